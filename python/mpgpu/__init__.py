@@ -6,8 +6,9 @@
     for step in range(steps):
         plan.execute()                        # in the current stream; does not wait
 
-Units are bytes and seconds. Devices are numbers: GPUs from 0 up, host memory ``HOST``. Every object may be used from any thread. What goes
-wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU everything runs on virtual devices (``MPGPU_BACKEND=host``).
+Units are bytes and seconds. Devices are numbers, GPUs from 0 up and host memory ``HOST``, or names, ``"cuda:0"`` and ``"cpu"``.
+Every object may be used from any thread. What goes wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU
+everything runs on virtual devices (``MPGPU_BACKEND=host``).
 """
 
 from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo

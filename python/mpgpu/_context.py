@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import sys
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple, cast
 
 from . import _dropped, _library
 from ._library import AUTO, BACKEND, HEADER_VERSION, HOST, NULL, SIGNAL_WAIT, check, ffi, lib, sized
-from ._memory import Memory, itemsize_of, memory_of
+from ._memory import Memory, memory_of
+from ._names import WITHOUT_NUMPY, Elements, device_number, element_type, itemsize_of
 from .errors import ArgumentError, OutOfMemory
+from .typing import Array, Device, ElementType
 
 
 class Statistics(NamedTuple):
@@ -129,13 +132,13 @@ class Context(_library.Owner):
         """The numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
         return [*range(self.gpus), *(HOST - domain for domain in range(self.host_domains))]
 
-    def uuid(self, device: int) -> bytes:
+    def uuid(self, device: Device) -> bytes:
         """16 bytes that name a device in every process of the node."""
         text = ffi.new("uint8_t[16]")
-        check(lib.mp_device_uuid(self._handle, device, text))
+        check(lib.mp_device_uuid(self._handle, device_number(device), text))
         return bytes(ffi.buffer(text))
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "uint8", device: int = HOST, *, shared: bool = False) -> Buffer:
+    def empty(self, shape: int | Sequence[int], dtype: ElementType | None = None, device: Device = HOST, *, shared: bool = False) -> Buffer:
         """Allocate memory of this context; see :class:`Buffer`."""
         return Buffer(shape, dtype, device, shared=shared, context=self)
 
@@ -179,10 +182,10 @@ class Context(_library.Owner):
         check(lib.mp_context_statistics(self._handle, found))
         return Statistics(*(getattr(found, name) for name in Statistics._fields))
 
-    def device_statistics(self, device: int) -> DeviceStatistics:
+    def device_statistics(self, device: Device) -> DeviceStatistics:
         """What the context holds on a device now."""
         found = sized("mp_device_statistics_t *")
-        check(lib.mp_context_device_statistics(self._handle, device, found))
+        check(lib.mp_context_device_statistics(self._handle, device_number(device), found))
         return DeviceStatistics(*(getattr(found, name) for name in DeviceStatistics._fields))
 
     def __repr__(self) -> str:
@@ -224,32 +227,6 @@ def _forget_default() -> None:
 os.register_at_fork(after_in_child=_forget_default)
 
 
-_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
-
-
-def _typestr(dtype: Any) -> str:
-    """NumPy's short name of an element type, from a name, a NumPy type or a torch type."""
-    text = getattr(dtype, "str", None)
-    if isinstance(text, str):
-        if getattr(dtype, "hasobject", False):
-            raise ArgumentError(f"dtype={dtype!r}: Python objects are no values that can be copied byte by byte", argument="dtype")
-        return text
-    if isinstance(dtype, type):
-        name = {int: "int64", float: "float64", complex: "complex128"}.get(dtype, dtype.__name__)
-    else:
-        name = str(dtype)
-    name = name.rsplit(".", 1)[-1].rstrip("_")
-    if name == "bool":
-        return "|b1"
-    kind = name.rstrip("0123456789")
-    bits = name[len(kind) :]
-    sizes = {"uint": (8, 64), "int": (8, 64), "float": (16, 64), "complex": (64, 128)}
-    if kind in sizes and bits in ("8", "16", "32", "64", "128") and sizes[kind][0] <= int(bits) <= sizes[kind][1]:
-        order = "|" if bits == "8" else ("<" if sys.byteorder == "little" else ">")
-        return f"{order}{_KINDS[kind]}{int(bits) // 8}"
-    raise ArgumentError(f"dtype={dtype!r}: must be a name such as 'uint8' or 'float32', or a NumPy type", argument="dtype")
-
-
 class Buffer(_library.Owner):
     """Memory of a context, as a contiguous array: on a GPU, or on the host where GPUs reach it (pinned).
 
@@ -259,8 +236,9 @@ class Buffer(_library.Owner):
 
     Args:
         shape: number of elements, or one for each dimension.
-        dtype: type of the elements: a name such as ``"float32"``, or a NumPy type.
-        device: a GPU from 0 up, or a host domain: ``HOST``, ``host(1)``.
+        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a type of NumPy or torch. ``None`` for
+            bytes, which are copied from and to any type.
+        device: a GPU, ``0`` or ``"cuda:0"`` say, or a host domain: ``HOST``, ``"cpu"``, ``host(1)``.
         shared: whether other processes can map it, as windows of node plans. Of host memory they can map no other.
         context: whose memory; by default that of :func:`default_context`.
 
@@ -268,13 +246,13 @@ class Buffer(_library.Owner):
         OutOfMemory; ArgumentError: no such device, shape or type; NotSupported: memory that cannot be shared.
     """
 
-    __slots__ = ("__weakref__", "_base", "_context", "address", "device", "dtype", "itemsize", "nbytes", "shape")
+    __slots__ = ("__weakref__", "_base", "_context", "_is_bytes", "address", "device", "dtype", "itemsize", "nbytes", "shape")
 
     def __init__(
         self,
         shape: int | Sequence[int],
-        dtype: Any = "uint8",
-        device: int = HOST,
+        dtype: ElementType | None = None,
+        device: Device = HOST,
         *,
         shared: bool = False,
         context: Context | None = None,
@@ -287,7 +265,8 @@ class Buffer(_library.Owner):
         if any(extent < 0 for extent in extents):
             raise ArgumentError(f"shape={shape}: must not be negative", argument="shape")
         self.shape: tuple[int, ...] = extents
-        self.dtype: str = _typestr(dtype)
+        self._is_bytes = dtype is None
+        self.dtype: str = "|u1" if dtype is None else element_type(dtype)
         self.itemsize: int = itemsize_of(self.dtype)
         self.nbytes: int = self.itemsize
         for extent in extents:
@@ -298,7 +277,7 @@ class Buffer(_library.Owner):
                 status="MP_ERROR_OUT_OF_MEMORY",
                 argument="shape",
             )
-        self.device: int = _library.device_number(device)
+        self.device: int = device_number(device)
         self._context = context if context is not None else default_context()
         _dropped.collect(1024)
         made = ffi.new("void **")
@@ -331,15 +310,19 @@ class Buffer(_library.Owner):
         first, last, _ = rows.indices(self.shape[0])
         count = max(last - first, 0)
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
+        return self._view((count, *self.shape[1:]), self.dtype, first * row, count * row)
+
+    def _view(self, shape: tuple[int, ...], dtype: str, offset: int = 0, nbytes: int | None = None) -> Buffer:
         view = object.__new__(Buffer)
-        view.shape, view.dtype, view.itemsize, view.device = (count, *self.shape[1:]), self.dtype, self.itemsize, self.device
-        view.nbytes, view.address, view._base, view._context = count * row, self.address + first * row, self._base, self._context
+        view.shape, view.dtype, view.itemsize, view.device = shape, dtype, itemsize_of(dtype), self.device
+        view.nbytes, view.address = self.nbytes if nbytes is None else nbytes, self.address + offset
+        view._base, view._context, view._is_bytes = self._base, self._context, self._is_bytes
         return view
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         self._must_be_on_host("__array_interface__")
-        return {"version": 3, "shape": self.shape, "typestr": self.dtype, "data": (self.address, False), "strides": None}
+        return {"version": 3, "shape": self.shape, "typestr": self._typestr(), "data": (self.address, False), "strides": None}
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -351,7 +334,7 @@ class Buffer(_library.Owner):
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": self.dtype,
+            "typestr": self._typestr(),
             "data": (self.address, False),
             "strides": None,
             "stream": None,
@@ -364,7 +347,13 @@ class Buffer(_library.Owner):
         """A DLPack capsule, by the framework that has this memory as an array: NumPy, on GPUs CuPy or torch."""
         return self._array().__dlpack__(**arguments)
 
+    def _typestr(self) -> str:
+        """NumPy's name of the type; of one that it does not have, that of as many raw bytes."""
+        return f"|V{self.itemsize}" if self.dtype in WITHOUT_NUMPY else self.dtype
+
     def _array(self) -> Any:
+        if self.dtype in WITHOUT_NUMPY:
+            return self._tensor()
         if self.on_host:
             return self.numpy()
         cupy = sys.modules.get("cupy")
@@ -376,6 +365,19 @@ class Buffer(_library.Owner):
             return torch.as_tensor(self, device=f"cuda:{self.device}")
         raise BufferError("DLPack for memory of a GPU goes through CuPy or torch: import one of them, or use __cuda_array_interface__")
 
+    def _tensor(self) -> Any:
+        """As a tensor of torch, of a type that NumPy does not have."""
+        torch: Any = sys.modules.get("torch")
+        dtype = getattr(torch, self.dtype, None)
+        if dtype is None:
+            raise BufferError(f"DLPack for {self.dtype} goes through torch: import a torch that has this type")
+        if not self.nbytes:
+            return torch.empty(self.shape, dtype=dtype, device="cpu" if self.on_host else f"cuda:{self.device}")
+        if self.on_host:
+            return torch.frombuffer(self.memoryview(), dtype=dtype).view(self.shape)
+        as_bytes = self._view((self.nbytes,), "|u1")
+        return torch.as_tensor(as_bytes, device=f"cuda:{self.device}").view(dtype).view(self.shape)
+
     def memoryview(self) -> memoryview:
         """The bytes, for the CPU to read and write."""
         self._must_be_on_host("memoryview")
@@ -384,11 +386,17 @@ class Buffer(_library.Owner):
         return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
 
     def numpy(self) -> Any:
-        """The same memory as a NumPy array, which keeps it."""
+        """The same memory as a NumPy array, which keeps it. ``bfloat16`` is that of the package ml_dtypes, without it raw bytes."""
         self._must_be_on_host("a NumPy array")
         import numpy
 
-        return numpy.asarray(self)
+        array = numpy.asarray(self)
+        if self.dtype in WITHOUT_NUMPY:
+            with contextlib.suppress(ImportError, AttributeError):
+                import ml_dtypes
+
+                return array.view(getattr(ml_dtypes, self.dtype))
+        return array
 
     def _must_be_on_host(self, what: str) -> None:
         if not self.on_host:
@@ -405,6 +413,10 @@ class Buffer(_library.Owner):
             on_gpu=self.device >= 0,
             context=self._context,
         )
+
+    @property
+    def _elements(self) -> Elements:
+        return None if self._is_bytes else (self.dtype, self.shape)
 
     def __repr__(self) -> str:
         return f"<mpgpu.Buffer of device {self.device}: shape {self.shape}, dtype {self.dtype}>"
@@ -446,7 +458,7 @@ class Registered(_library.Owner):
 
     __slots__ = ("__weakref__", "_context", "_pinned", "nbytes")
 
-    def __init__(self, memory: Any, *, huge_pages: bool = False, context: Context | None = None) -> None:
+    def __init__(self, memory: Array, *, huge_pages: bool = False, context: Context | None = None) -> None:
         found = memory_of(memory, "memory")
         if found.on_gpu or found.context is not None:
             raise ArgumentError("memory is an allocation of mpgpu, or memory of a GPU: copies use it as it is", argument="memory")
@@ -479,8 +491,8 @@ def _held(pointer: Any, owner: Any) -> Any:
 
 def empty(
     shape: int | Sequence[int],
-    dtype: Any = "uint8",
-    device: int = HOST,
+    dtype: ElementType | None = None,
+    device: Device = HOST,
     *,
     shared: bool = False,
     context: Context | None = None,

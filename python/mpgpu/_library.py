@@ -139,12 +139,3 @@ def whole(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
-
-
-def device_number(value: Any) -> int:
-    found = whole(value)
-    if found is None:
-        raise TypeError(f"device={value!r}: must be a number: that of a GPU, HOST or host(1)")
-    if not -(2**31) <= found < 2**31:
-        raise BY_STATUS["MP_ERROR_INVALID_DEVICE"](f"device={found}: does not exist", status="MP_ERROR_INVALID_DEVICE", argument="device")
-    return found

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ._library import AUTO, HOST, ffi
+from ._names import Elements, elements_of_dlpack, elements_of_view, itemsize_of
 from ._streams import Current
 from .errors import ArgumentError
 
@@ -27,7 +28,7 @@ _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 class Memory:
     """A contiguous range of bytes, and what keeps it allocated."""
 
-    __slots__ = ("context", "current", "device", "keep", "nbytes", "on_gpu", "pointer", "readonly", "settle")
+    __slots__ = ("context", "current", "device", "elements", "keep", "nbytes", "on_gpu", "pointer", "readonly", "settle")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Memory:
         current: Current | None = None,
         settle: bool = False,
         context: Context | None = None,
+        elements: Elements = None,
     ) -> None:
         # As the library takes it. May be given as a number.
         self.pointer = _cast(_POINTER, pointer) if isinstance(pointer, int) else pointer
@@ -55,6 +57,8 @@ class Memory:
         # Whether what `current` has now is to be waited for: its producer is not known to order what comes later.
         self.settle = settle
         self.context = context
+        # What the protocol says of its type and shape. Arrays say it themselves, when they are asked.
+        self.elements = elements
 
 
 def memory_of(value: Any, name: str) -> Memory:
@@ -143,12 +147,6 @@ def _of_tensor(torch: Any, tensor: Any, name: str) -> Memory:
     return Memory(pointer, nbytes, keep, device=device, on_gpu=True, current=Current.torch(torch, device))
 
 
-def itemsize_of(typestr: str) -> int:
-    """Bytes of an element of NumPy's type ``<f4``, ``<M8[s]`` or ``<U2``, whose length is in characters."""
-    count = int("".join(itertools.takewhile(str.isdigit, typestr[2:])))
-    return count * 4 if typestr[1] == "U" else count
-
-
 def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
     """Whether elements lie one after the other in C order; ``strides`` in units of ``itemsize``."""
     if strides is None or 0 in shape:
@@ -179,13 +177,16 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     nbytes = itemsize
     for extent in shape:
         nbytes *= int(extent)
+    # Structures are not read.
+    elements = (typestr, shape) if typestr[1] != "V" else None
     data = interface.get("data")
     if not isinstance(data, tuple):
         # Allowed by the protocol: the memory is that of the buffer protocol.
         whole, offset = _of_buffer(data if data is not None else value, name, immutable), int(interface.get("offset") or 0)
         if whole is None or not 0 <= offset <= whole.nbytes - nbytes:
             raise ArgumentError(f"{name}: the data of its array interface is no buffer with {nbytes} bytes from offset {offset}")
-        return Memory(int(_cast("uintptr_t", whole.pointer)) + offset, nbytes, whole.keep, readonly=whole.readonly)
+        start = int(_cast("uintptr_t", whole.pointer)) + offset
+        return Memory(start, nbytes, whole.keep, readonly=whole.readonly, elements=elements)
     current = None
     if on_gpu and interface.get("stream") is not None:
         current = Current.fixed(int(interface["stream"]))
@@ -197,6 +198,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         on_gpu=on_gpu,
         current=current,
         settle=current is not None,
+        elements=elements,
     )
 
 
@@ -221,14 +223,14 @@ def _of_buffer(value: Any, name: str, immutable: bool) -> Memory | None:
     if type(value) is not memoryview:
         try:
             held = ffi.from_buffer(value)
-            return Memory(held, view.nbytes, held, readonly=view.readonly or immutable)
+            return Memory(held, view.nbytes, held, readonly=view.readonly or immutable, elements=elements_of_view(view))
         except (BufferError, ValueError):
             # Some give it to those alone who ask for its shape too, as a view does.
             pass
     number = next(_numbers)
     _of_views[number] = held = ffi.from_buffer(view)
     held = ffi.gc(_cast(_POINTER, held), functools.partial(_of_views.pop, number))
-    return Memory(held, view.nbytes, held, readonly=view.readonly or immutable)
+    return Memory(held, view.nbytes, held, readonly=view.readonly or immutable, elements=elements_of_view(view))
 
 
 # --- DLPack: read in place; the capsule is kept, and gives the memory back when it goes -------------------------------------
@@ -308,4 +310,5 @@ def _of_dlpack(value: Any, name: str, immutable: bool) -> Memory:
         on_gpu=on_gpu,
         current=Current.fixed(1, device) if on_gpu else None,
         settle=on_gpu,
+        elements=elements_of_dlpack(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes, shape),
     )

@@ -24,6 +24,7 @@ from ._node import Node
 from ._plan import Request, _check_memory, _entered
 from ._streams import LAST_DEFAULT, Stream, given, make_current
 from .errors import ArgumentError, Error, MessageTruncated
+from .typing import Array, StreamLike
 
 ANY: int = lib.MP_ANY_RANK
 """In place of a rank or a tag: whichever it is."""
@@ -129,7 +130,7 @@ class Message(Request):
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
-    def wait(self, stream: Any = None) -> None:
+    def wait(self, stream: StreamLike | None = None) -> None:
         """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
 
         The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and
@@ -207,7 +208,9 @@ class Receive(Message):
         def __await__(self) -> Generator[Any, None, MessageInfo]: ...
 
 
-def _place(context: Context, memory: Memory, stream: Any, settles: bool = True) -> tuple[Any, AbstractContextManager[Any] | None]:
+def _place(
+    context: Context, memory: Memory, stream: StreamLike | None, settles: bool = True
+) -> tuple[Any, AbstractContextManager[Any] | None]:
     """The stream in which a message of this memory is posted, and what to enter before. Waits for what the memory's producer does there."""
     if stream is None:
         current = memory.current
@@ -274,7 +277,7 @@ class Messenger(_library.Owner):
         """This rank's."""
         return self._context
 
-    def send(self, x: Any, rank: int, tag: int = 0, stream: Any = None, *, metadata: bytes = b"") -> Message:
+    def send(self, x: Array, rank: int, tag: int = 0, stream: StreamLike | None = None, *, metadata: bytes = b"") -> Message:
         """Send all bytes of ``x``, which need not be received yet. Does not wait.
 
         Args:
@@ -296,7 +299,7 @@ class Messenger(_library.Owner):
                 raise TypeError(f"metadata is a {type(metadata).__name__}: it must be bytes") from None
         return self._send(x, rank, tag, stream, metadata)
 
-    def receive(self, x: Any, rank: int = ANY, tag: int = ANY, stream: Any = None, *, mask: int = _CHANNEL - 1) -> Receive:
+    def receive(self, x: Array, rank: int = ANY, tag: int = ANY, stream: StreamLike | None = None, *, mask: int = _CHANNEL - 1) -> Receive:
         """Receive a message into ``x``, after earlier work of ``stream``. Does not wait. A shorter message leaves the rest as it is.
 
         Args:
@@ -313,7 +316,11 @@ class Messenger(_library.Owner):
         return self._receive(x, self._rank(rank), tag, mask, stream, True)
 
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
-        """The message that a receive of this kind would take now, if there is one. Leaves it where it is."""
+        """The message that a receive of this kind would take now, if there is one. Leaves it where it is.
+
+        Args:
+            rank, tag, mask: as for :meth:`receive`.
+        """
         tag, mask = _tags(tag, mask)
         found, metadata = _new(_INT), _new(_METADATA)
         info = _new_info(metadata)
@@ -322,7 +329,7 @@ class Messenger(_library.Owner):
             return None
         return MessageInfo(info.rank, info.tag, info.bytes, bytes(ffi.buffer(metadata, info.metadata_bytes)))
 
-    def _send(self, x: Any, rank: int, tag: int, stream: Any, metadata: builtins.bytes) -> Message:
+    def _send(self, x: Array, rank: int, tag: int, stream: StreamLike | None, metadata: builtins.bytes) -> Message:
         memory = memory_of(x, "x")
         context = self._context
         if memory.context is not context:
@@ -343,7 +350,7 @@ class Messenger(_library.Owner):
             raise failure(status)
         return message
 
-    def _receive(self, x: Any, rank: int, tag: int, mask: int, stream: Any, has_metadata: bool) -> Receive:
+    def _receive(self, x: Array, rank: int, tag: int, mask: int, stream: StreamLike | None, has_metadata: bool) -> Receive:
         memory = memory_of(x, "x")
         context = self._context
         if memory.context is not context:
@@ -415,14 +422,14 @@ class Channel(_library.Owner):
             messenger._channels[rank] = number + 1
         self._tag = _CHANNEL | number
 
-    def send(self, x: Any, stream: Any = None) -> Message:
+    def send(self, x: Array, stream: StreamLike | None = None) -> Message:
         """Send all bytes of ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is written again. Starts at once.
 
         Arguments and errors are those of :meth:`Messenger.send`.
         """
         return self._messenger._send(x, self.rank, self._tag, stream, b"")
 
-    def receive(self, x: Any, stream: Any = None) -> Receive:
+    def receive(self, x: Array, stream: StreamLike | None = None) -> Receive:
         """Receive the next message into ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is read. Starts at once.
 
         Arguments and errors are those of :meth:`Messenger.receive`.

@@ -14,8 +14,10 @@ from . import _library
 from ._context import Context, default_context
 from ._library import NULL, failure, ffi, lib, sized
 from ._memory import Memory, memory_of
+from ._names import device_number
 from ._plan import Plan, _check_memory, _context_of, _options
 from .errors import ArgumentError
+from .typing import Array, Communicator, Device
 
 Allgather = Callable[[bytes], Union[bytes, Sequence[bytes]]]
 """Takes the bytes of this rank and returns those of all ranks, in their order, as a list or joined. All have the same length."""
@@ -46,7 +48,7 @@ class NodeTransfer(NamedTuple):
 class HalfTransfer(NamedTuple):
     """What a rank sends to another or receives from it, without knowing where the other keeps it."""
 
-    memory: Any
+    memory: Array
     """This rank's, contiguous."""
     rank: int
     """The other rank."""
@@ -56,12 +58,12 @@ class HalfTransfer(NamedTuple):
     """Whether the other rank receives it."""
 
 
-def send_to(rank: int, memory: Any, tag: int = 0) -> HalfTransfer:
+def send_to(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
     """All of ``memory`` to a rank, which hands in :func:`receive_from` with this rank and the same tag."""
     return HalfTransfer(memory, rank, tag, True)
 
 
-def receive_from(rank: int, memory: Any, tag: int = 0) -> HalfTransfer:
+def receive_from(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
     """All of ``memory`` from a rank, which hands in :func:`send_to` with this rank, the same tag and as many bytes."""
     return HalfTransfer(memory, rank, tag, False)
 
@@ -100,13 +102,13 @@ class Node(_library.Owner):
 
     def __init__(
         self,
-        comm: Any = None,
+        comm: Communicator | None = None,
         *,
         rank: int | None = None,
         ranks: int | None = None,
         allgather: Allgather | None = None,
         socket: str | os.PathLike[str] | None = None,
-        devices: Sequence[int] | None = None,
+        devices: Sequence[Device] | None = None,
         context: Context | None = None,
     ) -> None:
         self._handle = NULL
@@ -135,7 +137,7 @@ class Node(_library.Owner):
             self._context = context if context is not None else default_context()
             handle = self._context._handle
             if devices is not None:
-                numbers = ffi.new("int32_t[]", list(devices))
+                numbers = ffi.new("int32_t[]", [device_number(each, "devices") for each in devices])
                 options.devices, options.device_count = numbers, len(numbers)
         except BaseException as error:
             # The other ranks are in the call and wait for this one: it goes there to say why it has failed.
@@ -169,7 +171,7 @@ class Node(_library.Owner):
 
     def plan(
         self,
-        windows: Iterable[Any],
+        windows: Iterable[Array],
         transfers: Iterable[NodeTransfer | tuple[Sequence[int], Sequence[int], int]],
         *,
         engine: str | None = None,
@@ -178,7 +180,7 @@ class Node(_library.Owner):
         chunk_bytes: int | None = None,
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
-        relay_gpus: Iterable[int] | None = None,
+        relay_gpus: Iterable[Device] | None = None,
     ) -> NodePlan:
         """Plan what all ranks move in a step; all call it together.
 
@@ -216,7 +218,7 @@ class Node(_library.Owner):
         chunk_bytes: int | None = None,
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
-        relay_gpus: Iterable[int] | None = None,
+        relay_gpus: Iterable[Device] | None = None,
     ) -> NodePlan:
         """Plan as :meth:`plan`, of what this rank sends and receives without knowing where the others keep it, as with MPI.
 

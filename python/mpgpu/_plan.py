@@ -17,8 +17,10 @@ from ._dropped import collect, hold
 from ._dropped import held as _dropped
 from ._library import ENGINE, NULL, SWITCH, check, failure, ffi, lib, sized
 from ._memory import Memory, memory_of
+from ._names import are_alike, device_number, elements_of
 from ._streams import LAST_DEFAULT, Current, Stream, given, make_current
 from .errors import ArgumentError, Error
+from .typing import Array, Device, StreamLike
 
 _new = ffi.new
 _cast = ffi.cast
@@ -48,7 +50,7 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-Pair = tuple[Any, Any]
+Pair = tuple[Array, Array]
 """Destination and source of a transfer: anything that has memory."""
 
 
@@ -199,7 +201,7 @@ def _options(
     chunk_bytes: int | None,
     min_bytes: int | None,
     staging_bytes: int | None,
-    relay_gpus: Iterable[int] | None,
+    relay_gpus: Iterable[Device] | None,
     adapt: bool | None = None,
 ) -> Any:
     options = sized("mp_plan_options_t *")
@@ -211,8 +213,24 @@ def _options(
     options.staging_bytes = _library.number("staging_bytes", staging_bytes)
     options.adapt = _library.choice("adapt", SWITCH, adapt)
     if relay_gpus is not None:
-        options.relay_gpus = sum({1 << _library.number("relay_gpus", gpu, 62) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
+        options.relay_gpus = sum({1 << _relay(gpu) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
     return options
+
+
+def _relay(gpu: Device) -> int:
+    return _library.number("relay_gpus", gpu if isinstance(gpu, int) else device_number(gpu, "relay_gpus"), 62)
+
+
+def _check_elements(index: int, dst: Any, dst_memory: Memory, src: Any, src_memory: Memory) -> None:
+    """Refuses to copy elements into those of another type or shape."""
+    if not dst_memory.nbytes or are_alike(dst, src):
+        return
+    into, of = elements_of(dst, dst_memory.elements), elements_of(src, src_memory.elements)
+    if into is not None and of is not None and into != of:
+        raise ArgumentError(
+            f"transfer {index}: dst is {into[0]} of shape {into[1]} and src {of[0]} of shape {of[1]}: convert or reshape one of them, or "
+            "pass as_bytes=True to copy the bytes as they are"
+        )
 
 
 def _context_of(memories: Iterable[Memory], context: Context | None) -> Context:
@@ -238,13 +256,15 @@ def _check_memory(context: Context, memory: Memory, name: str) -> None:
 class Plan(_library.Owner):
     """A plan for a batch of copies, made once and executed any number of times.
 
-    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into the ``dst`` beside it. Types and shapes are not looked at, sizes are.
+    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into the ``dst`` beside it. Both have the same type and shape; bytes, as of
+    :func:`empty` without a type, have neither and fit all.
     The copies of a batch run in no particular order: no destination may overlap another one or a source. The plan holds the memory of all
     its arrays, so they may go out of scope; what they contain is read at each execution.
 
     Args:
         transfers: pairs of anything with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
         context: by default that of the :class:`Buffer` objects among them, or else :func:`default_context`.
+        as_bytes: whether ends may differ in type and shape, as long as they have as many bytes.
         engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` for what the model finds fastest.
         max_paths: the most paths of one transfer; 1 gives plain copies.
         host_path: whether copies between GPUs may pass through host memory.
@@ -256,8 +276,8 @@ class Plan(_library.Owner):
             take; ``None``: they do.
 
     Raises:
-        ArgumentError: memory that is not contiguous, is read-only or overlaps, sizes that differ, an option; it names the transfer by its
-            index. TypeError: an object without memory. NotSupported: no path joins two devices. OutOfMemory.
+        ArgumentError: memory that is not contiguous, is read-only or overlaps, sizes, types or shapes that differ, an option; it names the
+            transfer by its index. TypeError: an object without memory. NotSupported: no path joins two devices. OutOfMemory.
 
     Any thread, and several at once. Planning blocks for some microseconds; the same request again is a look-up.
     """
@@ -281,13 +301,14 @@ class Plan(_library.Owner):
         transfers: Iterable[Pair],
         *,
         context: Context | None = None,
+        as_bytes: bool = False,
         engine: str | None = None,
         max_paths: int | None = None,
         host_path: bool | None = None,
         chunk_bytes: int | None = None,
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
-        relay_gpus: Iterable[int] | None = None,
+        relay_gpus: Iterable[Device] | None = None,
         adapt: bool | None = None,
     ) -> None:
         self._handle = NULL
@@ -304,20 +325,22 @@ class Plan(_library.Owner):
                 )
             if dst_memory.readonly:
                 raise ArgumentError(f"dst of transfer {index} is read-only: copy into memory that may be written")
+            if not as_bytes:
+                _check_elements(index, dst, dst_memory, src, src_memory)
             pairs.append((dst_memory, src_memory))
         memories = [memory for pair in pairs for memory in pair]
         context = _context_of(memories, context)
         collect(16)
         array = ffi.new("mp_transfer_t[]", len(pairs))
-        for index, (dst, src) in enumerate(pairs):
-            _check_memory(context, dst, f"dst of transfer {index}")
-            _check_memory(context, src, f"src of transfer {index}")
+        for index, (into, of) in enumerate(pairs):
+            _check_memory(context, into, f"dst of transfer {index}")
+            _check_memory(context, of, f"src of transfer {index}")
             transfer = array[index]
-            transfer.dst = dst.pointer
-            transfer.dst_device = dst.device
-            transfer.src = src.pointer
-            transfer.src_device = src.device
-            transfer.bytes = dst.nbytes
+            transfer.dst = into.pointer
+            transfer.dst_device = into.device
+            transfer.src = of.pointer
+            transfer.src_device = of.device
+            transfer.bytes = into.nbytes
         options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt)
         made = ffi.new("mp_plan_t *")
         check(lib.mp_plan(context._handle, array, len(pairs), options, made))
@@ -363,7 +386,7 @@ class Plan(_library.Owner):
         """Whose plan it is."""
         return self._context
 
-    def execute(self, stream: Any = None) -> Request:
+    def execute(self, stream: StreamLike | None = None) -> Request:
         """Enqueue one execution, and return without waiting for it.
 
         It starts after all earlier work of the stream, and later work of the stream starts after it.
@@ -452,7 +475,7 @@ class Plan(_library.Owner):
                 check(lib.mp_stream_wait_event(context, stream, self._events[0]))
         return made
 
-    def prepare(self, stream: Any = None) -> None:
+    def prepare(self, stream: StreamLike | None = None) -> None:
         """Make what the first execution in ``stream`` would otherwise make, so that it costs what later ones cost. Moves no byte."""
         if stream is not None:
             number, device = given(stream)
@@ -498,18 +521,25 @@ def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager
     return here if here is not None else _NOTHING
 
 
-def copy(dst: Any, src: Any, stream: Any = None, *, context: Context | None = None) -> Request:
-    """Copy all bytes of ``src`` into ``dst``: a plan of one transfer, executed once.
+def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: Context | None = None, as_bytes: bool = False) -> Request:
+    """Copy all bytes of ``src`` into ``dst``, which has its type and shape: a plan of one transfer, executed once.
 
     With a ``stream`` the copy is enqueued there and may still run on return. Without one it is enqueued in the current stream of torch or
     CuPy if both ends are GPU memory of theirs, and has finished on return otherwise.
 
-    Arguments, streams and errors are those of :class:`Plan` and :meth:`Plan.execute`.
+    Args:
+        dst: where to; anything with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
+        src: where from, likewise.
+        stream: as for :meth:`Plan.execute`.
+        context: as for :class:`Plan`.
+        as_bytes: whether ``dst`` may differ from ``src`` in type and shape, as long as both have as many bytes.
+
+    Errors are those of :class:`Plan` and :meth:`Plan.execute`.
     """
-    return copy_planned(Plan([(dst, src)], context=context), stream)
+    return copy_planned(Plan([(dst, src)], context=context, as_bytes=as_bytes), stream)
 
 
-def copy_planned(plan: Plan, stream: Any) -> Request:
+def copy_planned(plan: Plan, stream: StreamLike | None) -> Request:
     """Executes a plan that is for one use, and waits where no stream tells the caller when the bytes are there."""
     request = plan.execute(stream)
     if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._dropped import collect, held
-from ._library import NULL, Owner, check, device_number, ffi, lib, whole
+from ._library import NULL, Owner, check, ffi, lib, whole
+from ._names import device_number
+from .typing import Device, StreamLike
 
 if TYPE_CHECKING:
     from ._context import Context
@@ -25,18 +27,25 @@ class Stream(Owner):
 
     On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` hands it to others. Destroyed with the last reference; what was
     enqueued still runs. Any thread.
+
+    Args:
+        device: a GPU, ``0`` or ``"cuda:0"`` say, or host memory: ``HOST``, ``"cpu"``.
+        context: by default :func:`default_context`.
+
+    Raises:
+        ArgumentError: no such device.
     """
 
     __slots__ = ("__weakref__", "_context", "_handle", "device")
 
-    def __init__(self, device: int = 0, *, context: Context | None = None) -> None:
+    def __init__(self, device: Device = 0, *, context: Context | None = None) -> None:
         from ._context import default_context
 
         self._handle = NULL
         self._context = context if context is not None else default_context()
-        self.device = device
+        self.device: int = device_number(device)
         made = ffi.new("mp_stream_t *")
-        check(lib.mp_stream_create(self._context._handle, device_number(device), made))
+        check(lib.mp_stream_create(self._context._handle, self.device, made))
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_stream_destroy) -> None:
@@ -147,7 +156,7 @@ def _not_negative(handle: int) -> int:
     return handle
 
 
-def given(stream: Any) -> tuple[int, int | None]:
+def given(stream: StreamLike) -> tuple[int, int | None]:
     """The handle of a stream that a caller has given, and its device where the handle does not say it: a default stream's."""
     if type(stream) is int:
         return _not_negative(stream), None

@@ -22,15 +22,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from copy import copy as shallow_copy
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar, Union, overload
 
 import torch
 
 from ._context import Buffer, Context
 from ._library import HOST
+from ._names import device_number
 from ._plan import Plan, Request, copy_planned
 from ._streams import LAST_DEFAULT, given
 from .errors import ArgumentError
+from .typing import Device, StreamLike
 
 __all__ = ["copy", "empty", "empty_like", "load", "pin", "plan", "to"]
 
@@ -40,30 +42,34 @@ _ALIGNMENT = 256
 _BATCH = 4 << 30
 _AHEAD = 64 << 20
 
+Tree = TypeVar("Tree")
+TorchDevice = Union[Device, torch.device]
 
-def empty(size: int | tuple[int, ...], dtype: Any = None, *, device: int = HOST, context: Context | None = None) -> Any:
+
+def empty(
+    size: int | tuple[int, ...], dtype: torch.dtype | None = None, *, device: Device = HOST, context: Context | None = None
+) -> torch.Tensor:
     """A CPU tensor in pinned memory of mpgpu, which plans spread over all GPUs' PCIe links. Its contents are undefined.
 
     Args:
         size: number of elements, or one for each dimension.
         dtype: by default torch's default type.
-        device: host domain, :data:`mpgpu.HOST` or ``mpgpu.host(1)``.
+        device: host domain, :data:`mpgpu.HOST`, ``"cpu"`` or ``mpgpu.host(1)``.
         context: whose memory; by default :func:`mpgpu.default_context`.
     """
-    if device >= 0:
-        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+    host = _host(device)
     shape = (size,) if isinstance(size, int) else tuple(size)
-    return _carve([(shape, dtype or torch.get_default_dtype())], device, context)[0]
+    return _carve([(shape, dtype or torch.get_default_dtype())], host, context)[0]
 
 
-def empty_like(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any:
+def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
     """Pinned tensors of the same shapes and types, in one allocation. Tensors that are the same memory in ``tree`` are so in the result."""
-    if device >= 0:
-        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
-    return _twin(tree, lambda tensors: _carve([(tuple(each.shape), each.dtype) for each in tensors], device, context))
+    host = _host(device)
+    twin: Tree = _twin(tree, lambda tensors: _carve([(tuple(each.shape), each.dtype) for each in tensors], host, context))
+    return twin
 
 
-def pin(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any:
+def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
     """The tensors of a tree in pinned memory, in one allocation. Returns when they are there."""
     pinned = empty_like(tree, device=device, context=context)
     with torch.no_grad():
@@ -73,7 +79,7 @@ def pin(tree: Any, *, device: int = HOST, context: Context | None = None) -> Any
     return pinned
 
 
-def plan(dst: Any, src: Any, **options: Any) -> Plan:
+def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
     """One plan that copies each tensor of ``src`` into the tensor at its place in ``dst``; ``options`` are those of :class:`mpgpu.Plan`.
 
     Raises:
@@ -84,12 +90,24 @@ def plan(dst: Any, src: Any, **options: Any) -> Plan:
     return Plan(distinct.values(), **options)
 
 
-def copy(dst: Any, src: Any, stream: Any = None, *, context: Context | None = None) -> Request:
+def copy(dst: Tree, src: Tree, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
     """Copy each tensor of ``src`` into the tensor at its place in ``dst``, as one batch. Finished on return as :func:`mpgpu.copy` is."""
     return copy_planned(plan(dst, src, context=context), stream)
 
 
-def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = None) -> Any:
+@overload
+def to(
+    tree: Tree, device: list[Any] | tuple[Any, ...], stream: StreamLike | None = None, *, context: Context | None = None
+) -> list[Tree]: ...
+
+
+@overload
+def to(
+    tree: Tree, device: TorchDevice | Mapping[Any, TorchDevice], stream: StreamLike | None = None, *, context: Context | None = None
+) -> Tree: ...
+
+
+def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Context | None = None) -> Any:
     """New tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
 
     Without a ``stream``, returns when host memory is no longer read; with one, work of that stream may use the tensors. Tensors that are
@@ -140,7 +158,13 @@ def to(tree: Any, device: Any, stream: Any = None, *, context: Context | None = 
     return result
 
 
-def load(path: Any, device: Any, *, progress: bool = False, context: Context | None = None) -> dict[str, Any]:
+def load(
+    path: str | os.PathLike[str],
+    device: TorchDevice | Mapping[str, TorchDevice],
+    *,
+    progress: bool = False,
+    context: Context | None = None,
+) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file by name, on ``device``: straight from the file's pages, over all links that help, each byte once.
     Needs the package safetensors.
 
@@ -226,9 +250,17 @@ def _reading_ahead(file: int) -> Iterator[None]:
         reader.join()
 
 
+def _host(device: Device) -> int:
+    number = device_number(device)
+    if number >= 0:
+        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+    return number
+
+
 def _device(device: Any) -> Any:
     try:
-        where = torch.device(device)
+        # mpgpu's number of the host is none of torch's.
+        where = torch.device("cpu" if device is not True and device == HOST else device)
     except (RuntimeError, TypeError) as error:
         raise ArgumentError(f"device={device!r}: {str(error).splitlines()[0]}", argument="device") from error
     if where.type != "cuda":

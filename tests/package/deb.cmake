@@ -1,11 +1,11 @@
-# The .deb with the shared library, unpacked: a C and a C++ program use it, by CMake and by pkg-config.
+# The .deb with the shared library, unpacked: programs in C, C++, Fortran and Rust use it, by CMake, by pkg-config and by name.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(built "${BUILD}/mpgpu")
 set(root "${BUILD}/root")
 file(REMOVE_RECURSE "${root}")
 build_project("${SOURCE}" "${built}" "-DCMAKE_BUILD_TYPE=${CONFIG}" -DCMAKE_INSTALL_PREFIX=/usr -DMPGPU_BUILD_SHARED=ON -DMPGPU_BUILD_TESTS=OFF
-    -DMPGPU_BUILD_EXAMPLES=OFF -DMPGPU_OFFLINE=ON "-DMPGPU_CARGO=${CARGO}" "-DMPGPU_RUSTC=${RUSTC}" "-DMPGPU_CARGO_TARGET_DIR=${TARGET_DIR}"
+    -DMPGPU_BUILD_EXAMPLES=OFF -DMPGPU_BUILD_BENCH=OFF -DMPGPU_OFFLINE=ON "-DMPGPU_CARGO=${CARGO}" "-DMPGPU_RUSTC=${RUSTC}" "-DMPGPU_CARGO_TARGET_DIR=${TARGET_DIR}"
     "-DMPGPU_CARGO_FEATURES=${FEATURES}")
 run("${CMAKE_COMMAND}" -E chdir "${built}" "${CPACK}" -G DEB -B packages)
 file(GLOB deb "${built}/packages/mpgpu_${VERSION}_*.deb")
@@ -47,6 +47,13 @@ foreach(language IN ITEMS C CXX)
     endif()
     run_consumer("${consumer}/consumer")
 endforeach()
+if(FORTRAN)
+    build_project("${PACKAGE_TESTS}/consumer" "${BUILD}/Fortran" "-DCMAKE_PREFIX_PATH=${root}/usr" -DLANGUAGE=Fortran "-DWANTED=${VERSION}"
+        "-DCMAKE_Fortran_COMPILER=${FORTRAN}" -DTARGET=mpgpu::fortran)
+    run_consumer("${BUILD}/Fortran/consumer")
+else()
+    message("no Fortran compiler: no Fortran program was built")
+endif()
 
 set(ENV{LD_LIBRARY_PATH} "${folder}")
 if(PKG_CONFIG)
@@ -56,6 +63,11 @@ if(PKG_CONFIG)
     run("${CC}" "${PACKAGE_TESTS}/consumer/main.c" "${PACKAGE_TESTS}/consumer/copy_check.c" -o "${BUILD}/consumer" ${flags})
     run_consumer("${BUILD}/consumer")
 endif()
+# A Rust program knows the C ABI; the crate `mpgpu`, with the safe API, is built from source.
+run("${RUSTC}" --edition 2024 -L "${folder}" "${PACKAGE_TESTS}/consumer/main.rs" -o "${BUILD}/rust")
+set(ENV{MPGPU_BACKEND} host)
+run_consumer("${BUILD}/rust")
+unset(ENV{MPGPU_BACKEND})
 unset(ENV{LD_LIBRARY_PATH})
 run("${root}/usr/bin/mpgpu" run -- sh -c "echo $LD_PRELOAD")
 if(NOT output STREQUAL "${folder}/libmpgpu_preload.so\n")

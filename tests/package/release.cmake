@@ -1,4 +1,5 @@
-# packaging/release: its source archive builds without a network; what was built from it is found by CMake and by pkg-config.
+# packaging/release: its source archive builds without a network, by itself and in another project's tree; what was built from it is found by
+# CMake and by pkg-config.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(command IN ITEMS "git;rev-parse;HEAD" "unshare;-rn;true")
@@ -27,7 +28,7 @@ run("${CMAKE_COMMAND}" -E chdir "${BUILD}/release" sha256sum --check --strict SH
 file(GLOB archive "${BUILD}/release/mpgpu-${VERSION}-linux-*.tar.gz")
 run("${CMAKE_COMMAND}" -E chdir "${BUILD}" "${CMAKE_COMMAND}" -E tar xf "${archive}")
 file(GLOB prefix "${BUILD}/mpgpu-${VERSION}-linux-*")
-foreach(file IN ITEMS ${bin}/mpgpu lib/libmpgpu.a lib/libmpgpu_preload.so lib/libmpgpu_audit.so share/man/man1/mpgpu-plan.1
+foreach(file IN ITEMS ${bin}/mpgpu ${bin}/mpgpu-bench lib/libmpgpu.a lib/libmpgpu_preload.so lib/libmpgpu_audit.so share/man/man1/mpgpu-plan.1
         share/bash-completion/completions/mpgpu share/licenses/mpgpu/LICENSE-THIRD-PARTY)
     if(NOT EXISTS "${prefix}/${file}")
         message(FATAL_ERROR "not in the archive: ${file}")
@@ -48,7 +49,16 @@ if(PKG_CONFIG)
     run("${CC}" "${PACKAGE_TESTS}/consumer/main.c" "${PACKAGE_TESTS}/consumer/copy_check.c" -o "${BUILD}/consumer" ${flags})
     run_consumer("${BUILD}/consumer")
 endif()
+run("${prefix}/${bin}/mpgpu-bench" --version)
 run("${prefix}/${bin}/mpgpu" run -- sh -c "echo $LD_PRELOAD")
 if(NOT output STREQUAL "${prefix}/lib/libmpgpu_preload.so\n")
     message(FATAL_ERROR "mpgpu run found ${output}")
 endif()
+
+# The source archive in another project's tree, with nothing in cargo's cache.
+run("${CMAKE_COMMAND}" -E chdir "${BUILD}" "${CMAKE_COMMAND}" -E tar xf "release/mpgpu-${VERSION}.tar.gz")
+set(ENV{CARGO_HOME} "${BUILD}/cargo-home")
+run(unshare -rn "${CMAKE_COMMAND}" -S "${PACKAGE_TESTS}/subdirectory" -B "${BUILD}/subdirectory" -G "${GENERATOR}" -DMODE=add_subdirectory
+    "-DMPGPU_SOURCE=${BUILD}/mpgpu-${VERSION}" "-DMPGPU_CARGO=${CARGO}" "-DMPGPU_RUSTC=${RUSTC}" "-DCMAKE_C_COMPILER=${CC}" "-DCMAKE_CXX_COMPILER=${CXX}")
+run(unshare -rn "${CMAKE_COMMAND}" --build "${BUILD}/subdirectory")
+run_consumer(unshare -rn "${BUILD}/subdirectory/consumer")

@@ -330,7 +330,9 @@ print("end")
 def every_class():
     """All classes that the package defines."""
     for module in pkgutil.iter_modules(mpgpu.__path__, "mpgpu."):
-        if module.name not in ("mpgpu._native", "mpgpu.torch") or (module.name == "mpgpu.torch" and importlib.util.find_spec("torch")):
+        if module.name not in ("mpgpu._native", "mpgpu.torch", "mpgpu.typing") or (
+            module.name == "mpgpu.torch" and importlib.util.find_spec("torch")
+        ):
             for found in vars(importlib.import_module(module.name)).values():
                 if isinstance(found, type) and found.__module__ == module.name:
                     yield found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import mpgpu
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -190,3 +191,30 @@ def test_a_type_that_torch_lacks_is_refused_by_name(tmp_path):
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"xyz")
     with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: tensor 'odd': this torch \({torch.__version__}".replace("+", r"\+")):
         mpgpu.torch.load(file, "cpu")
+
+
+def test_types_and_devices_of_torch_are_understood():
+    for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float8_e5m2):
+        buffer = mpgpu.empty((2, 3), dtype, torch.device("cpu"))
+        tensor = torch.from_dlpack(buffer) if dtype != torch.float8_e5m2 and dtype != torch.bool else None
+        if tensor is not None:
+            assert (tensor.dtype, tuple(tensor.shape), tensor.data_ptr()) == (dtype, (2, 3), buffer.address)
+        mpgpu.copy(buffer, torch.zeros(2, 3, dtype=dtype))
+        mpgpu.copy(torch.zeros(2, 3, dtype=dtype), buffer)
+    assert mpgpu.empty(4, device=torch.device("cuda", 1)).device == 1
+    assert mpgpu.torch.empty(4, device="cpu").shape == (4,)
+    assert mpgpu.torch.to(torch.ones(3), mpgpu.HOST).tolist() == [1, 1, 1]
+
+
+def test_tensors_of_unlike_types_and_shapes_are_refused_unless_bytes_are_asked_for():
+    for dst, src in (
+        (torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
+        (torch.zeros(4), numpy.zeros(4, "i4")),
+        (torch.zeros(2, 2), torch.zeros(4)),
+        (mpgpu.empty(4, "i4"), torch.zeros(4)),
+    ):
+        with pytest.raises(mpgpu.ArgumentError, match="pass as_bytes=True"):
+            mpgpu.copy(dst, src)
+        mpgpu.copy(dst, src, as_bytes=True)
+    mpgpu.copy(torch.zeros(4), numpy.ones(4, "f4"))
+    mpgpu.copy(numpy.zeros(4, "f4"), torch.ones(4))

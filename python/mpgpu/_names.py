@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Devices and element types, by the names that frameworks have for them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Optional
+
+from ._library import HOST, whole
+from .errors import BY_STATUS, ArgumentError
+
+# --- devices ----------------------------------------------------------------------------------------------------------------
+_DEVICE = re.compile(r"(?:(?:cuda|gpu):?(?P<gpu>\d+)?|cpu(?::0)?|host:?(?P<domain>\d+)?)\Z")
+
+
+def device_number(value: Any, name: str = "device") -> int:
+    """The library's number of a device: of ``0``, ``"cuda:0"``, ``"cpu"``, a device of torch or CuPy. ``name`` is for messages."""
+    found = whole(value)
+    if found is None:
+        found = _named(value)
+    if found is None:
+        raise TypeError(
+            f"{name}={value!r}: must be the number of a GPU, HOST, host(1), 'cuda:0', 'cuda', 'cpu', or a device of torch or CuPy"
+        )
+    if not -(2**31) <= found < 2**31:
+        raise BY_STATUS["MP_ERROR_INVALID_DEVICE"](f"{name}={value}: does not exist", status="MP_ERROR_INVALID_DEVICE", argument=name)
+    return found
+
+
+def _named(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    kind = getattr(value, "type", None)
+    if isinstance(kind, str):
+        # torch's, whose text is its name.
+        value = str(value)
+    if not isinstance(value, str):
+        gpu = getattr(value, "id", None)
+        return whole(gpu) if type(value).__module__.partition(".")[0] == "cupy" else None
+    match = _DEVICE.match(value)
+    if match is None:
+        return None
+    if match["gpu"] is not None:
+        return int(match["gpu"])
+    if value.startswith(("cuda", "gpu")):
+        return _current_gpu()
+    return HOST - int(match["domain"] or 0)
+
+
+def _current_gpu() -> int:
+    """The GPU that the program's framework has current for this thread, or the first."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return int(torch.cuda.current_device())
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is not None:
+        return int(cupy.cuda.runtime.getDevice())
+    return 0
+
+
+# --- element types ----------------------------------------------------------------------------------------------------------
+_ORDER = "<" if sys.byteorder == "little" else ">"
+_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
+_SIZES = {"b": (1,), "u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
+_OF_PYTHON = {int: "int64", float: "float64", complex: "complex128", bool: "bool"}
+# What NumPy does not have by itself, with its bytes: torch and ml_dtypes have these names for them.
+WITHOUT_NUMPY = {
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+_SHORT = re.compile(r"([<>=|]?)([biufc])(\d+)\Z")
+_LONG = re.compile(r"(uint|int|float|complex)(\d+)\Z")
+
+Elements = Optional[tuple[str, tuple[int, ...]]]
+"""Type and shape of memory; ``None`` for bytes, which have neither."""
+
+
+def element_type(dtype: Any) -> str:
+    """An element type by the short name that NumPy has for it, ``<f4``, or else by torch's: ``bfloat16``."""
+    found = _known(dtype)
+    if found is None:
+        found = _of_numpy(dtype)
+    if found is None:
+        raise ArgumentError(
+            f"dtype={dtype!r}: must be a name such as 'uint8', 'float32', 'f4' or 'bfloat16', or a type of NumPy or torch", argument="dtype"
+        )
+    return found
+
+
+def _known(dtype: Any) -> str | None:
+    if isinstance(dtype, str):
+        return _of_text(dtype)
+    if isinstance(dtype, type):
+        return _of_text(_OF_PYTHON.get(dtype, dtype.__name__.rstrip("_")))
+    short, name = getattr(dtype, "str", None), getattr(dtype, "name", None)
+    if isinstance(short, str):
+        if getattr(dtype, "hasobject", False):
+            raise ArgumentError(f"dtype={dtype!r}: Python objects are no values that can be copied byte by byte", argument="dtype")
+        return name if name in WITHOUT_NUMPY else short
+    # `jax.numpy.float32` has one; `tensorflow.float32` has the name, and torch's is the end of its text.
+    of_numpy = getattr(dtype, "dtype", None)
+    if of_numpy is not None:
+        return _known(of_numpy)
+    return _of_text(name if isinstance(name, str) else str(dtype).rpartition(".")[2])
+
+
+def _of_text(text: str) -> str | None:
+    if text in WITHOUT_NUMPY:
+        return text
+    if text in ("bool", "?"):
+        return "|b1"
+    match = _LONG.match(text)
+    if match is not None:
+        kind, bits = _KINDS[match[1]], int(match[2])
+        return _short("", kind, bits // 8) if bits % 8 == 0 else None
+    match = _SHORT.match(text)
+    return _short(match[1], match[2], int(match[3])) if match is not None else None
+
+
+def _short(order: str, kind: str, size: int) -> str | None:
+    if size not in _SIZES[kind]:
+        return None
+    return f"{'|' if size == 1 else (order if order in ('<', '>') else _ORDER)}{kind}{size}"
+
+
+def _of_numpy(dtype: Any) -> str | None:
+    """What only NumPy knows: ``"double"``, ``"M8[s]"``, ``"i4,f4"``; where it is installed."""
+    if not isinstance(dtype, (str, type, list, dict)):
+        return None
+    try:
+        import numpy
+
+        found: Any = numpy.dtype(dtype)  # type: ignore[arg-type]
+    except (ImportError, TypeError, ValueError, SyntaxError):
+        return None
+    return _known(found) if found.itemsize else None
+
+
+def itemsize_of(name: str) -> int:
+    """Bytes of an element of a type by its short name: ``<f4``, ``<M8[s]``, ``<U2``, whose length is in characters, ``bfloat16``."""
+    size = WITHOUT_NUMPY.get(name)
+    if size is not None:
+        return size
+    digits = re.match(r"\d+", name[2:])
+    count = int(digits[0]) if digits is not None else 0
+    return count * 4 if name[1] == "U" else count
+
+
+_LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **dict.fromkeys("efd", "f"), "?": "b"}
+
+
+def elements_of_view(view: memoryview) -> Elements:
+    """Of memory by the buffer protocol; structures are not read."""
+    order, letter = (view.format[0], view.format[1:]) if view.format[:1] in "<>=@!" and len(view.format) > 1 else ("", view.format)
+    if letter in ("B", "b", "c") and view.ndim == 1:
+        return None
+    kind = _LETTERS.get(letter)
+    name = _short(">" if order == "!" else order, kind, view.itemsize) if kind is not None else None
+    return (name, tuple(view.shape or ())) if name is not None else None
+
+
+_OF_DLPACK = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+_BFLOAT = 4
+
+
+def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> Elements:
+    """Of memory by DLPack, whose codes these are."""
+    if lanes != 1 or bits % 8:
+        return None
+    kind = _OF_DLPACK.get(code)
+    name = "bfloat16" if code == _BFLOAT and bits == 16 else (_short("", kind, bits // 8) if kind is not None else None)
+    return (name, tuple(shape)) if name is not None else None
+
+
+def elements_of(value: Any, found: Elements) -> Elements:
+    """Type and shape of anything that has memory. ``found`` is what its protocol has said, for what has no ``dtype``."""
+    if hasattr(value, "_mpgpu_memory"):
+        own: Elements = value._elements
+        return own
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None:
+        return found
+    if getattr(dtype, "fields", None) is not None:
+        return str(dtype), tuple(shape)
+    try:
+        name = _known(dtype)
+    except ArgumentError:
+        return found
+    # A type that is not known is not compared.
+    return (name, tuple(shape)) if name is not None else found
+
+
+def are_alike(dst: Any, src: Any) -> bool:
+    """Whether two arrays of one framework have the same type and shape: at most a hint, and quick."""
+    one, other = getattr(dst, "dtype", None), getattr(src, "dtype", None)
+    return one is not None and type(one) is type(other) and not isinstance(one, str) and bool(one == other) and dst.shape == src.shape
