@@ -4,12 +4,14 @@ use super::measure::folder;
 use serde_json::Value;
 use std::process::{Command, Output};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 21] = [
     "d2d",
     "d2d_anew",
     "d2d_bidir",
     "h2d",
     "d2h",
+    "h2d_pageable",
+    "d2h_pageable",
     "ring",
     "all_to_all",
     "halo26",
@@ -19,6 +21,7 @@ const CASES: [&str; 18] = [
     "latency",
     "put_window",
     "put_signal",
+    "put_paths",
     "put_latency",
     "d2d_narrow",
     "graph_phases",

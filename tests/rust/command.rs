@@ -511,6 +511,31 @@ fn the_pictures_of_the_docs_are_current() {
 }
 
 #[test]
+fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no_gpus() {
+    let bench = |arguments: &[&str]| {
+        let run = mpgpu_with(&[], &[&["bench", "--backend", "host", "--bytes", "100000"], arguments].concat());
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("UTF-8")
+    };
+    let text = bench(&["--topology", "beluga"]);
+    for what in
+        ["GPU 0 to GPU 1", "both directions", "all GPUs to all", "another process", "pinned host memory to", "ordinary host memory to"]
+    {
+        assert!(text.lines().any(|line| line.contains(what) && line.ends_with("yes")), "{what} in {text}");
+    }
+    assert!(text.contains("mean nothing for GPUs"), "{text}");
+    let json: Value = serde_json::from_str(&bench(&["--topology", "beluga", "--json"])).expect("JSON");
+    let copies = json["copies"].as_array().expect("a list");
+    assert!(copies.len() == 8 && copies.iter().all(|copy| copy["bytes_right"] == true && copy["plain"].is_f64()), "{json}");
+    assert_eq!(json["on_gpus"], false);
+    for (arguments, why) in [(["--bytes", "0"], "1 byte or more"), (["--topology", "nowhere"], "nowhere"), (["--backend", "rocm"], "cuda")]
+    {
+        let said = error(&[&["bench"][..], &arguments].concat());
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+#[test]
 fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_ends() {
     let folder = Folder::new("run");
     // The loader passes over what is no library, with a line.
