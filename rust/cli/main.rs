@@ -42,11 +42,11 @@ enum Command {
     /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next
     #[command(after_help = bench::EXAMPLES)]
     Bench(bench::BenchArguments),
-    /// Show a machine: as a table, a graph for Graphviz, or a file to edit
+    /// Show a machine: as a table, a drawing, a graph for Graphviz, or a file to edit
     #[command(after_help = "Examples:\n  \
         mpgpu topo                                  this machine, or the presets where there is no GPU\n  \
         mpgpu topo --presets\n  \
-        mpgpu topo dgx1-v100 --dot | dot -Tsvg > dgx1.svg     a drawing with capacities\n  \
+        mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with capacities\n  \
         mpgpu topo beluga --toml > node.toml        a file to edit; then: mpgpu plan --topology ./node.toml ...\n\n\
         What the planner knows of a machine is what stands here: a capacity that is wrong makes plans that are wrong.")]
     Topo(topo::TopoArguments),
