@@ -90,7 +90,7 @@ impl Looked {
         let Some(first) = found.first() else { return Looked::Failed("nothing was measured".into()) };
         let rate = |seconds: &[f64]| first.bytes as f64 / Spread::of(seconds).median;
         let plain = first.against.iter().map(|plain| rate(&plain.total)).fold(0.0, f64::max);
-        let paths = first.plan.as_ref().map_or(1, |plan| plan.paths() as usize);
+        let paths = first.plan.as_ref().map_or(1, |plan| plan.paths());
         Looked::Measured { plain, mpgpu: rate(&first.mpgpu.total), paths }
     }
 }
