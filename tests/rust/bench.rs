@@ -84,6 +84,7 @@ fn every_case_runs_on_the_host_backend_and_is_reported_or_says_why_not() {
             match case {
                 "put_window" => assert_eq!(manner, format!("window {}, memcpy, one thread", result["transfers"])),
                 "put_signal" => assert!(manner.starts_with("in one process"), "{manner}"),
+                "put_paths" => assert_eq!(manner, "the put over one path"),
                 "put_latency" => assert_eq!(manner, "the signal alone"),
                 "d2d_narrow" => assert_eq!(manner, "one narrow path"),
                 _ => assert_eq!(manner, "memcpy, one thread"),
