@@ -11,6 +11,8 @@ pub struct Leg {
     pub src: DeviceId,
     pub dst: DeviceId,
     pub bytes: u64,
+    /// Host memory as any program has it, and not pinned.
+    pub pageable: bool,
 }
 
 /// A named communication step, and how it is measured.
@@ -83,6 +85,24 @@ pub const CASES: &[Case] = &[
         gpus: 1,
         sizes: LARGE,
         legs: |_, bytes| vec![copy(gpu(0), DeviceId::HOST, bytes)],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "h2d_pageable",
+        description: "As h2d, from ordinary host memory: CPU threads carry it through pinned chunks, which go over several links.",
+        gpus: 1,
+        sizes: LARGE,
+        legs: |_, bytes| vec![Leg { pageable: true, ..copy(DeviceId::HOST, gpu(0), bytes) }],
+        run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
+        ..PAIR
+    },
+    Case {
+        name: "d2h_pageable",
+        description: "The same, GPU 0 to ordinary host memory.",
+        gpus: 1,
+        sizes: LARGE,
+        legs: |_, bytes| vec![Leg { pageable: true, ..copy(gpu(0), DeviceId::HOST, bytes) }],
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
         ..PAIR
     },
@@ -172,6 +192,13 @@ pub const CASES: &[Case] = &[
         ..PAIR
     },
     Case {
+        name: "put_paths",
+        description: "A put with signal as put_signal makes it, one at a time, against the same put over one path.",
+        sizes: &[64 * M, 256 * M, 1024 * M],
+        run: |bench, case, size| bench.put_paths(case, size),
+        ..PAIR
+    },
+    Case {
         name: "put_latency",
         description: "A small put with signal, GPU 0 to another process on GPU 1, stream to stream: half of a round trip, of many that both \
                       processes have enqueued beforehand, so no host takes part. Against the signal without a put. `issue` is of a put, a \
@@ -227,7 +254,7 @@ const fn gpu(index: u32) -> DeviceId {
 }
 
 const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
-    Leg { src, dst, bytes }
+    Leg { src, dst, bytes, pageable: false }
 }
 
 /// How many pieces of a size: no more than 128 MiB of them.

@@ -78,21 +78,34 @@ impl<'a> Pattern<'a> {
 pub struct Buffers<'a> {
     context: &'a Context,
     pub transfers: Vec<Transfer>,
+    /// Memory of the legs that are not pinned.
+    ordinary: Vec<Vec<u8>>,
 }
 
 impl<'a> Buffers<'a> {
     /// Allocates both ends of every leg and fills the sources.
     pub fn new(context: &'a Context, plain: &mut dyn Plain, pattern: &Pattern<'_>, legs: &[Leg]) -> Result<Buffers<'a>, Failure> {
-        let mut buffers = Buffers { context, transfers: Vec::new() };
+        let mut buffers = Buffers { context, transfers: Vec::new(), ordinary: Vec::new() };
         for (index, leg) in legs.iter().enumerate() {
-            let src = context.allocate(leg.src, leg.bytes)?;
+            let src = buffers.allocate(leg.src, leg.bytes, leg.pageable)?;
             // Known to `buffers` from here on, so that an error below frees it.
             buffers.transfers.push(Transfer { dst: 0, dst_device: leg.dst, src, src_device: leg.src, bytes: leg.bytes });
-            buffers.transfers[index].dst = context.allocate(leg.dst, leg.bytes + GUARD)?;
+            buffers.transfers[index].dst = buffers.allocate(leg.dst, leg.bytes + GUARD, leg.pageable)?;
             let device = if leg.src.is_host() { leg.dst } else { leg.src };
             plain.copy_now(device, src, pattern.of(index), leg.bytes)?;
         }
         Ok(buffers)
+    }
+
+    fn allocate(&mut self, device: DeviceId, bytes: u64, pageable: bool) -> Result<u64, Failure> {
+        if !(pageable && device.is_host()) {
+            return Ok(self.context.allocate(device, bytes)?);
+        }
+        // Written, so that its pages are there.
+        let mut memory = vec![POISON; usize::try_from(bytes)?];
+        let address = memory.as_mut_ptr().expose_provenance() as u64;
+        self.ordinary.push(memory);
+        Ok(address)
     }
 
     /// Makes every destination differ from its source.
@@ -129,7 +142,8 @@ impl<'a> Buffers<'a> {
 
 impl Drop for Buffers<'_> {
     fn drop(&mut self) {
-        free(self.context, self.transfers.iter().flat_map(|t| [t.src, t.dst]));
+        let is_ordinary = |address: &u64| self.ordinary.iter().any(|memory| memory.as_ptr().addr() as u64 == *address);
+        free(self.context, self.transfers.iter().flat_map(|t| [t.src, t.dst]).filter(|address| !is_ordinary(address)));
     }
 }
 
@@ -159,7 +173,7 @@ mod tests {
         let options = ContextOptions { backend: Some(BackendChoice::Host), ..ContextOptions::default() };
         let context = Context::open(&options, Config::default()).expect("the host backend");
         let mut plain = OnHost::default();
-        let legs = [100, 5000].map(|bytes| Leg { src: DeviceId::gpu(0), dst: DeviceId::gpu(1), bytes });
+        let legs = [100, 5000].map(|bytes| Leg { src: DeviceId::gpu(0), dst: DeviceId::gpu(1), bytes, pageable: false });
         let pattern = Pattern::new(&context, 5000, 2).expect("memory");
         let buffers = Buffers::new(&context, &mut plain, &pattern, &legs).expect("memory");
         let mut after = |change: &dyn Fn(&mut OnHost)| {

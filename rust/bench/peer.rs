@@ -13,7 +13,7 @@
 use super::cases::Leg;
 use super::memory::{Buffers, Pattern, free};
 use super::plain::{self, Plain};
-use super::{Failure, is_on_gpus};
+use super::{Bench, Failure, is_on_gpus};
 use mpgpu_backend::{Signal, StreamHandle};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_ipc::{Handle, signal};
@@ -49,7 +49,7 @@ impl<'a> Side<'a> {
         device: DeviceId,
         bytes: u64,
     ) -> Result<Side<'a>, Failure> {
-        let buffers = Buffers::new(context, plain, pattern, &[Leg { src: device, dst: device, bytes }])?;
+        let buffers = Buffers::new(context, plain, pattern, &[Leg { src: device, dst: device, bytes, pageable: false }])?;
         let counter = context.allocate_shared(DeviceId::HOST, COUNTER_BYTES)?;
         let side = Side { context, buffers, counter };
         plain.set_now(DeviceId::HOST, counter, 0, COUNTER_BYTES)?;
@@ -92,10 +92,10 @@ impl<'a> Mapped<'a> {
 
     /// The put of the source of `from` into the inbox there. No other rank copies, so it may take the host path, as the plan into memory of
     /// this process does.
-    pub fn put(&self, from: &Transfer) -> Result<Arc<Plan>, Failure> {
+    pub fn put(&self, from: &Transfer, options: PlanOptions) -> Result<Arc<Plan>, Failure> {
         let host_path = self.context.config().host_path.or(Some(true));
         let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
-        Ok(self.context.plan(&[transfer], &PlanOptions { host_path, ..Default::default() })?)
+        Ok(self.context.plan(&[transfer], &PlanOptions { host_path, ..options })?)
     }
 
     pub fn raise(&self, stream: StreamHandle, value: u64) -> Result<(), Failure> {
@@ -151,7 +151,7 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
                 ["join", inbox, counter] => {
                     let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
                     // Once now: what a first execution sets up may wait for the device, which `echo` lets wait for the bench.
-                    mapped.put(&side.buffers.transfers[0])?.enqueue(stream)?;
+                    mapped.put(&side.buffers.transfers[0], PlanOptions::default())?.enqueue(stream)?;
                     context.synchronize_stream(stream)?;
                     bench = Some(mapped);
                 }
@@ -161,7 +161,7 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
                 ["echo", what @ ("put" | "signal"), first, trips] => {
                     let bench = bench.as_ref().ok_or("echo before join")?;
                     let first: u64 = first.parse()?;
-                    let put = (what == "put").then(|| bench.put(&side.buffers.transfers[0])).transpose()?;
+                    let put = (what == "put").then(|| bench.put(&side.buffers.transfers[0], PlanOptions::default())).transpose()?;
                     for value in first..first + trips.parse::<u64>()? {
                         context.stream_wait_signals(stream, &[side.at(value)])?;
                         put.iter().try_for_each(|put| put.enqueue(stream))?;
@@ -196,9 +196,10 @@ struct Peer {
 
 impl<'a> Neighbour<'a> {
     /// Starts it with an inbox of so many bytes and the same pattern.
-    pub fn start(context: &'a Context, pattern: &Pattern<'_>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
+    pub fn start(bench: &Bench<'a>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
+        let (context, pattern) = (bench.context, &bench.pattern);
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--peer", &pattern.seed().to_string(), &bytes.to_string()]);
+        command.args(bench.verb).args(["--peer", &pattern.seed().to_string(), &bytes.to_string()]);
         command.args(["--backend", if is_on_gpus(context) { "cuda" } else { "host" }]);
         if let Some(topology) = &context.config().topology {
             command.args(["--topology", topology]);

@@ -11,7 +11,7 @@ use super::compare::{Comparison, Contestant, Samples, contest};
 use super::peer::{HERE, Neighbour, Side};
 use super::{Bench, Case, Failure};
 use mpgpu_backend::StreamHandle;
-use mpgpu_runtime::context::{Context, Plan};
+use mpgpu_runtime::context::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -36,6 +36,18 @@ struct Puts<'a> {
     until_seen: bool,
     /// The value of the last signal.
     raised: &'a Cell<u64>,
+}
+
+impl Puts<'_> {
+    /// Puts, and has the receiver look at every byte.
+    fn arrive(&mut self, peer: &Neighbour<'_>) -> Result<(), Failure> {
+        peer.tell("poison")?;
+        self.issue()?;
+        // The receiver looks as soon as the signal is there, and waits for nothing else.
+        peer.tell(&format!("await {}", self.raised.get()))?;
+        peer.tell("check")?;
+        Ok(self.context.synchronize_stream(self.stream)?)
+    }
 }
 
 impl Contestant for Puts<'_> {
@@ -70,10 +82,10 @@ impl Bench<'_> {
     /// Puts with signal against the same plan in one process.
     pub fn put_signal(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
-        let peer = Neighbour::start(self.context, &self.pattern, size)?;
+        let peer = Neighbour::start(self, size)?;
         let stream = self.context.create_stream(HERE)?;
         let within = self.context.plan(&buffers.transfers, &Default::default())?;
-        let put = peer.memory.put(&buffers.transfers[0])?;
+        let put = peer.memory.put(&buffers.transfers[0], PlanOptions::default())?;
         let raised = Cell::new(0);
         let mut results = Vec::new();
         for (in_a_row, again, name) in WAYS {
@@ -82,15 +94,7 @@ impl Bench<'_> {
             let mut in_process = Puts { plan: &within, to: None, ..with_signal };
             let mut unsignalled = Puts { to: None, ..with_signal };
             let mut to_the_end = Puts { until_seen: false, ..with_signal };
-            let arrives = |puts: &mut Puts<'_>| -> Result<(), Failure> {
-                peer.tell("poison")?;
-                puts.issue()?;
-                // The receiver looks as soon as the signal is there, and waits for nothing else.
-                peer.tell(&format!("await {}", raised.get()))?;
-                peer.tell("check")?;
-                Ok(self.context.synchronize_stream(stream)?)
-            };
-            arrives(&mut with_signal)?;
+            with_signal.arrive(&peer)?;
             self.verify("mpgpu in one process", &mut in_process, &[&buffers])?;
             self.plain.borrow_mut().make_current(HERE)?;
             let samples = contest(
@@ -102,7 +106,7 @@ impl Bench<'_> {
                 ],
                 self.repeat,
             )?;
-            arrives(&mut with_signal)?;
+            with_signal.arrive(&peer)?;
             let bytes = size * in_a_row as u64;
             results.push(Comparison { bytes, ..Comparison::of(case, size, in_a_row, &put, samples) });
         }
@@ -110,14 +114,42 @@ impl Bench<'_> {
         Ok(results)
     }
 
+    /// Puts with signal against the same over one path.
+    pub fn put_paths(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
+        let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
+        let peer = Neighbour::start(self, size)?;
+        let stream = self.context.create_stream(HERE)?;
+        let put = peer.memory.put(&buffers.transfers[0], PlanOptions::default())?;
+        let one_path = peer.memory.put(&buffers.transfers[0], PlanOptions { max_paths: Some(1), ..Default::default() })?;
+        let raised = Cell::new(0);
+        let mut paths = Puts {
+            context: self.context,
+            plan: &put,
+            stream,
+            in_a_row: 1,
+            again: true,
+            to: Some(&peer),
+            until_seen: true,
+            raised: &raised,
+        };
+        let mut plain = Puts { plan: &one_path, ..paths };
+        plain.arrive(&peer)?;
+        paths.arrive(&peer)?;
+        self.plain.borrow_mut().make_current(HERE)?;
+        let samples = contest(&mut [("mpgpu", &mut paths), ("the put over one path", &mut plain)], self.repeat)?;
+        paths.arrive(&peer)?;
+        self.context.destroy_stream(stream)?;
+        Ok(vec![Comparison::of(case, size, 1, &put, samples)])
+    }
+
     /// Half a round trip of a put with signal, and of a signal alone.
     pub fn put_latency(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let side = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, size)?;
         let gate = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, 1)?;
-        let peer = Neighbour::start(self.context, &self.pattern, size)?;
+        let peer = Neighbour::start(self, size)?;
         peer.join(&side)?;
         let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
-        let put = peer.memory.put(&side.buffers.transfers[0])?;
+        let put = peer.memory.put(&side.buffers.transfers[0], PlanOptions::default())?;
 
         // Once before the gate is closed: what a first execution sets up may wait for the device.
         put.enqueue(stream)?;

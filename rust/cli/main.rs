@@ -4,6 +4,7 @@
 //! standard output.
 
 mod arguments;
+mod bench;
 mod doctor;
 mod draw;
 mod machine;
@@ -28,7 +29,7 @@ use std::process::ExitCode;
     name = "mpgpu",
     version,
     max_term_width = 100,
-    after_help = "A first look: `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
+    after_help = "A first look: `mpgpu bench` for what is gained here, `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
                   run.svg gpu0:gpu1:256M` for how it goes. Each subcommand's --help has examples."
 )]
 struct Arguments {
@@ -38,11 +39,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Show a machine: as a table, a graph for Graphviz, or a file to edit
+    /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next
+    #[command(after_help = bench::EXAMPLES)]
+    Bench(bench::BenchArguments),
+    /// Show a machine: as a table, a drawing, a graph for Graphviz, or a file to edit
     #[command(after_help = "Examples:\n  \
         mpgpu topo                                  this machine, or the presets where there is no GPU\n  \
         mpgpu topo --presets\n  \
-        mpgpu topo dgx1-v100 --dot | dot -Tsvg > dgx1.svg     a drawing with capacities\n  \
+        mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with capacities\n  \
         mpgpu topo beluga --toml > node.toml        a file to edit; then: mpgpu plan --topology ./node.toml ...\n\n\
         What the planner knows of a machine is what stands here: a capacity that is wrong makes plans that are wrong.")]
     Topo(topo::TopoArguments),
@@ -120,6 +124,11 @@ fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         mpgpu::log::configure(config.log);
     }
     let text = match arguments.command {
+        Command::Bench(arguments) => {
+            let (text, sound) = bench::run(&arguments)?;
+            is_sound = sound;
+            text
+        }
         Command::Topo(arguments) => topo::run(&arguments)?,
         Command::Plan(arguments) => plan::run(&arguments)?,
         Command::Trace(arguments) => trace::run(&arguments)?,

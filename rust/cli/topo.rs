@@ -1,6 +1,6 @@
 //! `mpgpu topo`: a machine as a table, a graph for Graphviz, a file, or JSON.
 
-use crate::arguments::{Failure, shape};
+use crate::arguments::{Failure, shape, write_file};
 use crate::draw::{self, Cable, Together, cables};
 use crate::machine::{Source, found, named};
 use crate::text::{table, wrap};
@@ -9,6 +9,7 @@ use mpgpu_core::plan::{Options, plan};
 use mpgpu_core::topology::{self, Cost, CostUnit, Costs, DeviceId, Machine, Topology};
 use mpgpu_core::units::time;
 use serde_json::{Value, json};
+use std::path::PathBuf;
 
 /// The size for which the table says what all paths together give: large enough that fixed costs do not matter.
 const LARGE: u64 = 1 << 30;
@@ -18,7 +19,7 @@ pub struct TopoArguments {
     /// A preset's name, a topology file, `discovered` or `probed`; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
     pub topology: Option<String>,
     /// List the presets
-    #[arg(long, conflicts_with_all = ["topology", "toml", "dot"])]
+    #[arg(long, conflicts_with_all = ["topology", "toml", "dot", "svg"])]
     pub presets: bool,
     /// Print the topology as a TOML file: a start for one of your own. Presets name the source of each figure
     #[arg(long, conflicts_with = "json")]
@@ -26,6 +27,9 @@ pub struct TopoArguments {
     /// Print the machine in Graphviz's language: mpgpu topo --dot | dot -Tsvg > machine.svg
     #[arg(long, conflicts_with_all = ["json", "toml"])]
     pub dot: bool,
+    /// Draw the machine into this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml", "dot"])]
+    pub svg: Option<PathBuf>,
     /// Print JSON: bytes/s and seconds
     #[arg(long)]
     pub json: bool,
@@ -42,12 +46,16 @@ pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
         Ok(source) => source,
         Err(_) if arguments.presets && arguments.json => return Ok(format!("{:#}\n", presets_json())),
         Err(_) if arguments.presets => return Ok(presets()),
-        Err(why) if arguments.toml || arguments.dot => {
+        Err(why) if arguments.toml || arguments.dot || arguments.svg.is_some() => {
             return Err(format!("there is no machine to show: {why}; name a preset or a topology file, as in `mpgpu topo beluga`").into());
         }
         Err(_) if arguments.json => return Ok(format!("{:#}\n", presets_json())),
         Err(why) => return Ok(format!("No GPU to look at: {why}.\n\n{}", presets())),
     };
+    if let Some(file) = &arguments.svg {
+        write_file(file, &draw::machine(source.machine.topology()))?;
+        return Ok(String::new());
+    }
     if arguments.dot {
         return Ok(draw::dot(source.machine.topology()));
     }
@@ -67,7 +75,7 @@ fn presets() -> String {
         let description = topology::preset(name).map(|preset| preset.description).unwrap_or_default();
         text += &format!("  {name:<12} {description}\n");
     }
-    text + "`mpgpu topo NAME` shows one as a table, `--dot` as a graph for Graphviz, `--toml` prints it as a file to edit.\n"
+    text + "`mpgpu topo NAME` shows one as a table, `--svg FILE` draws it, `--toml` prints it as a file to edit.\n"
 }
 
 fn presets_json() -> Value {

@@ -33,6 +33,9 @@ pub struct TraceArguments {
     /// Draw the timeline into this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
+    /// Leave the arrows from operation to operation out of the drawing
+    #[arg(long, requires = "svg")]
+    pub no_arrows: bool,
     /// Print JSON: the plan, lanes, spans and dependencies, in bytes and seconds
     #[arg(long)]
     pub json: bool,
@@ -54,7 +57,7 @@ pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
     let run = if arguments.measure { measure(arguments)? } else { simulate(arguments)? };
     let path = |span: &Span| run.path(span);
     if let Some(file) = &arguments.svg {
-        write_file(file, &draw::gantt(&run.timeline, path, &run.notes))?;
+        write_file(file, &draw::gantt(&run.timeline, path, &run.notes, !arguments.no_arrows))?;
     }
     if let Some(file) = &arguments.perfetto {
         write_file(file, &format!("{}\n", draw::perfetto(&run.timeline, path)))?;

@@ -4,12 +4,14 @@ use super::measure::folder;
 use serde_json::Value;
 use std::process::{Command, Output};
 
-const CASES: [&str; 18] = [
+const CASES: [&str; 21] = [
     "d2d",
     "d2d_anew",
     "d2d_bidir",
     "h2d",
     "d2h",
+    "h2d_pageable",
+    "d2h_pageable",
     "ring",
     "all_to_all",
     "halo26",
@@ -19,6 +21,7 @@ const CASES: [&str; 18] = [
     "latency",
     "put_window",
     "put_signal",
+    "put_paths",
     "put_latency",
     "d2d_narrow",
     "graph_phases",
@@ -81,6 +84,7 @@ fn every_case_runs_on_the_host_backend_and_is_reported_or_says_why_not() {
             match case {
                 "put_window" => assert_eq!(manner, format!("window {}, memcpy, one thread", result["transfers"])),
                 "put_signal" => assert!(manner.starts_with("in one process"), "{manner}"),
+                "put_paths" => assert_eq!(manner, "the put over one path"),
                 "put_latency" => assert_eq!(manner, "the signal alone"),
                 "d2d_narrow" => assert_eq!(manner, "one narrow path"),
                 _ => assert_eq!(manner, "memcpy, one thread"),

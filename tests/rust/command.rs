@@ -222,6 +222,22 @@ fn every_preset_is_a_graph_with_its_nodes_and_links() {
 }
 
 #[test]
+fn every_preset_is_drawn_with_every_node_and_every_link() {
+    let folder = Folder::new("machines");
+    for name in presets() {
+        let file = folder.file("machine.svg");
+        output(&["topo", name, "--svg", &file]);
+        let (svg, machine) = (read(&file), json(&["topo", name, "--json"]));
+        assert_picture(&svg);
+        for node in machine["nodes"].as_array().expect("a list") {
+            assert!(svg.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
+        }
+        // One line for both directions.
+        assert_eq!(svg.matches("<path class=").count(), machine["links"].as_array().expect("a list").len() / 2, "{name}");
+    }
+}
+
+#[test]
 fn graphviz_draws_every_preset() {
     use std::io::Write;
     use std::process::Stdio;
@@ -496,18 +512,54 @@ fn help_texts_teach_by_examples_that_work() {
 #[test]
 fn the_pictures_of_the_docs_are_current() {
     let picture = |name: &str| read(format!("{}/../../docs/pictures/{name}.svg", env!("CARGO_MANIFEST_DIR")));
+    let folder = Folder::new("pictures");
     for name in ["beluga", "dgx1-v100", "gh200-4", "hgx-h200"] {
-        let (graph, kept) = (output(&["topo", name, "--dot"]), picture(&format!("topo-{name}")));
-        let lines = graph.lines().filter(|line| line.contains(" -- ") && line.contains("penwidth=")).count();
-        assert_eq!(kept.matches("class=\"edge\"").count(), lines, "{name}");
-        for node in json(&["topo", name, "--json"])["nodes"].as_array().expect("a list") {
-            assert!(kept.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
-        }
+        let drawn = folder.file("topo.svg");
+        output(&["topo", name, "--svg", &drawn]);
+        assert!(read(&drawn) == picture(&format!("topo-{name}")), "docs/pictures/topo-{name}.svg is not current: docs/pictures/make");
     }
-    let (folder, kept) = (Folder::new("pictures"), picture("trace-beluga"));
+    let kept = picture("trace-beluga");
     let drawn = folder.file("trace.svg");
     output(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg", &drawn]);
     assert!(read(&drawn) == kept && kept.len() < 40_000, "docs/pictures/trace-beluga.svg is not current: docs/pictures/make");
+}
+
+#[test]
+fn a_timeline_is_drawn_without_arrows_where_that_is_asked_for() {
+    let folder = Folder::new("arrows");
+    let drawn = |more: &[&str]| {
+        let file = folder.file("trace.svg");
+        output(&[&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--svg", &file], more].concat());
+        read(&file).matches("<path class=\"y\"").count()
+    };
+    assert!(drawn(&[]) > 0);
+    assert_eq!(drawn(&["--no-arrows"]), 0);
+    assert!(error(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--no-arrows"]).contains("--svg"));
+}
+
+#[test]
+fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no_gpus() {
+    let bench = |arguments: &[&str]| {
+        let run = mpgpu_with(&[], &[&["bench", "--backend", "host", "--bytes", "100000"], arguments].concat());
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        String::from_utf8(run.stdout).expect("UTF-8")
+    };
+    let text = bench(&["--topology", "beluga"]);
+    for what in
+        ["GPU 0 to GPU 1", "both directions", "all GPUs to all", "another process", "pinned host memory to", "ordinary host memory to"]
+    {
+        assert!(text.lines().any(|line| line.contains(what) && line.ends_with("yes")), "{what} in {text}");
+    }
+    assert!(text.contains("mean nothing for GPUs"), "{text}");
+    let json: Value = serde_json::from_str(&bench(&["--topology", "beluga", "--json"])).expect("JSON");
+    let copies = json["copies"].as_array().expect("a list");
+    assert!(copies.len() == 8 && copies.iter().all(|copy| copy["bytes_right"] == true && copy["plain"].is_f64()), "{json}");
+    assert_eq!(json["on_gpus"], false);
+    for (arguments, why) in [(["--bytes", "0"], "1 byte or more"), (["--topology", "nowhere"], "nowhere"), (["--backend", "rocm"], "cuda")]
+    {
+        let said = error(&[&["bench"][..], &arguments].concat());
+        assert!(said.contains(why), "{said}");
+    }
 }
 
 #[test]

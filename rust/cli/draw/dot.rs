@@ -13,7 +13,7 @@ const HEAD: &str = "\
     node [fontname=\"Helvetica\" fontsize=12 shape=box style=\"rounded,filled\" fillcolor=\"#eeeeee\" color=\"#555555\" width=1 height=0.45]\n    \
     edge [fontname=\"Helvetica\" fontsize=10]\n";
 /// Letters in a line of text below the drawing.
-const LETTERS: usize = 90;
+pub const LETTERS: usize = 90;
 
 /// The machine as a graph, for `dot -Tsvg`.
 pub fn dot(topology: &Topology) -> String {
@@ -91,7 +91,7 @@ pub fn dot(topology: &Topology) -> String {
 }
 
 /// Nodes from top to bottom: switches between GPUs, GPUs, the other switches by their distance from GPUs, host memory.
-fn rows(topology: &Topology) -> Vec<Vec<usize>> {
+pub fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     let kind = |node: usize| topology.nodes[node].kind;
     let nodes = || 0..topology.nodes.len();
     let of = |wanted: fn(NodeKind) -> bool| nodes().filter(|&node| wanted(kind(node))).collect::<Vec<_>>();
@@ -151,7 +151,7 @@ fn style(kind: LinkKind) -> &'static str {
 }
 
 /// Lines of a link's label, drawn from its node `a` down, or from `b`.
-fn label(cable: &Cable, from_a: bool) -> Vec<String> {
+pub fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
     let (down, up) = if from_a { (there, back) } else { (back, there) };
     let line = |(rate, marks): (Option<f64>, &Vec<usize>), arrow: &str| {
@@ -168,7 +168,7 @@ fn label(cable: &Cable, from_a: bool) -> Vec<String> {
 }
 
 /// A number in a circle, up to 20; then in brackets.
-fn mark(index: usize) -> String {
+pub fn mark(index: usize) -> String {
     let number = index as u32 + 1;
     if number <= 20 { char::from_u32(0x2460 + index as u32).unwrap_or('?').to_string() } else { format!("[{number}]") }
 }
@@ -179,7 +179,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// GB/s with four digits, and none behind the point where they are zero.
-fn gigabytes(rate: f64) -> String {
+pub fn gigabytes(rate: f64) -> String {
     let rate = rate / 1e9;
     let decimals = match rate {
         1000.0.. => 0,

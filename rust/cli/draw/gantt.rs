@@ -6,10 +6,16 @@ use mpgpu_core::topology::DeviceId;
 use mpgpu_core::units::{size, time};
 
 /// Fills of paths. Neighbours in the list, and the first four of all, differ in lightness as well as in hue, for grey printers and
-/// colour-blind eyes. Where there are more paths they start over; the lanes' names tell those apart.
-const COLOURS: [&str; 8] = ["#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7"];
-/// Fills on which white text reads better than black.
-const DARK: [bool; 8] = [true, false, true, false, true, false, true, false];
+/// colour-blind eyes. A GPU of eight has nine paths; where there are more than sixteen, they start over, and the lanes' names tell those apart.
+const COLOURS: [&str; 16] = [
+    "#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7", "#6b4423", "#9be29b", "#1f1f1f", "#ffc9a8",
+    "#8b1a1a", "#56b4e9", "#556b2f", "#d9d2e9",
+];
+
+/// Whether white text reads better than black on the fill with this number: every second one is dark.
+fn is_dark(colour: usize) -> bool {
+    colour.is_multiple_of(2)
+}
 
 const STYLE: &str = "\
 .t{font-size:17px;font-weight:bold}.d{font-size:12px;fill:#444}.n{font-size:12px}.v{font-size:13px;font-weight:bold}\
@@ -24,8 +30,8 @@ const CHART: f64 = 760.0;
 const MOST_ARROWS: usize = 160;
 
 /// The chart of a timeline, as an SVG file. `path` names what a span belongs to: spans of one name have one colour; `None` is grey.
-/// `notes` are lines below the title.
-pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes: &[String]) -> String {
+/// `notes` are lines below the title; `arrows` whether it shows what waits for what.
+pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes: &[String], arrows: bool) -> String {
     let mut paths: Vec<String> = Vec::new();
     let mut colour = |span: &Span| {
         let name = path(span)?;
@@ -94,7 +100,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         let mark = format!("{}{}", (seconds * scale * 1000.0).round() / 1000.0, if tick == 0 { format!(" {unit}") } else { String::new() });
         svg.text("a", (x(seconds), top - 9.0), Anchor::Middle, &mark);
     }
-    if timeline.arrows.len() <= MOST_ARROWS {
+    if arrows && timeline.arrows.len() <= MOST_ARROWS {
         for arrow in &timeline.arrows {
             let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
             let middle = |span: &Span| rows[span.lane] + ROW / 2.0;
@@ -109,7 +115,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         let class = colour.map_or("o".into(), |colour| format!("c{}", colour % COLOURS.len()));
         svg.rectangle(&class, [begin, row + 3.0, wide, ROW - 6.0], &tip(span));
         if let Some(text) = inside(span, wide - 6.0) {
-            let dark = colour.is_some_and(|colour| DARK[colour % COLOURS.len()]);
+            let dark = colour.is_some_and(is_dark);
             svg.text(if dark { "w" } else { "b" }, (begin + wide / 2.0, row + 15.5), Anchor::Middle, &text);
         }
     }
@@ -188,7 +194,12 @@ fn inside(span: &Span, width: f64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::axis;
+    use super::{COLOURS, axis};
+
+    #[test]
+    fn nine_paths_of_eight_gpus_have_nine_colours() {
+        assert!(COLOURS.iter().enumerate().all(|(at, fill)| !COLOURS[..at].contains(fill)) && COLOURS.len() >= 9);
+    }
 
     #[test]
     fn the_axis_has_about_ten_round_ticks_in_a_fitting_unit() {

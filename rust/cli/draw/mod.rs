@@ -4,15 +4,17 @@
 //! | --- | --- |
 //! | `cables` | the links of a topology as a person counts them |
 //! | `dot` | a machine, for Graphviz |
+//! | `machine` | a machine, drawn |
 //! | `gantt` | a timeline, drawn |
 //! | `heat` | speed-ups as colours |
-//! | `svg` | the writer of these two |
+//! | `svg` | the writer of these three |
 //! | `perfetto` | a timeline for a trace viewer, as JSON |
 
 mod cables;
 mod dot;
 mod gantt;
 mod heat;
+mod machine;
 mod perfetto;
 mod svg;
 
@@ -20,4 +22,5 @@ pub use cables::{Cable, Together, cables};
 pub use dot::dot;
 pub use gantt::gantt;
 pub use heat::{HeatMap, heat};
+pub use machine::machine;
 pub use perfetto::perfetto;

@@ -72,6 +72,15 @@ impl Svg {
         self.push(format_args!("<path class=\"{class}\" stroke-width=\"{width}\" d=\"M{x} {y}L{to_x} {to_y}\"/>"));
     }
 
+    /// A bow over two points at one height, so much higher in its middle.
+    pub fn arc(&mut self, class: &str, width: f64, from: (f64, f64), to: (f64, f64), rise: f64) {
+        // A cubic curve rises to three quarters of its control points.
+        let [x, y, to_x, control, width] = [from.0, from.1, to.0, from.1 - rise / 0.75, width].map(number);
+        self.push(format_args!(
+            "<path class=\"{class}\" stroke-width=\"{width}\" d=\"M{x} {y}C{x} {control} {to_x} {control} {to_x} {y}\"/>"
+        ));
+    }
+
     /// A text whose base line passes the point.
     pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: Anchor, text: &str) {
         let anchor = match anchor {

@@ -8,10 +8,12 @@ const PRESETS: &[(&str, &str)] = &[
     ("dgx1-v100", include_str!("presets/dgx1-v100.toml")),
     ("summit", include_str!("presets/summit.toml")),
     ("gh200-4", include_str!("presets/gh200-4.toml")),
+    ("dgx-a100", include_str!("presets/dgx-a100.toml")),
     ("hgx-h100-4", include_str!("presets/hgx-h100-4.toml")),
     ("hgx-h100", include_str!("presets/hgx-h100.toml")),
     ("hgx-h200", include_str!("presets/hgx-h200.toml")),
     ("pcie-4", include_str!("presets/pcie-4.toml")),
+    ("pcie-4-nopeer", include_str!("presets/pcie-4-nopeer.toml")),
 ];
 
 /// The names that [`preset`] knows.

@@ -1,0 +1,134 @@
+//! A machine, drawn: a row for each kind of node, links with their capacities. Links within a row are arcs above it.
+
+use super::cables::{Cable, Together, cables};
+use super::dot::{LETTERS, gigabytes, label, mark, rows};
+use super::svg::{Anchor, Svg, text_width};
+use crate::text::wrap;
+use mpgpu_core::topology::{LinkKind, NodeKind, Topology};
+
+const STYLE: &str = "\
+.t{font-size:15px;font-weight:bold}.d{font-size:12px;fill:#333}.v{font-size:12px;font-weight:bold}.s{font-size:9px;fill:#333}\
+.k{font-size:10px;stroke:#fff;stroke-width:4px;paint-order:stroke}\
+path{fill:none}path.n{stroke:#22691f}path.p{stroke:#1565c0;stroke-dasharray:7 4}path.h{stroke:#8a4b08;stroke-dasharray:2 4}\
+.gpu{fill:#e3f1e3;stroke:#22691f}.host{fill:#fdefdc;stroke:#8a4b08}.switch{fill:#eee;stroke:#555}";
+
+const MARGIN: f64 = 24.0;
+/// Width of a node in the longest row, with the space around it.
+const COLUMN: f64 = 110.0;
+const LEAST_WIDTH: f64 = 660.0;
+const BOX: f64 = 34.0;
+/// Height between two rows.
+const GAP: f64 = 74.0;
+/// What an arc rises for each node that it passes.
+const RISE: f64 = 24.0;
+const LINE: f64 = 12.0;
+
+/// Where a node is drawn: middle, half of the width, upper edge.
+#[derive(Copy, Clone, Default)]
+struct Place {
+    x: f64,
+    half: f64,
+    y: f64,
+}
+
+/// The machine as an SVG file.
+pub fn machine(topology: &Topology) -> String {
+    let (cables, shared) = cables(topology);
+    let rows = rows(topology);
+    let at = |node: usize| {
+        let row = rows.iter().position(|row| row.contains(&node)).unwrap_or(0);
+        (row, rows.get(row).and_then(|row| row.iter().position(|other| *other == node)).unwrap_or(0))
+    };
+    let longest = rows.iter().map(Vec::len).max().unwrap_or(1);
+    let width = (longest as f64 * COLUMN).max(LEAST_WIDTH);
+    let mut places = vec![Place::default(); topology.nodes.len()];
+    let mut y = MARGIN + 24.0;
+    for (index, row) in rows.iter().enumerate() {
+        let spans = cables.iter().map(|cable| (at(cable.a), at(cable.b))).filter(|(a, b)| (a.0, b.0) == (index, index));
+        let arcs = spans.map(|(a, b)| a.1.abs_diff(b.1)).filter(|span| *span > 1).max().unwrap_or(0);
+        y += arcs as f64 * RISE + if index > 0 { GAP } else { 0.0 };
+        let column = width / row.len() as f64;
+        for (place, &node) in row.iter().enumerate() {
+            places[node] = Place { x: MARGIN + (place as f64 + 0.5) * column, half: column / 2.0 - 13.0, y };
+        }
+        y += BOX;
+    }
+
+    let mut svg = Svg::new();
+    svg.text("t", (MARGIN, MARGIN), Anchor::Start, &topology.name);
+    let fastest = cables.iter().map(Cable::capacity).fold(0.0, f64::max);
+    let mut labels: Vec<((f64, f64), Vec<String>)> = Vec::new();
+    for (index, cable) in cables.iter().enumerate() {
+        let thick = 1.0 + 3.5 * (cable.capacity() / fastest).sqrt();
+        let class = class(cable.kind);
+        let ((row, a), (other_row, b)) = (at(cable.a), at(cable.b));
+        let (left, right) = if (row, a) < (other_row, b) { (cable.a, cable.b) } else { (cable.b, cable.a) };
+        let (from, to) = (places[left], places[right]);
+        let text = label(cable, left == cable.a);
+        if row != other_row {
+            // Straight down from the narrower node, beside other links of the same two.
+            let same = |other: &&Cable| [(other.a, other.b), (other.b, other.a)].contains(&(cable.a, cable.b));
+            let aside = 40.0 * cables[..index].iter().filter(same).count() as f64;
+            let x = aside + if from.half < to.half { from.x } else { to.x };
+            let within = |place: Place| x.clamp(place.x - place.half + 4.0, place.x + place.half - 4.0);
+            let (upper, lower) = ((within(from), from.y + BOX), (within(to), to.y));
+            svg.line(class, thick, upper, lower);
+            // Nearer to the lower end, where arcs above it leave room.
+            labels.push((((upper.0 + lower.0) / 2.0, upper.1 + 28.0), text));
+        } else if a.abs_diff(b) == 1 {
+            let y = from.y + BOX / 2.0;
+            svg.line(class, thick, (from.x + from.half, y), (to.x - to.half, y));
+            labels.push((((from.x + to.x) / 2.0, y - 5.0 - LINE * (text.len() as f64 - 1.0)), vec![text.concat()]));
+        } else {
+            let rise = a.abs_diff(b) as f64 * RISE;
+            svg.arc(class, thick, (from.x, from.y), (to.x, to.y), rise);
+            labels.push((((from.x + to.x) / 2.0, from.y - rise + 4.0), vec![text.concat()]));
+        }
+    }
+    for ((x, y), lines) in &labels {
+        for (index, line) in lines.iter().enumerate() {
+            svg.text("k", (*x, y + LINE * index as f64), Anchor::Middle, line.trim());
+        }
+    }
+    for (node, place) in topology.nodes.iter().zip(&places) {
+        let (class, note) = match node.kind {
+            NodeKind::Gpu => ("gpu", ""),
+            NodeKind::Host => ("host", "host memory"),
+            NodeKind::Switch { peer: true } => ("switch", "switch"),
+            NodeKind::Switch { peer: false } => ("switch", "no GPU-to-GPU copies"),
+        };
+        let note = if text_width(note, 9.0) > 2.0 * place.half { "switch" } else { note };
+        svg.rectangle(class, [place.x - place.half, place.y, 2.0 * place.half, BOX], &node.name);
+        svg.text("v", (place.x, place.y + if note.is_empty() { 21.0 } else { 15.0 }), Anchor::Middle, &node.name);
+        if !note.is_empty() {
+            svg.text("s", (place.x, place.y + 27.0), Anchor::Middle, note);
+        }
+    }
+
+    let units = "Numbers: GB/s (10\u{2079} bytes per second) in each direction; \u{2193}\u{2191} where directions differ; \u{3a3} both directions together. \
+                 Wider lines are faster.";
+    let mut lines = [wrap(&topology.description, LETTERS), wrap(units, LETTERS)].concat();
+    lines.push("Solid green: NVLink. Dashed blue: PCIe. Dotted brown: in or between processors.".into());
+    if !shared.is_empty() {
+        lines.push("Shared by all links with the number:".into());
+    }
+    for (index, resource) in shared.iter().enumerate() {
+        let rate = Together::of(resource).text(|rate| format!("{} GB/s", gigabytes(rate)));
+        lines.push(format!("{} {}: {rate} together", mark(index), resource.name));
+    }
+    y += 12.0;
+    for line in &lines {
+        y += 16.0;
+        svg.text("d", (MARGIN, y), Anchor::Start, line);
+    }
+    svg.finish(width + 2.0 * MARGIN, y + MARGIN, &topology.name, STYLE)
+}
+
+/// Technologies differ by colour and by dash, so that they can be told apart in grey as well.
+fn class(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::Nvlink => "n",
+        LinkKind::Pcie => "p",
+        LinkKind::Host => "h",
+    }
+}
