@@ -40,8 +40,8 @@ namespace detail {
                                                        on_error failed) {
     std::size_t count = 0;
     const auto call = [&](mp_piece_t *pieces, std::size_t capacity) {
-        return mp_collective(static_cast<int>(collective), static_cast<std::uint32_t>(participants),
-                             static_cast<std::uint32_t>(root), 0, sizes.data(), pieces, capacity, &count);
+        return mp_collective(collective, static_cast<std::uint32_t>(participants), static_cast<std::uint32_t>(root), 0,
+                             sizes.data(), pieces, capacity, &count);
     };
     failed.report(call(nullptr, 0));
     std::vector<mp_piece_t> pieces(count);

@@ -208,6 +208,20 @@ typedef enum {
     MP_AGENT_PRODUCER = 2,
 } mp_agent_t;
 
+/// A named batch: copies between participants, which are devices of a process or ranks of a node. Nothing is reduced.
+typedef enum {
+    /// The root sends a block to all.
+    MP_BROADCAST = 0,
+    /// The root sends a block of its own to each.
+    MP_SCATTER = 1,
+    /// Each sends a block to the root.
+    MP_GATHER = 2,
+    /// Each sends a block to all.
+    MP_ALL_GATHER = 3,
+    /// Each sends a block of its own to each.
+    MP_ALL_TO_ALL = 4,
+} mp_collective_t;
+
 /// Form of a description.
 typedef enum {
     /// Lines for people. Their form may change between versions.
@@ -387,6 +401,20 @@ typedef struct {
     /// The same of the plain copies.
     double measured_direct_seconds;
 } mp_plan_info_t;
+
+/// What one participant of a collective sends another, or itself.
+typedef struct {
+    /// The participant that sends.
+    uint32_t from;
+    /// The participant that receives.
+    uint32_t to;
+    /// Bytes from the start of what the sender sends from.
+    uint64_t send_offset;
+    /// Bytes from the start of what the receiver receives into.
+    uint64_t receive_offset;
+    /// How many bytes.
+    uint64_t bytes;
+} mp_piece_t;
 
 /// A message, as its receiver sees it, and where its metadata go. Initialise with `MP_MESSAGE_INFO_INIT`, and set `metadata` and
 /// `metadata_capacity` if you want them; calls fill the rest.
@@ -905,6 +933,28 @@ mp_status_t mp_plan_prepare(mp_plan_t plan,
 /// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
 /// pools or mappings of two GPUs neither of which may enter both.
 mp_status_t mp_execute(mp_plan_t plan, mp_stream_t stream, mp_request_t *request);
+
+/// Writes what moves in a collective between so many participants, as pieces without memory. Of a piece a process makes an
+/// `mp_transfer_t` between two of its devices; of all of `from` or `to` its own rank, a rank makes halves of `mp_node_plan`, with
+/// `MP_BY_TAG`. Where both addresses of a piece are the same (in place) nothing moves: leave it out. Then `mp_plan` plans them
+/// together, and again by a look-up; bytes that several want are passed on by those who have them.
+///
+/// Blocks that a participant sends from or receives into lie one behind the other, in the order of participants. All have
+/// `bytes` bytes; or `sizes` says how many, and `bytes` is not read: one number for a broadcast, one for each participant for
+/// a scatter, a gather and an all-gather, and for an all-to-all one for each sender and receiver, sender by sender. `root` is
+/// read by a broadcast, a scatter and a gather. Pieces of no bytes are left out. `*count` becomes how many there are. With `pieces`
+/// NULL that is all; else it has room for `capacity`. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` for `count` NULL, a collective or a root that there is not, more than 1024 participants, sizes that no
+/// address can count, or too little room: then `*count` still has what is needed, and nothing is written to `pieces`.
+mp_status_t mp_collective(mp_collective_t collective,
+                          uint32_t participants,
+                          uint32_t root,
+                          uint64_t bytes,
+                          const uint64_t *sizes,
+                          mp_piece_t *pieces,
+                          size_t capacity,
+                          size_t *count);
 
 /// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
 /// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get

@@ -11,6 +11,7 @@ Every object may be used from any thread. What goes wrong raises an :class:`mpgp
 everything runs on virtual devices (``MPGPU_BACKEND=host``).
 """
 
+from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo
 from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
@@ -70,13 +71,18 @@ __all__ = [
     "Statistics",
     "Stream",
     "Timeout",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
     "copy",
     "default_context",
     "devices",
     "empty",
+    "gather",
     "host",
     "probe",
     "receive_from",
+    "scatter",
     "send_to",
     "topo",
     "version",

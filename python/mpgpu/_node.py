@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
 from . import _library
+from ._collective import _KINDS, Part, pieces
 from ._context import Context, default_context
 from ._library import NULL, failure, ffi, lib, sized
 from ._memory import Memory, memory_of
@@ -43,6 +44,10 @@ class NodeTransfer(NamedTuple):
     """Where they come from."""
     bytes: int
     """How many."""
+
+
+# Of the halves of collectives: no program's own, unless it takes the highest.
+_COLLECTIVE_TAG = 2**64 - 1
 
 
 class HalfTransfer(NamedTuple):
@@ -246,6 +251,116 @@ class Node(_library.Owner):
             raise
         return self._plan(memories, handed, options)
 
+    def broadcast(self, memory: Array, root: int) -> list[HalfTransfer]:
+        """This rank's halves of a broadcast, for :meth:`plan_exchange`: the root's ``memory`` into that of all others.
+
+        Args:
+            memory: as many bytes on all ranks; written on all but the root.
+            root: the rank that sends.
+
+        Raises:
+            ArgumentError: a size that does not fit, or a root that there is not. The others get :class:`RankError`.
+        """
+        return self._halves("broadcast", root, memory, memory, None)
+
+    def scatter(
+        self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None
+    ) -> list[HalfTransfer]:
+        """The same of a scatter: of the root's ``source`` one part after the other into the ``destination`` of each rank.
+
+        Args:
+            source: read on the root alone; ``None`` elsewhere.
+            destination: this rank's part.
+            root: as for :meth:`broadcast`, as are the errors.
+            sizes: bytes of each rank's part, the same on all ranks; ``None``: all have as many as this one.
+        """
+        return self._halves("scatter", root, source, destination, sizes)
+
+    def gather(
+        self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None
+    ) -> list[HalfTransfer]:
+        """The same of a gather: the ``source`` of each rank, one after the other, into the root's ``destination``.
+
+        Args:
+            source: this rank's part.
+            destination: written on the root alone; ``None`` elsewhere.
+            root: the rank that receives.
+            sizes: as for :meth:`scatter`.
+        """
+        return self._halves("gather", root, source, destination, sizes)
+
+    def all_gather(self, source: Array, destination: Array, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
+        """The same of an all-gather: the ``source`` of each rank, one after the other, into the ``destination`` of all.
+
+        Args:
+            source: this rank's part; where it lies in ``destination`` where it is to be, it is not copied.
+            destination: of the size of all parts.
+            sizes: as for :meth:`scatter`.
+        """
+        return self._halves("all_gather", 0, source, destination, sizes)
+
+    def all_to_all(
+        self, source: Array, destination: Array, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
+    ) -> list[HalfTransfer]:
+        """The same of an all-to-all: of ``source`` one part after the other to each rank, and one of each into ``destination``.
+
+        Args:
+            source: must not overlap ``destination``.
+            destination: another array.
+            sent, received: bytes that go to each rank, and that come from each; ``None``: all parts have one size. Where two ranks
+                differ, the plan is refused on all, with both.
+        """
+        try:
+            whole, into = memory_of(source, "source"), _writable(destination, "destination")
+            rows = [_parts(sent, whole, self.ranks, "sent"), _parts(received, into, self.ranks, "received")]
+            offsets = [0, 0]
+            halves = []
+            for rank in range(self.ranks):
+                for row, memory, is_send in zip(range(2), (whole, into), (True, False)):
+                    size = rows[row][rank]
+                    if size:
+                        tag = _COLLECTIVE_TAG - _KINDS["all_to_all"]
+                        halves.append(HalfTransfer(Part(memory, offsets[row], size), rank, tag, is_send))
+                    offsets[row] += size
+            return halves
+        except BaseException as error:
+            self._tell(error)
+            raise
+
+    def _halves(
+        self, kind: str, root: int, source: Array | None, destination: Array | None, sizes: Sequence[int] | None
+    ) -> list[HalfTransfer]:
+        try:
+            whole = None if source is None else memory_of(source, "source")
+            into = None if destination is None else memory_of(destination, "destination")
+            # A part of one rank is what all have where sizes are not given.
+            own = into if kind == "scatter" else whole
+            if own is None:
+                raise ArgumentError(f"a {kind} needs this rank's part")
+            each = [own.nbytes] * (1 if kind == "broadcast" else self.ranks) if sizes is None else list(sizes)
+            moves = pieces(kind, self.ranks, root, each)
+            halves = []
+            for sender, receiver, sent_at, received_at, size in moves:
+                src = None if whole is None else Part(whole, sent_at, size)
+                dst = None if into is None else Part(into, received_at, size)
+                if sender == receiver == self.rank and src is not None and dst is not None and src.address == dst.address:
+                    continue
+                for part, memory, rank, other, offset, is_send in (
+                    (src, whole, sender, receiver, sent_at, True),
+                    (dst, into, receiver, sender, received_at, False),
+                ):
+                    if rank != self.rank:
+                        continue
+                    if part is None or memory is None or memory.nbytes < offset + size:
+                        has = 0 if memory is None else memory.nbytes
+                        what = "source" if is_send else "destination"
+                        raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and byte {offset + size - 1} moves there")
+                    halves.append(HalfTransfer(part, other, _COLLECTIVE_TAG - _KINDS[kind], is_send))
+            return halves
+        except BaseException as error:
+            self._tell(error)
+            raise
+
     def _handed_in(self, memories: list[Memory], copies: list[Any]) -> tuple[Any, int, Any, int]:
         _context_of(memories, self._context)
         windows = ffi.new("mp_window_t[]", len(memories))
@@ -323,6 +438,14 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _parts(sizes: Sequence[int] | None, memory: Memory, ranks: int, what: str) -> list[int]:
+    """Bytes of each rank's part of some memory."""
+    parts = [memory.nbytes // ranks] * ranks if sizes is None else list(sizes)
+    if len(parts) != ranks or sum(parts) != memory.nbytes:
+        raise ArgumentError(f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: a size for each, which add up to that")
+    return parts
 
 
 def _writable(window: Any, what: str) -> Memory:

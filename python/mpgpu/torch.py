@@ -26,6 +26,7 @@ from typing import Any, Callable, TypeVar, Union, overload
 
 import torch
 
+from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context
 from ._library import HOST
 from ._names import device_number
@@ -34,7 +35,20 @@ from ._streams import LAST_DEFAULT, given
 from .errors import ArgumentError
 from .typing import Device, StreamLike
 
-__all__ = ["copy", "empty", "empty_like", "load", "pin", "plan", "to"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "copy",
+    "empty",
+    "empty_like",
+    "gather",
+    "load",
+    "pin",
+    "plan",
+    "scatter",
+    "to",
+]
 
 # Where tensors begin in an allocation that they share: what mp_alloc itself guarantees, and more than any kernel asks for.
 _ALIGNMENT = 256

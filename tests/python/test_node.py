@@ -108,6 +108,46 @@ def by_halves(rank, ranks, pipes, _):
         node.plan_exchange([mpgpu.receive_from(left, bytes(10))])
 
 
+def collectives(rank, ranks, pipes, _):
+    """Each of the named batches, of few bytes and of so many that those who have them pass them on."""
+    node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
+    root = ranks - 1
+    for count in (12, 1 << 20):
+        one, many, other = (mpgpu.empty(size, device=rank, shared=True) for size in (count, ranks * count, ranks * count))
+
+        def run(halves):
+            node.plan_exchange(halves).execute().synchronize()
+
+        def of(ranks, step, count=count):
+            return numpy.concatenate([pattern(each, step, count) for each in ranks])
+
+        one.numpy()[:] = pattern(rank, 1, count)
+        run(node.broadcast(one, root))
+        assert numpy.array_equal(one.numpy(), pattern(root, 1, count))
+        one.numpy()[:] = pattern(rank, 2, count)
+        run(node.all_gather(one, many))
+        assert numpy.array_equal(many.numpy(), of(range(ranks), 2))
+        run(node.gather(one, other if rank == root else None, root))
+        assert rank != root or numpy.array_equal(other.numpy(), of(range(ranks), 2))
+        one.numpy()[:] = 0
+        run(node.scatter(many if rank == root else None, one, root))
+        assert numpy.array_equal(one.numpy(), pattern(rank, 2, count))
+        many.numpy()[:] = of([10 * rank + other for other in range(ranks)], 3)
+        run(node.all_to_all(many, other))
+        assert numpy.array_equal(other.numpy(), of([10 * other + rank for other in range(ranks)], 3))
+        # All to the next.
+        sent, received = [0] * ranks, [0] * ranks
+        sent[(rank + 1) % ranks] = received[(rank - 1) % ranks] = ranks * count
+        run(node.all_to_all(many, other, sent=sent, received=received))
+        assert numpy.array_equal(other.numpy(), of([10 * ((rank - 1) % ranks) + other for other in range(ranks)], 3))
+    # All ranks say so, and none of them makes the call.
+    with pytest.raises(mpgpu.Error, match=r"root 9 is none of the"):
+        node.broadcast(one, 9)
+    # What one rank gets wrong fails on the others, which are in their call already.
+    with pytest.raises(mpgpu.Error, match="add up"):
+        node.plan_exchange(node.all_to_all(many, other, sent=[1] * ranks if rank == 0 else None))
+
+
 def joined(rank, ranks, pipes, _):
     """An allgather may give the bytes of all in one."""
     hub = Hub(rank, pipes)
@@ -239,7 +279,7 @@ def start(ranks, scenario, folder, killed=()):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("scenario", [by_pipes, by_socket, by_halves])
+@pytest.mark.parametrize("scenario", [by_pipes, by_socket, by_halves, collectives])
 def test_ranks_that_plan_together_receive_every_byte_of_every_step(scenario, ranks, tmp_path):
     start(ranks, scenario, tmp_path)
 

@@ -267,6 +267,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_signal_synchronize", mp_signal_synchronize(c, memory.cast(), 0, -1.0), "seconds", ARGUMENT),
             ("mp_device_uuid", mp_device_uuid(null_mut(), 0, uuid.as_mut_ptr()), "context", HANDLE),
             ("mp_device_uuid", mp_device_uuid(c, 0, null_mut()), "uuid", ARGUMENT),
+            ("mp_collective", mp_collective(0, 2, 0, 8, null(), null_mut(), 0, null_mut()), "count", ARGUMENT),
             ("mp_stream_create", mp_stream_create(null_mut(), 0, &mut out_stream), "context", HANDLE),
             ("mp_stream_create", mp_stream_create(c, 0, null_mut()), "stream", ARGUMENT),
             ("mp_stream_destroy", mp_stream_destroy(null_mut(), null_mut()), "context", HANDLE),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The files of the C ABI in the order in which the header presents them.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "version",
     "types",
     "error",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 14] = [
     "memory",
     "stream",
     "plan",
+    "collective",
     "request",
     "probe",
     "share",

@@ -16,5 +16,7 @@ extern std::vector<gpu_of_step> devices;
 extern mpgpu::stream exchange;
 extern mpgpu::event exchanged;
 extern mpgpu::plan halos;
+extern mpgpu::buffer<float> model;
+extern std::vector<mpgpu::buffer<float>> copies, parts, wholes;
 void log(const std::string &line);
 void launch(mpgpu::stream_view stream, gpu_of_step &on);

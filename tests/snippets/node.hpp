@@ -6,5 +6,6 @@
 extern mpgpu::context ctx;
 extern const int left, right;
 extern const std::uint64_t tag;
-extern mpgpu::buffer<double> edge, ghost;
+extern const int root;
+extern mpgpu::buffer<double> edge, ghost, model, own, all, send, receive;
 extern mpgpu::stream stream;

@@ -76,6 +76,13 @@ module mpgpu_c
     integer(c_int), parameter :: MP_AGENT_COPY_ENGINE = 1
     integer(c_int), parameter :: MP_AGENT_PRODUCER = 2
 
+    ! mp_collective_t
+    integer(c_int), parameter :: MP_BROADCAST = 0
+    integer(c_int), parameter :: MP_SCATTER = 1
+    integer(c_int), parameter :: MP_GATHER = 2
+    integer(c_int), parameter :: MP_ALL_GATHER = 3
+    integer(c_int), parameter :: MP_ALL_TO_ALL = 4
+
     ! mp_format_t
     integer(c_int), parameter :: MP_FORMAT_TEXT = 0
     integer(c_int), parameter :: MP_FORMAT_JSON = 1
@@ -163,6 +170,14 @@ module mpgpu_c
         real(c_double) :: measured_seconds = 0.0_c_double
         real(c_double) :: measured_direct_seconds = 0.0_c_double
     end type mp_plan_info_t
+
+    type, bind(c) :: mp_piece_t
+        integer(c_int32_t) :: from = 0_c_int32_t
+        integer(c_int32_t) :: to = 0_c_int32_t
+        integer(c_int64_t) :: send_offset = 0_c_int64_t
+        integer(c_int64_t) :: receive_offset = 0_c_int64_t
+        integer(c_int64_t) :: bytes = 0_c_int64_t
+    end type mp_piece_t
 
     type, bind(c) :: mp_message_info_t
         integer(c_size_t) :: size = 48_c_size_t
@@ -558,6 +573,20 @@ module mpgpu_c
             type(c_ptr), intent(inout), optional :: request
             integer(c_int) :: outcome
         end function mp_execute
+
+        function mp_collective(collective, participants, root, bytes, sizes, pieces, capacity, count) bind(c, &
+                name="mp_collective") result(outcome)
+            import
+            integer(c_int), value :: collective
+            integer(c_int32_t), value :: participants
+            integer(c_int32_t), value :: root
+            integer(c_int64_t), value :: bytes
+            integer(c_int64_t), intent(in), optional :: sizes
+            type(mp_piece_t), intent(inout), optional :: pieces(*)
+            integer(c_size_t), value :: capacity
+            integer(c_size_t), intent(inout), optional :: count
+            integer(c_int) :: outcome
+        end function mp_collective
 
         function mp_wait(request, info) bind(c, name="mp_wait") result(outcome)
             import

@@ -204,6 +204,20 @@ struct Chunk {
     bytes: u64,
 }
 
+/// Groups of a batch that are to move by trees, beside the rest of it.
+struct Problem<'a> {
+    machine: &'a Machine,
+    batch: &'a [Shape],
+    options: &'a Options,
+    groups: &'a [SourceGroup],
+    network: Network,
+    /// One for each group.
+    flows: Vec<Commodity>,
+    /// The program of the rest, and the seconds that it keeps each resource busy.
+    rest: Program,
+    busy: Vec<f64>,
+}
+
 /// The plan of a batch whose groups move by trees, and all else as in `rest`, the plan of the batch without these transfers; `star` is the plan without
 /// trees, where there is one. `None` where the simulator finds too little gain.
 pub(super) fn plan(
@@ -219,22 +233,24 @@ pub(super) fn plan(
     let of_rest = rest_of(batch, groups);
     let program = rest.map_or_else(Program::default, |rest| renamed(&rest.program, &of_rest));
     let busy = load(machine, &program, batch);
+    let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy };
+    let Problem { network, flows, .. } = &problem;
     let play = |program: &Program, executor| {
         let mut scenario = Scenario::new(machine, options.staging_bytes);
         let bound = scenario.bind(program, batch).ok()?;
         scenario.execute(bound, Executor::of(executor), 0);
         Some(scenario.run().seconds)
     };
-    let explored = network.explore(&flows, &busy).trees;
+    let explored = network.explore(flows, &problem.busy).trees;
     let with = |Try { is_explored, least_share, chunks }: &Try| {
         let none = vec![Vec::new(); flows.len()];
         let trees = if *is_explored { &explored } else { &none };
-        let mut shares = shares(machine, groups, &network, &flows, &busy, trees, *least_share)?;
+        let mut shares = problem.shares(trees, *least_share)?;
         if shares.iter().all(|share| depth(&share.tree) < 2) {
             return None;
         }
-        give_chunks(machine, options, groups, &network, &flows, &program, &mut shares, *chunks)?;
-        let program = lowered(batch, groups, &network, &flows, &shares, program.clone());
+        problem.give_chunks(&mut shares, *chunks)?;
+        let program = problem.lowered(&shares);
         let executor = executor::executor(machine, batch, options, &program);
         let seconds = play(&program, executor)?;
         Some((seconds, program, executor, shares))
@@ -305,107 +321,6 @@ fn renamed(program: &Program, transfers: &[u32]) -> Program {
     program
 }
 
-/// Which trees there are, and how many bytes of its group each moves. Chunks are given to them afterwards.
-fn shares(
-    machine: &Machine,
-    groups: &[SourceGroup],
-    network: &Network,
-    flows: &[Commodity],
-    busy: &[f64],
-    trees: &[Vec<Tree>],
-    least_share: f64,
-) -> Option<Vec<Share>> {
-    let resources = machine.resources().len();
-    let mut found = trees.to_vec();
-    // Whatever they cost: the star, and of each member the tree in which it passes all on. Behind a switch these are as good as any, and two copies deep.
-    for (flow, trees) in flows.iter().zip(&mut found) {
-        let hub = |hub: &usize| {
-            let others = flow.to.iter().filter(|member| *member != hub).map(|member| (*hub, *member));
-            std::iter::once((flow.src, *hub)).chain(others).collect()
-        };
-        let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
-        for tree in flow.to.iter().map(hub).chain([star]) {
-            if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !trees.contains(&tree) {
-                trees.push(tree);
-            }
-        }
-        // No copy engine copies between host memories.
-        let is_host = |device: usize| network.devices[device].is_host();
-        trees.retain(|tree: &Tree| tree.iter().all(|(from, to)| !is_host(*from) || !is_host(*to)));
-        if trees.is_empty() {
-            return None;
-        }
-    }
-    let costs = machine.costs();
-    let demands: Vec<f64> = groups.iter().map(|group| group.bytes() as f64).chain([groups[0].bytes() as f64]).collect();
-    let column = |transfer: usize, depth: u32, work: SmallVec<[(u32, f64); 8]>| {
-        let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
-        // Of trees that are as good, the one that is less deep.
-        let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + f64::from(depth));
-        let fixed = f64::from(depth) * costs.chunk_via_gpu;
-        Column { transfer: transfer as u32, fixed, line: (fixed, slowest), work, link_time }
-    };
-    let mut bytes;
-    loop {
-        // What the rest of the batch does takes its time whatever the trees do.
-        let rest =
-            (0..).zip(busy).filter(|(_, seconds)| **seconds > 0.0).map(|(resource, seconds)| (resource, seconds / demands[groups.len()]));
-        let rest = column(groups.len(), 0, rest.collect());
-        let own: Vec<Vec<Column>> = flows
-            .iter()
-            .zip(&found)
-            .enumerate()
-            .map(|(at, (flow, trees))| trees.iter().map(|tree| column(at, depth(tree), network.work(flow, tree).into())).collect())
-            .collect();
-        // Where something that all share is the limit, many divisions are as good, and the program's own is one-sided: with each tree as the one that
-        // has what the others leave, the mean of all is as good and even.
-        let turns = if groups.len() == 1 { groups[0].members.len() } else { 2 };
-        bytes = vec![0.0; own.iter().map(Vec::len).sum()];
-        for turn in 0..turns {
-            let by = |columns: &Vec<Column>| turn * columns.len() / turns;
-            let rotated = own.iter().flat_map(|columns| columns[by(columns)..].iter().chain(&columns[..by(columns)]).cloned());
-            let columns: Vec<Column> = rotated.chain([rest.clone()]).collect();
-            let mut found = split(&columns, &demands, resources).ok()?.into_iter();
-            let mut first = 0;
-            for columns in &own {
-                for at in 0..columns.len() {
-                    bytes[first + (at + by(columns)) % columns.len()] += found.next()? / turns as f64;
-                }
-                first += columns.len();
-            }
-        }
-        // Crumbs go, and what they had is divided once more.
-        let mut at = 0;
-        let mut has_crumbs = false;
-        for (group, trees) in groups.iter().zip(&mut found) {
-            let before = trees.len();
-            let own = &bytes[at..at + before];
-            let largest = own.iter().copied().fold(0.0, f64::max);
-            let mut shares = own.iter();
-            trees.retain(|_| shares.next().is_some_and(|share| *share >= (least_share * group.bytes() as f64).min(largest)));
-            has_crumbs |= trees.len() < before;
-            at += before;
-        }
-        if !has_crumbs {
-            break;
-        }
-    }
-    let mut result = Vec::new();
-    let mut next = bytes.iter();
-    for (number, (group, trees)) in groups.iter().zip(found).enumerate() {
-        let (mut left, count) = (group.bytes(), trees.len());
-        for (at, tree) in trees.into_iter().enumerate() {
-            let share = (*next.next()? as u64 / GRAIN * GRAIN).min(left);
-            let bytes = if at + 1 == count { left } else { share };
-            left -= bytes;
-            if bytes > 0 {
-                result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0 });
-            }
-        }
-    }
-    Some(result)
-}
-
 impl Share {
     /// Devices that pass its bytes on without wanting them.
     fn relays(&self, flow: &Commodity) -> impl Iterator<Item = usize> {
@@ -413,133 +328,224 @@ impl Share {
     }
 }
 
-/// Cuts what each tree moves into chunks, `part` of as many as are best for it alone, that its rings have room for beside those of the rest of the
-/// batch. `None` where there is no room.
-fn give_chunks(
-    machine: &Machine,
-    options: &Options,
-    groups: &[SourceGroup],
-    network: &Network,
-    flows: &[Commodity],
-    rest: &Program,
-    shares: &mut [Share],
-    part: f64,
-) -> Option<()> {
-    let mut rings = vec![0; network.devices.len()];
-    shares.iter().flat_map(|share| share.relays(&flows[share.group])).for_each(|device| rings[device] += 1);
-    let hosts = (0..rings.len()).filter(|device| network.devices[*device].is_host()).map(|device| rings[device]).sum::<u64>();
-    let room = |device: usize| {
-        let left = options.staging_bytes.saturating_sub(rest.staging_bytes(network.devices[device]));
-        let own = left / (rings[device] * u64::from(SLOTS));
-        if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
-    };
-    // Bytes of each group that are still to be given out: of which source, from where on.
-    let mut begin = vec![(0, 0); groups.len()];
-    for share in shares {
-        let (group, flow) = (&groups[share.group], &flows[share.group]);
-        let most = share.relays(flow).map(|device| room(device).min(MOST_STAGED)).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
-        if most < LEAST_CHUNK {
-            return None;
-        }
-        share.chunk_bytes = chunk_bytes(machine, options, network, flow, share, part).min(most);
-        let (source, offset) = &mut begin[share.group];
-        let mut left = share.bytes;
-        while left > 0 {
-            let chunk =
-                Chunk { source: *source, offset: *offset, bytes: left.min(share.chunk_bytes).min(group.sources[*source].bytes - *offset) };
-            (left, *offset) = (left - chunk.bytes, *offset + chunk.bytes);
-            if *offset == group.sources[*source].bytes {
-                (*source, *offset) = (*source + 1, 0);
+impl Problem<'_> {
+    /// Which trees there are, and how many bytes of its group each moves. Chunks are given to them afterwards.
+    fn shares(&self, trees: &[Vec<Tree>], least_share: f64) -> Option<Vec<Share>> {
+        let Problem { machine, groups, network, flows, busy, .. } = self;
+        let resources = machine.resources().len();
+        let mut found = trees.to_vec();
+        // Whatever they cost: the star, and of each member the tree in which it passes all on. Behind a switch these are as good as any, and two copies deep.
+        for (flow, trees) in flows.iter().zip(&mut found) {
+            let hub = |hub: &usize| {
+                let others = flow.to.iter().filter(|member| *member != hub).map(|member| (*hub, *member));
+                std::iter::once((flow.src, *hub)).chain(others).collect()
+            };
+            let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
+            for tree in flow.to.iter().map(hub).chain([star]) {
+                if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !trees.contains(&tree) {
+                    trees.push(tree);
+                }
             }
-            share.chunks.push(chunk);
-        }
-    }
-    Some(())
-}
-
-/// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-fn chunk_bytes(
-    machine: &Machine,
-    options: &Options,
-    network: &Network,
-    flow: &Commodity,
-    Share { tree, bytes, .. }: &Share,
-    part: f64,
-) -> u64 {
-    let hops = depth(tree).saturating_sub(1);
-    if hops == 0 {
-        return *bytes;
-    }
-    let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
-    let seconds = *bytes as f64 * slowest;
-    let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
-    let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
-    let chunk = options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked));
-    chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
-}
-
-/// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
-fn lowered(batch: &[Shape], groups: &[SourceGroup], network: &Network, flows: &[Commodity], shares: &[Share], rest: Program) -> Program {
-    let mut program = rest;
-    program.transfers = batch.iter().map(|shape| shape.bytes).collect();
-    program.sources = batch.iter().map(|shape| shape.source).collect();
-    // By when its turn comes if all chunks of a tree take equally long, and all trees as long as each other: a lane goes on in order, and must not have a
-    // chunk that has far to go before one that is there.
-    let mut order: Vec<(f64, usize, usize, usize)> = Vec::new();
-    for (at, share) in shares.iter().enumerate() {
-        let (chunks, depths) = (share.chunks.len(), depths(&share.tree));
-        for chunk in 0..chunks {
-            order.extend(depths.iter().enumerate().map(|(hop, depth)| ((chunk + *depth as usize) as f64 / chunks as f64, at, chunk, hop)));
-        }
-    }
-    // Stable: of one chunk, whoever passes it on stands before whom it goes to.
-    order.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut lanes: Vec<((usize, usize), LaneId)> = Vec::new();
-    let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
-    for (at, share) in shares.iter().enumerate() {
-        for relay in share.relays(&flows[share.group]) {
-            rings.push(((at, relay), RingId(program.rings.len() as u32)));
-            program.rings.push(Ring { device: network.devices[relay], slots: SLOTS, slot_bytes: share.chunk_bytes });
-        }
-    }
-    // Of each chunk and device, who brings it there, and who has read it in a ring.
-    let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
-    let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
-    for (_, at, chunk, hop) in order {
-        let Share { group, tree, chunks, .. } = &shares[at];
-        let (flow, (from, to)) = (&flows[*group], tree[hop]);
-        let Chunk { source, offset, bytes } = chunks[chunk];
-        let transfers = &groups[*group].sources[source].transfers;
-        let place = |device: usize| match flow.to.iter().position(|member| *member == device) {
-            Some(member) => Place::Destination { transfer: transfers[member], offset },
-            None => {
-                let ring = rings.iter().find(|ring| ring.0 == (at, device)).map_or(RingId(u32::MAX), |ring| ring.1);
-                Place::Slot { ring, slot: chunk as u32 % SLOTS }
+            // No copy engine copies between host memories.
+            let is_host = |device: usize| network.devices[device].is_host();
+            trees.retain(|tree: &Tree| tree.iter().all(|(from, to)| !is_host(*from) || !is_host(*to)));
+            if trees.is_empty() {
+                return None;
             }
+        }
+        let costs = machine.costs();
+        let demands: Vec<f64> = groups.iter().map(|group| group.bytes() as f64).chain([groups[0].bytes() as f64]).collect();
+        let column = |transfer: usize, depth: u32, work: SmallVec<[(u32, f64); 8]>| {
+            let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
+            // Of trees that are as good, the one that is less deep.
+            let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + f64::from(depth));
+            let fixed = f64::from(depth) * costs.chunk_via_gpu;
+            Column { transfer: transfer as u32, fixed, line: (fixed, slowest), work, link_time }
         };
-        let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
-        let (from_place, to_place) =
-            (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
-        let lane = match lanes.iter().find(|lane| lane.0 == (from, to)) {
-            Some(lane) => lane.1,
-            None => {
-                program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
-                let lane = LaneId(program.lanes.len() as u32 - 1);
-                lanes.push(((from, to), lane));
-                lane
+        let mut bytes;
+        loop {
+            // What the rest of the batch does takes its time whatever the trees do.
+            let rest = (0..)
+                .zip(busy)
+                .filter(|(_, seconds)| **seconds > 0.0)
+                .map(|(resource, seconds)| (resource, seconds / demands[groups.len()]));
+            let rest = column(groups.len(), 0, rest.collect());
+            let own: Vec<Vec<Column>> = flows
+                .iter()
+                .zip(&found)
+                .enumerate()
+                .map(|(at, (flow, trees))| trees.iter().map(|tree| column(at, depth(tree), network.work(flow, tree).into())).collect())
+                .collect();
+            // Where something that all share is the limit, many divisions are as good, and the program's own is one-sided: with each tree as the one that
+            // has what the others leave, the mean of all is as good and even.
+            let turns = if groups.len() == 1 { groups[0].members.len() } else { 2 };
+            bytes = vec![0.0; own.iter().map(Vec::len).sum()];
+            for turn in 0..turns {
+                let by = |columns: &Vec<Column>| turn * columns.len() / turns;
+                let rotated = own.iter().flat_map(|columns| columns[by(columns)..].iter().chain(&columns[..by(columns)]).cloned());
+                let columns: Vec<Column> = rotated.chain([rest.clone()]).collect();
+                let mut found = split(&columns, &demands, resources).ok()?.into_iter();
+                let mut first = 0;
+                for columns in &own {
+                    for at in 0..columns.len() {
+                        bytes[first + (at + by(columns)) % columns.len()] += found.next()? / turns as f64;
+                    }
+                    first += columns.len();
+                }
             }
-        };
-        let op = OpId(program.ops.len() as u32);
-        let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
-        if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
-            after.extend(read.remove(&(at, before, to)).into_iter().flatten());
+            // Crumbs go, and what they had is divided once more.
+            let mut at = 0;
+            let mut has_crumbs = false;
+            for (group, trees) in groups.iter().zip(&mut found) {
+                let before = trees.len();
+                let own = &bytes[at..at + before];
+                let largest = own.iter().copied().fold(0.0, f64::max);
+                let mut shares = own.iter();
+                trees.retain(|_| shares.next().is_some_and(|share| *share >= (least_share * group.bytes() as f64).min(largest)));
+                has_crumbs |= trees.len() < before;
+                at += before;
+            }
+            if !has_crumbs {
+                break;
+            }
         }
-        if let Place::Slot { .. } = from_place {
-            read.entry((at, chunk, from)).or_default().push(op);
+        let mut result = Vec::new();
+        let mut next = bytes.iter();
+        for (number, (group, trees)) in groups.iter().zip(found).enumerate() {
+            let (mut left, count) = (group.bytes(), trees.len());
+            for (at, tree) in trees.into_iter().enumerate() {
+                let share = (*next.next()? as u64 / GRAIN * GRAIN).min(left);
+                let bytes = if at + 1 == count { left } else { share };
+                left -= bytes;
+                if bytes > 0 {
+                    result.push(Share { group: number, tree, bytes, chunks: Vec::new(), chunk_bytes: 0 });
+                }
+            }
         }
-        arrived.insert((at, chunk, to), op);
-        let copies = smallvec![Copy { from: from_place, to: to_place, bytes }];
-        program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies, after });
+        Some(result)
     }
-    program
+
+    /// Cuts what each tree moves into chunks, `part` of as many as are best for it alone, that its rings have room for beside those of the rest of the
+    /// batch. `None` where there is no room.
+    fn give_chunks(&self, shares: &mut [Share], part: f64) -> Option<()> {
+        let Problem { options, groups, network, flows, rest, .. } = self;
+        let mut rings = vec![0; network.devices.len()];
+        shares.iter().flat_map(|share| share.relays(&flows[share.group])).for_each(|device| rings[device] += 1);
+        let hosts = (0..rings.len()).filter(|device| network.devices[*device].is_host()).map(|device| rings[device]).sum::<u64>();
+        let room = |device: usize| {
+            let left = options.staging_bytes.saturating_sub(rest.staging_bytes(network.devices[device]));
+            let own = left / (rings[device] * u64::from(SLOTS));
+            if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
+        };
+        // Bytes of each group that are still to be given out: of which source, from where on.
+        let mut begin = vec![(0, 0); groups.len()];
+        for share in shares {
+            let (group, flow) = (&groups[share.group], &flows[share.group]);
+            let most = share.relays(flow).map(|device| room(device).min(MOST_STAGED)).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
+            if most < LEAST_CHUNK {
+                return None;
+            }
+            share.chunk_bytes = self.chunk_bytes(share, part).min(most);
+            let (source, offset) = &mut begin[share.group];
+            let mut left = share.bytes;
+            while left > 0 {
+                let chunk = Chunk {
+                    source: *source,
+                    offset: *offset,
+                    bytes: left.min(share.chunk_bytes).min(group.sources[*source].bytes - *offset),
+                };
+                (left, *offset) = (left - chunk.bytes, *offset + chunk.bytes);
+                if *offset == group.sources[*source].bytes {
+                    (*source, *offset) = (*source + 1, 0);
+                }
+                share.chunks.push(chunk);
+            }
+        }
+        Some(())
+    }
+
+    /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
+    fn chunk_bytes(&self, share: &Share, part: f64) -> u64 {
+        let Problem { machine, options, network, flows, .. } = self;
+        let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
+        let hops = depth(tree).saturating_sub(1);
+        if hops == 0 {
+            return *bytes;
+        }
+        let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
+        let seconds = *bytes as f64 * slowest;
+        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
+        let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
+        let chunk = options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked));
+        chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
+    }
+
+    /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
+    fn lowered(&self, shares: &[Share]) -> Program {
+        let Problem { batch, groups, network, flows, rest, .. } = self;
+        let mut program = rest.clone();
+        program.transfers = batch.iter().map(|shape| shape.bytes).collect();
+        program.sources = batch.iter().map(|shape| shape.source).collect();
+        // By when its turn comes if all chunks of a tree take equally long, and all trees as long as each other: a lane goes on in order, and must not have a
+        // chunk that has far to go before one that is there.
+        let mut order: Vec<(f64, usize, usize, usize)> = Vec::new();
+        for (at, share) in shares.iter().enumerate() {
+            let (chunks, depths) = (share.chunks.len(), depths(&share.tree));
+            for chunk in 0..chunks {
+                order.extend(
+                    depths.iter().enumerate().map(|(hop, depth)| ((chunk + *depth as usize) as f64 / chunks as f64, at, chunk, hop)),
+                );
+            }
+        }
+        // Stable: of one chunk, whoever passes it on stands before whom it goes to.
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut lanes: Vec<((usize, usize), LaneId)> = Vec::new();
+        let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
+        for (at, share) in shares.iter().enumerate() {
+            for relay in share.relays(&flows[share.group]) {
+                rings.push(((at, relay), RingId(program.rings.len() as u32)));
+                program.rings.push(Ring { device: network.devices[relay], slots: SLOTS, slot_bytes: share.chunk_bytes });
+            }
+        }
+        // Of each chunk and device, who brings it there, and who has read it in a ring.
+        let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
+        let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
+        for (_, at, chunk, hop) in order {
+            let Share { group, tree, chunks, .. } = &shares[at];
+            let (flow, (from, to)) = (&flows[*group], tree[hop]);
+            let Chunk { source, offset, bytes } = chunks[chunk];
+            let transfers = &groups[*group].sources[source].transfers;
+            let place = |device: usize| match flow.to.iter().position(|member| *member == device) {
+                Some(member) => Place::Destination { transfer: transfers[member], offset },
+                None => {
+                    let ring = rings.iter().find(|ring| ring.0 == (at, device)).map_or(RingId(u32::MAX), |ring| ring.1);
+                    Place::Slot { ring, slot: chunk as u32 % SLOTS }
+                }
+            };
+            let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
+            let (from_place, to_place) =
+                (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
+            let lane = match lanes.iter().find(|lane| lane.0 == (from, to)) {
+                Some(lane) => lane.1,
+                None => {
+                    program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
+                    let lane = LaneId(program.lanes.len() as u32 - 1);
+                    lanes.push(((from, to), lane));
+                    lane
+                }
+            };
+            let op = OpId(program.ops.len() as u32);
+            let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
+            if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
+                after.extend(read.remove(&(at, before, to)).into_iter().flatten());
+            }
+            if let Place::Slot { .. } = from_place {
+                read.entry((at, chunk, from)).or_default().push(op);
+            }
+            arrived.insert((at, chunk, to), op);
+            let copies = smallvec![Copy { from: from_place, to: to_place, bytes }];
+            program.ops.push(Op { lane, mechanism: Mechanism::Copy, copies, after });
+        }
+        program
+    }
 }

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Named batches: broadcast, scatter, gather, all-gather and all-to-all, between devices of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._context import Context
+from ._library import NULL, check, ffi, lib
+from ._memory import Memory, memory_of
+from ._plan import Plan, Request, copy_planned
+from .errors import ArgumentError
+from .typing import Array, StreamLike
+
+_KINDS = {
+    "broadcast": lib.MP_BROADCAST,
+    "scatter": lib.MP_SCATTER,
+    "gather": lib.MP_GATHER,
+    "all_gather": lib.MP_ALL_GATHER,
+    "all_to_all": lib.MP_ALL_TO_ALL,
+}
+
+Piece = tuple[int, int, int, int, int]
+"""Sender, receiver, offset in what is sent from and in what is received into, bytes."""
+
+
+class Part:
+    """Some bytes of memory, which stands where the whole may stand."""
+
+    __slots__ = ("_bytes", "_offset", "_whole")
+
+    def __init__(self, whole: Memory, offset: int, nbytes: int) -> None:
+        self._whole, self._offset, self._bytes = whole, offset, nbytes
+
+    def _mpgpu_memory(self) -> Memory:
+        whole = self._whole
+        return Memory(
+            int(ffi.cast("uintptr_t", whole.pointer)) + self._offset,
+            self._bytes,
+            whole.keep,
+            device=whole.device,
+            readonly=whole.readonly,
+            on_gpu=whole.on_gpu,
+            current=whole.current,
+            settle=whole.settle,
+            context=whole.context,
+        )
+
+    @property
+    def address(self) -> int:
+        return int(ffi.cast("uintptr_t", self._whole.pointer)) + self._offset
+
+
+def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> list[Piece]:
+    """What moves in a collective whose blocks have so many bytes."""
+    numbers, count = ffi.new("uint64_t[]", list(sizes) or [0]), ffi.new("size_t *")
+    check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, NULL, 0, count))
+    found = ffi.new("mp_piece_t[]", count[0])
+    if count[0]:
+        check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, found, count[0], count))
+    # "from" is a word of Python.
+    return [(getattr(piece, "from"), piece.to, piece.send_offset, piece.receive_offset, piece.bytes) for piece in found]
+
+
+def _blocks(values: Iterable[Any], what: str) -> list[Memory]:
+    return [memory_of(value, f"{what} {index}") for index, value in enumerate(values)]
+
+
+def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
+    for index, (block, size) in enumerate(zip(blocks, sizes)):
+        if block.nbytes != size:
+            raise ArgumentError(f"{what} {index} has {block.nbytes} bytes, and {size} move there: they must be as many")
+
+
+def _execute(
+    kind: str, sources: Sequence[Memory], destinations: Sequence[Memory], sizes: Sequence[int], stream: Any, context: Context | None
+) -> Request:
+    """The plan is one of the context's cache from the second time on."""
+    pairs: list[Any] = []
+    moves = pieces(kind, max(len(sources), len(destinations)), 0, sizes) if sources and destinations else []
+    for sender, receiver, sent, received, size in moves:
+        src = Part(sources[sender if len(sources) > 1 else 0], sent, size)
+        dst = Part(destinations[receiver if len(destinations) > 1 else 0], received, size)
+        if src.address != dst.address:
+            pairs.append((dst, src))
+    return copy_planned(Plan(pairs, context=context, as_bytes=True), stream)
+
+
+def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
+    """Copy all of ``source`` into each of ``destinations``; those that have a byte pass it on. Types and
+    shapes are not looked at, sizes are.
+
+    Args:
+        source: anything with memory, as for :class:`Plan`.
+        destinations: others, each of as many bytes.
+        stream: as for :func:`copy`, which also says when the bytes are there.
+        context: as for :class:`Plan`.
+
+    Raises:
+        As :class:`Plan`; ArgumentError names the one whose size differs.
+    """
+    whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
+    _fits(to, [whole.nbytes] * len(to), "destination")
+    return _execute("broadcast", [whole], to, [whole.nbytes], stream, context)
+
+
+def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
+    """Copy ``source`` into ``destinations``, one part after the other: together they have its size.
+
+    Arguments and errors are those of :func:`broadcast`.
+    """
+    whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
+    sizes = [block.nbytes for block in to]
+    _fits([whole], [sum(sizes)], "source")
+    return _execute("scatter", [whole], to, sizes, stream, context)
+
+
+def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
+    """Copy ``sources`` into ``destination``, one after the other: it has their size together.
+
+    Arguments and errors are those of :func:`broadcast`.
+    """
+    of, whole = _blocks(sources, "source"), memory_of(destination, "the destination")
+    sizes = [block.nbytes for block in of]
+    _fits([whole], [sum(sizes)], "destination")
+    return _execute("gather", of, [whole], sizes, stream, context)
+
+
+def all_gather(sources: Iterable[Array], destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
+    """Copy ``sources``, one after the other, into each of ``destinations``: as many, each of the size of all sources.
+
+    A source that lies inside of its destination, where it is to be, is not copied there. Arguments and errors are those of
+    :func:`broadcast`.
+    """
+    of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
+    _as_many(of, to)
+    sizes = [block.nbytes for block in of]
+    _fits(to, [sum(sizes)] * len(to), "destination")
+    return _execute("all_gather", of, to, sizes, stream, context)
+
+
+def all_to_all(
+    sources: Iterable[Array],
+    destinations: Iterable[Array],
+    stream: StreamLike | None = None,
+    *,
+    sizes: Sequence[Sequence[int]] | None = None,
+    context: Context | None = None,
+) -> Request:
+    """Copy of each of ``sources`` one part into each of ``destinations``, as many; parts lie one behind the other on both sides.
+
+    Args:
+        sizes: bytes that each sends to each, a list for each sender; ``None``: all parts of a source have one size.
+
+    Other arguments and errors are those of :func:`broadcast`. Not in place: sources and destinations must not overlap.
+    """
+    of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
+    _as_many(of, to)
+    count = len(of)
+    rows = [[block.nbytes // count] * count for block in of] if sizes is None else [list(row) for row in sizes]
+    if len(rows) != count or any(len(row) != count for row in rows):
+        raise ArgumentError(f"sizes must be {count} lists of {count} sizes, one for each sender and receiver")
+    _fits(of, [sum(row) for row in rows], "source")
+    _fits(to, [sum(row[index] for row in rows) for index in range(count)], "destination")
+    return _execute("all_to_all", of, to, [size for row in rows for size in row], stream, context)
+
+
+def _as_many(sources: Sequence[Memory], destinations: Sequence[Memory]) -> None:
+    if len(sources) != len(destinations):
+        raise ArgumentError(f"{len(destinations)} destinations for {len(sources)} sources: each participant has one of both")
