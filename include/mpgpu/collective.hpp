@@ -53,11 +53,12 @@ namespace detail {
 
 /// A block of memory, without the type of its elements.
 struct block {
-    const void *memory;
-    std::int32_t device;
-    std::uint64_t bytes;
+    const void *memory;  ///< its first byte
+    std::int32_t device; ///< where it lies
+    std::uint64_t bytes; ///< its size
 };
 
+/// Of a container of buffers or spans.
 template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     std::vector<block> blocks;
     for (auto &&end : ends) {
@@ -66,11 +67,13 @@ template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     }
     return blocks;
 }
+/// Of a buffer or a span.
 template <class End> [[nodiscard]] block block_of(End &&end) {
     const auto span = as_device_span(end);
     return {span.data(), span.location().id(), span.size_bytes()};
 }
 
+/// Bytes of each.
 [[nodiscard]] inline std::vector<std::uint64_t> sizes_of(const std::vector<block> &blocks) {
     std::vector<std::uint64_t> sizes;
     for (const block &each : blocks) {
@@ -145,6 +148,7 @@ template <class T>
     return sizes;
 }
 
+/// All together.
 [[nodiscard]] inline std::uint64_t sum_of(const std::vector<std::uint64_t> &sizes) noexcept {
     return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
 }

@@ -109,7 +109,10 @@ impl Plan {
             "the rest is starting copies, handing chunks on, and links that wait for each other".into()
         } else {
             let name = &machine.resources()[busiest].name;
-            format!("its paths keep {name} busy for {}; what options leave out, or more paths, would take some of that", time(*seconds))
+            format!(
+                "its paths keep {name} busy for {}: further ones are ruled out by options, or cost more than they carry",
+                time(*seconds)
+            )
         })
     }
 }

@@ -56,7 +56,7 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
     };
     let best = if groups.is_empty() { star } else { with(&groups, Some(&star)).unwrap_or(star) };
     let many = groups.len();
-    let groups = unjoined(groups, trees::LEAST_ALONE);
+    let groups = unjoined(groups, trees::LEAST_ALONE.max(options.min_bytes.unwrap_or(0)));
     Ok(if groups.len() > many { with(&groups, Some(&best)).unwrap_or(best) } else { best })
 }
 

@@ -246,7 +246,9 @@ pub(super) fn plan(
         let none = vec![Vec::new(); flows.len()];
         let trees = if *is_explored { &explored } else { &none };
         let mut shares = problem.shares(trees, *least_share)?;
-        if shares.iter().all(|share| depth(&share.tree) < 2) {
+        // No transfer takes more paths than it may.
+        let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
+        if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
             return None;
         }
         problem.give_chunks(&mut shares, *chunks)?;

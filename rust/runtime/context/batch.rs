@@ -5,6 +5,7 @@ use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
 use crate::plan::{LEAST_SHARED_BYTES, Shape};
 use crate::topology::{DeviceId, Machine};
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
@@ -93,9 +94,18 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
         return Err(Error::TooManyTransfers(transfers.len()));
     }
     batch.reserve_exact(transfers.len());
+    // Pieces of one array follow each other: the last answers are asked first, but for memory whose end nobody tells, which is then that of the
+    // address space.
+    let last = [Cell::new(None), Cell::new(None)];
+    let near = |end: usize, address: u64| match last[end].get() {
+        Some(known @ Allocation { base, bytes, .. }) if base + bytes < u64::MAX && (base..base + bytes).contains(&address) => {
+            Ok(Some(known))
+        }
+        _ => find(address).inspect(|found| last[end].set(*found)),
+    };
     for (index, t) in transfers.iter().enumerate() {
-        let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, find)?;
-        let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, find)?;
+        let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, &|address| near(0, address))?;
+        let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, &|address| near(1, address))?;
         batch.push(Located {
             dst: t.dst,
             src: t.src,
@@ -215,6 +225,17 @@ pub(super) struct ByteRange {
 /// Two ranges that overlap, at least one of them a destination; the one of the earlier transfer first. O(n log n).
 pub(super) fn first_overlap(ranges: impl IntoIterator<Item = ByteRange>) -> Option<(ByteRange, ByteRange)> {
     let mut ranges: SmallVec<[ByteRange; 8]> = ranges.into_iter().collect();
+    // Sources apart from everything that is written need no place in the order: of long lists half the work.
+    let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
+    for range in ranges.iter().filter(|range| range.end == End::Destination) {
+        match hulls.iter_mut().find(|hull| hull.space == range.space) {
+            Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
+            None => hulls.push(*range),
+        }
+    }
+    let is_near =
+        |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
+    ranges.retain(|range| range.end == End::Destination || is_near(range));
     ranges.sort_unstable_by_key(|r| (r.space, r.first));
     // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
     let mut reach: Option<ByteRange> = None;
