@@ -273,15 +273,21 @@ fn plan_says_what_is_done_and_why_not_more() {
     for part in [
         "modelled: ",
         " times as fast as one path for each transfer",
+        "\nat best ",
+        ", limited by gpu0>",
+        "; the plan reaches 0.",
         "  via gpu1  ",
+        "  via gpu4, gpu6  ",
         " chunks of ",
-        "at most 6.0 GB/s (root0>root1)",
+        "at most 23.9 GB/s (gpu0>gpu1)",
         "not direct: no copy engine can copy from gpu0 to gpu5 in one go",
-        "not via gpu6, gpu7: no copy engine can copy from gpu0 to there",
-        "not via host1: root0>root1 is busy",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
+    let small = output(&["plan", "--topology", "dgx1-v100", "gpu0:gpu5:4M"]);
+    assert!(small.contains("not via gpu6, gpu7: no copy engine can copy from gpu0 to there"), "{small}");
+    let both = output(&["plan", "--topology", "beluga", "gpu0:gpu1:4M", "gpu1:gpu0:4M", "gpu0:gpu1:4M", "gpu1:gpu0:4M"]);
+    assert!(both.contains("not via gpu2: gpu2>gpu1 is busy for "), "{both}");
     let ring = ["gpu0:gpu1:128M", "gpu1:gpu2:128M", "gpu2:gpu3:128M", "gpu3:gpu0:128M"];
     let text = output(&[&["plan", "--topology", "beluga", "--no-host-path"][..], &ring].concat());
     assert!(text.contains("4 transfers of 128.0 MiB, each:") && text.contains("3: gpu3>gpu0 (gpu1)"), "{text}");
@@ -296,6 +302,9 @@ fn a_plan_as_json_holds_what_the_text_says() {
     assert_eq!(paths.iter().filter_map(|path| path["bytes"].as_u64()).sum::<u64>(), 1 << 30);
     assert_eq!((&paths[0]["via"], &paths[0]["limited_by"]), (&Value::Null, &"gpu0>nvswitch".into()));
     assert_eq!((&paths[1]["via"], &paths[1]["slots"]), (&(-1).into(), &4.into()));
+    let bound = &plan["bound"];
+    let reached = bound["seconds"].as_f64().expect("seconds") / plan["modelled_seconds"].as_f64().expect("seconds");
+    assert!((0.95..1.0).contains(&reached) && bound["limits"][0]["resource"] == "gpu0>nvswitch" && bound["reason"].is_null(), "{bound}");
     assert_eq!(transfer["rejected"].as_array().map(Vec::len), Some(6));
     assert_eq!(transfer["rejected"][0]["code"], "shares_direct");
     assert_eq!((&plan["options"]["max_paths"], &plan["bytes"]), (&3.into(), &(1_u64 << 30).into()));

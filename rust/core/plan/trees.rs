@@ -11,6 +11,7 @@
 //! draws on the resources of all its copies, and the trees of all groups, and what the rest of the batch moves, share them. Whether it is done at all
 //! is the simulator's word: it plays both programs, because a chain of chunks is what the planner's model of single paths does not have.
 
+use super::candidates::{Reason, Rejection};
 use super::executor;
 use super::lower::copying_device;
 use super::network::{Commodity, Draws, Network, Tree};
@@ -294,6 +295,16 @@ pub(super) fn plan(
                     seconds: trees,
                 });
             }
+        }
+    }
+    // Where no copy goes stays so, but for devices that bytes now pass in a row.
+    for group in groups.iter().filter(|group| group.members.len() == 1) {
+        for &transfer in group.sources.iter().flat_map(|source| &source.transfers) {
+            let plan = &mut transfers[transfer as usize];
+            let is_passed = |device: DeviceId| plan.paths.iter().any(|path| path.via == Some(device) || path.earlier.contains(&device));
+            let before = star.into_iter().flat_map(|star| star.transfers[transfer as usize].rejected.iter());
+            let stays = |rejection: &&Rejection| rejection.reason == Reason::NoRoute && !rejection.via.is_some_and(is_passed);
+            plan.rejected = Arc::new(before.filter(stays).cloned().collect());
         }
     }
     // The simulator and the model differ in what they leave out: a plan's time is the model's.
