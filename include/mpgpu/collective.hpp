@@ -75,9 +75,9 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
 
 /// Bytes of each.
 [[nodiscard]] inline std::vector<std::uint64_t> sizes_of(const std::vector<block> &blocks) {
-    std::vector<std::uint64_t> sizes;
-    for (const block &each : blocks) {
-        sizes.push_back(each.bytes);
+    std::vector<std::uint64_t> sizes(blocks.size());
+    for (std::size_t at = 0; at < blocks.size(); ++at) {
+        sizes[at] = blocks[at].bytes;
     }
     return sizes;
 }

@@ -583,7 +583,7 @@ TEST_CASE("named batches bring each participant its blocks, and what is there al
     // In place: each has its block where it is to be.
     std::vector<mpgpu::device_span<const int>> places;
     for (std::size_t gpu = 0; gpu < wholes.size(); ++gpu) {
-        places.push_back(mpgpu::device_span<int>(wholes[gpu]).subspan(gpu * n, n));
+        places.emplace_back(mpgpu::device_span<int>(wholes[gpu]).subspan(gpu * n, n));
     }
     CHECK(mpgpu::all_gather(places, wholes).size() == 6);
     run(mpgpu::all_gather(places, wholes));
