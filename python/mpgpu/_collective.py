@@ -127,7 +127,9 @@ def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | No
     return _execute("gather", of, [whole], sizes, stream, context)
 
 
-def all_gather(sources: Iterable[Array], destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
+def all_gather(
+    sources: Iterable[Array], destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None
+) -> Request:
     """Copy ``sources``, one after the other, into each of ``destinations``: as many, each of the size of all sources.
 
     A source that lies inside of its destination, where it is to be, is not copied there. Arguments and errors are those of

@@ -263,9 +263,7 @@ class Node(_library.Owner):
         """
         return self._halves("broadcast", root, memory, memory, None)
 
-    def scatter(
-        self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None
-    ) -> list[HalfTransfer]:
+    def scatter(self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
         """The same of a scatter: of the root's ``source`` one part after the other into the ``destination`` of each rank.
 
         Args:
@@ -276,9 +274,7 @@ class Node(_library.Owner):
         """
         return self._halves("scatter", root, source, destination, sizes)
 
-    def gather(
-        self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None
-    ) -> list[HalfTransfer]:
+    def gather(self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
         """The same of a gather: the ``source`` of each rank, one after the other, into the root's ``destination``.
 
         Args:
@@ -320,7 +316,8 @@ class Node(_library.Owner):
                     size = rows[row][rank]
                     if size:
                         tag = _COLLECTIVE_TAG - _KINDS["all_to_all"]
-                        halves.append(HalfTransfer(Part(memory, offsets[row], size), rank, tag, is_send))
+                        part: Any = Part(memory, offsets[row], size)
+                        halves.append(HalfTransfer(part, rank, tag, is_send))
                     offsets[row] += size
             return halves
         except BaseException as error:
@@ -341,8 +338,8 @@ class Node(_library.Owner):
             moves = pieces(kind, self.ranks, root, each)
             halves = []
             for sender, receiver, sent_at, received_at, size in moves:
-                src = None if whole is None else Part(whole, sent_at, size)
-                dst = None if into is None else Part(into, received_at, size)
+                src: Any = None if whole is None else Part(whole, sent_at, size)
+                dst: Any = None if into is None else Part(into, received_at, size)
                 if sender == receiver == self.rank and src is not None and dst is not None and src.address == dst.address:
                     continue
                 for part, memory, rank, other, offset, is_send in (

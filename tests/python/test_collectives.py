@@ -10,7 +10,7 @@ import pytest
 
 def arrays(context, counts):
     """Memory of GPU 0, 1, … with so many numbers, as arrays that the host backend lets one see."""
-    made = [context.empty(4 * count, device=gpu, dtype="i4") for gpu, count in enumerate(counts)]
+    made = [context.empty(count, device=gpu, dtype="i4") for gpu, count in enumerate(counts)]
     for one in made:
         one.numpy()[:] = -1
     return made
