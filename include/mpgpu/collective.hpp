@@ -153,6 +153,24 @@ template <class T>
     return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
 }
 
+/// A rank's halves of a scatter, a gather or an all-gather. The source of the one and the destination of the others has
+/// all blocks: on the root, or on all.
+template <class T>
+[[nodiscard]] std::vector<half_transfer> halves_of_blocks(mp_collective_t collective, const node &ranks, int root,
+                                                          device_span<const T> from, device_span<T> to,
+                                                          array_view<const std::size_t> elements, on_error failed) {
+    const auto count = static_cast<std::size_t>(ranks.size());
+    const bool scatters = collective == MP_SCATTER;
+    const auto sizes = byte_sizes<T>(elements, count, scatters ? to.size() : from.size());
+    const block whole = scatters ? block_of(from) : block_of(to);
+    const bool has_whole = collective == MP_ALL_GATHER || ranks.rank() == root;
+    if (has_whole && !check_block(scatters ? "source" : "destination", 0, whole, sum_of(sizes), failed)) {
+        return {};
+    }
+    const auto pieces = pieces_of(collective, count, static_cast<std::size_t>(root), sizes, failed);
+    return halves_of(collective, pieces, static_cast<std::uint32_t>(ranks.rank()), from.data(), to.data());
+}
+
 } // namespace detail
 
 /// All of `source` to each of `destinations`, a container of buffers or spans, each of the same size. Throws
@@ -267,19 +285,9 @@ template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> scatter(const node &ranks, int root, Source &&source,
                                                  Destination &&destination, array_view<const std::size_t> elements = {},
                                                  on_error failed = {}) {
-    const auto from_span = detail::as_device_span(source);
-    const auto to_span = detail::as_device_span(destination);
-    using element = typename decltype(to_span)::element_type;
-    const auto count = static_cast<std::size_t>(ranks.size());
-    const auto sizes = detail::byte_sizes<element>(elements, count, to_span.size());
-    if (ranks.rank() == root) {
-        if (!detail::check_block("source", 0, detail::block_of(from_span), detail::sum_of(sizes), failed)) {
-            return {};
-        }
-    }
-    const auto pieces = detail::pieces_of(MP_SCATTER, count, static_cast<std::size_t>(root), sizes, failed);
-    return detail::halves_of(MP_SCATTER, pieces, static_cast<std::uint32_t>(ranks.rank()), from_span.data(),
-                             to_span.data());
+    const auto to = detail::as_device_span(destination);
+    return detail::halves_of_blocks<typename decltype(to)::element_type>(
+        MP_SCATTER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
 /// This rank's part of a gather: its `source` into the root's `destination`, which is written there alone. `elements`
@@ -287,36 +295,18 @@ template <class Source, class Destination>
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> gather(const node &ranks, int root, Source &&source, Destination &&destination,
                                                 array_view<const std::size_t> elements = {}, on_error failed = {}) {
-    const auto from_span = detail::as_device_span(source);
-    const auto to_span = detail::as_device_span(destination);
-    using element = typename decltype(to_span)::element_type;
-    const auto count = static_cast<std::size_t>(ranks.size());
-    const auto sizes = detail::byte_sizes<element>(elements, count, from_span.size());
-    if (ranks.rank() == root) {
-        if (!detail::check_block("destination", 0, detail::block_of(to_span), detail::sum_of(sizes), failed)) {
-            return {};
-        }
-    }
-    const auto pieces = detail::pieces_of(MP_GATHER, count, static_cast<std::size_t>(root), sizes, failed);
-    return detail::halves_of(MP_GATHER, pieces, static_cast<std::uint32_t>(ranks.rank()), from_span.data(),
-                             to_span.data());
+    const auto to = detail::as_device_span(destination);
+    return detail::halves_of_blocks<typename decltype(to)::element_type>(
+        MP_GATHER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
 /// This rank's part of an all-gather: `source` of each into `destination` of all. `elements` as for `gather`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_gather(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> elements = {}, on_error failed = {}) {
-    const auto from_span = detail::as_device_span(source);
-    const auto to_span = detail::as_device_span(destination);
-    using element = typename decltype(to_span)::element_type;
-    const auto count = static_cast<std::size_t>(ranks.size());
-    const auto sizes = detail::byte_sizes<element>(elements, count, from_span.size());
-    if (!detail::check_block("destination", 0, detail::block_of(to_span), detail::sum_of(sizes), failed)) {
-        return {};
-    }
-    const auto pieces = detail::pieces_of(MP_ALL_GATHER, count, 0, sizes, failed);
-    return detail::halves_of(MP_ALL_GATHER, pieces, static_cast<std::uint32_t>(ranks.rank()), from_span.data(),
-                             to_span.data());
+    const auto to = detail::as_device_span(destination);
+    return detail::halves_of_blocks<typename decltype(to)::element_type>(
+        MP_ALL_GATHER, ranks, 0, detail::as_device_span(source), to, elements, failed);
 }
 
 /// This rank's part of an all-to-all: of `source` a part to each, and a part of each into `destination`. `sent` and

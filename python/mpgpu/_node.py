@@ -309,13 +309,13 @@ class Node(_library.Owner):
         try:
             whole, into = memory_of(source, "source"), _writable(destination, "destination")
             rows = [_parts(sent, whole, self.ranks, "sent"), _parts(received, into, self.ranks, "received")]
+            tag = _COLLECTIVE_TAG - _KINDS["all_to_all"]
             offsets = [0, 0]
             halves = []
             for rank in range(self.ranks):
                 for row, memory, is_send in zip(range(2), (whole, into), (True, False)):
                     size = rows[row][rank]
                     if size:
-                        tag = _COLLECTIVE_TAG - _KINDS["all_to_all"]
                         part: Any = Part(memory, offsets[row], size)
                         halves.append(HalfTransfer(part, rank, tag, is_send))
                     offsets[row] += size
