@@ -14,7 +14,7 @@ use crate::topology::Machine;
 
 /// The least gain for which several paths are taken. Figures differ by a few per cent between hosts of the same kind, so a smaller
 /// modelled gain is as likely a loss.
-const LEAST_GAIN: f64 = 0.02;
+pub(super) const LEAST_GAIN: f64 = 0.02;
 
 /// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {

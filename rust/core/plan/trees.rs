@@ -17,6 +17,7 @@ use super::lower::copying_device;
 use super::network::{Commodity, Draws, Network, Tree};
 use super::options::Options;
 use super::planned::{PathPlan, Plan, TransferPlan};
+use super::planner::LEAST_GAIN;
 use super::split::{Column, split};
 use crate::model::simulate::{Executor, Scenario};
 use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
@@ -27,9 +28,6 @@ use std::sync::Arc;
 
 /// Smaller sources are copied to each destination: what passing on costs is two hand-overs at least.
 pub const LEAST_BYTES: u64 = 1 << 20;
-
-/// The least gain for which a batch passes on: as for several paths, because figures differ between hosts.
-const LEAST_GAIN: f64 = 0.02;
 
 /// Smaller transfers alone keep to one relay: what two cost in chunks is more.
 pub(super) const LEAST_ALONE: u64 = 8 << 20;
