@@ -79,10 +79,13 @@ namespace {
 /// What is fastest of what can be tried, with the program's own kernel.
 mpgpu::partitioning tuned(const machine &m, const std::string &file, const std::vector<mpgpu::window> &windows,
                           const std::vector<mpgpu::node_transfer> &transfers, mpgpu::device where,
-                          const mpgpu::plan_options &options, const producer &launch) {
+                          const mpgpu::plan_options &options, bool arrivals, const producer &launch) {
     mpgpu::partition_tuning trials;
-    trials.agents = {mpgpu::agent::automatic, mpgpu::agent::copy_engine, mpgpu::agent::producer};
-    trials.arrivals = false;
+    trials.agents = {mpgpu::agent::copy_engine, mpgpu::agent::producer};
+    if (!arrivals) {
+        trials.agents.push_back(mpgpu::agent::automatic);
+    }
+    trials.arrivals = arrivals;
     trials.file = file;
     const mpgpu::stream stream(m.ctx, where);
     mpgpu::event begin(m.ctx);
@@ -128,7 +131,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         mpgpu::partitioning how = way.partitions;
         if (!way.tuned.empty()) {
             const mpgpu::device where = mpgpu::device::from_id(copies[0].src_device);
-            how = tuned(m, way.tuned, windows, transfers, where, plan_options, launch);
+            how = tuned(m, way.tuned, windows, transfers, where, plan_options, arrivals, launch);
         }
         how.arrivals = arrivals;
         how.stores = true; // the kernels do where their trigger says so

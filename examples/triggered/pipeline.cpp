@@ -77,8 +77,12 @@ class piped {
           t_(t), early_(early), streams_{mpgpu::stream(t.m.ctx, t.where.first),
                                          mpgpu::stream(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu))},
           begun_(t.m.ctx), sent_(t.m.ctx), consumed_(t.m.ctx),
-          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0, early, {}),
-          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0, false, {}),
+          first_(t.m, way, {mpgpu::make_transfer(t.input, t.source)}, 0, early,
+                 [this](const mpgpu::stream &stream, const outputs &out) { make(stream, out); }),
+          second_(t.m, way, {mpgpu::make_transfer(t.output, t.result)}, 0, false,
+                  [this](const mpgpu::stream &stream, const outputs &out) {
+                      t_.m.code.consume(stream, t_.where.second_gpu, what_is_there(), out);
+                  }),
           arrived_(t.m.ctx, mpgpu::device::gpu(t.where.second_gpu), 1) {
         mpgpu::buffer<std::uint64_t> zero(t.m.ctx, mpgpu::device::host(), 1);
         *zero.data() = 0;
@@ -101,16 +105,27 @@ class piped {
     std::string name;
 
   private:
-    void step() {
-        t_.step += 0x9e3779b97f4a7c15ULL;
-        const outputs &out = first_.out();
+    /// The first kernel.
+    void make(const mpgpu::stream &stream, const outputs &out) const {
+        t_.m.code.make(stream, t_.where.first.id(), {t_.source.data(), t_.words, t_.step, t_.work}, out);
+    }
+
+    /// For a second kernel that waits for nothing.
+    [[nodiscard]] consuming what_is_there() const {
         consuming second{};
         second.in = t_.input.data();
         second.out = t_.result.data();
         second.words = t_.words;
         second.work = t_.work;
-        second.early = early_;
         second.shares = t_.where.second_gpu == t_.where.first.id();
+        return second;
+    }
+
+    void step() {
+        t_.step += 0x9e3779b97f4a7c15ULL;
+        const outputs &out = first_.out();
+        consuming second = what_is_there();
+        second.early = early_;
         second.in_trigger = out.to[0];
         second.arrived = arrived_.data();
         second.before = steps_++ * out.to[0].partitions;
@@ -120,7 +135,7 @@ class piped {
         }
         first_.arm(streams_[0]);
         begun_.record(streams_[0]);
-        t_.m.code.make(streams_[0], t_.where.first.id(), {t_.source.data(), t_.words, t_.step, t_.work}, out);
+        make(streams_[0], out);
         first_.move(streams_[0], t_.where.first.id());
         sent_.record(streams_[0]);
         // What waits for arrivals is enqueued after what they come from.
@@ -182,8 +197,8 @@ int pipeline(const machine &m, const options &opt) {
     std::vector<std::unique_ptr<piped>> forms;
     std::vector<int> of_all; // for each form that works on arrival, its sibling; -1 for the others
     for (const form &way : all_forms(opt)) {
-        if (way.how == form::way::alone || way.how == form::way::told || !way.tuned.empty()) {
-            continue; // of two kernels at once no trial is made
+        if (way.how == form::way::alone || way.how == form::way::told) {
+            continue;
         }
         try {
             forms.push_back(std::make_unique<piped>(t, way, false));

@@ -2,9 +2,10 @@
 
 use crate::common::Random;
 use crate::fluid_bound::wired;
+use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use mpgpu_core::plan::{Options, Plan, PlanError, Shape, TimeBound, plan, validate};
-use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset};
+use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
@@ -190,6 +191,62 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
     let (median, worst) = (over[over.len() / 2], over[over.len() - 1]);
     println!("{} machines: median {median:.3}, worst {worst:.3} of the bound", over.len());
     assert!(over.len() > 90 && median < 1.15 && worst < 2.0, "{over:.3?}");
+}
+
+/// Every kind of named batch of some GPUs, with blocks of 1 MiB to `most`, of sizes of their own where the kind allows it.
+fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str, Vec<Shape>)> {
+    let count = machine.gpu_count();
+    let mut sizes = |count: usize| -> Vec<u64> { (0..count).map(|_| (1 << 20) + random.below(most)).collect() };
+    let square = (count * count) as usize;
+    let kinds = [
+        ("broadcast", Collective::Broadcast, vec![most]),
+        ("scatter", Collective::Scatter, sizes(count as usize)),
+        ("gather", Collective::Gather, sizes(count as usize)),
+        ("all-gather", Collective::AllGather, sizes(count as usize)),
+        ("all-to-all", Collective::AllToAll, vec![most; square]),
+        ("all-to-all(v)", Collective::AllToAll, sizes(square)),
+    ];
+    let batch = |kind: Collective, sizes: &[u64]| -> Vec<Shape> {
+        let pieces = kind.pieces(count, 0, Sizes::Each(sizes)).expect("pieces");
+        let moved = pieces.into_iter().filter(|piece| piece.from != piece.to);
+        // What begins at one address is one source.
+        let source = |piece: &BlockCopy| if kind == Collective::AllToAll || kind == Collective::Scatter { 0 } else { piece.from + 1 };
+        moved.map(|piece| shape(DeviceId::gpu(piece.from), DeviceId::gpu(piece.to), piece.bytes, source(&piece))).collect()
+    };
+    kinds.into_iter().map(|(name, kind, sizes)| (name, batch(kind, &sizes))).collect()
+}
+
+#[test]
+fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
+    let mut over: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut look = |machine: &Machine, of: &str, random: &mut Random, prints: bool| {
+        for (name, batch) in named(machine, random, 256 << 20) {
+            if plan(machine, &batch, &Options::default()).is_err() {
+                continue;
+            }
+            let (planned, copies) = played(machine, &batch);
+            let bound = TimeBound::new(machine, &batch).seconds;
+            if prints {
+                println!("{of}, {name}: {:.3} ms, {:.2} times copies, {:.3} of the bound", planned * 1e3, copies / planned, planned / bound);
+            }
+            assert!(planned <= copies * 1.0001 && planned >= bound, "{of}, {name}: {planned} s, copies {copies}, bound {bound}");
+            over.entry(name).or_default().push(planned / bound);
+        }
+    };
+    for name in preset_names() {
+        let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
+        look(&machine, name, &mut Random(1), true);
+    }
+    for seed in 0..100 {
+        let mut random = Random(seed);
+        let machine = wired(&mut random);
+        look(&machine, "random", &mut random, false);
+    }
+    for (name, mut all) in over {
+        all.sort_by(f64::total_cmp);
+        let (median, worst) = (all[all.len() / 2], all[all.len() - 1]);
+        println!("{name}: {} machines: median {median:.3}, worst {worst:.3} of the bound", all.len());
+    }
 }
 
 #[test]
