@@ -15,6 +15,7 @@ struct options {
     bool csv = false;     ///< one line of comma separated values, nothing else
     bool plan = false;    ///< print the plan of the halo exchange and stop
     bool plain = false;   ///< also exchange halos by plain copies and events, and compare
+    bool gpu_aware = false; ///< jacobi_mpi: MPI takes pointers of GPUs, whatever it says
     bool help = false;
 };
 
