@@ -396,13 +396,12 @@ int main(int argc, char *argv[]) {
         gpus = machine - 10;
         print_header();
         for (const int ranks : opt.ranks) {
-            const int code = in_processes(
-                ranks, gpus, [&](int rank, const std::string &meeting) {
-                    return run(opt, rank, ranks, [&](const mpgpu::context &ctx, mpgpu::device on) {
-                        return mpgpu::node(ctx, static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks),
-                                           meeting, {on});
-                    });
+            const int code = in_processes(ranks, gpus, [&](int rank, const std::string &meeting) {
+                return run(opt, rank, ranks, [&](const mpgpu::context &ctx, mpgpu::device on) {
+                    return mpgpu::node(ctx, static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks),
+                                       meeting, {on});
                 });
+            });
             if (code != 0) {
                 return code;
             }

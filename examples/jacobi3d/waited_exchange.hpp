@@ -82,7 +82,8 @@ template <class Messages> class waited_exchange final : public exchange {
                 receive(s, parts[i]); // what was received there last is unpacked
             }
             for_each_face(parts[i].where, [&](int face, std::size_t first, std::size_t cells) {
-                s.under_way.push_back(messages_.send(parts[i], face, memory(s.sent, parts[i].sent).subspan(first, cells)));
+                s.under_way.push_back(
+                    messages_.send(parts[i], face, memory(s.sent, parts[i].sent).subspan(first, cells)));
             });
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {

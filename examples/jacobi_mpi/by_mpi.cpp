@@ -20,9 +20,7 @@ class by_mpi final : public exchange {
         MPI_Isend(own_.row(parity, own_.rows), count, MPI_FLOAT, below, down, own_.ranks, &under_way_[3]);
     }
 
-    void finish() override {
-        MPI_Waitall(static_cast<int>(under_way_.size()), under_way_.data(), MPI_STATUSES_IGNORE);
-    }
+    void finish() override { MPI_Waitall(static_cast<int>(under_way_.size()), under_way_.data(), MPI_STATUSES_IGNORE); }
 
   private:
     static constexpr int up = 0;

@@ -92,7 +92,9 @@ struct part {
         constexpr std::size_t whole = (std::size_t{2} << 20) / sizeof(float);
         return {ctx, where, (size() + whole - 1) / whole * whole};
     }
-    [[nodiscard]] mpgpu::device_span<float> elements(std::size_t parity) { return memory.at(parity).subspan(0, size()); }
+    [[nodiscard]] mpgpu::device_span<float> elements(std::size_t parity) {
+        return memory.at(parity).subspan(0, size());
+    }
 };
 
 /// The same exchange by mpgpu, of each of the two arrays that swap.

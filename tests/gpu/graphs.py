@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What CUDA graphs cost, as figures 13 and 14 of "Enabling multi-path GPU communication with CUDA graphs" show it: creation, construction,
-instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs on streams against graphs, by size.
-Runs `mpgpu-bench` on two GPUs, in about a minute.
+"""What CUDA graphs cost, as figures 13 and 14 of the paper on multi-path copies by graphs (2026) show it: creation, construction,
+instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs on streams against
+graphs, by size. Runs `mpgpu-bench` on two GPUs, in about a minute.
 
     python3 tests/gpu/graphs.py BENCH FOLDER
     python3 tests/gpu/graphs.py --read FOLDER
 
-BENCH is `mpgpu-bench`. Its JSON and the picture graphs.svg are left in FOLDER; --read makes tables and picture anew from there. Exits with 77 where
-there are not two GPUs.
+BENCH is `mpgpu-bench`. Its JSON and the picture graphs.svg are left in FOLDER; --read makes tables and picture anew from there. Exits
+with 77 where there are not two GPUs.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ def run(bench: str, folder: pathlib.Path) -> None:
 
 def results(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
     report = json.loads((folder / f"{name}.json").read_text())
-    if not report["results"]:
+    found: list[dict[str, Any]] = report["results"]
+    if not found:
         print(f"gpu graphs: skipped: {'; '.join(skipped['why'] for skipped in report.get('skipped', []))}")
         sys.exit(77)
-    return report["results"]
+    return found
 
 
 def manner(result: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Times of the driver's own calls."""
-    return result["plain"][0]["times"]
+    times: dict[str, dict[str, float]] = result["plain"][0]["times"]
+    return times
 
 
 def phases_of(found: list[dict[str, Any]]) -> Phases:

@@ -314,8 +314,8 @@ int main(int argc, char **argv) {
     ok(mp_messenger_create(node, nullptr, &messenger), "mp_messenger_create");
     if (rank == 0) {
         std::printf("%12s  %28s  %28s%s\n%12s  %9s %9s %8s  %9s %9s %8s%s\n", "", "tagged", "by descriptor",
-                    staged ? "               staged  tagged: times as fast" : "", "bytes", "us", "posting", "GB/s", "us",
-                    "posting", "GB/s", staged ? "         us     GB/s     latency  bandwidth" : "");
+                    staged ? "               staged  tagged: times as fast" : "", "bytes", "us", "posting", "GB/s",
+                    "us", "posting", "GB/s", staged ? "         us     GB/s     latency  bandwidth" : "");
     }
     std::vector<double> sooner;
     std::vector<double> faster;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // Notifications between a kernel and a CPU thread on a GPU: 100,000 rounds in which what is handed over is checked, the
-// time that one takes each way and that each side needs for it, and what waiting for one costs copies that run beside it. Run by
-// tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where there is no GPU.
+// time that one takes each way and that each side needs for it, and what waiting for one costs copies that run beside
+// it. Run by tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where there is no GPU.
 #include <mpgpu/notify.hpp>
 
 #include <cuda_runtime.h>
@@ -174,9 +174,8 @@ void time_each_side(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t
     std::printf("\n%-44s %9s %9s %15s\n", "nanoseconds, alone", "read", "write", "read and write");
     std::printf("%-44s %9.1f %9.1f %15.1f\n", "thread", by_thread[0] / count, by_thread[1] / count,
                 by_thread[2] / count);
-    std::printf("%-44s %9.1f %9.1f %15.1f\n", "thread of a kernel",
-                static_cast<double>(by_kernel.data()[0]) / count, static_cast<double>(by_kernel.data()[1]) / count,
-                static_cast<double>(by_kernel.data()[2]) / count);
+    std::printf("%-44s %9.1f %9.1f %15.1f\n", "thread of a kernel", static_cast<double>(by_kernel.data()[0]) / count,
+                static_cast<double>(by_kernel.data()[1]) / count, static_cast<double>(by_kernel.data()[2]) / count);
 }
 
 void print_halves(const char *what, unsigned blocks, std::vector<double> microseconds) {
