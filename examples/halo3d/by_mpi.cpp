@@ -5,27 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
-#if defined(OPEN_MPI)
-#include <mpi-ext.h> // says whether it was built for CUDA, and has the query where it was
-#endif
-
 namespace halo = mpgpu::halo;
-
-std::optional<std::string> why_not_gpu_aware() {
-#if defined(MPIX_CUDA_AWARE_SUPPORT)
-    if (MPIX_Query_cuda_support() == 1) {
-        return std::nullopt;
-    }
-    const std::string what = "says that it is not GPU-aware";
-#else
-    const std::string what = "has no MPIX_Query_cuda_support to say whether it is GPU-aware";
-#endif
-    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> version{};
-    int length = 0;
-    MPI_Get_library_version(version.data(), &length);
-    const std::string text(version.data());
-    return text.substr(0, text.find_first_of(",\n")) + " " + what;
-}
 
 by_mpi::by_mpi(const mpgpu::context &ctx, const halo::grid &g, part &mine)
     : all_(messages_of(g, mine.rank, mine.vars.size())), halves_{make_half(ctx, g, mine), make_half(ctx, g, mine)} {}

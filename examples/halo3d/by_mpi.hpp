@@ -9,12 +9,8 @@
 #include <mpi.h>
 
 #include <array>
-#include <optional>
 #include <string>
 #include <vector>
-
-/// What this MPI says of device pointers: nothing when it takes them, else why it is left out.
-std::optional<std::string> why_not_gpu_aware();
 
 /// The exchange by MPI, which is given pointers of the devices: persistent requests, one kernel that packs all messages
 /// and one that unpacks them. Messages to the rank itself pass MPI by. The host waits for the packing, because MPI

@@ -2,6 +2,7 @@
 //
 // Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: one process for each rank. With
 // -plain and -mpi the same is also done without mpgpu, by turns, to see what it gains.
+#include "../gpu_aware.hpp"
 #include "by_mpi.hpp"
 #include "cycles.hpp"
 #include "lower_bound.hpp"

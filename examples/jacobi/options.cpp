@@ -17,7 +17,9 @@ const char *const usage =
     "  -devices N     devices to use (all)\n"
     "  -topology T    preset such as beluga, or a topology file (this machine)\n"
     "  -plan          print the plan of the halo exchange and stop\n"
-    "  -plain         solve with plain copies and events in place of mpgpu too, by turns, and compare\n"
+    "  -plain         solve with plain copies and events in place of mpgpu too, by turns, and compare;\n"
+    "                 jacobi_mpi: also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
+    "  -gpu-aware     the same wherever: an MPI built without CUDA is GPU-aware through UCX, and does not say so\n"
     "  -help          print this\n";
 
 options parse(int argc, const char *const *argv) {
@@ -44,6 +46,8 @@ options parse(int argc, const char *const *argv) {
             result.plan = true;
         } else if (flag == "-plain") {
             result.plain = true;
+        } else if (flag == "-gpu-aware") {
+            result.plain = result.gpu_aware = true;
         } else if (flag == "-help" || flag == "--help") {
             result.help = true;
         } else {

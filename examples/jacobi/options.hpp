@@ -6,15 +6,16 @@
 
 /// The command line. Flags have the names they have in NVIDIA's multi-gpu-programming-models; defaults fit a laptop.
 struct options {
-    int niter = 200;      ///< iterations at most
-    int nccheck = 100;    ///< iterations from one check for convergence to the next
-    int nx = 2048;        ///< points in x, the contiguous direction
-    int ny = 2048;        ///< points in y, divided among the devices
-    int devices = 0;      ///< devices to use; 0: all
-    std::string topology; ///< preset or file; empty: this machine
-    bool csv = false;     ///< one line of comma separated values, nothing else
-    bool plan = false;    ///< print the plan of the halo exchange and stop
-    bool plain = false;   ///< also exchange halos by plain copies and events, and compare
+    int niter = 200;        ///< iterations at most
+    int nccheck = 100;      ///< iterations from one check for convergence to the next
+    int nx = 2048;          ///< points in x, the contiguous direction
+    int ny = 2048;          ///< points in y, divided among the devices
+    int devices = 0;        ///< devices to use; 0: all
+    std::string topology;   ///< preset or file; empty: this machine
+    bool csv = false;       ///< one line of comma separated values, nothing else
+    bool plan = false;      ///< print the plan of the halo exchange and stop
+    bool plain = false;     ///< also exchange halos by plain copies and events, and compare
+    bool gpu_aware = false; ///< jacobi_mpi: MPI takes pointers of GPUs, whatever it says
     bool help = false;
 };
 

@@ -10,6 +10,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -33,8 +34,16 @@ struct face_place {
 };
 std::array<face_place, faces> places_of(const block &b);
 
+/// Of the message for a face of a block.
+inline std::uint64_t tag_of(int block_number, int face) {
+    return static_cast<std::uint64_t>(block_number) * faces + static_cast<std::uint64_t>(face);
+}
+
 /// What the faces of all blocks are exchanged by. Blocks of one process send each other messages too.
 struct face_messages {
+    using request = mpgpu::message_request;
+    static constexpr bool follow_streams = true;
+
     const mpgpu::messenger &messenger;
     const division &whole;
     int blocks_each; ///< of each rank
@@ -59,10 +68,14 @@ class exchange {
     virtual void run(std::vector<part> &parts) = 0;
 };
 
-/// Faces are copied to host memory, sent from there, and copied to the receiver's device: what a program does whose
-/// messages take host memory alone.
+/// Faces are copied to host memory, sent from there, and copied to the receiver's device.
 std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const face_messages &messages,
                                               std::vector<part> &parts);
+#ifdef JACOBI3D_MPI
+/// Faces are sent by MPI, from device memory or `staged`.
+std::unique_ptr<exchange> by_mpi(const mpgpu::context &ctx, const division &whole, int blocks_each,
+                                 std::vector<part> &parts, bool staged);
+#endif
 /// Faces are sent from device memory into device memory. The host waits for the last iteration's messages alone, so
 /// that it is ahead of the devices.
 std::unique_ptr<exchange> from_device_memory(const face_messages &messages, const std::vector<part> &parts);

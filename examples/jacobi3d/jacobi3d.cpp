@@ -11,9 +11,9 @@
 //     unpack     what has been received, into the ghost cells
 //     sweep      new values of all cells; then old and new change places
 //
-// in two forms: faces staged through host memory, or sent directly from device memory to device memory. There is no
-// check for convergence. After a few iterations every cell is compared with one block on the CPU, and after the last
-// one both forms with each other, bit by bit.
+// in two forms: faces staged through host memory, or sent directly from device memory to device memory; jacobi3d_mpi,
+// whose processes mpirun starts, has both by MPI too. There is no check for convergence. After a few iterations every
+// cell is compared with one block on the CPU, and after the last one all forms with each other, bit by bit.
 #include "device_code.hpp"
 #include "domain.hpp"
 #include "exchange.hpp"
@@ -34,6 +34,14 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#ifdef JACOBI3D_MPI
+#include "../gpu_aware.hpp"
+
+#include <mpgpu/mpi.hpp>
+
+#include <mpi.h>
+#endif
 
 namespace {
 
@@ -206,10 +214,10 @@ bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b
         const mpgpu::buffer<double> ours = fetched(ctx, a.parts[i]);
         const mpgpu::buffer<double> others = fetched(ctx, b.parts[i]);
         const block &where = a.parts[i].where;
-        good =
-            good && right(where, ours, "staged and direct differ", [&](std::int64_t x, std::int64_t y, std::int64_t z) {
-                return others.data()[element_of(where, x, y, z)];
-            });
+        const std::string what = std::string(a.name) + " and " + b.name + " differ";
+        good = good && right(where, ours, what.c_str(), [&](std::int64_t x, std::int64_t y, std::int64_t z) {
+                   return others.data()[element_of(where, x, y, z)];
+               });
     }
     return all.largest(good ? 0.0 : 1.0) == 0.0;
 }
@@ -226,14 +234,14 @@ double quantile(std::vector<double> readings, double part) {
 void print_header() {
     std::printf(
         "Microseconds, medians of rounds (quartiles); x: times as fast as staged. Exchange: an iteration without its "
-        "sweep.\n%5s %6s  %-16s %-7s %28s %6s %28s %6s\n",
+        "sweep.\n%5s %6s  %-16s %-10s %28s %6s %28s %6s\n",
         "ranks", "blocks", "domain", "form", "iteration", "x", "exchange", "x");
 }
 
 void print(const solver &s, const solver &staged, int ranks, const division &whole) {
     const std::string domain =
         std::to_string(whole.domain[0]) + "_" + std::to_string(whole.domain[1]) + "_" + std::to_string(whole.domain[2]);
-    std::printf("%5d %6d  %-16s %-7s", ranks, whole.count(), domain.c_str(), s.name);
+    std::printf("%5d %6d  %-16s %-10s", ranks, whole.count(), domain.c_str(), s.name);
     for (const auto readings : {&solver::iteration_us, &solver::exchange_us}) {
         if (readings == &solver::exchange_us && whole.count() == 1) {
             break; // one block has nobody to exchange with
@@ -255,24 +263,43 @@ mpgpu::context context_of(const options &opt) {
     return mpgpu::context(machine);
 }
 
-/// What one of the processes does for one line of the table.
-int run(const options &opt, int rank, int ranks, const std::string &meeting) {
+/// What one of the processes does for one line of the table. `meet(ctx, on)` makes the node of all.
+template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&meet) {
     const mpgpu::context ctx = context_of(opt);
     const mpgpu::device on = mpgpu::device::gpu(rank % ctx.devices().gpus);
-    const mpgpu::node node(ctx, static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks), meeting, {on});
+    const auto node = meet(ctx, on);
     team all(ctx, node, on, rank, ranks);
     const division whole = divide(opt.weak ? scaled(opt.domain, ranks) : opt.domain, ranks * opt.blocks);
     const face_messages messages{all.messenger, whole, opt.blocks};
 
     std::vector<solver> solvers;
+    const auto add = [&](const char *name) -> std::vector<part> & {
+        solver &s = solvers.emplace_back();
+        s.name = name;
+        s.parts = parts_of(ctx, on, whole, rank * opt.blocks, opt.blocks);
+        return s.parts;
+    };
+    if (opt.staged) {
+        std::vector<part> &parts = add("staged");
+        solvers.back().halos = through_host_memory(ctx, messages, parts);
+    }
+    if (opt.direct) {
+        std::vector<part> &parts = add("direct");
+        solvers.back().halos = from_device_memory(messages, parts);
+    }
+#ifdef JACOBI3D_MPI
+    const bool on_gpu = ctx.backend() == mpgpu::backend::cuda;
     for (const bool staged : {true, false}) {
-        if (staged ? opt.staged : opt.direct) {
-            solver &s = solvers.emplace_back();
-            s.name = staged ? "staged" : "direct";
-            s.parts = parts_of(ctx, on, whole, rank * opt.blocks, opt.blocks);
-            s.halos = staged ? through_host_memory(ctx, messages, s.parts) : from_device_memory(messages, s.parts);
+        const auto reason = !staged && on_gpu && !opt.gpu_aware ? why_not_gpu_aware() : std::nullopt;
+        if (reason && opt.direct && rank == 0) {
+            std::printf("MPI direct is left out: %s\n", reason->c_str());
+        }
+        if ((staged ? opt.staged : opt.direct) && !reason) {
+            std::vector<part> &parts = add(staged ? "MPI staged" : "MPI direct");
+            solvers.back().halos = by_mpi(ctx, whole, opt.blocks, parts, staged);
         }
     }
+#endif
     bool good = true;
     if (opt.check > 0) {
         const std::vector<double> reference =
@@ -293,7 +320,9 @@ int run(const options &opt, int rank, int ranks, const std::string &meeting) {
             }
         }
     }
-    good = (solvers.size() < 2 || same(ctx, all, solvers[0], solvers[1])) && good;
+    for (std::size_t other = 1; other < solvers.size(); ++other) {
+        good = same(ctx, all, solvers[0], solvers[other]) && good;
+    }
     for (const solver &s : solvers) {
         if (rank == 0 && good) {
             print(s, solvers[0], ranks, whole);
@@ -305,9 +334,49 @@ int run(const options &opt, int rank, int ranks, const std::string &meeting) {
 
 } // namespace
 
+#ifdef JACOBI3D_MPI
 int main(int argc, char *argv[]) {
+    MPI_Init(&argc, &argv);
+    int rank = 0;
+    int ranks = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    int code = 0;
     try {
         const options opt = parse(argc, argv);
+        if (!opt.ranks.empty()) {
+            throw std::invalid_argument("-ranks: mpirun -n says how many");
+        }
+        if (opt.help) {
+            std::fputs(rank == 0 ? usage : "", stdout);
+        } else {
+            if (rank == 0) {
+                print_header();
+            }
+            code = run(opt, rank, ranks, [](const mpgpu::context &ctx, mpgpu::device on) {
+                return mpgpu::mpi::node(ctx, MPI_COMM_WORLD, {on});
+            });
+            if (rank == 0 && code == 0) {
+                std::printf("jacobi3d: every cell of every form is right\n");
+            }
+        }
+    } catch (const std::exception &e) {
+        std::fprintf(stderr, "jacobi3d_mpi: rank %d: %s\n", rank, e.what());
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    MPI_Finalize();
+    return code;
+}
+#else
+int main(int argc, char *argv[]) {
+    try {
+        options opt = parse(argc, argv);
+        if (opt.gpu_aware) {
+            throw std::invalid_argument("-gpu-aware: this is for jacobi3d_mpi");
+        }
+        if (opt.ranks.empty()) {
+            opt.ranks = {2};
+        }
         if (opt.help) {
             std::fputs(usage, stdout);
             return 0;
@@ -327,8 +396,12 @@ int main(int argc, char *argv[]) {
         gpus = machine - 10;
         print_header();
         for (const int ranks : opt.ranks) {
-            const int code = in_processes(
-                ranks, gpus, [&](int rank, const std::string &meeting) { return run(opt, rank, ranks, meeting); });
+            const int code = in_processes(ranks, gpus, [&](int rank, const std::string &meeting) {
+                return run(opt, rank, ranks, [&](const mpgpu::context &ctx, mpgpu::device on) {
+                    return mpgpu::node(ctx, static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(ranks),
+                                       meeting, {on});
+                });
+            });
             if (code != 0) {
                 return code;
             }
@@ -340,3 +413,4 @@ int main(int argc, char *argv[]) {
         return 2;
     }
 }
+#endif

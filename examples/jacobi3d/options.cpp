@@ -13,6 +13,7 @@ const char *const usage =
     "  -ranks N,N,... processes, each with one GPU: one problem after the other (2)\n"
     "  -blocks N      blocks of each process (1)\n"
     "  -form F        staged: faces go through host memory; direct: from device memory; both (both)\n"
+    "  -gpu-aware     jacobi3d_mpi: direct also by an MPI that does not say that it takes pointers of GPUs\n"
     "  -iterations N  of a round (20)\n"
     "  -rounds N      rounds, of which the median and the quartiles are printed (7)\n"
     "  -check N       iterations that are compared with one block on the CPU, cell by cell; 0: none (5)\n"
@@ -40,6 +41,8 @@ options parse(int argc, const char *const *argv) {
             }
             result.staged = form != "direct";
             result.direct = form != "staged";
+        } else if (flag == "-gpu-aware") {
+            result.gpu_aware = true;
         } else if (flag == "-iterations") {
             result.iterations = flags::number(flag, value(), 1);
         } else if (flag == "-rounds") {

@@ -10,7 +10,7 @@
 /// The command line. Three numbers are joined by `_`, x first.
 struct options {
     std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells; with `weak` of one rank
-    std::vector<int> ranks = {2};                      ///< processes: one problem after the other
+    std::vector<int> ranks;                            ///< processes: one problem after the other; none: 2
     int blocks = 1;                                    ///< of each process
     bool weak = false;                                 ///< the domain grows with the number of ranks
     int iterations = 20;                               ///< of a round
@@ -18,6 +18,7 @@ struct options {
     int check = 5;                                     ///< iterations that are compared with one block on the CPU
     bool staged = true;                                ///< faces go through host memory
     bool direct = true;                                ///< faces are sent from device memory
+    bool gpu_aware = false;                            ///< MPI takes pointers of GPUs, whatever it says
     std::string topology;                              ///< preset or file; empty: this machine
     bool help = false;
 };

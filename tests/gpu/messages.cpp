@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Latency and bandwidth of messages between two processes, tagged and by descriptor, from 8 B to 1 GiB, in memory of a
-// GPU; every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES]`, each with the GPU in sight
-// that it shall use. Rank 0 prints.
+// GPU; every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES [staged]]`, each with the GPU in
+// sight that it shall use. Rank 0 prints.
 //
 //   latency     half of a round trip: a message of this size each way, and the host waits for each
 //   bandwidth   windows of 16 messages, after each of which the receiver answers with one of no bytes
 //
 // A descriptor travels as the metadata of a message of no bytes. What the host needs for posting is printed too: it is
-// part of a latency.
+// part of a latency. With `staged` also through pinned host memory, as programs do whose messages know nothing of
+// GPUs: the whole buffer is copied to the host, sent from there, and copied to the receiver's GPU.
 #include <mpgpu/mpgpu.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -57,25 +59,57 @@ void copy(void *to, std::int32_t to_device, const void *from, std::int32_t from_
     ok(mp_plan_destroy(plan), "destroying a plan");
 }
 
+enum class way { tagged, descriptor, staged };
+enum class use { sent, received };
+
 struct buffers {
     std::uint64_t bytes;
     std::uint64_t count;
     std::uint64_t stride;
     char *device;
+    char *staging = nullptr;       ///< pinned host memory, as much, where messages are staged
+    std::vector<mp_plan_t> copies; ///< between both, of each buffer
     std::vector<std::uint64_t> host;
 
-    explicit buffers(std::uint64_t size)
+    buffers(std::uint64_t size, way how, use what)
         : bytes(size), count(std::clamp<std::uint64_t>(most_at_once / size, 1, window)),
           stride((size + 255) / 256 * 256), device(nullptr), host((size + 7) / 8) {
         void *memory = nullptr;
         ok(mp_alloc(context, 0, count * stride, &memory), "allocating");
         device = static_cast<char *>(memory);
+        if (how != way::staged) {
+            return;
+        }
+        ok(mp_alloc_shared(context, MP_DEVICE_HOST, count * stride, &memory), "allocating host memory");
+        staging = static_cast<char *>(memory);
+        mp_plan_options_t one_path = MP_PLAN_OPTIONS_INIT;
+        one_path.max_paths = 1;
+        for (std::uint64_t index = 0; index < count; ++index) {
+            char *const gpu = at(index);
+            char *const cpu = at_host(index);
+            const mp_transfer_t copy = what == use::sent ? mp_transfer_t{cpu, MP_DEVICE_HOST, gpu, 0, bytes}
+                                                         : mp_transfer_t{gpu, 0, cpu, MP_DEVICE_HOST, bytes};
+            ok(mp_plan(context, &copy, 1, &one_path, &copies.emplace_back(nullptr)), "planning a copy");
+        }
     }
-    ~buffers() { mp_free(context, device); }
+    ~buffers() {
+        for (mp_plan_t copy : copies) {
+            mp_plan_destroy(copy);
+        }
+        mp_free(context, staging);
+        mp_free(context, device);
+    }
     buffers(const buffers &) = delete;
     buffers &operator=(const buffers &) = delete;
 
     [[nodiscard]] char *at(std::uint64_t index) const { return device + index % count * stride; }
+    [[nodiscard]] char *at_host(std::uint64_t index) const { return staging + index % count * stride; }
+    /// Starts the copy of a buffer from or to the host.
+    [[nodiscard]] mp_request_t stage(std::uint64_t index) const {
+        mp_request_t done;
+        ok(mp_execute(copies[index % count], stream, &done), "a copy");
+        return done;
+    }
 
     /// Writes round `round` into all of them.
     void fill(std::uint64_t round) {
@@ -137,29 +171,42 @@ void meet() {
     wait(sent);
 }
 
-enum class way { tagged, descriptor };
-
 /// Sends a buffer; what is to be waited for.
-mp_request_t give(way how, const void *data, std::uint64_t bytes, std::uint64_t tag) {
+mp_request_t give(way how, const buffers &out, std::uint64_t index, std::uint64_t tag) {
     if (how == way::tagged) {
-        return send(data, bytes, tag);
+        return send(out.at(index), out.bytes, tag);
+    }
+    if (how == way::staged) {
+        wait(out.stage(index));
+        return send(out.at_host(index), out.bytes, tag);
     }
     mp_message_descriptor_t descriptor;
     mp_request_t released;
-    ok(mp_message_describe(messenger, data, bytes, stream, &descriptor, &released), "mp_message_describe");
+    ok(mp_message_describe(messenger, out.at(index), out.bytes, stream, &descriptor, &released), "mp_message_describe");
     mp_request_t sent = send(nullptr, 0, tag, &descriptor, sizeof descriptor);
     ok(mp_request_destroy(&sent), "mp_request_destroy");
     return released;
 }
 
 /// The receive of what `give` has sent, begun by `take` and ended by `taken`.
-mp_request_t take(way how, void *data, std::uint64_t bytes, std::uint64_t tag) {
-    return how == way::tagged ? receive(data, bytes, tag) : receive(nullptr, 0, tag);
+mp_request_t take(way how, const buffers &in, std::uint64_t index, std::uint64_t tag) {
+    switch (how) {
+    case way::tagged:
+        return receive(in.at(index), in.bytes, tag);
+    case way::staged:
+        return receive(in.at_host(index), in.bytes, tag);
+    default:
+        return receive(nullptr, 0, tag);
+    }
 }
 
-mp_request_t taken(way how, mp_request_t request, void *data, std::uint64_t bytes) {
+mp_request_t taken(way how, mp_request_t request, const buffers &in, std::uint64_t index) {
     if (how == way::tagged) {
         return request;
+    }
+    if (how == way::staged) {
+        wait(request);
+        return in.stage(index);
     }
     mp_message_descriptor_t descriptor;
     mp_message_info_t info = MP_MESSAGE_INFO_INIT;
@@ -167,7 +214,7 @@ mp_request_t taken(way how, mp_request_t request, void *data, std::uint64_t byte
     info.metadata_capacity = sizeof descriptor;
     ok(mp_wait(&request, &info), "mp_wait");
     mp_request_t fetched;
-    ok(mp_message_fetch(messenger, &descriptor, data, bytes, stream, &fetched), "mp_message_fetch");
+    ok(mp_message_fetch(messenger, &descriptor, in.at(index), in.bytes, stream, &fetched), "mp_message_fetch");
     return fetched;
 }
 
@@ -183,26 +230,26 @@ double median(std::vector<double> values) {
 }
 
 figures measure(way how, std::uint64_t bytes) {
-    buffers out(bytes);
-    buffers in(bytes);
-    const char *what = how == way::tagged ? "a tagged message" : "a descriptor";
+    buffers out(bytes, how, use::sent);
+    buffers in(bytes, how, use::received);
+    const char *what = how == way::tagged ? "a tagged message" : how == way::staged ? "a staged one" : "a descriptor";
     std::vector<double> latencies;
     std::vector<double> postings;
     const int rounds = bytes <= (1U << 20U) ? 500 : bytes <= (64U << 20U) ? 60 : 12;
     out.fill(1);
     meet();
     for (int round = 0; round < rounds + 10; ++round) {
-        mp_request_t incoming = take(how, in.at(0), bytes, 1);
+        mp_request_t incoming = take(how, in, 0, 1);
         const double begun = now();
         double posted = begun;
         if (rank == 0) {
-            const mp_request_t sent = give(how, out.at(0), bytes, 1);
+            const mp_request_t sent = give(how, out, 0, 1);
             posted = now();
-            wait(taken(how, incoming, in.at(0), bytes));
+            wait(taken(how, incoming, in, 0));
             wait(sent);
         } else {
-            wait(taken(how, incoming, in.at(0), bytes));
-            wait(give(how, out.at(0), bytes, 1));
+            wait(taken(how, incoming, in, 0));
+            wait(give(how, out, 0, 1));
         }
         if (round >= 10) {
             latencies.push_back((now() - begun) / 2 * 1e6);
@@ -222,16 +269,16 @@ figures measure(way how, std::uint64_t bytes) {
         std::vector<mp_request_t> requests;
         if (rank == 0) {
             for (std::uint64_t index = 0; index < window; ++index) {
-                requests.push_back(give(how, out.at(index), bytes, 2 + index));
+                requests.push_back(give(how, out, index, 2 + index));
             }
             std::for_each(requests.begin(), requests.end(), wait);
             wait(receive(nullptr, 0, 500));
         } else {
             for (std::uint64_t index = 0; index < window; ++index) {
-                requests.push_back(take(how, in.at(index), bytes, 2 + index));
+                requests.push_back(take(how, in, index, 2 + index));
             }
             for (std::uint64_t index = 0; index < window; ++index) {
-                requests[index] = taken(how, requests[index], in.at(index), bytes);
+                requests[index] = taken(how, requests[index], in, index);
             }
             std::for_each(requests.begin(), requests.end(), wait);
             wait(send(nullptr, 0, 500));
@@ -251,11 +298,12 @@ figures measure(way how, std::uint64_t bytes) {
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        std::fprintf(stderr, "usage: messages RANK SOCKET [MOST_BYTES]\n");
+        std::fprintf(stderr, "usage: messages RANK SOCKET [MOST_BYTES [staged]]\n");
         return 2;
     }
     rank = std::atoi(argv[1]);
     const std::uint64_t most = argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1ULL << 30U;
+    const bool staged = argc > 4 && std::strcmp(argv[4], "staged") == 0;
     ok(mp_context_create(nullptr, &context), "mp_context_create");
     ok(mp_stream_create(context, 0, &stream), "mp_stream_create");
     mp_node_options_t options = MP_NODE_OPTIONS_INIT;
@@ -265,16 +313,27 @@ int main(int argc, char **argv) {
        "mp_node_create");
     ok(mp_messenger_create(node, nullptr, &messenger), "mp_messenger_create");
     if (rank == 0) {
-        std::printf("%12s  %28s  %28s\n%12s  %9s %9s %8s  %9s %9s %8s\n", "", "tagged", "by descriptor", "bytes", "us",
-                    "posting", "GB/s", "us", "posting", "GB/s");
+        std::printf("%12s  %28s  %28s%s\n%12s  %9s %9s %8s  %9s %9s %8s%s\n", "", "tagged", "by descriptor",
+                    staged ? "               staged  tagged: times as fast" : "", "bytes", "us", "posting", "GB/s",
+                    "us", "posting", "GB/s", staged ? "         us     GB/s     latency  bandwidth" : "");
     }
+    std::vector<double> sooner;
+    std::vector<double> faster;
     for (std::uint64_t bytes = 8; bytes <= most; bytes *= bytes < (1U << 16U) ? 8 : 4) {
         const figures tagged = measure(way::tagged, bytes);
         const figures described = measure(way::descriptor, bytes);
+        const figures through_host = staged ? measure(way::staged, bytes) : figures{};
         if (rank == 0) {
-            std::printf("%12llu  %9.2f %9.2f %8.2f  %9.2f %9.2f %8.2f\n", static_cast<unsigned long long>(bytes),
+            std::printf("%12llu  %9.2f %9.2f %8.2f  %9.2f %9.2f %8.2f", static_cast<unsigned long long>(bytes),
                         tagged.latency, tagged.posting, tagged.bandwidth, described.latency, described.posting,
                         described.bandwidth);
+            if (staged) {
+                sooner.push_back(through_host.latency / tagged.latency);
+                faster.push_back(tagged.bandwidth / through_host.bandwidth);
+                std::printf("  %9.2f %8.2f  %10.1f %10.1f", through_host.latency, through_host.bandwidth, sooner.back(),
+                            faster.back());
+            }
+            std::printf("\n");
             std::fflush(stdout);
         }
     }
@@ -283,6 +342,12 @@ int main(int argc, char **argv) {
     ok(mp_stream_destroy(context, stream), "mp_stream_destroy");
     ok(mp_context_destroy(context), "mp_context_destroy");
     if (rank == 0) {
+        for (const auto &[what, times] : {std::pair{"latency", &sooner}, std::pair{"bandwidth", &faster}}) {
+            if (!times->empty()) {
+                const auto [least, most_of_all] = std::minmax_element(times->begin(), times->end());
+                std::printf("tagged beside staged, %s: %.1fx to %.1fx\n", what, *least, *most_of_all);
+            }
+        }
         std::printf("every byte right\n");
     }
     return 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
 // Notifications between a kernel and a CPU thread on a GPU: 100,000 rounds in which what is handed over is checked, the
-// time that one takes each way, and what waiting for one costs copies that run beside it. Run by
-// tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where there is no GPU.
+// time that one takes each way and that each side needs for it, and what waiting for one costs copies that run beside
+// it. Run by tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where there is no GPU.
 #include <mpgpu/notify.hpp>
 
 #include <cuda_runtime.h>
@@ -55,17 +55,22 @@ __global__ void hand_over(notifier tell, std::uint64_t *up, const std::uint64_t 
     }
 }
 
+/// Nanoseconds.
+__device__ std::uint64_t clock_of_gpu() {
+    unsigned long long now = 0;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+
 /// The same with nothing but the notifications. `nanoseconds[round]`: from raising to being answered, by the GPU's
 /// clock.
 __global__ void ping_pong(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
     const notify_block block = notify_block::current();
     for (std::uint64_t round = 1; round <= count; ++round) {
-        unsigned long long begin = 0;
-        unsigned long long end = 0;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin)::"memory");
+        const std::uint64_t begin = clock_of_gpu();
         tell.raise_by_all(block, 0, round);
         tell.wait(block, 1, round);
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(end)::"memory");
+        const std::uint64_t end = clock_of_gpu();
         if (block.index == 0 && block.thread == 0) {
             nanoseconds[round - 1] = end - begin;
         }
@@ -87,6 +92,23 @@ __global__ void wait_all_polling(notifier tell, std::uint64_t value) {
         tell.raise(0, value);
     }
     while (!tell.is_raised(1, value)) {
+    }
+}
+
+/// What one thread needs for reads that find nothing, for raises, and for a read and a raise, by the GPU's clock.
+__global__ void read_and_raise(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
+    for (int kind = 0; kind < 3; ++kind) {
+        const std::uint64_t begin = clock_of_gpu();
+        for (std::uint64_t turn = 1; turn <= count; ++turn) {
+            if (kind != 1 && tell.is_raised(1, turn)) {
+                nanoseconds[kind] = 0;
+                return;
+            }
+            if (kind != 0) {
+                tell.raise(0, count * kind + turn);
+            }
+        }
+        nanoseconds[kind] = clock_of_gpu() - begin;
     }
 }
 
@@ -123,6 +145,37 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     if (wrong_here + *wrong.data() != 0) {
         throw std::runtime_error("words were wrong");
     }
+}
+
+/// What a side pays for one notification, with nobody at the other end: table 1 of the paper is of a read and a write.
+void time_each_side(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t stream) {
+    constexpr std::uint64_t count = 20000;
+    mpgpu::notifications told(ctx, where, 2);
+    mpgpu::buffer<std::uint64_t> by_kernel(ctx, mpgpu::device::host(), 3);
+    read_and_raise<<<1, 1, 0, stream>>>(told.in_kernel(), count, by_kernel.data());
+    CHECK(cudaGetLastError());
+    CHECK(cudaStreamSynchronize(stream));
+    mpgpu::notifications others(ctx, where, 2);
+    double by_thread[3];
+    bool found = false;
+    for (std::uint64_t kind = 0; kind < 3; ++kind) {
+        const auto begin = steady::now();
+        for (std::uint64_t turn = 1; turn <= count; ++turn) {
+            found = found || (kind != 1 && others.test(0, turn));
+            if (kind != 0) {
+                others.raise(1, count * kind + turn);
+            }
+        }
+        by_thread[kind] = seconds_since(begin) * 1e9;
+    }
+    if (found || by_kernel.data()[0] == 0) {
+        throw std::runtime_error("a notification was found that nobody has raised");
+    }
+    std::printf("\n%-44s %9s %9s %15s\n", "nanoseconds, alone", "read", "write", "read and write");
+    std::printf("%-44s %9.1f %9.1f %15.1f\n", "thread", by_thread[0] / count, by_thread[1] / count,
+                by_thread[2] / count);
+    std::printf("%-44s %9.1f %9.1f %15.1f\n", "thread of a kernel", static_cast<double>(by_kernel.data()[0]) / count,
+                static_cast<double>(by_kernel.data()[1]) / count, static_cast<double>(by_kernel.data()[2]) / count);
 }
 
 void print_halves(const char *what, unsigned blocks, std::vector<double> microseconds) {
@@ -265,6 +318,7 @@ int run() {
     for (const unsigned blocks : {1U, 8U, whole}) {
         check_words(ctx, where, waiting, blocks);
     }
+    time_each_side(ctx, where, waiting);
     std::printf("\n%-44s %6s %9s %9s %9s\n", "microseconds, one way", "blocks", "least", "median", "99th %");
     for (const unsigned blocks : {1U, 8U, whole}) {
         time_both_ways(ctx, where, waiting, blocks);

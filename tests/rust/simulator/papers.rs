@@ -89,7 +89,7 @@ fn reproduce() -> Result<Papers, Box<dyn Error>> {
     let mut puts = Vec::new();
     for machine in MACHINES {
         for both_directions in [false, true] {
-            for window in [1, 16] {
+            for window in [1, 4, 16] {
                 let rows = PUT_SIZES.iter().map(|&bytes| put_row(machine, both_directions, window, bytes));
                 puts.push(Puts { machine, both_directions, window, rows: rows.collect::<Result<_, _>>()? });
             }
