@@ -156,14 +156,14 @@ class Rank:
         return wrong
 
 
-def rank_of(rank: int, ranks: int, folder: str, most: int, answers: Any) -> None:
+def rank_of(rank: int, ranks: int, folder: str, least: int, most: int, answers: Any) -> None:
     try:
         here = Rank(rank, ranks, folder)
         for kind in ("broadcast", "all_gather", "all_to_all"):
-            size = 4096
+            size = least
             while size <= most:
                 here.measure(kind, size)
-                size *= 4
+                size *= 4 if least == 4096 else 2
         answers.put(here.wrong)
         here.distributed.destroy_process_group()
     except BaseException:
@@ -173,6 +173,7 @@ def rank_of(rank: int, ranks: int, folder: str, most: int, answers: Any) -> None
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int)
+    parser.add_argument("--least", type=int, default=4096)
     parser.add_argument("--most", type=int, default=1 << 30)
     given = parser.parse_args()
     found = subprocess.run("nvidia-smi --list-gpus", shell=True, capture_output=True, text=True).stdout.count("GPU ")
@@ -185,7 +186,7 @@ def main() -> int:
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        processes = [spawn.Process(target=rank_of, args=(rank, ranks, folder, given.most, answers)) for rank in range(ranks)]
+        processes = [spawn.Process(target=rank_of, args=(rank, ranks, folder, given.least, given.most, answers)) for rank in range(ranks)]
         for process in processes:
             process.start()
         said = []

@@ -7,7 +7,7 @@ use crate::backend::{
     StreamHandle,
 };
 use crate::bridge::{Segment, run_actions_on_cpu};
-use crate::plan::{self, Options, Place, Shape};
+use crate::plan::{self, Copy, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
@@ -54,6 +54,8 @@ struct Shared {
     rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
     host_rings: Vec<bool>,
+    /// Of each transfer whether it stays in one GPU.
+    inside: Vec<bool>,
     flags: Vec<AtomicU64>,
     /// Of each rank two.
     inboxes: Vec<Memory>,
@@ -98,6 +100,13 @@ impl Addresses for Shared {
 
     fn is_host(&self, place: Place) -> bool {
         matches!(place, Place::Slot { ring, .. } if self.host_rings[ring.0 as usize])
+    }
+
+    fn is_inside(&self, copy: &Copy) -> bool {
+        match (copy.from, copy.to) {
+            (Place::Source { .. }, Place::Destination { transfer, .. }) => self.inside[transfer as usize],
+            _ => false,
+        }
     }
 }
 
@@ -225,6 +234,10 @@ impl Addresses for ForStreams<'_> {
 
     fn is_host(&self, place: Place) -> bool {
         self.0.is_host(place)
+    }
+
+    fn is_inside(&self, copy: &Copy) -> bool {
+        self.0.is_inside(copy)
     }
 }
 
@@ -406,12 +419,15 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
         rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
+        inside: shapes.iter().map(|shape| shape.src_device == shape.dst_device).collect(),
         flags: zeros(parts.flags.len() as u64),
         near: Near::Some(1),
     };
-    // A rank alone with itself needs no flags, and its copies are the backend's.
-    let between = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src != ends.dst && shape.bytes > 0);
-    let alone = ends.iter().zip(&shapes).any(|(ends, shape)| ends.src == ends.dst && shape.bytes > 0);
+    // A rank that has to do with itself alone needs no flags, and its copies are the backend's.
+    let moving = ends.iter().zip(&shapes).filter(|(_, shape)| shape.bytes > 0).map(|(ends, _)| *ends);
+    let (inside, across): (Vec<EndRanks>, Vec<EndRanks>) = moving.partition(|ends| ends.src == ends.dst);
+    let alone = inside.iter().any(|own| !across.iter().any(|ends| [ends.src, ends.dst].contains(&own.src)));
+    let between = !across.is_empty();
     (between && !alone).then_some((parts, ends, shared, eager))
 }
 
@@ -510,6 +526,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
             rings: Vec::new(),
             slot_bytes: Vec::new(),
             host_rings: Vec::new(),
+            inside: vec![ends.src == ends.dst],
             flags: zeros(parts.flags.len() as u64),
             near: Near::Some(1),
         };
@@ -526,6 +543,25 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
     assert!(matches!(&small(super::SMALL_BYTES / 2, 8, away)[..], [Some(_), Some(_)]));
     assert!(matches!(&small(super::SMALL_BYTES / 8, 1, away)[..], [None, Some(_)]), "copied byte by byte");
     assert_eq!(small(100, 0, EndRanks { src: 1, dst: 1 }), [None, None]);
+}
+
+#[test]
+fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
+    let one_path = Options { max_paths: 1, ..Options::default() };
+    let most = super::SMALL_BYTES;
+    // An all-gather: each rank's block to the other, and to itself.
+    let actions = |bytes: u64| -> Vec<Option<Box<[Action]>>> {
+        let (parts, _, shared, _) = divided(2, &[(0, 0, bytes), (0, 1, bytes), (1, 0, bytes), (1, 1, bytes)], &one_path).expect("divided");
+        parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect()
+    };
+    for actions in actions(most / 2) {
+        let actions = actions.expect("a kernel's");
+        let is_raise = |action: &Action| matches!(action, Action::Raise(_) | Action::RaiseNear(_));
+        let is_take = |action: &Action| matches!(action, Action::Take(_) | Action::TakeNear { .. });
+        let [ready, go, Action::Copy(_), there, Action::Copy(_), done] = &actions[..] else { panic!("{actions:?}") };
+        assert!([ready, there].into_iter().all(is_raise) && [go, done].into_iter().all(is_take), "{actions:?}");
+    }
+    assert!(actions(most).iter().all(Option::is_none), "too much");
 }
 
 #[test]
@@ -616,6 +652,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         rings: program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: program.rings.iter().map(|ring| ring.device.is_host()).collect(),
+        inside: shapes.iter().map(|shape| shape.src_device == shape.dst_device).collect(),
         flags: zeros(parts.flags.len() as u64),
         near: Near::None,
     };

@@ -2,8 +2,8 @@
 
 use crate::common::Random;
 use crate::fluid_bound::wired;
-use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
+use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
 use mpgpu_core::plan::{Options, Plan, PlanError, Shape, TimeBound, plan, validate};
 use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Score, Simulated};
@@ -227,7 +227,12 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
             let (planned, copies) = played(machine, &batch);
             let bound = TimeBound::new(machine, &batch).seconds;
             if prints {
-                println!("{of}, {name}: {:.3} ms, {:.2} times copies, {:.3} of the bound", planned * 1e3, copies / planned, planned / bound);
+                println!(
+                    "{of}, {name}: {:.3} ms, {:.2} times copies, {:.3} of the bound",
+                    planned * 1e3,
+                    copies / planned,
+                    planned / bound
+                );
             }
             assert!(planned <= copies * 1.0001 && planned >= bound, "{of}, {name}: {planned} s, copies {copies}, bound {bound}");
             over.entry(name).or_default().push(planned / bound);

@@ -14,7 +14,7 @@ use super::together::Together;
 use super::transfers::{NodeEnd, NodeTransfer, Window};
 use crate::backend::{ActionGrid, Endpoints, SignalWait};
 use crate::ipc::{Handle, OnLeave, StepPlaces};
-use crate::plan::{Place, Program};
+use crate::plan::{Copy, Place, Program};
 use crate::program::ranks::{Flag, FlagId};
 use crate::topology::DeviceId;
 use serde::{Deserialize, Serialize};
@@ -167,6 +167,16 @@ impl Addresses for Bindings<'_> {
             Place::Source { transfer, .. } => end(self.together.transfers[transfer as usize].src),
             Place::Destination { transfer, .. } => end(self.together.transfers[transfer as usize].dst),
             Place::Slot { ring, .. } => self.together.plan.program.rings[ring.0 as usize].device.is_host(),
+        }
+    }
+
+    fn is_inside(&self, copy: &Copy) -> bool {
+        let shape = |transfer: u32| &self.together.plan.transfers[transfer as usize].shape;
+        match (copy.from, copy.to) {
+            (Place::Source { transfer: from, .. } | Place::Destination { transfer: from, .. }, Place::Destination { transfer: to, .. }) => {
+                from == to && shape(to).src_device == shape(to).dst_device
+            }
+            _ => false,
         }
     }
 }

@@ -36,6 +36,8 @@ pub(super) trait Addresses {
     fn own_device(&self) -> DeviceId;
     /// Whether a byte is in host memory.
     fn is_host(&self, place: Place) -> bool;
+    /// Whether a copy goes from one end of a transfer to the other, and both lie in memory of one device.
+    fn is_inside(&self, copy: &Copy) -> bool;
 }
 
 /// Operations of a lane that nothing comes between.
@@ -68,9 +70,13 @@ pub(super) struct SmallPart {
     pub is_narrow: bool,
 }
 
-/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations and never by kernels: between two H100 these
-/// cost 10 us more. A fused kernel of a lab program takes 19.7 us for 4 MiB each way, copy engines 24; from 8 MiB on they are equal.
-const SMALL_BYTES: u64 = 4 << 20;
+/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two H100 a kernel
+/// of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at 23 MB. Half
+/// of that, because the program's own kernels lose the multiprocessors meanwhile.
+const SMALL_BYTES: u64 = 12 << 20;
+
+/// Bytes that stay in one GPU's memory come and go so many times as fast as those that pass an NVLink.
+const INSIDE_RATE: u64 = 4;
 
 /// The same where one block does it.
 const NARROW_BYTES: u64 = 64 << 10;
@@ -151,6 +157,16 @@ impl Draft {
     }
 }
 
+/// Whether the order of two copies matters: one writes what the other reads or writes.
+fn meet(one: &Copy, other: &Copy) -> bool {
+    let same = |a: Place, b: Place| match (a, b) {
+        (Place::Destination { transfer: a, .. }, Place::Destination { transfer: b, .. }) => a == b,
+        (Place::Slot { ring: a, slot: c }, Place::Slot { ring: b, slot: d }) => (a, c) == (b, d),
+        _ => false,
+    };
+    same(one.to, other.from) || same(one.to, other.to) || same(one.from, other.to)
+}
+
 impl SmallPart {
     /// The GPU that may do a part as one kernel, as far as is known before memory of other ranks is mapped. `None` where much is moved, or by
     /// several GPUs, or nothing is awaited.
@@ -158,7 +174,8 @@ impl SmallPart {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        let is_little = part.copies().map(|copy| copy.bytes).sum::<u64>() <= SMALL_BYTES;
+        let effort = |copy: &Copy| if at.is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes };
+        let is_little = part.copies().count() <= MOST_ACTIONS && part.copies().map(effort).sum::<u64>() <= SMALL_BYTES;
         (awaits && is_little && !device.is_host() && devices.all(|other| other == device)).then_some(device)
     }
 
@@ -166,11 +183,14 @@ impl SmallPart {
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let device = SmallPart::device_of(part, at)?;
         // Bytes that lie differently in their words are copied in smaller ones.
-        let effort = |copy: &Copy| match (at.place(copy.from) ^ at.place(copy.to)) % 16 {
-            0 => copy.bytes,
-            8 => 2 * copy.bytes,
-            4 | 12 => 4 * copy.bytes,
-            _ => 16 * copy.bytes,
+        let effort = |copy: &Copy| {
+            let times = match (at.place(copy.from) ^ at.place(copy.to)) % 16 {
+                0 => 1,
+                8 => 2,
+                4 | 12 => 4,
+                _ => 16,
+            };
+            times * copy.bytes / if at.is_inside(copy) { INSIDE_RATE } else { 1 }
         };
         let actions = SmallPart::actions_of(part, at);
         let effort: u64 = part.copies().map(effort).sum();
@@ -222,23 +242,33 @@ impl SmallPart {
         SmallPart { actions: actions.into(), program: Arc::new(program), endpoints: ends.into(), grid, ..self }
     }
 
-    /// What the kernel does, with flags where they are now.
+    /// What the kernel does, with flags where they are now. Copies that nobody waits for come last.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
         let take = |flag: &FlagId| SmallPart::take(*flag, at);
         let raise = |flag: &FlagId| SmallPart::raise(*flag, at);
         let mut actions: Vec<Action> = part.begins.iter().map(raise).collect();
+        // Copies since what came before was last done, and those that may come at any time.
+        let (mut going, mut free): (Vec<&Copy>, Vec<Action>) = Default::default();
         let mut transfer = 0;
         for step in &part.steps {
-            if let Some(Action::Copy(_)) = actions.last() {
+            if step.copies.iter().any(|copy| going.iter().any(|before| meet(before, copy))) {
                 actions.push(Action::Order);
+                going.clear();
             }
             actions.extend(step.takes.iter().map(take));
-            for _ in step.copies.iter().filter(|copy| copy.bytes > 0) {
-                actions.push(Action::Copy(transfer));
+            for copy in step.copies.iter().filter(|copy| copy.bytes > 0) {
+                // Other ranks read a GPU's memory by its own rank alone, which would be seen here.
+                if at.is_inside(copy) && part.copies().all(|other| std::ptr::eq(other, copy) || !meet(other, copy)) {
+                    free.push(Action::Copy(transfer));
+                } else {
+                    actions.push(Action::Copy(transfer));
+                    going.push(copy);
+                }
                 transfer += 1;
             }
             actions.extend(step.raises.iter().map(raise));
         }
+        actions.extend(free);
         actions.extend(part.ends.iter().map(take));
         actions.into()
     }
