@@ -42,7 +42,7 @@ enum Command {
     /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next
     #[command(after_help = bench::EXAMPLES)]
     Bench(bench::BenchArguments),
-    /// Show a machine: as a table, a drawing, a graph for Graphviz, or a file to edit
+    /// Show a machine: as a table, a drawing, or a file to edit
     #[command(after_help = "Examples:\n  \
         mpgpu topo                                  this machine, or the presets where there is no GPU\n  \
         mpgpu topo --presets\n  \

@@ -1,4 +1,4 @@
-//! `mpgpu topo`: a machine as a table, a graph for Graphviz, a file, or JSON.
+//! `mpgpu topo`: a machine as a table, a drawing, a file, or JSON.
 
 use crate::arguments::{Failure, shape, write_file};
 use crate::draw::{self, Cable, Together, cables};
@@ -19,16 +19,13 @@ pub struct TopoArguments {
     /// A preset's name, a topology file, `discovered` or `probed`; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
     pub topology: Option<String>,
     /// List the presets
-    #[arg(long, conflicts_with_all = ["topology", "toml", "dot", "svg"])]
+    #[arg(long, conflicts_with_all = ["topology", "toml", "svg"])]
     pub presets: bool,
     /// Print the topology as a TOML file: a start for one of your own. Presets name the source of each figure
     #[arg(long, conflicts_with = "json")]
     pub toml: bool,
-    /// Print the machine in Graphviz's language: mpgpu topo --dot | dot -Tsvg > machine.svg
-    #[arg(long, conflicts_with_all = ["json", "toml"])]
-    pub dot: bool,
     /// Draw the machine into this file
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml", "dot"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml"])]
     pub svg: Option<PathBuf>,
     /// Print JSON: bytes/s and seconds
     #[arg(long)]
@@ -46,7 +43,7 @@ pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
         Ok(source) => source,
         Err(_) if arguments.presets && arguments.json => return Ok(format!("{:#}\n", presets_json())),
         Err(_) if arguments.presets => return Ok(presets()),
-        Err(why) if arguments.toml || arguments.dot || arguments.svg.is_some() => {
+        Err(why) if arguments.toml || arguments.svg.is_some() => {
             return Err(format!("there is no machine to show: {why}; name a preset or a topology file, as in `mpgpu topo beluga`").into());
         }
         Err(_) if arguments.json => return Ok(format!("{:#}\n", presets_json())),
@@ -55,9 +52,6 @@ pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
     if let Some(file) = &arguments.svg {
         write_file(file, &draw::machine(source.machine.topology()))?;
         return Ok(String::new());
-    }
-    if arguments.dot {
-        return Ok(draw::dot(source.machine.topology()));
     }
     if arguments.toml {
         let preset = arguments.topology.as_deref().and_then(topology::preset_text);

@@ -191,37 +191,6 @@ fn a_presets_file_names_the_source_of_each_figure_and_is_read_back_as_the_same_m
 }
 
 #[test]
-fn every_preset_is_a_graph_with_its_nodes_and_links() {
-    for name in presets() {
-        let graph = output(&["topo", name, "--dot"]);
-        let machine = json(&["topo", name, "--json"]);
-        assert!(graph.starts_with(&format!("graph \"{name}\" {{\n")) && graph.ends_with("}\n"), "{graph}");
-        for node in machine["nodes"].as_array().expect("a list") {
-            let node = node["name"].as_str().expect("a name");
-            assert!(graph.contains(&format!("    \"{node}\" [")) && graph.contains(&format!("<b>{node}</b>")), "{name}: {node}");
-        }
-        // A line for both directions of a link, but for meshes.
-        let links = machine["links"].as_array().expect("a list").len() / 2;
-        let drawn = graph.lines().filter(|line| line.contains(" -- ") && line.contains("label=")).count();
-        let in_meshes = match name {
-            "dgx1-v100" => 16,
-            "gh200-4" => 6 + 6,
-            "summit" => 3 + 3,
-            "beluga" | "narval" | "hgx-h100-4" => 6,
-            _ => 0,
-        };
-        assert_eq!(
-            (drawn + in_meshes, graph.contains("between every two")),
-            (links, in_meshes > 0 && name != "dgx1-v100"),
-            "{name}\n{graph}"
-        );
-    }
-    // As nvidia-smi shows it: a row for each GPU.
-    let graph = output(&["topo", "dgx1-v100", "--dot"]);
-    assert!(graph.contains("<tr><td bgcolor=\"#eeeeee\">gpu4</td><td>47.9</td><td></td>"), "{graph}");
-}
-
-#[test]
 fn every_preset_is_drawn_with_every_node_and_every_link() {
     let folder = Folder::new("machines");
     for name in presets() {
@@ -234,21 +203,6 @@ fn every_preset_is_drawn_with_every_node_and_every_link() {
         }
         // One line for both directions.
         assert_eq!(svg.matches("<path class=").count(), machine["links"].as_array().expect("a list").len() / 2, "{name}");
-    }
-}
-
-#[test]
-fn graphviz_draws_every_preset() {
-    use std::io::Write;
-    use std::process::Stdio;
-    for name in presets() {
-        let graph = output(&["topo", name, "--dot"]);
-        let dot = Command::new("dot").arg("-Tsvg").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let Ok(mut dot) = dot else { return crate::skip::skip("Graphviz's `dot` is not installed (the package graphviz)") };
-        dot.stdin.take().expect("a pipe").write_all(graph.as_bytes()).expect("dot reads");
-        let drawn = dot.wait_with_output().expect("dot ends");
-        let said = String::from_utf8_lossy(&drawn.stderr);
-        assert!(drawn.status.success() && said.is_empty() && String::from_utf8_lossy(&drawn.stdout).contains("<svg"), "{name}: {said}");
     }
 }
 
@@ -476,7 +430,7 @@ fn errors_name_the_value_and_what_to_do() {
     for (error, parts) in [
         (error(&["topo", "belluga"]), ["belluga", "presets are beluga, narval"]),
         (error(&["topo", &broken]), ["broken.toml", "name"]),
-        (error(&["topo", "--dot"]), ["there is no machine to show", "mpgpu topo beluga"]),
+        (error(&["topo", "--toml"]), ["there is no machine to show", "mpgpu topo beluga"]),
         (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--svg", &missing]), ["folder.svg", "create the folder first"]),
         (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--svg", &here]), ["cannot write", "name a file in it"]),
         (plan("gpu0:gpu1"), ["gpu0:gpu1", "SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M"]),
@@ -517,7 +471,7 @@ fn help_texts_teach_by_examples_that_work() {
     }
 }
 
-/// `docs/pictures/make` makes them anew. What Graphviz draws is its version's; the names of all nodes and the number of lines are ours.
+/// `docs/pictures/make` makes them anew.
 #[test]
 fn the_pictures_of_the_docs_are_current() {
     let picture = |name: &str| read(format!("{}/../../docs/pictures/{name}.svg", env!("CARGO_MANIFEST_DIR")));
@@ -723,7 +677,7 @@ fn the_examples_of_the_docs_are_current() {
         current = current.replace(&format!("{line}\n{shown}"), &format!("{line}\n{now}"));
         examples += 1;
     }
-    assert!(examples > 3, "{examples} examples");
+    assert!(examples >= 3, "{examples} examples");
     if update_docs() {
         std::fs::write(PAGE, current).expect("written");
     }

@@ -1,7 +1,6 @@
 //! A machine, drawn: a row for each kind of node, links with their capacities. Links within a row are arcs above it.
 
 use super::cables::{Cable, Together, cables};
-use super::dot::{LETTERS, gigabytes, label, mark, rows};
 use super::svg::{Anchor, Svg, text_width};
 use crate::text::wrap;
 use mpgpu_core::topology::{LinkKind, NodeKind, Topology};
@@ -22,6 +21,8 @@ const GAP: f64 = 74.0;
 /// What an arc rises for each node that it passes.
 const RISE: f64 = 24.0;
 const LINE: f64 = 12.0;
+/// Letters in a line of text below the drawing.
+const LETTERS: usize = 90;
 
 /// Where a node is drawn: middle, half of the width, upper edge.
 #[derive(Copy, Clone, Default)]
@@ -131,4 +132,59 @@ fn class(kind: LinkKind) -> &'static str {
         LinkKind::Pcie => "p",
         LinkKind::Host => "h",
     }
+}
+
+/// Nodes from top to bottom: switches between GPUs, GPUs, the other switches by their distance from GPUs, host memory.
+fn rows(topology: &Topology) -> Vec<Vec<usize>> {
+    let kind = |node: usize| topology.nodes[node].kind;
+    let nodes = || 0..topology.nodes.len();
+    let of = |wanted: fn(NodeKind) -> bool| nodes().filter(|&node| wanted(kind(node))).collect::<Vec<_>>();
+    let mut rows = vec![of(|kind| kind == NodeKind::Switch { peer: true }), of(|kind| kind == NodeKind::Gpu)];
+    let mut left = of(|kind| kind == NodeKind::Switch { peer: false });
+    while !left.is_empty() {
+        let above = &rows[rows.len() - 1];
+        let joined =
+            |a: usize, b: usize| topology.links.iter().any(|link| [(a, b), (b, a)].contains(&(link.from.0 as usize, link.to.0 as usize)));
+        let (next, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&node| above.iter().any(|&upper| joined(upper, node)));
+        // What no GPU reaches stands below all others.
+        (left, rows) = if next.is_empty() { (Vec::new(), [rows, vec![rest]].concat()) } else { (rest, [rows, vec![next]].concat()) };
+    }
+    rows.push(of(|kind| kind == NodeKind::Host));
+    rows.retain(|row| !row.is_empty());
+    rows
+}
+
+/// Lines of a link's label, drawn from its node `a` down, or from `b`.
+fn label(cable: &Cable, from_a: bool) -> Vec<String> {
+    let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
+    let (down, up) = if from_a { (there, back) } else { (back, there) };
+    let line = |(rate, marks): (Option<f64>, &Vec<usize>), arrow: &str| {
+        let marks: String = marks.iter().map(|&index| format!(" {}", mark(index))).collect();
+        rate.map(|rate| format!(" {arrow}{}{marks}", gigabytes(rate)))
+    };
+    let mut lines: Vec<String> = if cable.is_even() {
+        line(down, "").into_iter().collect()
+    } else {
+        line(down, "\u{2193}").into_iter().chain(line(up, "\u{2191}")).collect()
+    };
+    lines.extend(cable.both.map(|both| format!(" \u{3a3} {}", gigabytes(both.capacity))));
+    lines
+}
+
+/// A number in a circle, up to 20; then in brackets.
+fn mark(index: usize) -> String {
+    let number = index as u32 + 1;
+    if number <= 20 { char::from_u32(0x2460 + index as u32).unwrap_or('?').to_string() } else { format!("[{number}]") }
+}
+
+/// GB/s with four digits, and none behind the point where they are zero.
+fn gigabytes(rate: f64) -> String {
+    let rate = rate / 1e9;
+    let decimals = match rate {
+        1000.0.. => 0,
+        100.0.. => 1,
+        _ => 2,
+    };
+    let text = format!("{rate:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }

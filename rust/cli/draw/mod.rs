@@ -3,7 +3,6 @@
 //! | file | one idea |
 //! | --- | --- |
 //! | `cables` | the links of a topology as a person counts them |
-//! | `dot` | a machine, for Graphviz |
 //! | `machine` | a machine, drawn |
 //! | `gantt` | a timeline, drawn |
 //! | `heat` | speed-ups as colours |
@@ -11,7 +10,6 @@
 //! | `perfetto` | a timeline for a trace viewer, as JSON |
 
 mod cables;
-mod dot;
 mod gantt;
 mod heat;
 mod machine;
@@ -19,7 +17,6 @@ mod perfetto;
 mod svg;
 
 pub use cables::{Cable, Together, cables};
-pub use dot::dot;
 pub use gantt::gantt;
 pub use heat::{HeatMap, heat};
 pub use machine::machine;

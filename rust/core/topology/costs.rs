@@ -83,7 +83,7 @@ costs! {
     chunk_via_gpu: Seconds = 4.5e-6,
         "The same where chunks are staged in a GPU.",
         Some("pipelines through a GPU beside a direct copy, with n chunks and with 2 n; not less than two graph_node"),
-        "pipelines through a third GPU in 1 to 32 chunks: 197 to 347 GB/s, with 4.5 us 195 to 342 (docs/reference/simulator.md)";
+        "pipelines through a third GPU in 1 to 32 chunks: 197 to 347 GB/s, with 4.5 us 195 to 342 (tests/rust/simulator/readings.rs)";
     fork_join_staged: Seconds = 4.5e-6,
         "What staged paths add to a plan once: their streams are forked from the caller's stream and joined to it again.",
         Some("a direct copy beside a pipeline that ends earlier, against the copy alone"),

@@ -67,7 +67,7 @@ fn rate(src: i32, dst: i32, parts: &[Part], sync: f64) -> f64 {
 const EIGHT: f64 = 20e-6;
 
 fn close(what: &str, simulated: f64, read: f64, within: f64) {
-    // `--nocapture` prints the table of docs/reference/simulator.md.
+    // `--nocapture` prints the table.
     println!("| {what} | {read} | {simulated:.1} | {:+.0} % |", 100.0 * (simulated / read - 1.0));
     assert!((simulated / read - 1.0).abs() <= within, "{what}: simulated {simulated:.1}, read {read}");
 }
