@@ -146,7 +146,7 @@ def picture(phases: Phases, engines: dict[int, tuple[float, float, float]]) -> s
         width + 2 * left, "Graphs over streams: above 1 graphs are faster", "MiB", {size: str(size >> 20) for size in ratios}, marks
     )
     line([(x_of(size), y_of(ratio)) for size, ratio in ratios.items()], COLOURS[0])
-    whole = f'width="{2 * width + 3 * left}" height="{top + height + 56}"'
+    whole = f'width="{2 * width + 4 * left}" height="{top + height + 56}"'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {whole} font-family="sans-serif" font-size="12">\n'
         '<rect width="100%" height="100%" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
