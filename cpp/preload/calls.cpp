@@ -26,9 +26,14 @@ stream meant(zero means, stream in) {
     return means == zero::per_thread && in == nullptr ? per_thread_stream() : in;
 }
 
+/// Whether the driver gets a copy at once.
+bool passes_at_once(device_pointer dst, device_pointer src, std::size_t bytes) noexcept {
+    return bytes < looked_at_from.load(std::memory_order_relaxed) || passes(dst, src, bytes);
+}
+
 template <class Dst, class Src>
 result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream in) noexcept {
-    if (bytes >= looked_at_from.load(std::memory_order_relaxed) &&
+    if (!passes_at_once(address(dst), address(src), bytes) &&
         take(address(dst), address(src), bytes, meant(means, in))) {
         return success;
     }
@@ -38,7 +43,7 @@ result copy(symbol name, zero means, Dst dst, Src src, std::size_t bytes, stream
 /// One that returns when the bytes are there. Between GPUs the driver orders such copies with more than a stream.
 template <class Dst, class Src> result copy_now(symbol name, zero means, Dst dst, Src src, std::size_t bytes) noexcept {
     const stream in = meant(means, nullptr);
-    if (bytes >= looked_at_from.load(std::memory_order_relaxed) && take(address(dst), address(src), bytes, in)) {
+    if (!passes_at_once(address(dst), address(src), bytes) && take(address(dst), address(src), bytes, in)) {
         return call(symbol::cuStreamSynchronize, in);
     }
     return call(name, dst, src, bytes);
@@ -46,7 +51,7 @@ template <class Dst, class Src> result copy_now(symbol name, zero means, Dst dst
 
 result copy_peers(symbol name, zero means, device_pointer dst, context dst_context, device_pointer src,
                   context src_context, std::size_t bytes, stream in) noexcept {
-    if (bytes >= looked_at_from.load(std::memory_order_relaxed)) {
+    if (!passes_at_once(dst, src, bytes)) {
         // An address has one owner. Contexts that say otherwise are the driver's to judge.
         if (!is_owned_by(find_memory(dst), dst_context) || !is_owned_by(find_memory(src), src_context)) {
             count(outcome::other_context, bytes);

@@ -154,14 +154,19 @@ std::uint64_t allowed_gpus() {
 }
 
 bool is_allowed(int device) {
-    const auto has = [device] { return (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0; };
-    if (device >= host || has()) {
-        return true;
+    return device >= host || (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0;
+}
+
+/// Why copies of such a size between these devices pass, as far as it is known; `count` where it is not.
+outcome known_reason(int dst, int src, std::size_t bytes) {
+    if (dst == src) {
+        return outcome::no_gain;
     }
-    if (!asked().gpus) {
-        look_at_gpus();
+    if (!is_allowed(dst) || !is_allowed(src)) {
+        return outcome::unused_gpu;
     }
-    return has();
+    const bool is_none = gain_of(dst, src, class_of(bytes)).load(std::memory_order_acquire) == gain::none;
+    return is_none ? outcome::no_gain : outcome::count;
 }
 
 mp_plan_options_t plan_options() {
@@ -372,7 +377,7 @@ void ask(const question &next) {
     }
 }
 
-// --- one copy --------------------------------------------------------------------------------------------------------
+// --- the ends of a copy ----------------------------------------------------------------------------------------------
 
 constexpr unsigned host_type = 1;
 constexpr unsigned device_type = 2;
@@ -431,6 +436,76 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
     return is_within ? outcome::count : outcome::refused;
 }
 
+// --- copies that pass at once ----------------------------------------------------------------------------------------
+
+/// Memory that copies of this thread had an end in, so that not each of them asks the driver about it. Other memory may
+/// be in its place by now: what is noted only lets copies pass, which is always right, and the driver is soon asked
+/// again.
+struct range {
+    device_pointer base = 0;
+    std::size_t bytes = 0;
+    int device = 0;
+    /// How many copies may still pass by it.
+    int left = 0;
+};
+constexpr int passed_by_one = 128;
+/// For larger copies the driver is always asked: what that takes is nothing beside them.
+constexpr std::size_t most_passed = std::size_t{64} << 20;
+
+thread_local std::array<range, 8> ranges;
+thread_local std::size_t next_range;
+
+range *find_range(device_pointer address, std::size_t bytes) {
+    for (range &known : ranges) {
+        const std::size_t offset = address - known.base;
+        if (offset < known.bytes && bytes <= known.bytes - offset) {
+            return &known;
+        }
+    }
+    return nullptr;
+}
+
+void note_range(const end &of) {
+    const memory &seen = of.known;
+    if (seen.type == 0 || seen.bytes == 0) {
+        return;
+    }
+    range *place = nullptr;
+    for (range &known : ranges) {
+        if (seen.base - known.base < known.bytes || known.base - seen.base < seen.bytes) {
+            known = {};
+            place = &known;
+        }
+    }
+    if (place == nullptr) {
+        place = &ranges.at(next_range++ % ranges.size());
+    }
+    *place = {seen.base, seen.bytes, of.device(), passed_by_one};
+}
+
+/// Why a copy passes, as far as it is known without the driver; `count` where it is not.
+outcome reason_at_once(device_pointer dst, device_pointer src, std::size_t bytes) {
+    if (bytes < asked().min_bytes) {
+        return outcome::small;
+    }
+    if (state.load(std::memory_order_acquire) == stage::off) {
+        return outcome::no_context;
+    }
+    range *to = bytes <= most_passed ? find_range(dst, bytes) : nullptr;
+    range *from = to != nullptr ? find_range(src, bytes) : nullptr;
+    if (from == nullptr || to->left <= 0 || from->left <= 0) {
+        return outcome::count;
+    }
+    const outcome why = known_reason(to->device, from->device, bytes);
+    if (why != outcome::count) {
+        --to->left;
+        --from->left;
+    }
+    return why;
+}
+
+// --- one copy --------------------------------------------------------------------------------------------------------
+
 outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, stream in, double &saved) {
     if (is_capturing(in)) {
         return outcome::captured;
@@ -452,11 +527,15 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     if (is_pageable && dst_device >= host && src_device >= host) {
         return outcome::no_gpu;
     }
-    if (dst_device == src_device) {
-        return outcome::no_gain;
+    note_range(to);
+    note_range(from);
+    outcome why = known_reason(dst_device, src_device, bytes);
+    if (why == outcome::unused_gpu && !asked().gpus) {
+        look_at_gpus();
+        why = known_reason(dst_device, src_device, bytes);
     }
-    if (!is_allowed(dst_device) || !is_allowed(src_device)) {
-        return outcome::unused_gpu;
+    if (why != outcome::count) {
+        return why;
     }
     std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
     const question like_this{&slot, transfer(dst, src, bytes), gpu};
@@ -472,11 +551,7 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     case stage::ready:
         break;
     }
-    const gain known = slot.load(std::memory_order_acquire);
-    if (known == gain::none) {
-        return outcome::no_gain;
-    }
-    const bool is_open = known != gain::some;
+    const bool is_open = slot.load(std::memory_order_acquire) != gain::some;
     if (is_open && !smaller_gains(dst_device, src_device, class_of(bytes))) {
         ask(like_this);
         return outcome::preparing;
@@ -552,21 +627,24 @@ bool is_in_use() noexcept {
     return state.load(std::memory_order_acquire) == stage::ready;
 }
 
-bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept {
+bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept {
     if (is_inside) {
-        return false;
+        return true;
     }
-    outcome what = outcome::no_context;
+    const outcome why = reason_at_once(dst, src, bytes);
+    if (why != outcome::count) {
+        count(why, bytes);
+    }
+    return why != outcome::count;
+}
+
+bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept {
+    outcome what = outcome::refused;
     double saved = 0;
-    if (bytes < asked().min_bytes) {
-        what = outcome::small;
-    } else if (state.load(std::memory_order_acquire) != stage::off) {
+    try {
         const inside guard;
-        try {
-            what = take_planned(dst, src, bytes, in, saved);
-        } catch (...) { // Before anything was enqueued.
-            what = outcome::refused;
-        }
+        what = take_planned(dst, src, bytes, in, saved);
+    } catch (...) { // Before anything was enqueued.
     }
     count(what, bytes, saved);
     return what < outcome::small;

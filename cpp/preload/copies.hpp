@@ -5,8 +5,11 @@
 
 namespace mpgpu_preload {
 
-/// Enqueues a copy through a plan in the caller's stream, and says whether it has. If not, nothing was enqueued that is
-/// still at work, and the copy is for the driver. Counts the copy either way.
+/// Whether a copy is for the driver, as far as that is known without a call of it. Counts the copy if so.
+bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept;
+
+/// Enqueues a copy that does not pass at once through a plan in the caller's stream, and says whether it has. If not,
+/// nothing was enqueued that is still at work, and the copy is for the driver. Counts the copy either way.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
 
 /// Whether mpgpu has begun to use the program's GPUs.

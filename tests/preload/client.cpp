@@ -404,6 +404,31 @@ void left_alone() {
     use(0);
 }
 
+/// Of a copy that is known to pass the driver is asked nothing, and other memory at the same address is soon known.
+void known() {
+    form by = all_forms()[0];
+    by.src = on_gpu(0);
+    by.dst = on_gpu(0);
+    const CUstream stream = new_stream();
+    check(passes(by, large, stream), "a copy within a GPU passes");
+    const char *failed = "";
+    cu.fake_fail_after(0);
+    const CUresult code = by.copy(by.dst, by.src, large, stream);
+    cu.fake_failed(&failed);
+    cu.fake_fail_after(-1);
+    check(code == fake_error && std::strcmp(failed, by.name) == 0, "the driver gets the copy and no other call",
+          failed);
+    synchronize(stream);
+
+    const CUdeviceptr before = by.dst;
+    check(cu.cuMemFree_v2(before) == 0, "the memory is freed");
+    by.dst = on_gpu(1);
+    use(0);
+    check(by.dst == before, "another GPU's memory is at its address");
+    warm_up(by, stream);
+    check_order(by, stream, 1);
+}
+
 /// Copies that return when the bytes are there.
 void synchronous() {
     const std::vector<form> forms = all_forms();
@@ -911,6 +936,7 @@ int main(int count, char **arguments) {
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},
             {"left_alone", left_alone},
+            {"known", known},
             {"pools", pools},
             {"synchronous", synchronous},
             {"ordinary", ordinary},

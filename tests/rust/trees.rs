@@ -219,14 +219,14 @@ fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str
 #[test]
 fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
     let mut over: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let mut look = |machine: &Machine, of: &str, random: &mut Random, prints: bool| {
+    let mut look = |machine: &Machine, of: &str, random: &mut Random, is_preset: bool| {
         for (name, batch) in named(machine, random, 256 << 20) {
             if plan(machine, &batch, &Options::default()).is_err() {
                 continue;
             }
             let (planned, copies) = played(machine, &batch);
             let bound = TimeBound::new(machine, &batch).seconds;
-            if prints {
+            if is_preset {
                 println!(
                     "{of}, {name}: {:.3} ms, {:.2} times copies, {:.3} of the bound",
                     planned * 1e3,
@@ -235,6 +235,8 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
                 );
             }
             assert!(planned <= copies * 1.0001 && planned >= bound, "{of}, {name}: {planned} s, copies {copies}, bound {bound}");
+            // In the order of neighbours the uneven ones of eight GPUs took twice the bound.
+            assert!(!is_preset || planned < 1.5 * bound, "{of}, {name}: {planned} s, bound {bound}");
             over.entry(name).or_default().push(planned / bound);
         }
     };
@@ -242,7 +244,7 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
         let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
         look(&machine, name, &mut Random(1), true);
     }
-    for seed in 0..100 {
+    for seed in 0..40 {
         let mut random = Random(seed);
         let machine = wired(&mut random);
         look(&machine, "random", &mut random, false);
@@ -251,6 +253,7 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
         all.sort_by(f64::total_cmp);
         let (median, worst) = (all[all.len() / 2], all[all.len() - 1]);
         println!("{name}: {} machines: median {median:.3}, worst {worst:.3} of the bound", all.len());
+        assert!(median < 1.35 && worst < 2.2, "{name}: {all:.3?}");
     }
 }
 
