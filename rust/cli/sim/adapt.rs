@@ -43,9 +43,7 @@ fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     if count > MOST_PLAYERS {
         return Err(format!("{count} players: at most {MOST_PLAYERS} are played; give fewer transfers or a smaller --window").into());
     }
-    let default = Options::default();
-    let staging_bytes = arguments.staging_bytes.unwrap_or(default.staging_bytes);
-    let options = Options { chunk_bytes: arguments.chunk_bytes, staging_bytes, ..default };
+    let options = arguments.staged.options();
     let mut players = Vec::with_capacity(count);
     for (process, shapes) in processes.into_iter().enumerate() {
         let all = plan(model, shapes, &options)?;
