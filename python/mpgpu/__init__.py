@@ -13,8 +13,8 @@ everything runs on virtual devices (``MPGPU_BACKEND=host``).
 
 from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo
-from ._library import HOST, version
 from ._entry import Arrival, Entries, SentEntry
+from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
 from ._plan import Plan, PlanInfo, Request, copy

@@ -62,7 +62,9 @@ class Arrival:
             As :meth:`Messenger.receive`.
         """
         if len(parts) != len(self.sizes) or self._placed.is_set():
-            raise ArgumentError(f"{len(parts)} arrays: the message has {len(self.sizes)} parts, and each goes to one place", argument="parts")
+            raise ArgumentError(
+                f"{len(parts)} arrays: the message has {len(self.sizes)} parts, and each goes to one place", argument="parts"
+            )
         if self._descriptors is None:
             moving = [self._messenger.receive(x, self.rank, self.tag, stream) for x in parts]
         else:
@@ -127,9 +129,7 @@ class Entries:
 
         return register
 
-    def send(
-        self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None
-    ) -> SentEntry:
+    def send(self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None) -> SentEntry:
         """Send arguments and buffers of devices and the host. Does not wait. Arguments and errors are those of :meth:`Messenger.send`."""
         messenger = self._messenger
         if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
@@ -169,7 +169,9 @@ class Entries:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _serve(self, tag: int, mask: int, function: _Function, begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    async def _serve(
+        self, tag: int, mask: int, function: _Function, begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
         while True:
             # Of no bytes, so that it says what has come, and leaves the message where it is.
             coming = self._messenger.receive(bytearray(), ANY, tag, self._control, mask=mask)
@@ -195,4 +197,5 @@ class Entries:
 async def _called(function: _Function, arrival: Arrival) -> None:
     await function(arrival)
     if arrival.sizes and not arrival._placed.is_set():
-        raise ArgumentError(f"a message of rank {arrival.rank}, tag {arrival.tag}: its function has not placed its {len(arrival.sizes)} parts")
+        parts = len(arrival.sizes)
+        raise ArgumentError(f"a message of rank {arrival.rank}, tag {arrival.tag}: its function has not placed its {parts} parts")

@@ -348,7 +348,9 @@ class Plan(_library.Owner):
             transfer.src = of.pointer
             transfer.src_device = of.device
             transfer.bytes = into.nbytes
-        options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt, relay_chunks, host_chunks)
+        options = _options(
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt, relay_chunks, host_chunks
+        )
         made = ffi.new("mp_plan_t *")
         check(lib.mp_plan(context._handle, array, len(pairs), options, made))
         self._own_plan(context, made[0], memories)

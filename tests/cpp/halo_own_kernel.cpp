@@ -81,23 +81,40 @@ MPGPU_NOTIFY_BOTH void sweep(const mpgpu::notify_block &block, const halo::kerne
 }
 
 #ifdef __CUDACC__
+struct all_of_grid {
+    __host__ __device__ void operator()() const {
+#ifdef __CUDA_ARCH__
+        cooperative_groups::this_grid().sync();
+#endif
+    }
+};
+
 __global__ void sweep_kernel(halo::kernel_work work, mesh m, std::uint64_t exchange) {
-    sweep(mpgpu::notify_block::current(), work, m, exchange, [] { cooperative_groups::this_grid().sync(); });
+    sweep(mpgpu::notify_block::current(), work, m, exchange, all_of_grid());
 }
 #endif
+
+/// For blocks that are threads.
+struct all_of_threads {
+    std::uint32_t *arrived;
+    std::uint64_t *round;
+    std::uint32_t blocks;
+
+    MPGPU_NOTIFY_BOTH void operator()() const {
+        const std::uint64_t next = mpgpu::detail::load<mpgpu::detail::reach::device>(round) + 1;
+        if (mpgpu::detail::is_last(arrived, blocks)) {
+            mpgpu::detail::store<mpgpu::detail::reach::device>(round, next);
+        }
+        static_cast<void>(mpgpu::detail::poll<mpgpu::detail::reach::device>(round, next));
+    }
+};
 
 /// The kernel as threads, for what the CPU reaches.
 void sweep_by_threads(const halo::kernel_work &work, mesh m, std::uint64_t exchange) {
     constexpr std::uint32_t blocks = 3;
     std::uint32_t arrived = 0;
     std::uint64_t round = 0;
-    const auto together = [&arrived, &round] {
-        const std::uint64_t before = __atomic_load_n(&round, __ATOMIC_ACQUIRE);
-        if (mpgpu::detail::is_last(&arrived, blocks)) {
-            __atomic_store_n(&round, before + 1, __ATOMIC_RELEASE);
-        }
-        static_cast<void>(mpgpu::detail::poll<mpgpu::detail::reach::device>(&round, before + 1));
-    };
+    const all_of_threads together = {&arrived, &round, blocks};
     std::vector<std::thread> grid;
     for (std::uint32_t index = 0; index < blocks; ++index) {
         grid.emplace_back([&, index] { sweep({index, blocks, 0, 1}, work, m, exchange, together); });

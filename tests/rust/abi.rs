@@ -401,16 +401,16 @@ fn struct_sizes_are_checked() {
             format!("options->size is {size}, and a size of mp_plan_options_t is a multiple of 8; initialise it with MP_PLAN_OPTIONS_INIT");
         assert_eq!(message, expected);
     }
-    ok(try_size(64 + 16));
+    ok(try_size(72 + 16));
     assert!(plan.addr() != poison::<u8>().addr());
     ok(mp_plan_destroy(plan));
 
-    let mut newer = Newer { known: mp_plan_options_t { size: 64 + 16, ..plan_options() }, unknown: [0; 16] };
+    let mut newer = Newer { known: mp_plan_options_t { size: 72 + 16, ..plan_options() }, unknown: [0; 16] };
     newer.unknown[15] = 1;
     let mut plan = poison();
     // SAFETY: all pointers are valid for the call.
     let message = refused(unsafe { mp_plan(node.context, empty.as_ptr(), 1, &newer.known, &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
-    assert!(message.contains("options->size is 80") && message.contains("has 64 bytes"), "{message}");
+    assert!(message.contains("options->size is 88") && message.contains("has 72 bytes"), "{message}");
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
     // A larger output gets what this library knows; the rest stays as it was, and so does the size.

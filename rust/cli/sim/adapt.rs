@@ -7,7 +7,7 @@ use crate::draw;
 use crate::text::columns;
 use mpgpu_core::adapt::{Conditions, Game, Player, Tenant, World, variant_name, variants};
 use mpgpu_core::model::timeline::{Span, Timeline, TimelineLane};
-use mpgpu_core::plan::{Options, Shape, plan};
+use mpgpu_core::plan::{Shape, plan};
 use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
