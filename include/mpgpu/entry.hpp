@@ -279,6 +279,7 @@ class entries {
         head.parts = static_cast<std::uint32_t>(parts.size());
         head.argument_bytes = static_cast<std::uint32_t>(arguments.size());
         std::vector<detail::entry_part> described;
+        withdrawal unless_sent{made.parts_};
         for (const message_memory<const void> &part : parts) {
             described_buffer of = messages_.describe(part, stream);
             described.push_back({of.descriptor, part.bytes()});
@@ -292,6 +293,7 @@ class entries {
         }
         std::copy(arguments.begin(), arguments.end(), sent.bytes.begin() + static_cast<std::ptrdiff_t>(table));
         sent.request = messages_.send(sent.bytes, rank, tag, control_, entry_arguments(head));
+        unless_sent.is_due = false;
         return made;
     }
 
@@ -333,6 +335,25 @@ class entries {
         message_tag tag;
         function post;
         function entry;
+    };
+    /// Of parts that nobody will fetch, where a send fails.
+    struct withdrawal {
+        std::vector<message_request> &parts;
+        bool is_due = true;
+
+        explicit withdrawal(std::vector<message_request> &all) : parts(all) {}
+        withdrawal(const withdrawal &) = delete;
+        withdrawal(withdrawal &&) = delete;
+        withdrawal &operator=(const withdrawal &) = delete;
+        withdrawal &operator=(withdrawal &&) = delete;
+        ~withdrawal() {
+            for (message_request &part : parts) {
+                std::error_code ignored;
+                if (is_due) {
+                    part.cancel(ignored);
+                }
+            }
+        }
     };
     struct sent_head {
         sent_head() = default;

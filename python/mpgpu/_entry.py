@@ -135,10 +135,17 @@ class Entries:
         if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
             part: Array = parts[0] if parts else bytearray()
             return SentEntry([messenger.send(part, rank, tag, stream if parts else self._control, metadata=arguments)])
-        described = [messenger._describe(x, stream) for x in parts]
-        table = b"".join(_PART.pack(descriptor, size) for descriptor, size, _ in described)
-        # Dropped: it goes on, and holds its bytes.
-        messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
+        described: list[tuple[bytes, int, Message]] = []
+        try:
+            for x in parts:
+                described.append(messenger._describe(x, stream))
+            table = b"".join(_PART.pack(descriptor, size) for descriptor, size, _ in described)
+            # Dropped: it goes on, and holds its bytes.
+            messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
+        except BaseException:
+            for _, _, released in described:
+                released.cancel()  # nobody will fetch it
+            raise
         return SentEntry([released for _, _, released in described])
 
     async def serve(self) -> None:

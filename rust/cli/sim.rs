@@ -86,12 +86,8 @@ fn columns(arguments: &SimArguments) -> Vec<Column> {
 
 fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &Column) -> Result<Steady, Box<dyn Error>> {
     let default = arguments.staged.options();
-    let options = Options {
-        engine: column.engine,
-        max_paths: column.max_paths.unwrap_or(default.max_paths),
-        host_path: column.host_path,
-        ..default
-    };
+    let options =
+        Options { engine: column.engine, max_paths: column.max_paths.unwrap_or(default.max_paths), host_path: column.host_path, ..default };
     let ranks = shapes.chunks(if arguments.apart { 1 } else { shapes.len() });
     let kernel = |of: &[Shape]| arguments.kernel.map_or(0.0, |kernel| kernel.times * most_sent(shapes, of) / kernel.rate);
     let ranks = ranks.map(|of| Ok(Rank { kernel: kernel(of), ..plan(machine, of, &options)?.as_rank() }));

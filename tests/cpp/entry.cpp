@@ -183,3 +183,26 @@ TEST_CASE("a part goes to one place that is large enough, and what a message end
     CHECK(rank.entries.progress() == 0);
     by_hand.synchronize();
 }
+
+TEST_CASE("where there is no room nothing is sent, and nothing stays described") {
+    const mpgpu::context ctx;
+    const mpgpu::node node(ctx);
+    const mpgpu::messenger messages(node, {8, 4});
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+    mpgpu::entries entries(ctx, messages);
+    std::vector<int> from(100, 1);
+    for (int turn = 0; turn < 5; ++turn) {
+        const std::vector<mpgpu::message_memory<const void>> parts(20, from);
+        CHECK_THROWS_AS(entries.send(0, bar, {}, parts, stream), mpgpu::message_error);
+    }
+    CHECK_FALSE(messages.probe(mpgpu::any_rank, mpgpu::message_tag::any()));
+    std::vector<int> to(100);
+    entries.on_message(
+        bar, [&](mpgpu::arrival &m) { m.into(0, to, stream).into(1, to, stream); }, [](mpgpu::arrival &) {});
+    mpgpu::entry_request sent = entries.send(0, bar, {}, {from, from}, stream);
+    for (std::size_t calls = 0; calls < 2; std::this_thread::yield()) {
+        calls += entries.progress();
+    }
+    sent.synchronize();
+    CHECK(to == from);
+}

@@ -56,7 +56,7 @@ def calls(rank, ranks, _, folder):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_call_functions_of_each_other(ranks, tmp_path):
-    start(calls, ranks, tmp_path)
+    start(ranks, calls, tmp_path)
 
 
 @pytest.fixture

@@ -329,7 +329,11 @@ fn claims(puts: &[Puts], rings: &[Ring]) -> Vec<Claim> {
             format!("`{}`, Jacobi, steps with a kernel: two and three paths", ring.machine),
             &published.replace("over", "and"),
             format!("{two:.2} and {three:.2}, 256 MiB"),
-            two > three && published.split(" over ").zip([two, three]).all(|(read, here)| (read.parse::<f64>().unwrap_or(0.0) / here - 1.0).abs() < 0.04),
+            two > three
+                && published
+                    .split(" over ")
+                    .zip([two, three])
+                    .all(|(read, here)| (read.parse::<f64>().unwrap_or(0.0) / here - 1.0).abs() < 0.04),
         );
     }
     claims
