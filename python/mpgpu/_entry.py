@@ -53,7 +53,7 @@ class Arrival:
         self._descriptors = [descriptor for descriptor, _ in table]
 
     def into(self, *parts: Array, stream: StreamLike | None = None) -> Awaitable[list[MessageInfo]]:
-        """Receive each part into memory of a device or the host, after earlier work of ``stream``; ``await`` the result before it is read.
+        """Receive ``parts`` into arrays on devices or the host, after earlier work of ``stream``; ``await`` the result to read them.
 
         Starts at once. Until it is called, further messages of the same function wait where this one is a message of
         :meth:`Messenger.send` or of one part.
@@ -130,7 +130,13 @@ class Entries:
         return register
 
     def send(self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None) -> SentEntry:
-        """Send arguments and buffers of devices and the host. Does not wait. Arguments and errors are those of :meth:`Messenger.send`."""
+        """Send ``arguments`` and ``parts``, arrays on devices and the host. Does not wait.
+
+        Args:
+            rank, tag, stream: as for :meth:`Messenger.send`, and so are the errors.
+            arguments: bytes of any number.
+            parts: as many as the function takes.
+        """
         messenger = self._messenger
         if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
             part: Array = parts[0] if parts else bytearray()

@@ -1,7 +1,9 @@
 //! What the planner decides on known machines, and why.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
-use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Ring, Shape, Tuned, plan, validate};
+use mpgpu_core::plan::{
+    Engine, Lane, Mechanism, Op, Options, PathPlan, Place, Plan, PlanError, Reason, Relays, Ring, Shape, Tuned, plan, validate,
+};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Campaign, Case, Score, Search, Simulated};

@@ -12,7 +12,6 @@
 #include <cstddef>
 #include <cstdint>
 
-
 extern mpgpu::buffer<double> density;
 extern double *p;
 extern const std::size_t n;
