@@ -148,6 +148,7 @@ fn plan_cache_hit(criterion: &mut Criterion) {
         cache_plans: 0,
         signal_wait: 0,
         host_threads: 0,
+        cache_graphs: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.
@@ -323,6 +324,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         cache_plans: 0,
         signal_wait: 0,
         host_threads: 0,
+        cache_graphs: 0,
     };
     let mut context = null_mut();
     // SAFETY: all pointers are valid for the call.

@@ -63,6 +63,8 @@ struct context_options {
     /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1: none; 0: left to the
     /// library.
     std::int32_t host_threads = 0;
+    /// How many programs' graphs are kept for reuse; 0: left to the library.
+    std::uint64_t cache_graphs = 0;
 };
 
 /// How to probe a machine.
@@ -97,6 +99,7 @@ class context {
         c.cache_plans = options.cache_plans;
         c.signal_wait = static_cast<mp_signal_wait_t>(options.signal_wait);
         c.host_threads = options.host_threads;
+        c.cache_graphs = options.cache_graphs;
         failed.report(mp_context_create(&c, handle_.address())); // inline in the C header: passes that header's version
     }
 

@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mpgpu::halo {
@@ -179,6 +180,31 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
     return kept;
 }
 
+/// The lists of a `persistent_work` in memory of a device.
+class lists_on_device {
+  public:
+    lists_on_device(const context &ctx, device where, const persistent_lists &lists)
+        : pieces_(on_device<piece>(ctx, where, lists.pieces)), tiles_(on_device<tile>(ctx, where, lists.tiles)),
+          starts_(on_device<std::uint32_t>(ctx, where, lists.starts)) {}
+
+    /// The value for a kernel.
+    [[nodiscard]] persistent_work work(std::uint32_t sent, notifier tell) const {
+        const auto received = static_cast<std::uint32_t>(starts_->size() - 1) - sent;
+        return {pieces_->data(), tiles_->data(), starts_->data(), sent, received, tell};
+    }
+
+  private:
+    std::shared_ptr<buffer<piece>> pieces_;
+    std::shared_ptr<buffer<tile>> tiles_;
+    std::shared_ptr<buffer<std::uint32_t>> starts_;
+};
+
+/// Throws what a kernel has ended with that runs in this stream.
+inline void check_persistent(stream_view stream) {
+    const cudaError_t state = cudaStreamQuery(static_cast<cudaStream_t>(stream.get()));
+    check_cuda(state == cudaErrorNotReady ? cudaSuccess : state, "the kernel that exchanges messages with other nodes");
+}
+
 } // namespace detail
 
 /// Packs and unpacks by a kernel, for arrays on GPUs of the CUDA backend.
@@ -227,22 +253,30 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
         const unsigned useful = each ? std::max(sent, received) + 1
                                      : std::min((lists.most_tiles() + warps - 1) / warps, detail::persistent_blocks);
         const unsigned blocks = std::clamp(useful, least, each ? most : std::max(most / 2, least));
-        const auto pieces = detail::on_device<piece>(ctx, where, lists.pieces);
-        const auto tiles = detail::on_device<detail::tile>(ctx, where, lists.tiles);
-        const auto starts = detail::on_device<std::uint32_t>(ctx, where, lists.starts);
-        return {[=](stream_view stream, std::uint64_t exchange) {
+        const detail::lists_on_device kept(ctx, where, lists);
+        return {[kept, where, kernel, blocks, sent, tell](stream_view stream, std::uint64_t exchange) {
                     const detail::current_device now(where);
-                    const detail::persistent_work work = {pieces->data(), tiles->data(), starts->data(),
-                                                          sent,           received,      tell};
                     kernel<<<blocks, detail::persistent_threads, 0, static_cast<cudaStream_t>(stream.get())>>>(
-                        work, exchange);
+                        kept.work(sent, tell), exchange);
                     detail::check_cuda(cudaGetLastError(), "the kernel that exchanges messages with other nodes");
                 },
-                [](stream_view stream) {
-                    const cudaError_t state = cudaStreamQuery(static_cast<cudaStream_t>(stream.get()));
-                    detail::check_cuda(state == cudaErrorNotReady ? cudaSuccess : state,
-                                       "the kernel that exchanges messages with other nodes");
-                }};
+                detail::check_persistent};
+    };
+}
+
+/// `own_kernel` for arrays on GPUs of the CUDA backend: `launch` is called with the GPU current. All blocks of the
+/// kernel must run at once, beside whatever else runs there: launch it by `cudaLaunchCooperativeKernel`.
+[[nodiscard]] inline persistent_copier cuda_own_kernel(own_launch launch) {
+    return [launch = std::move(launch)](const context &ctx, device where, const detail::persistent_lists &lists,
+                                        std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {
+        const detail::current_device current(where);
+        const detail::lists_on_device kept(ctx, where, lists);
+        return {[kept, where, launch, sent, tell](stream_view stream, std::uint64_t exchange) {
+                    const detail::current_device now(where);
+                    launch(stream, kept.work(sent, tell), exchange);
+                    detail::check_cuda(cudaGetLastError(), "the program's kernel that exchanges messages");
+                },
+                detail::check_persistent};
     };
 }
 

@@ -281,6 +281,8 @@ typedef struct {
     mp_signal_wait_t signal_wait;
     /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1 for none.
     int32_t host_threads;
+    /// Number of programs whose graphs are kept, those that were launched last.
+    uint64_t cache_graphs;
 } mp_context_options_t;
 
 /// What a context has done since it was created. Initialise with `MP_STATISTICS_INIT`.
@@ -377,6 +379,10 @@ typedef struct {
     /// Whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how
     /// long they take. By default they do. Plans of a node do not.
     mp_switch_t adapt;
+    /// Chunks of each path through another GPU; goes before `chunk_bytes`. More where the staging bound asks for it.
+    uint32_t relay_chunks;
+    /// The same for paths through host memory.
+    uint32_t host_chunks;
 } mp_plan_options_t;
 
 /// What a plan is like. Initialise with `MP_PLAN_INFO_INIT`.
@@ -1488,9 +1494,9 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #endif  // __cplusplus
 
 /// Initial value of `mp_context_options_t`: all defaults.
-#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT, 0}
+#define MP_CONTEXT_OPTIONS_INIT {sizeof(mp_context_options_t), MP_BACKEND_AUTO, NULL, 0, 0, MP_SIGNAL_WAIT_DEFAULT, 0, 0}
 /// Initial value of `mp_plan_options_t`: all defaults.
-#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0, MP_DEFAULT}
+#define MP_PLAN_OPTIONS_INIT {sizeof(mp_plan_options_t), MP_ENGINE_AUTO, 0, MP_DEFAULT, 0, 0, 0, 0, MP_DEFAULT, 0, 0}
 /// Initial value of `mp_node_options_t`: all defaults.
 #define MP_NODE_OPTIONS_INIT {sizeof(mp_node_options_t), NULL, 0, NULL, NULL}
 /// Initial value of `mp_messenger_options_t`: all defaults.

@@ -44,6 +44,10 @@ struct plan_options {
     /// Whether executions choose among variants of the plan by how long they take. Left alone, they do; plans of a node
     /// do not.
     std::optional<bool> adapt;
+    /// Chunks of each path through another GPU, before `chunk_bytes`; 0: left to the model.
+    std::uint32_t relay_chunks = 0;
+    /// The same for paths through host memory.
+    std::uint32_t host_chunks = 0;
 };
 
 namespace detail {
@@ -62,6 +66,8 @@ namespace detail {
     c.host_path = c_switch(options.host_path);
     c.adapt = c_switch(options.adapt);
     c.chunk_bytes = options.chunk_bytes;
+    c.relay_chunks = options.relay_chunks;
+    c.host_chunks = options.host_chunks;
     c.min_bytes = options.min_bytes;
     c.staging_bytes = options.staging_bytes;
     return c;

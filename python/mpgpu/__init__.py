@@ -13,6 +13,7 @@ everything runs on virtual devices (``MPGPU_BACKEND=host``).
 
 from ._collective import all_gather, all_to_all, broadcast, gather, scatter
 from ._context import Buffer, Context, DeviceStatistics, Registered, Statistics, default_context, devices, empty, host, probe, topo
+from ._entry import Arrival, Entries, SentEntry
 from ._library import HOST, version
 from ._message import ANY, Channel, Message, MessageInfo, Messenger, Receive
 from ._node import End, HalfTransfer, Node, NodePlan, NodeTransfer, receive_from, send_to
@@ -39,6 +40,7 @@ __all__ = [
     "ANY",
     "HOST",
     "ArgumentError",
+    "Arrival",
     "Buffer",
     "Cancelled",
     "Channel",
@@ -48,6 +50,7 @@ __all__ = [
     "DeviceStatistics",
     "DriverError",
     "End",
+    "Entries",
     "Error",
     "HalfTransfer",
     "InternalError",
@@ -68,6 +71,7 @@ __all__ = [
     "Receive",
     "Registered",
     "Request",
+    "SentEntry",
     "Statistics",
     "Stream",
     "Timeout",

@@ -68,6 +68,7 @@ class Context(_library.Owner):
         cache_plans: how many plans are kept, so that making one again is a look-up.
         signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/reference/waiting.md).
         host_threads: CPU threads that may copy between ordinary and pinned host memory; 0 leaves ordinary memory to the driver.
+        cache_graphs: how many programs' graphs are kept, those that were launched last.
 
     Raises:
         ConfigurationError: topology or environment. NotSupported: no such backend here. ArgumentError: an option.
@@ -84,6 +85,7 @@ class Context(_library.Owner):
         cache_plans: int | None = None,
         signal_wait: str | None = None,
         host_threads: int | None = None,
+        cache_graphs: int | None = None,
     ) -> None:
         self._handle = NULL
         options = sized("mp_context_options_t *")
@@ -92,6 +94,7 @@ class Context(_library.Owner):
         options.topology = name
         options.staging_bytes = _library.number("staging_bytes", staging_bytes)
         options.cache_plans = _library.number("cache_plans", cache_plans)
+        options.cache_graphs = _library.number("cache_graphs", cache_graphs)
         options.signal_wait = _library.choice("signal_wait", SIGNAL_WAIT, signal_wait)
         threads = _library.number("host_threads", host_threads, 256)
         options.host_threads = -1 if threads == 0 and host_threads is not None else threads

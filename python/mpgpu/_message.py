@@ -43,6 +43,7 @@ _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
 _INT = ffi.typeof("int32_t *")
 _INFO = ffi.typeof("mp_message_info_t *")
+_DESCRIPTOR = ffi.typeof("mp_message_descriptor_t *")
 _INFO_BYTES = ffi.sizeof("mp_message_info_t")
 _METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
 
@@ -373,6 +374,36 @@ class Messenger(_library.Owner):
             raise failure(status)
         return message
 
+    def _describe(self, x: Array, stream: StreamLike | None) -> tuple[bytes, int, Message]:
+        """A descriptor by which another rank fetches x, its bytes, and the message that ends when it has."""
+        memory = memory_of(x, "x")
+        _check_owner(self._context, memory)
+        handle, here = _place(self._context, memory, stream)
+        request, descriptor = _new(_REQUEST), _new(_DESCRIPTOR)
+        message = Message((self, memory), request, False)
+        with _entered(here):
+            status = lib.mp_message_describe(self._handle, memory.pointer, memory.nbytes, handle, descriptor, request)
+        if status:
+            message._held = None
+            raise failure(status)
+        return bytes(ffi.buffer(descriptor)), memory.nbytes, message
+
+    def _fetch(self, descriptor: bytes, x: Array, stream: StreamLike | None) -> Receive:
+        memory = memory_of(x, "x")
+        _check_owner(self._context, memory)
+        if memory.readonly:
+            raise ArgumentError("x is read-only: receive into memory that may be written", argument="x")
+        handle, here = _place(self._context, memory, stream)
+        request, of = _new(_REQUEST), _new(_DESCRIPTOR)
+        ffi.memmove(of, descriptor, len(descriptor))
+        message = Receive((self, memory), request, True)
+        with _entered(here):
+            status = lib.mp_message_fetch(self._handle, of, memory.pointer, memory.nbytes, handle, request)
+        if status:
+            message._held = None
+            raise failure(status)
+        return message
+
     def _rank(self, rank: int) -> int:
         return rank if rank == ANY else _library.number("rank", rank, self.ranks - 1)
 
@@ -381,6 +412,8 @@ class Messenger(_library.Owner):
 
 
 def _check_owner(context: Context, memory: Memory) -> None:
+    if memory.context is context:
+        return
     if memory.context is not None:
         raise ArgumentError("the memory of x belongs to another context: allocate it with that of the node", argument="x")
     _check_memory(context, memory, "x")

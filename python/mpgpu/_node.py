@@ -186,6 +186,8 @@ class Node(_library.Owner):
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
         relay_gpus: Iterable[Device] | None = None,
+        relay_chunks: int | None = None,
+        host_chunks: int | None = None,
     ) -> NodePlan:
         """Plan what all ranks move in a step; all call it together.
 
@@ -194,7 +196,8 @@ class Node(_library.Owner):
                 :func:`mpgpu.empty` with ``shared=True``. Ordinary host memory may be moved by its own rank alone.
             transfers: those that this rank sends or receives; each is handed in by one of its two ranks. ``((rank, window, offset),
                 (rank, window, offset), bytes)`` does for a :class:`NodeTransfer`.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes: as for :class:`Plan`, the same on all ranks.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: as for :class:`Plan`, the same
+                on all ranks.
             relay_gpus: as there; numbers in the order in which the ranks name their GPUs.
 
         The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
@@ -206,7 +209,9 @@ class Node(_library.Owner):
         try:
             memories = [_writable(window, f"window {index}") for index, window in enumerate(windows)]
             copies = [_transfer(index, transfer) for index, transfer in enumerate(transfers)]
-            options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+            options = _options(
+                engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, None, relay_chunks, host_chunks
+            )
             handed = self._handed_in(memories, copies)
         except BaseException as error:
             self._tell(error)
@@ -224,13 +229,16 @@ class Node(_library.Owner):
         min_bytes: int | None = None,
         staging_bytes: int | None = None,
         relay_gpus: Iterable[Device] | None = None,
+        relay_chunks: int | None = None,
+        host_chunks: int | None = None,
     ) -> NodePlan:
         """Plan as :meth:`plan`, of what this rank sends and receives without knowing where the others keep it, as with MPI.
 
         Args:
             halves: made by :func:`send_to` and :func:`receive_from`. Those of two ranks meet by both ranks and the tag, several of one
                 kind in the order in which each rank hands them in. One that meets none, or one of another size, is refused.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus: as for :meth:`plan`.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: as for
+                :meth:`plan`.
 
         Raises:
             As :meth:`plan`.
@@ -244,7 +252,9 @@ class Node(_library.Owner):
                 other = (_library.number("rank", rank, 2**32 - 1), lib.MP_BY_TAG, _library.number("tag", tag, 2**64 - 1))
                 size = memories[-1].nbytes
                 copies.append((other, own, size) if is_send else (own, other, size))
-            options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus)
+            options = _options(
+                engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, None, relay_chunks, host_chunks
+            )
             handed = self._handed_in(memories, copies)
         except BaseException as error:
             self._tell(error)

@@ -203,6 +203,8 @@ def _options(
     staging_bytes: int | None,
     relay_gpus: Iterable[Device] | None,
     adapt: bool | None = None,
+    relay_chunks: int | None = None,
+    host_chunks: int | None = None,
 ) -> Any:
     options = sized("mp_plan_options_t *")
     options.engine = _library.choice("engine", ENGINE, engine)
@@ -212,6 +214,8 @@ def _options(
     options.min_bytes = _library.number("min_bytes", min_bytes)
     options.staging_bytes = _library.number("staging_bytes", staging_bytes)
     options.adapt = _library.choice("adapt", SWITCH, adapt)
+    options.relay_chunks = _library.number("relay_chunks", relay_chunks, 2**32 - 1)
+    options.host_chunks = _library.number("host_chunks", host_chunks, 2**32 - 1)
     if relay_gpus is not None:
         options.relay_gpus = sum({1 << _relay(gpu) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
     return options
@@ -269,6 +273,7 @@ class Plan(_library.Owner):
         max_paths: the most paths of one transfer; 1 gives plain copies.
         host_path: whether copies between GPUs may pass through host memory.
         chunk_bytes: bytes of one chunk on staged paths, 4096 or more.
+        relay_chunks, host_chunks: chunks of each path through another GPU, and through host memory; before ``chunk_bytes``.
         min_bytes: smaller transfers take one path.
         staging_bytes: the most staging memory on each device.
         relay_gpus: the GPUs through which bytes of others may pass; ``()`` for none, ``None`` for all.
@@ -310,6 +315,8 @@ class Plan(_library.Owner):
         staging_bytes: int | None = None,
         relay_gpus: Iterable[Device] | None = None,
         adapt: bool | None = None,
+        relay_chunks: int | None = None,
+        host_chunks: int | None = None,
     ) -> None:
         self._handle = NULL
         pairs: list[tuple[Memory, Memory]] = []
@@ -341,7 +348,9 @@ class Plan(_library.Owner):
             transfer.src = of.pointer
             transfer.src_device = of.device
             transfer.bytes = into.nbytes
-        options = _options(engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt)
+        options = _options(
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, adapt, relay_chunks, host_chunks
+        )
         made = ffi.new("mp_plan_t *")
         check(lib.mp_plan(context._handle, array, len(pairs), options, made))
         self._own_plan(context, made[0], memories)

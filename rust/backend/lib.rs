@@ -338,6 +338,9 @@ pub const REGISTERED_PIECE: u64 = 1 << 30;
 /// Why other host memory is refused, on every backend.
 pub const HOST_MEMORY_IS_SHARED_BY: &str = "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared";
 
+/// Programs whose graphs a backend keeps where nobody says how many.
+pub const USUAL_GRAPHS: usize = 128;
+
 /// What has been launched as executable graphs ("execs").
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphStatistics {
@@ -457,6 +460,9 @@ pub trait Backend: Send + Sync {
     }
     /// Blocks until everything ever enqueued has finished.
     fn synchronize(&self) -> Result<(), BackendError>;
+
+    /// Keeps the graphs of so many programs, those that were launched last, in place of [`USUAL_GRAPHS`].
+    fn keep_graphs(&self, _programs: usize) {}
 
     /// What has been launched as graphs; all zero on a backend that has none.
     fn graph_statistics(&self) -> GraphStatistics {

@@ -60,6 +60,7 @@ impl Bench<'_> {
             cache_plans: 0,
             signal_wait: 0,
             host_threads: 0,
+            cache_graphs: 0,
         };
         // SAFETY: all pointers are valid for the call.
         succeeded(unsafe { mp_context_create_versioned(&options, MP_VERSION, &mut handles.context) })?;

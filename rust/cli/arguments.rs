@@ -1,7 +1,8 @@
 //! What several subcommands read from the command line.
 
+use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use mpgpu_core::plan::{Engine, Shape};
+use mpgpu_core::plan::{Engine, Options, Relays, Shape};
 use mpgpu_core::topology::{DeviceId, MemoryKind};
 use mpgpu_core::units::parse_size;
 use mpgpu_runtime::context::BackendChoice;
@@ -27,6 +28,46 @@ pub fn backend() -> impl TypedValueParser<Value = BackendChoice> {
 /// `--engine`.
 pub fn engine() -> impl TypedValueParser<Value = Engine> {
     named([Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel].map(|engine| (engine.name(), engine)))
+}
+
+/// How staged paths are made, for the subcommands that plan.
+#[derive(Args)]
+pub struct StagedPaths {
+    /// GPUs through which bytes of others may pass: all, none, or numbers, as in 0,3
+    #[arg(long, value_name = "GPUS", value_parser = relays)]
+    pub relay_gpus: Option<Relays>,
+    /// Bytes of one chunk on staged paths, 4K or more; by default what the model finds best
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub chunk_bytes: Option<u64>,
+    /// Chunks of each path through another GPU, in place of their bytes
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub relay_chunks: Option<u32>,
+    /// Chunks of each path through host memory, in place of their bytes
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
+    pub host_chunks: Option<u32>,
+    /// The most staging memory on each device
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub staging_bytes: Option<u64>,
+}
+
+impl StagedPaths {
+    /// For the planner.
+    pub fn options(&self) -> Options {
+        let default = Options::default();
+        Options {
+            relays: self.relay_gpus.unwrap_or(default.relays),
+            chunk_bytes: self.chunk_bytes,
+            relay_chunks: self.relay_chunks,
+            host_chunks: self.host_chunks,
+            staging_bytes: self.staging_bytes.unwrap_or(default.staging_bytes),
+            ..default
+        }
+    }
+}
+
+/// `--relay-gpus`. A function, since an error that is a plain text is none.
+fn relays(text: &str) -> Result<Relays, String> {
+    text.parse().map_err(str::to_owned)
 }
 
 /// What is to be copied, `gpu0:gpu1:64M`.

@@ -1,6 +1,6 @@
 //! `mpgpu plan`: what would be done for given transfers.
 
-use crate::arguments::{Failure, Transfer, engine, shape, size};
+use crate::arguments::{Failure, StagedPaths, Transfer, engine, shape, size};
 use crate::machine;
 use clap::Args;
 use mpgpu_core::plan::{Engine, Options, Plan, Shape, plan};
@@ -32,15 +32,11 @@ pub struct Request {
     /// Keep copies between GPUs out of host memory
     #[arg(long)]
     pub no_host_path: bool,
-    /// Bytes of one chunk on staged paths, 4K or more; by default what the model finds best
-    #[arg(long, value_name = "BYTES", value_parser = size)]
-    pub chunk_bytes: Option<u64>,
+    #[command(flatten)]
+    pub staged: StagedPaths,
     /// Transfers below this size take one path
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub min_bytes: Option<u64>,
-    /// The most staging memory on each device
-    #[arg(long, value_name = "BYTES", value_parser = size)]
-    pub staging_bytes: Option<u64>,
     /// Host memory is ordinary memory, which a GPU cannot read and write by itself
     #[arg(long)]
     pub pageable: bool,
@@ -59,24 +55,24 @@ impl Request {
             engine: self.engine,
             max_paths: self.max_paths,
             host_path: self.no_host_path.then_some(false),
-            chunk_bytes: self.chunk_bytes,
+            chunk_bytes: self.staged.chunk_bytes,
+            relay_chunks: self.staged.relay_chunks,
+            host_chunks: self.staged.host_chunks,
             min_bytes: self.min_bytes,
-            staging_bytes: self.staging_bytes,
-            relays: None,
+            staging_bytes: self.staged.staging_bytes,
+            relays: self.staged.relay_gpus,
             adapt: None,
         }
     }
 
     /// For the planner by itself, which does not.
     pub fn options(&self) -> Options {
-        let default = Options::default();
+        let default = self.staged.options();
         Options {
             engine: self.engine.unwrap_or(default.engine),
             max_paths: self.max_paths.unwrap_or(default.max_paths),
             host_path: !self.no_host_path,
-            chunk_bytes: self.chunk_bytes,
             min_bytes: self.min_bytes,
-            staging_bytes: self.staging_bytes.unwrap_or(default.staging_bytes),
             ..default
         }
     }

@@ -18,6 +18,9 @@ use std::error::Error;
 pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     let machine = machine::named(&arguments.topology)?.machine;
     let rows = rows(arguments)?;
+    if arguments.kernel.is_some() && arguments.window != [1] {
+        return Err("--window with --kernel: steps that compute follow each other; leave it out".into());
+    }
     if arguments.adapt.adapt {
         return adapt::run(arguments, &machine, &rows[0]);
     }
@@ -82,19 +85,20 @@ fn columns(arguments: &SimArguments) -> Vec<Column> {
 }
 
 fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &Column) -> Result<Steady, Box<dyn Error>> {
-    let default = Options::default();
-    let options = Options {
-        engine: column.engine,
-        max_paths: column.max_paths.unwrap_or(default.max_paths),
-        host_path: column.host_path,
-        chunk_bytes: arguments.chunk_bytes,
-        staging_bytes: arguments.staging_bytes.unwrap_or(default.staging_bytes),
-        ..default
-    };
+    let default = arguments.staged.options();
+    let options =
+        Options { engine: column.engine, max_paths: column.max_paths.unwrap_or(default.max_paths), host_path: column.host_path, ..default };
     let ranks = shapes.chunks(if arguments.apart { 1 } else { shapes.len() });
-    let ranks = ranks.map(|shapes| Ok(plan(machine, shapes, &options)?.as_rank()));
+    let kernel = |of: &[Shape]| arguments.kernel.map_or(0.0, |kernel| kernel.times * most_sent(shapes, of) / kernel.rate);
+    let ranks = ranks.map(|of| Ok(Rank { kernel: kernel(of), ..plan(machine, of, &options)?.as_rank() }));
     let ranks = ranks.collect::<Result<Vec<Rank>, mpgpu_core::plan::PlanError>>()?;
     Ok(steady(machine, &ranks, column.window)?)
+}
+
+/// The most bytes that a source of `of` sends in a step: the kernel of a step is over when that of all its GPUs are.
+fn most_sent(all: &[Shape], of: &[Shape]) -> f64 {
+    let sent = |gpu| all.iter().filter(|shape| shape.src_device == gpu).map(|shape| shape.bytes as f64).sum::<f64>();
+    of.iter().map(|shape| sent(shape.src_device)).fold(0.0, f64::max)
 }
 
 struct Sweep<'a> {
@@ -126,7 +130,10 @@ impl Sweep<'_> {
         let ways: Vec<String> = self.arguments.transfers.iter().map(|pair| format!("{}>{}", pair.src, pair.dst)).collect();
         let apart = if self.arguments.apart { ", each planned apart and issued by a process of its own" } else { "" };
         let mut text = format!("sim for {}: {}{apart}\n", self.machine.topology().name, ways.join(" "));
-        text += "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n";
+        text += match self.arguments.kernel {
+            None => "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n",
+            Some(_) => "modelled; time of a step, its kernel and then its copies (times as fast as the first column)\n\n",
+        };
         let mut heads = vec![("".to_owned(), "size".to_owned())];
         for column in &self.columns {
             let window = if column.window == 1 { String::new() } else { format!(", window {}", column.window) };
@@ -136,11 +143,8 @@ impl Sweep<'_> {
             let mut line = vec![size(shapes.iter().map(|shape| shape.bytes).max().unwrap_or(0))];
             line.extend(cells.iter().enumerate().map(|(at, cell)| {
                 let base = &cells[self.base(at)];
-                if self.base(at) == at {
-                    format!("{:.1}", cell.rate())
-                } else {
-                    format!("{:.1} ({:.2})", cell.rate(), base.seconds / cell.seconds)
-                }
+                let shown = if self.arguments.kernel.is_some() { time(cell.seconds) } else { format!("{:.1}", cell.rate()) };
+                if self.base(at) == at { shown } else { format!("{shown} ({:.2})", base.seconds / cell.seconds) }
             }));
             line
         });
@@ -256,6 +260,19 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_comes_before_the_copies_of_its_gpu_and_hides_what_issuing_them_takes() {
+        let seconds = |kernel: &str| {
+            let line = format!("--topology beluga gpu0:gpu1:64M gpu0:gpu3:64M --max-paths 1 {kernel}");
+            cells(&line)[0]["seconds"].as_f64().expect("a number")
+        };
+        let (copies, kernel) = (seconds(""), 4.0 * (128 << 20) as f64 / 800e9);
+        let step = seconds("--kernel 4@800");
+        assert!(step > kernel + 0.97 * copies && step < kernel + copies + 10e-6, "{step} of {kernel} and {copies}");
+        let text = sim("--topology beluga gpu0:gpu1:64M --max-paths 1,3 --kernel 8@790").expect("it runs");
+        assert!(text.contains("time of a step, its kernel and then its copies") && text.contains("ms (1."), "{text}");
+    }
+
+    #[test]
     fn what_cannot_be_run_says_what_to_do() {
         for (line, says) in [
             ("gpu0:gpu1", "say how many bytes, as in gpu0:gpu1:64M, or give --sizes"),
@@ -263,6 +280,8 @@ mod tests {
             ("gpu0:gpu9:1M", "device 9 does not exist"),
             ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
             ("", "required"),
+            ("gpu0:gpu1:1M --kernel 8", "must be TIMES@RATE, both more than 0, as in 8@790"),
+            ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window with --kernel: steps that compute follow each other"),
             ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
             ("gpu0:gpu1:1M --adapt --max-paths 2", "cannot be used with"),
             ("gpu0:gpu1:1M --real host=0.5", "--adapt"),

@@ -85,12 +85,13 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
             None => return Err(bad_value(c"host_threads", threads, "from 1 to 256, -1 for none, or 0 for what MPGPU_HOST_THREADS says")),
         },
     };
-    let cache_plans = usize::try_from(options.cache_plans).unwrap_or(usize::MAX);
+    let entries = |count: u64| (count > 0).then(|| usize::try_from(count).unwrap_or(usize::MAX));
     Ok(ContextOptions {
         backend,
         topology: text(options.topology, c"topology")?.map(str::to_owned),
         staging_bytes: (options.staging_bytes > 0).then_some(options.staging_bytes),
-        cache_plans: (cache_plans > 0).then_some(cache_plans),
+        cache_plans: entries(options.cache_plans),
+        cache_graphs: entries(options.cache_graphs),
         signal_wait,
         host_threads,
     })

@@ -105,11 +105,14 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
     };
     let host_path = switch(c"host_path", options.host_path)?;
     let some = |bytes: u64| (bytes > 0).then_some(bytes);
+    let count = |count: u32| (count > 0).then_some(count);
     Ok(PlanOptions {
         engine,
-        max_paths: (options.max_paths > 0).then_some(options.max_paths),
+        max_paths: count(options.max_paths),
         host_path,
         chunk_bytes: some(options.chunk_bytes),
+        relay_chunks: count(options.relay_chunks),
+        host_chunks: count(options.host_chunks),
         min_bytes: some(options.min_bytes),
         staging_bytes: some(options.staging_bytes),
         adapt: switch(c"adapt", options.adapt)?,

@@ -245,6 +245,8 @@ pub struct mp_context_options_t {
     pub signal_wait: mp_signal_wait_value,
     /// CPU threads that may copy between ordinary and pinned host memory, at most 256; -1 for none.
     pub host_threads: i32,
+    /// Number of programs whose graphs are kept, those that were launched last.
+    pub cache_graphs: u64,
 }
 
 /// How to plan. Initialise with `MP_PLAN_OPTIONS_INIT`; a field that is 0 takes what the environment says, and then the
@@ -272,6 +274,10 @@ pub struct mp_plan_options_t {
     /// Whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how
     /// long they take. By default they do. Plans of a node do not.
     pub adapt: mp_switch_value,
+    /// Chunks of each path through another GPU; goes before `chunk_bytes`. More where the staging bound asks for it.
+    pub relay_chunks: u32,
+    /// The same for paths through host memory.
+    pub host_chunks: u32,
 }
 
 /// How to probe a machine. Initialise with `MP_PROBE_OPTIONS_INIT`.

@@ -26,6 +26,8 @@ inline std::atomic<long> calls{0};
     }
 
 MPGPU_COUNTED(Init, (int *c, char ***v), (c, v))
+MPGPU_COUNTED(Init_thread, (int *c, char ***v, int wanted, int *provided), (c, v, wanted, provided))
+MPGPU_COUNTED(Query_thread, (int *provided), (provided))
 MPGPU_COUNTED(Finalize, (), ())
 MPGPU_COUNTED(Finalized, (int *flag), (flag))
 MPGPU_COUNTED(Abort, (MPI_Comm comm, int code), (comm, code))
@@ -52,7 +54,6 @@ MPGPU_COUNTED(Send_init,
 MPGPU_COUNTED(Recv_init, (void *to, int count, MPI_Datatype type, int rank, int tag, MPI_Comm comm, MPI_Request *made),
               (to, count, type, rank, tag, comm, made))
 MPGPU_COUNTED(Startall, (int count, MPI_Request *requests), (count, requests))
-MPGPU_COUNTED(Waitall, (int count, MPI_Request *requests, MPI_Status *statuses), (count, requests, statuses))
 MPGPU_COUNTED(Start, (MPI_Request * request), (request))
 MPGPU_COUNTED(Testsome, (int count, MPI_Request *requests, int *done, int *which, MPI_Status *statuses),
               (count, requests, done, which, statuses))

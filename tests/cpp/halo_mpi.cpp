@@ -76,6 +76,9 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
             if (cycle % 3 == 0) {
                 halo.start(stream); // the first one is brought to its end
             }
+            while (cycle % 3 == 1 && !halo.progress().is_done()) {
+                std::this_thread::yield();
+            }
             halo.finish(stream);
         } else {
             halo.exchange(stream);
@@ -410,6 +413,7 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = 0;
         how.persistent = form;
+        how.progress = form == halo::persistent_form::all_blocks ? halo::progress_by::thread : halo::progress_by::start;
         const mpgpu::stream stream(ctx, mine.where());
         halo::plan plan(ctx, node, g, mine.arrays(), how);
         plan.exchange(stream);
@@ -453,6 +457,9 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
             how.direct_pieces = random_form(random, ctx);
             how.between_nodes = problem % 4 < 2 ? halo::mpi_memory::automatic : halo::mpi_memory::staged;
             how.persistent = kernels.at(which);
+            constexpr std::array<halo::progress_by, 3> progress = {halo::progress_by::start, halo::progress_by::caller,
+                                                                   halo::progress_by::thread};
+            how.progress = progress.at(static_cast<std::size_t>(problem / 3) % progress.size());
             run_cycles(ctx, node, g, sizes, how, few_cycles, problem % 2 == 1);
         }
         run_in_a_row(ctx, node);

@@ -5,6 +5,7 @@
 // steps.
 #include "ranks.hpp"
 
+#include <mpgpu/entry.hpp>
 #include <mpgpu/mpi.hpp>
 
 #include <mpi.h>
@@ -137,6 +138,33 @@ void run() {
     messages.fetch(theirs, other.memory, stream).synchronize();
     require(other.get(most_bytes) == bytes_of(left, 2, most_bytes), "wrong bytes of a descriptor");
     described.released.synchronize();
+
+    // Functions of the right neighbour are called with memory of the GPU and of the host.
+    mpgpu::entries entries(ctx, messages);
+    constexpr std::uint64_t method = 3;
+    constexpr std::uint64_t calls = 8;
+    std::vector<unsigned char> room(5000);
+    std::uint64_t called = 0;
+    token.set(bytes_of(world_rank, 3, most_bytes));
+    entries.on_message(
+        method,
+        [&](mpgpu::arrival &m) {
+            require(static_cast<int>(m.rank()) == left && m.parts() == 2 && m.bytes(0) == most_bytes, "another call");
+            m.into(0, other.memory, stream).into(1, room, stream);
+        },
+        [&](mpgpu::arrival &m) {
+            require(m.arguments_as<std::uint64_t>() == calls, "wrong arguments of a call");
+            require(other.get(most_bytes) == bytes_of(left, 3, most_bytes) && room == bytes_of(left, 1, 5000),
+                    "wrong bytes of a call");
+            ++called;
+        });
+    for (std::uint64_t call = 0; call < calls; ++call) {
+        mpgpu::entry_request under_way =
+            entries.send(right, method, mpgpu::entry_arguments(calls), {token.memory, sent_bytes}, stream);
+        while (!under_way.test() || called <= call) {
+            entries.progress();
+        }
+    }
     require(!messages.probe(mpgpu::any_rank, mpgpu::message_tag::any()), "a message is left");
 }
 

@@ -83,7 +83,8 @@ inline std::string left_over() {
 
 /// `main` of a test that ends on all ranks alike: rank 0 says that all was right.
 template <class Run> int run_together(int argc, char **argv, const char *right, const Run &run) {
-    MPI_Init(&argc, &argv);
+    int provided = MPI_THREAD_SINGLE; // as much as there is: some tests ask
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
         run();

@@ -459,6 +459,7 @@ TEST_CASE("options reach the library as the C structs want them") {
     machine.cache_plans = 9;
     machine.signal_wait = mpgpu::signal_wait::kernel;
     machine.host_threads = -1;
+    machine.cache_graphs = 10;
     const mpgpu::context ctx(machine);
     CHECK(counting::last_topology() == "beluga");
     CHECK(counting::last_context_options().size == sizeof(mp_context_options_t));
@@ -467,6 +468,7 @@ TEST_CASE("options reach the library as the C structs want them") {
     CHECK(counting::last_context_options().cache_plans == 9);
     CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_KERNEL);
     CHECK(counting::last_context_options().host_threads == -1);
+    CHECK(counting::last_context_options().cache_graphs == 10);
     const mpgpu::context plain;
     CHECK(counting::last_context_options().host_threads == 0);
     CHECK(counting::last_context_options().signal_wait == MP_SIGNAL_WAIT_DEFAULT);
@@ -485,6 +487,8 @@ TEST_CASE("options reach the library as the C structs want them") {
     how.chunk_bytes = 3;
     how.min_bytes = 4;
     how.staging_bytes = 5;
+    how.relay_chunks = 6;
+    how.host_chunks = 7;
     CHECK_NOTHROW(mpgpu::plan(ctx, {}, how));
     CHECK(counting::last_plan_options().engine == MP_ENGINE_GRAPH);
     CHECK(counting::last_plan_options().max_paths == 2);
@@ -493,6 +497,8 @@ TEST_CASE("options reach the library as the C structs want them") {
     CHECK(counting::last_plan_options().chunk_bytes == 3);
     CHECK(counting::last_plan_options().min_bytes == 4);
     CHECK(counting::last_plan_options().staging_bytes == 5);
+    CHECK(counting::last_plan_options().relay_chunks == 6);
+    CHECK(counting::last_plan_options().host_chunks == 7);
     how.host_path = true;
     CHECK_NOTHROW(mpgpu::plan(ctx, {}, how));
     CHECK(counting::last_plan_options().host_path == MP_ON);

@@ -95,6 +95,8 @@ REFUSED = [
     (lambda: mpgpu.Plan([], host_path="on"), ValueError, r"host_path='on': must be one of None, True, False"),
     (lambda: mpgpu.Plan([], adapt="on"), ValueError, r"adapt='on': must be one of None, True, False"),
     (lambda: mpgpu.Plan([], chunk_bytes=5), ValueError, r"chunk_bytes"),
+    (lambda: mpgpu.Plan([], relay_chunks=2**32), ValueError, r"relay_chunks=4294967296: must be from 0 to 4294967295"),
+    (lambda: mpgpu.Context("host", cache_graphs=-1), ValueError, r"cache_graphs=-1: must be from 0 to"),
     (lambda: mpgpu.Plan([]).execute("default"), TypeError, r"stream is a str: it must be a stream of torch, CuPy or mpgpu"),
     (lambda: mpgpu.Plan([]).execute(-1), TypeError, r"stream=-1: a handle is not negative"),
     (lambda: mpgpu.Plan([]).execute(True), TypeError, r"stream is a bool"),

@@ -37,6 +37,8 @@ size = st.one_of(st.integers(0, 300), st.integers(0, 1 << 16), st.integers(0, 3 
             "host_path": st.booleans(),
             "adapt": st.booleans(),
             "chunk_bytes": st.sampled_from([4096, 65536]),
+            "relay_chunks": st.integers(1, 5),
+            "host_chunks": st.integers(1, 5),
             "min_bytes": st.sampled_from([0, 1 << 20]),
         },
     ),

@@ -392,7 +392,7 @@ fn struct_sizes_are_checked() {
     }
     for size in [4097, usize::MAX] {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
-        assert!(message.contains(&size.to_string()) && message.contains("64 bytes"), "{message}");
+        assert!(message.contains(&size.to_string()) && message.contains("72 bytes"), "{message}");
     }
     // They would cut a field, of which a pointer would then be half the caller's.
     for size in [49, 52, 63, 65, 4095] {
@@ -401,16 +401,16 @@ fn struct_sizes_are_checked() {
             format!("options->size is {size}, and a size of mp_plan_options_t is a multiple of 8; initialise it with MP_PLAN_OPTIONS_INIT");
         assert_eq!(message, expected);
     }
-    ok(try_size(64 + 16));
+    ok(try_size(72 + 16));
     assert!(plan.addr() != poison::<u8>().addr());
     ok(mp_plan_destroy(plan));
 
-    let mut newer = Newer { known: mp_plan_options_t { size: 64 + 16, ..plan_options() }, unknown: [0; 16] };
+    let mut newer = Newer { known: mp_plan_options_t { size: 72 + 16, ..plan_options() }, unknown: [0; 16] };
     newer.unknown[15] = 1;
     let mut plan = poison();
     // SAFETY: all pointers are valid for the call.
     let message = refused(unsafe { mp_plan(node.context, empty.as_ptr(), 1, &newer.known, &mut plan) }, MP_ERROR_INVALID_ARGUMENT);
-    assert!(message.contains("options->size is 80") && message.contains("has 64 bytes"), "{message}");
+    assert!(message.contains("options->size is 88") && message.contains("has 72 bytes"), "{message}");
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
     // A larger output gets what this library knows; the rest stays as it was, and so does the size.
@@ -444,10 +444,11 @@ fn layouts_are_those_of_the_first_release() {
         ],
         [0, 8, 16, 24, 32]
     );
-    assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (48, 32));
+    assert_eq!((size_of::<mp_context_options_t>(), offset_of!(mp_context_options_t, cache_plans)), (56, 32));
     assert_eq!(offset_of!(mp_context_options_t, signal_wait), 40, "behind those of the first release");
     assert_eq!(offset_of!(mp_context_options_t, host_threads), 44);
-    assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (64, 40));
+    assert_eq!((size_of::<mp_plan_options_t>(), offset_of!(mp_plan_options_t, staging_bytes)), (72, 40));
+    assert_eq!((offset_of!(mp_plan_options_t, relay_chunks), offset_of!(mp_plan_options_t, host_chunks)), (60, 64));
     assert_eq!((size_of::<mp_plan_info_t>(), offset_of!(mp_plan_info_t, staging_bytes)), (64, 40));
     assert_eq!((offset_of!(mp_statistics_t, plan_cache_shape_hits), offset_of!(mp_statistics_t, graph_launches)), (56, 64));
     assert_eq!((size_of::<mp_statistics_t>(), offset_of!(mp_statistics_t, graph_entries)), (128, 120));

@@ -378,6 +378,7 @@ impl Fuzzer<'_> {
             cache_plans: [0, 1, 3, 20, u64::MAX][self.below(5) as usize],
             signal_wait: self.below(4) as i32 - i32::from(self.one_in(8)),
             host_threads: [0, 0, -1, 1, 4, 256, 257, -2][self.below(8) as usize],
+            cache_graphs: [0, 1, u64::MAX][self.below(3) as usize],
             ..context_options()
         };
         let version = if self.one_in(8) { self.odd() as u32 } else { MP_VERSION };
@@ -594,6 +595,8 @@ impl Fuzzer<'_> {
             max_paths: if self.one_in(4) { self.odd() as u32 } else { self.below(5) as u32 },
             host_path: self.below(4) as i32 - i32::from(self.one_in(8)),
             chunk_bytes: [0, 4096, 8192, 1, self.odd()][self.below(5) as usize],
+            relay_chunks: [0, 0, 1, 3, self.odd() as u32][self.below(5) as usize],
+            host_chunks: [0, 0, 2, u32::MAX][self.below(4) as usize],
             min_bytes: self.below(2),
             staging_bytes: [0, 0, 0, 1 << 13, self.odd()][self.below(5) as usize],
             ..plan_options()

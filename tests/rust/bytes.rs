@@ -156,7 +156,8 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
             shadow.push((source, src_offset, target, dst_offset, bytes));
             written.push(Written { arena: target, offset: dst_offset, bytes, step });
         }
-        let Options { engine, max_paths, host_path, relays, chunk_bytes, min_bytes, .. } = crate::common::options(&mut random);
+        let Options { engine, max_paths, host_path, relays, chunk_bytes, relay_chunks, host_chunks, min_bytes, .. } =
+            crate::common::options(&mut random);
         let options = PlanOptions {
             engine: Some(engine),
             max_paths: Some(max_paths),
@@ -164,6 +165,8 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
             adapt: None,
             relays: Some(relays),
             chunk_bytes,
+            relay_chunks,
+            host_chunks,
             min_bytes,
             staging_bytes: random.chance(30).then_some(1 << 14),
         };

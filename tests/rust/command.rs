@@ -441,6 +441,10 @@ fn errors_name_the_value_and_what_to_do() {
         (error(&["plan", "--topology", "beluga"]), ["TRANSFER", "--help"]),
         (error(&["plan", "--topology", "beluga", "gpu0:gpu1:1M", "--max-paths", "0"]), ["--max-paths", "1.."]),
         (error(&["plan", "--topology", "beluga", "gpu0:gpu1:1M", "--chunk-bytes", "1K"]), ["chunk_bytes=1024", "4096 or more"]),
+        (
+            error(&["plan", "--topology", "beluga", "gpu0:gpu1:1M", "--relay-gpus", "2,x"]),
+            ["--relay-gpus", "all, none, or numbers of GPUs"],
+        ),
         (error(&["trace", "--topology", "beluga", "gpu0:gpu1:1M", "--backend", "host"]), ["--measure", "required"]),
         (error(&["trace", "--measure", "--backend", "cuda", "gpu0:gpu1:1M"]), ["mpgpu: ", "driver"]),
     ] {

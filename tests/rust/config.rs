@@ -39,9 +39,12 @@ fn every_variable_reaches_its_field() {
         ("MPGPU_HOST_PATH", "off"),
         ("MPGPU_RELAY_GPUS", "0,3"),
         ("MPGPU_CHUNK_BYTES", "4MiB"),
+        ("MPGPU_RELAY_CHUNKS", "5"),
+        ("MPGPU_HOST_CHUNKS", "8"),
         ("MPGPU_MIN_BYTES", "64K"),
         ("MPGPU_STAGING_BYTES", "1G"),
         ("MPGPU_CACHE_PLANS", "7"),
+        ("MPGPU_CACHE_GRAPHS", "11"),
         ("MPGPU_TUNING_FILE", "/etc/mpgpu/tuning.toml"),
         ("MPGPU_ADAPT", "off"),
         ("MPGPU_VERIFY", "bytes"),
@@ -60,9 +63,12 @@ fn every_variable_reaches_its_field() {
         host_path: Some(false),
         relays: Some([0, 3].into_iter().collect()),
         chunk_bytes: Some(4 << 20),
+        relay_chunks: Some(5),
+        host_chunks: Some(8),
         min_bytes: Some(64 << 10),
         staging_bytes: 1 << 30,
         cache_plans: 7,
+        cache_graphs: 11,
         tuning_file: Some("/etc/mpgpu/tuning.toml".to_owned()),
         adapt: false,
         verify: Verify::Bytes,
@@ -105,7 +111,9 @@ fn sizes_count_in_multiples_of_1024() {
 
 #[test]
 fn refusals_name_variable_value_and_what_is_accepted() {
-    assert_eq!(refusal("MPGPU_MAX_PATHS", "0"), "MPGPU_MAX_PATHS=0: must be 1 or more");
+    for name in ["MPGPU_MAX_PATHS", "MPGPU_RELAY_CHUNKS", "MPGPU_HOST_CHUNKS", "MPGPU_CACHE_GRAPHS"] {
+        assert_eq!(refusal(name, "0"), format!("{name}=0: must be 1 or more"));
+    }
     assert_eq!(refusal("MPGPU_BACKEND", "gpu"), "MPGPU_BACKEND=gpu: must be one of auto, host, cuda");
     assert_eq!(refusal("MPGPU_ENGINE", "Graph"), "MPGPU_ENGINE=Graph: must be one of auto, stream, graph, batch, kernel");
     assert_eq!(refusal("MPGPU_HOST_PATH", "yes"), "MPGPU_HOST_PATH=yes: must be one of 0, 1, on, off");

@@ -1,7 +1,9 @@
 //! What the planner decides on known machines, and why.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
-use mpgpu_core::plan::{Engine, Lane, Mechanism, Op, Options, Place, Plan, PlanError, Reason, Relays, Ring, Shape, Tuned, plan, validate};
+use mpgpu_core::plan::{
+    Engine, Lane, Mechanism, Op, Options, PathPlan, Place, Plan, PlanError, Reason, Relays, Ring, Shape, Tuned, plan, validate,
+};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Campaign, Case, Score, Search, Simulated};
@@ -383,6 +385,21 @@ fn options_are_obeyed() {
     assert_eq!(plan.program.ops.len(), 1);
     let plan = planned(&machine, &one, &Options { chunk_bytes: Some(MIB + 1), ..Options::default() });
     assert!(plan.transfers[0].paths.iter().filter(|p| p.via.is_some()).all(|p| p.chunk_bytes == MIB + 1));
+    let counts = Options { relay_chunks: Some(5), host_chunks: Some(9), chunk_bytes: Some(MIB), staging_bytes: GIB, ..Options::default() };
+    let plan = planned(&machine, &one, &counts);
+    let counted = |path: &PathPlan| path.via.map(|via| (via.is_host(), path.chunks));
+    let chunks: Vec<_> = plan.transfers[0].paths.iter().filter_map(counted).collect();
+    assert_eq!(chunks, [(false, 5), (false, 5), (true, 9)], "{}", plan.describe(&machine));
+    // Those of one ring follow each other, each in as many chunks.
+    let many = vec![shape(0, 1, MIB); 40];
+    let plan = planned(&machine, &many, &Options { relay_chunks: Some(2), host_path: false, max_paths: 3, ..Options::default() });
+    let staged = plan.transfers.iter().flat_map(|transfer| &transfer.paths).filter(|path| path.via.is_some());
+    assert!(staged.clone().count() > 0 && staged.clone().all(|path| path.chunks <= 2), "{}", plan.describe(&machine));
+    // Where bytes are passed on from destination to destination, too.
+    let shapes: Vec<Shape> = (1..4).map(|gpu| Shape { source: 1, ..shape(0, gpu, 64 * MIB) }).collect();
+    let plan = planned(&machine, &shapes, &Options { relay_chunks: Some(6), ..no_host() });
+    let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| &transfer.paths).map(|path| path.chunks).collect();
+    assert!(chunks.contains(&6) && chunks.iter().all(|chunks| [1, 6].contains(chunks)), "{}", plan.describe(&machine));
 }
 
 #[test]
@@ -462,6 +479,8 @@ fn errors_name_the_value_and_the_remedy() {
     assert_eq!(none.to_string(), "max_paths=0: must be 1 or more");
     let tiny = plan_error(&machine, &[], &Options { chunk_bytes: Some(1), ..Options::default() });
     assert_eq!(tiny.to_string(), "chunk_bytes=1: must be 4096 or more");
+    let none = plan_error(&machine, &[], &Options { relay_chunks: Some(0), ..Options::default() });
+    assert_eq!(none.to_string(), "relay_chunks=0: must be 1 or more");
 }
 
 #[test]

@@ -276,6 +276,7 @@ fn the_c_interface_probes_keeps_and_gives_back_the_file() {
         cache_plans: 0,
         signal_wait: 0,
         host_threads: 0,
+        cache_graphs: 0,
     };
     let mut context = null_mut();
     // SAFETY: valid options and a place for the handle.

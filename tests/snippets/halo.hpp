@@ -1,7 +1,16 @@
 // Names that docs/guide/halo.md leaves out, and those of mpgpu/halo.cuh, which takes nvcc.
+#include "cuda.hpp"
+
+// For notify_block::current, which is there for nvcc alone.
+#define __CUDACC__
+#define __device__
+#define __host__
+
+#include <mpgpu/halo.hpp>
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>
+#include <cstdint>
 
 extern mpgpu::buffer<double> density;
 extern double *p;
@@ -11,3 +20,16 @@ extern mpgpu::stream stream;
 void compute(mpgpu::stream_view stream);
 void interior(mpgpu::stream_view stream);
 void boundary(mpgpu::stream_view stream);
+void interior(const mpgpu::notify_block &block);
+void boundary(const mpgpu::notify_block &block);
+void work_on_the_host();
+namespace cooperative_groups {
+struct grid {
+    void sync() const;
+};
+grid this_grid();
+} // namespace cooperative_groups
+extern const mpgpu::halo::own_launch launch_sweep;
+namespace mpgpu::halo {
+persistent_copier cuda_own_kernel(own_launch launch);
+}

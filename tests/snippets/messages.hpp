@@ -1,7 +1,9 @@
 // Names that docs/guide/messages.md leaves out.
+#include <mpgpu/entry.hpp>
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstdint>
+#include <vector>
 
 extern mpgpu::context ctx;
 extern mpgpu::buffer<double> edge, ghost;
@@ -9,3 +11,8 @@ extern mpgpu::stream stream;
 extern const std::uint32_t rank, ranks;
 extern const int left, right;
 extern const std::uint64_t tag;
+extern const std::uint32_t other;
+extern const std::uint64_t bar, method_bits;
+extern const int steps;
+extern std::vector<double> list;
+void call_bar(int steps, const mpgpu::buffer<double> &ghost, const std::vector<double> &list);

@@ -104,13 +104,14 @@ module mpgpu_c
     end type mp_error_info_t
 
     type, bind(c) :: mp_context_options_t
-        integer(c_size_t) :: size = 48_c_size_t
+        integer(c_size_t) :: size = 56_c_size_t
         integer(c_int) :: backend = 0_c_int
         type(c_ptr) :: topology = c_null_ptr
         integer(c_int64_t) :: staging_bytes = 0_c_int64_t
         integer(c_int64_t) :: cache_plans = 0_c_int64_t
         integer(c_int) :: signal_wait = 0_c_int
         integer(c_int32_t) :: host_threads = 0_c_int32_t
+        integer(c_int64_t) :: cache_graphs = 0_c_int64_t
     end type mp_context_options_t
 
     type, bind(c) :: mp_statistics_t
@@ -148,7 +149,7 @@ module mpgpu_c
     end type mp_transfer_t
 
     type, bind(c) :: mp_plan_options_t
-        integer(c_size_t) :: size = 64_c_size_t
+        integer(c_size_t) :: size = 72_c_size_t
         integer(c_int) :: engine = 0_c_int
         integer(c_int32_t) :: max_paths = 0_c_int32_t
         integer(c_int) :: host_path = 0_c_int
@@ -157,6 +158,8 @@ module mpgpu_c
         integer(c_int64_t) :: staging_bytes = 0_c_int64_t
         integer(c_int64_t) :: relay_gpus = 0_c_int64_t
         integer(c_int) :: adapt = 0_c_int
+        integer(c_int32_t) :: relay_chunks = 0_c_int32_t
+        integer(c_int32_t) :: host_chunks = 0_c_int32_t
     end type mp_plan_options_t
 
     type, bind(c) :: mp_plan_info_t

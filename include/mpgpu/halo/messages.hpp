@@ -15,12 +15,18 @@
 #endif
 
 #include <algorithm>
+#include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace mpgpu::halo::detail {
@@ -152,8 +158,33 @@ class mpi_requests : public off_node {
     [[nodiscard]] MPI_Request *sends() noexcept { return requests_.data() + received_.size(); }
     [[nodiscard]] int count() const noexcept { return static_cast<int>(requests_.size()); }
 
+    /// Another exchange, of which nothing is done.
+    void begin() {
+        now_ = {};
+        now_.to_send = sent_.size();
+        now_.to_receive = received_.size();
+        completed_.resize(requests_.size());
+    }
+
+    /// Brings MPI on: calls `arrived` with the number of each message that has.
+    template <class Arrived> void test(const Arrived &arrived) {
+        int done = 0;
+        mpi::detail::check(MPI_Testsome(count(), receives(), &done, completed_.data(), MPI_STATUSES_IGNORE),
+                           "MPI_Testsome");
+        for (int i = 0; done != MPI_UNDEFINED && i < done; ++i) {
+            const auto request = static_cast<std::uint32_t>(completed_[static_cast<std::size_t>(i)]);
+            if (request < received_.size()) {
+                arrived(request);
+                ++now_.received;
+            } else {
+                ++now_.sent;
+            }
+        }
+    }
+
     std::vector<message> received_; ///< in the order of the requests
     std::vector<message> sent_;
+    exchange_progress now_;
     int sharing_ = 1; ///< ranks that have this rank's device, counted where a kernel is to be persistent
 
   private:
@@ -175,6 +206,7 @@ class mpi_requests : public off_node {
     memory staging_out_;
     memory staging_in_;
     std::vector<MPI_Request> requests_; ///< receives, then sends
+    std::vector<int> completed_;        ///< for MPI_Testsome
 };
 
 /// Messages to and from ranks of other nodes that kernels have packed and will unpack.
@@ -182,7 +214,7 @@ class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
                  memory &inbox, const options &how)
-        : mpi_requests(ctx, node, all, rank, outbox.location(), {}, outbox, inbox, how), packed_(ctx) {
+        : mpi_requests(ctx, node, all, rank, outbox.location(), {}, outbox, inbox, how), nothing_(ctx, {}) {
         const auto copies = [&](std::optional<mpgpu::plan> &made, const std::vector<message> &messages, bool down) {
             std::vector<transfer> transfers;
             for (const message &m : messages) {
@@ -201,28 +233,31 @@ class mpi_messages final : public mpi_requests {
         copies(up_, received_, false);
     }
 
-    void packed(stream_view order) override {
-        if (down_) {
-            down_->enqueue(order);
-        }
-        packed_.record(order);
-    }
+    void packed(stream_view order) override { packed_ = (down_ ? *down_ : nothing_).execute(order); }
 
-    void start() override {
+    void start() override { begin(); }
+
+    exchange_progress progress() override {
         // The last messages have been unpacked too: that is earlier in the same stream.
-        packed_.synchronize();
-        mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
+        if (packed_ && packed_.test()) {
+            mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
+            now_.packed = now_.to_send;
+        }
+        if (!packed_) {
+            test([](std::uint32_t) {});
+        }
+        return now_;
     }
 
     void arrived(stream_view order) override {
-        mpi::detail::check(MPI_Waitall(count(), receives(), MPI_STATUSES_IGNORE), "MPI_Waitall");
         if (up_) {
             up_->enqueue(order);
         }
     }
 
   private:
-    event packed_;
+    mpgpu::plan nothing_; ///< its executions tell when a stream is there
+    request packed_;
     std::optional<mpgpu::plan> down_;
     std::optional<mpgpu::plan> up_;
 };
@@ -235,8 +270,7 @@ class persistent_messages final : public mpi_requests {
                         const rank_arrays &arrays, memory &outbox, memory &inbox, const options &how)
         : mpi_requests(ctx, node, all, rank, arrays[0].location, element_sizes(arrays), outbox, inbox, how),
           context_(ctx.get()), side_(ctx, arrays[0].location), forked_(ctx), ended_(ctx),
-          told_(ctx, arrays[0].location, 1 + sent_.size() + received_.size()),
-          completed_(static_cast<std::size_t>(count())) {
+          told_(ctx, arrays[0].location, 2 + sent_.size() + received_.size()) {
         alone_ = std::none_of(all.pairs.begin(), all.pairs.end(),
                               [rank](const rank_pair &p) { return p.on_node && (p.from == rank || p.to == rank); });
         const persistent_copier make = how.persistent_copy
@@ -276,42 +310,48 @@ class persistent_messages final : public mpi_requests {
         runs_in_ = alone_ ? order : stream_view(side_);
     }
 
-    /// Sends each message when it is packed. Those that are received are posted when the kernel begins: the last one
-    /// has ended then, and has unpacked what it got.
     void start() override {
         or_release([this] {
-            kernel_.launch(runs_in_, ++exchange_);
-            arrived_ = 0;
-            left_ = count();
-            wait_for([this] { return told_.test(begun, exchange_); });
-            if (!received_.empty()) {
-                mpi::detail::check(MPI_Startall(static_cast<int>(received_.size()), receives()), "MPI_Startall");
-            }
-            std::size_t started = 0;
+            begin();
+            posted_ = false;
             started_.assign(sent_.size(), false);
-            wait_for([&] {
-                for (std::size_t m = 0; m < sent_.size(); ++m) {
-                    if (!started_[m] && told_.test(packed_at(m), exchange_)) {
-                        mpi::detail::check(MPI_Start(sends() + m), "MPI_Start");
-                        started_[m] = true;
-                        ++started;
-                    }
-                }
-                test();
-                return started == sent_.size();
-            });
+            kernel_.launch(runs_in_, ++exchange_);
         });
     }
 
-    /// Tells the kernel of each message that arrives. Returns when all have, and all of this rank's are sent: the next
-    /// kernel may overwrite them.
-    void arrived(stream_view order) override {
+    /// Sends each message when it is packed, and tells the kernel of each that arrives. Those that are received are
+    /// posted when the kernel begins: the last exchange has ended then, and has unpacked what it got. All is done when
+    /// this rank's are sent, too: the next kernel may overwrite them.
+    exchange_progress progress() override {
         or_release([this] {
-            wait_for([this] {
-                test();
-                return left_ == 0;
+            constexpr unsigned look = 1024;
+            if (++polls_ % look == 0) {
+                kernel_.check(runs_in_); // it would tell no more
+            }
+            if (!posted_ && !told_.test(begun, exchange_)) {
+                return;
+            }
+            if (!std::exchange(posted_, true) && !received_.empty()) {
+                mpi::detail::check(MPI_Startall(static_cast<int>(received_.size()), receives()), "MPI_Startall");
+            }
+            for (std::size_t m = 0; now_.packed < sent_.size() && m < sent_.size(); ++m) {
+                if (!started_[m] && told_.test(packed_at(m), exchange_)) {
+                    mpi::detail::check(MPI_Start(sends() + m), "MPI_Start");
+                    started_[m] = true;
+                    ++now_.packed;
+                }
+            }
+            test([this](std::uint32_t number) {
+                told_.raise(arrived_at(sent(), now_.received), arrival(exchange_, number));
             });
+            if (now_.is_done()) {
+                told_.raise(all_sent_at(sent(), static_cast<std::uint32_t>(received_.size())), exchange_);
+            }
         });
+        return now_;
+    }
+
+    void arrived(stream_view order) override {
         if (!alone_) {
             ended_.record(side_);
             check(mp_stream_wait_event(context_, order.get(), ended_.get()));
@@ -321,35 +361,10 @@ class persistent_messages final : public mpi_requests {
   private:
     [[nodiscard]] std::uint32_t sent() const noexcept { return static_cast<std::uint32_t>(sent_.size()); }
 
-    /// Brings MPI on, and tells the kernel of what has arrived.
-    void test() {
-        int done = 0;
-        mpi::detail::check(MPI_Testsome(count(), receives(), &done, completed_.data(), MPI_STATUSES_IGNORE),
-                           "MPI_Testsome");
-        for (int i = 0; done != MPI_UNDEFINED && i < done; ++i) {
-            const auto request = static_cast<std::uint32_t>(completed_[static_cast<std::size_t>(i)]);
-            if (request < received_.size()) {
-                told_.raise(arrived_at(sent(), arrived_++), arrival(exchange_, request));
-            }
-            --left_;
-        }
-    }
-
-    /// Polls until `holds()`, and looks now and then whether the kernel has failed: it would tell no more.
-    template <class Holds> void wait_for(const Holds &holds) {
-        constexpr unsigned look = 1024;
-        for (unsigned polls = 1; !holds(); ++polls) {
-            if (polls % look == 0) {
-                kernel_.check(runs_in_);
-                std::this_thread::yield();
-            }
-        }
-    }
-
     /// Lets the kernel end, whatever has arrived.
     void release() noexcept {
         released_ = true;
-        for (std::size_t k = 0; k < received_.size(); ++k) {
+        for (std::size_t k = 0; k <= received_.size(); ++k) { // and `all_sent_at`, which comes after them
             told_.raise(arrived_at(sent(), k), given_up);
         }
     }
@@ -363,7 +378,7 @@ class persistent_messages final : public mpi_requests {
             throw;
         }
 #else
-        step(); // ends the process where it fails
+        step();                       // ends the process where it fails
 #endif
     }
 
@@ -376,11 +391,112 @@ class persistent_messages final : public mpi_requests {
     stream_view runs_in_ = stream_view::default_stream();
     bool alone_ = false; ///< nothing is exchanged with ranks of this node
     bool released_ = false;
+    bool posted_ = false;        ///< the receives
     std::uint64_t exchange_ = 0; ///< number of the last
-    std::size_t arrived_ = 0;    ///< messages, in this exchange
-    int left_ = 0;               ///< requests that are not complete
     std::vector<bool> started_;  ///< of the sends
-    std::vector<int> completed_; ///< for MPI_Testsome
+    unsigned polls_ = 0;
+};
+
+/// Messages that a thread brings on, from `start` until all is done. What moves them is used by it alone meanwhile.
+class messages_by_thread final : public off_node {
+  public:
+    explicit messages_by_thread(std::shared_ptr<off_node> messages) : messages_(std::move(messages)) {
+        int provided = MPI_THREAD_SINGLE;
+        mpi::detail::check(MPI_Query_thread(&provided), "MPI_Query_thread");
+        if (provided < MPI_THREAD_MULTIPLE) {
+            fail(refusal(status::not_supported, "how",
+                         "options::progress by a thread needs MPI_THREAD_MULTIPLE: ask MPI_Init_thread for it, or let "
+                         "the caller make progress"));
+        }
+        sigset_t all;
+        sigset_t before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the program's
+        thread_ = std::thread([this] { run(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    messages_by_thread(const messages_by_thread &) = delete;
+    messages_by_thread(messages_by_thread &&) = delete;
+    messages_by_thread &operator=(const messages_by_thread &) = delete;
+    messages_by_thread &operator=(messages_by_thread &&) = delete;
+    ~messages_by_thread() override {
+        {
+            const std::lock_guard<std::mutex> locked(mutex_);
+            ends_ = true;
+        }
+        wake_.notify_one();
+        thread_.join();
+    }
+
+    void packed(stream_view order) override { messages_->packed(order); }
+
+    void start() override {
+        messages_->start();
+        {
+            const std::lock_guard<std::mutex> locked(mutex_);
+            now_ = {};
+            now_.to_send = 1; // until the thread says more
+            failed_ = nullptr;
+            works_ = true;
+        }
+        wake_.notify_one();
+    }
+
+    exchange_progress progress() override {
+        const std::lock_guard<std::mutex> locked(mutex_);
+#if MPGPU_EXCEPTIONS
+        if (failed_) {
+            std::rethrow_exception(failed_);
+        }
+#endif
+        return now_;
+    }
+
+    void arrived(stream_view order) override {
+        messages_->arrived(order);
+    }
+
+  private:
+    void run() {
+        std::unique_lock<std::mutex> locked(mutex_);
+        while (!ends_) {
+            if (!works_) {
+                wake_.wait(locked);
+                continue;
+            }
+            locked.unlock();
+            std::this_thread::yield();
+            const exchange_progress now = step();
+            locked.lock();
+            now_ = now;
+            works_ = works_ && !failed_ && !now.is_done();
+        }
+    }
+
+    exchange_progress step() {
+#if MPGPU_EXCEPTIONS
+        try {
+            return messages_->progress();
+        } catch (...) {
+            const std::lock_guard<std::mutex> locked(mutex_);
+            failed_ = std::current_exception();
+            exchange_progress never;
+            never.to_send = 1;
+            return never;
+        }
+#else
+        return messages_->progress(); // ends the process where it fails
+#endif
+    }
+
+    std::shared_ptr<off_node> messages_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    exchange_progress now_;     ///< as the thread has last found it
+    std::exception_ptr failed_; ///< what it has met
+    bool works_ = false;        ///< on an exchange
+    bool ends_ = false;
+    std::thread thread_;
 };
 
 } // namespace mpgpu::halo::detail

@@ -15,8 +15,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace mpgpu::halo::detail {
@@ -170,6 +172,12 @@ struct persistent_lists {
         starts.push_back(static_cast<std::uint32_t>(tiles.size()));
     }
 
+    /// The value for a kernel that reaches these lists.
+    [[nodiscard]] persistent_work work(std::uint32_t sent, notifier tell) const noexcept {
+        const auto received = static_cast<std::uint32_t>(starts.size() - 1) - sent;
+        return {pieces.data(), tiles.data(), starts.data(), sent, received, tell};
+    }
+
     /// Of the message that has the most.
     [[nodiscard]] std::uint32_t most_tiles() const noexcept {
         std::uint32_t most = 0;
@@ -197,6 +205,10 @@ constexpr unsigned message_bits = 32;
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::uint64_t arrival(std::uint64_t exchange, std::uint32_t message) {
     return (exchange << message_bits) | message;
 }
+/// Raised by the thread to the exchange's number when all that was sent is: a kernel that goes on may pack again.
+[[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t all_sent_at(std::uint32_t sent, std::uint32_t received) {
+    return std::size_t{1} + sent + received;
+}
 /// In place of an arrival: nothing will arrive any more, and the kernel ends.
 constexpr std::uint64_t given_up = ~std::uint64_t{0};
 
@@ -218,25 +230,23 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
     }
 }
 
-/// What each block of the kernel does in an exchange. With a block for each message, the last block polls for all
-/// others.
+/// The block that polls for all others, where each message has a block: the last.
+template <persistent_form Form> [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool polls(const notify_block &block) {
+    return Form == persistent_form::block_each && block.index == block.blocks - 1;
+}
+
+/// Packs what is sent, and tells of each message.
 template <persistent_form Form>
-MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
-                                                std::uint64_t exchange) {
+MPGPU_NOTIFY_BOTH inline void pack_messages(const notify_block &block, const persistent_work &work,
+                                            std::uint64_t exchange) {
     const bool each = Form == persistent_form::block_each;
-    const std::uint32_t workers = each ? block.blocks - 1 : block.blocks;
-    const std::uint32_t first = each ? block.index : 0;
-    const std::uint32_t stride = each ? workers : 1;
     if (block.index == 0 && block.thread == 0) {
         work.tell.raise(begun, exchange);
     }
-    if (block.index == workers) {
-        for (std::uint32_t k = 0; block.thread == 0 && k < work.received; ++k) {
-            work.tell.pass_on(arrived_at(work.sent, k), arrival(exchange, 0));
-        }
+    if (polls<Form>(block)) {
         return;
     }
-    for (std::uint32_t m = first; m < work.sent; m += stride) {
+    for (std::uint32_t m = each ? block.index : 0; m < work.sent; m += each ? block.blocks - 1 : 1) {
         copy_message<Form>(block, work, m, direction::pack);
         if (each) {
             work.tell.raise(block, packed_at(m), exchange);
@@ -244,22 +254,43 @@ MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const
             work.tell.raise_by_all(block, packed_at(m), exchange);
         }
     }
-    for (std::uint32_t k = first; k < work.received; k += stride) {
+}
+
+/// Unpacks each message that arrives. False where nothing will arrive any more.
+template <persistent_form Form>
+MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const persistent_work &work,
+                                              std::uint64_t exchange) {
+    const bool each = Form == persistent_form::block_each;
+    if (polls<Form>(block)) {
+        for (std::uint32_t k = 0; block.thread == 0 && k < work.received; ++k) {
+            work.tell.pass_on(arrived_at(work.sent, k), arrival(exchange, 0));
+        }
+        return true;
+    }
+    for (std::uint32_t k = each ? block.index : 0; k < work.received; k += each ? block.blocks - 1 : 1) {
         const std::size_t next = arrived_at(work.sent, k);
         const std::uint64_t found = each ? work.tell.wait_passed_on(block, next, arrival(exchange, 0))
                                          : work.tell.wait(block, next, arrival(exchange, 0));
         if (found == given_up) {
-            return;
+            return false;
         }
         copy_message<Form>(block, work, work.sent + static_cast<std::uint32_t>(found), direction::unpack);
     }
+    return true;
+}
+
+/// What each block of the kernel does in an exchange.
+template <persistent_form Form>
+MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
+                                                std::uint64_t exchange) {
+    pack_messages<Form>(block, work, exchange);
+    unpack_messages<Form>(block, work, exchange);
 }
 
 /// The kernel as a function of a stream that starts a thread for each of a few blocks; for what the CPU reaches.
 template <persistent_form Form>
 void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier tell, std::uint64_t exchange) {
-    const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
-    const persistent_work work = {lists.pieces.data(), lists.tiles.data(), lists.starts.data(), sent, received, tell};
+    const persistent_work work = lists.work(sent, tell);
     constexpr std::uint32_t blocks = 3;
     std::vector<std::thread> grid;
     grid.reserve(blocks);
@@ -288,5 +319,51 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 }
 
 } // namespace mpgpu::halo::detail
+
+namespace mpgpu::halo {
+
+/// What a kernel of the program's own takes that does exchanges beside its own work: a plain value. The functions below
+/// are for all threads of all blocks of its grid, which must all run at once (docs/guide/halo.md).
+using kernel_work = detail::persistent_work;
+
+/// Begins an exchange: packs all messages to ranks of other nodes, and tells the thread of each. All blocks must have
+/// come together since they wrote the cells, and since they unpacked the exchange before (`grid.sync()`).
+MPGPU_NOTIFY_BOTH inline void pack_and_tell(const notify_block &block, const kernel_work &work,
+                                            std::uint64_t exchange) {
+    detail::pack_messages<persistent_form::all_blocks>(block, work, exchange);
+}
+
+/// Waits for each message of the exchange, and unpacks it. All blocks must come together before one reads ghost cells
+/// that another has unpacked. False where the exchange has failed on the host: the kernel is to end.
+[[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_and_unpack(const notify_block &block, const kernel_work &work,
+                                                             std::uint64_t exchange) {
+    return detail::unpack_messages<persistent_form::all_blocks>(block, work, exchange);
+}
+
+/// Waits until what an exchange has packed is sent, in a kernel that begins another one afterwards. False as
+/// `await_and_unpack`.
+[[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_sent(const notify_block &block, const kernel_work &work,
+                                                       std::uint64_t exchange) {
+    return work.tell.wait(block, detail::all_sent_at(work.sent, work.received), exchange) != detail::given_up;
+}
+
+/// Launches a kernel of the program's own for an exchange, in the stream. For an exchange that a kernel which is still
+/// running does, it launches nothing.
+using own_launch = std::function<void(stream_view, const kernel_work &, std::uint64_t exchange)>;
+
+/// `options::persistent_copy` of the program's own, of what the CPU reaches; on CUDA `cuda_own_kernel` of
+/// mpgpu/halo.cuh. `options::persistent` must be `persistent_form::all_blocks`.
+[[nodiscard]] inline persistent_copier own_kernel(own_launch launch) {
+    return [launch = std::move(launch)](const context &, device, const detail::persistent_lists &lists,
+                                        std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {
+        const auto kept = std::make_shared<const detail::persistent_lists>(lists);
+        return {[kept, sent, tell, launch](stream_view stream, std::uint64_t exchange) {
+                    launch(stream, kept->work(sent, tell), exchange);
+                },
+                [](stream_view) {}};
+    };
+}
+
+} // namespace mpgpu::halo
 
 #endif // MPGPU_HALO_PERSISTENT_HPP

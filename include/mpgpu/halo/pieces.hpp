@@ -103,6 +103,24 @@ enum class mpi_memory : std::int32_t {
     staged     ///< host memory, with a copy at either end
 };
 
+/// Who brings messages to and from ranks of other nodes on, between `plan::start` and `plan::finish`.
+enum class progress_by {
+    start,  ///< `start` waits until they are packed, and `finish` until they have arrived
+    caller, ///< whoever calls `plan::progress`; `start` does not wait, and `finish` does what is left
+    thread  ///< a thread of the plan, which polls from `start` on and needs MPI_THREAD_MULTIPLE
+};
+
+/// How far an exchange with ranks of other nodes is. Large messages count as several.
+struct exchange_progress {
+    std::size_t packed = 0;     ///< and given to MPI
+    std::size_t sent = 0;       ///< their memory may be written again
+    std::size_t to_send = 0;    ///< in all
+    std::size_t received = 0;   ///< have arrived
+    std::size_t to_receive = 0; ///< in all
+    /// Whether nothing is left.
+    [[nodiscard]] bool is_done() const noexcept { return sent == to_send && received == to_receive; }
+};
+
 /// How to exchange.
 struct options {
     /// Cells that two ranks exchange over one face, edge or corner go straight into the ghost cells, unpacked, where
@@ -123,6 +141,8 @@ struct options {
     /// The kernel for that: on CUDA `cuda_persistent()` of mpgpu/halo.cuh. Empty: CPU threads, which only the host
     /// backend can use.
     persistent_copier persistent_copy;
+    /// For plans that span nodes.
+    progress_by progress = progress_by::start;
     /// Whether the kernel that packs writes each message straight into the memory of the rank that receives it and
     /// tells it, so that nothing is copied; between processes the same kernel unpacks what arrives, and is all of an
     /// exchange. All ranks must be on one node. Everything is packed: true goes with no `direct_pieces` but 0. Empty:

@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -35,9 +36,11 @@ class off_node {
 
     /// Enqueues, after the packs, what has to be done before the messages can be sent.
     virtual void packed(stream_view order) = 0;
-    /// Waits for that, and starts to send and to receive.
+    /// Begins to send and to receive.
     virtual void start() = 0;
-    /// Waits until all messages are here, and enqueues what has to be done before they can be unpacked.
+    /// Does what can be done now; never blocks.
+    virtual exchange_progress progress() = 0;
+    /// Enqueues, when all is done, what has to be done before messages can be unpacked.
     virtual void arrived(stream_view order) = 0;
 };
 
@@ -142,8 +145,8 @@ class plan {
     /// Enqueues an exchange after all earlier work in `stream`, which later work in `stream` does not wait for. Until
     /// `finish`, that work may use all cells but these: it may only read the computed cells that are a ghost width or
     /// less from the edge of the array's computed cells, and must not touch ghost cells. Blocks, with ranks on other
-    /// nodes, until their messages are packed, because MPI knows nothing of streams; else never. Throws as `exchange`
-    /// does.
+    /// nodes, until their messages are packed, because MPI knows nothing of streams, unless `options::progress` says
+    /// otherwise; else never. Throws as `exchange` does.
     void start(stream_view stream) {
         check_made();
         complete();
@@ -172,7 +175,25 @@ class plan {
         if (off_node_) { // last, so that what is enqueued for ranks of this node runs while the host waits
             off_node_->start();
             under_way_ = true;
+            if (waits_) {
+                go_on_until([](const exchange_progress &now) { return now.packed == now.to_send; });
+            }
         }
+    }
+
+    /// Goes on with the exchange that was started, as far as messages to and from other nodes are packed or have
+    /// arrived, and says how far it is; nothing is left, where there are no such ranks. Never blocks. Throws as
+    /// `exchange` does.
+    exchange_progress progress() {
+        check_made();
+        if (!under_way_) {
+            return {};
+        }
+        const exchange_progress now = step();
+        if (now.is_done()) {
+            end();
+        }
+        return now;
     }
 
     /// Work enqueued in `stream` from now on starts after the last exchange that was started, on this process's ranks.
@@ -495,14 +516,39 @@ class plan {
 
     /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.
     void complete() {
-        if (std::exchange(under_way_, false)) {
-            const lane &own = lanes_.front();
-            off_node_->arrived(own.order);
-            if (own.unpack_off_node) {
-                own.unpack_off_node(own.order);
-            }
-            finished_.record(own.order);
+        if (under_way_) {
+            go_on_until([](const exchange_progress &now) { return now.is_done(); });
+            end();
         }
+    }
+
+    template <class Holds> void go_on_until(const Holds &holds) {
+        while (!holds(step())) {
+            std::this_thread::yield();
+        }
+    }
+
+    exchange_progress step() {
+#if MPGPU_EXCEPTIONS
+        try {
+            return off_node_->progress();
+        } catch (...) {
+            under_way_ = false; // it does not go on
+            throw;
+        }
+#else
+        return off_node_->progress();
+#endif
+    }
+
+    void end() {
+        under_way_ = false;
+        const lane &own = lanes_.front();
+        off_node_->arrived(own.order);
+        if (own.unpack_off_node) {
+            own.unpack_off_node(own.order);
+        }
+        finished_.record(own.order);
     }
 
     /// Lets every lane launch at the same time, between what came before and what follows in the first lane's stream.
@@ -551,6 +597,7 @@ class plan {
     std::optional<mpgpu::plan> transfers_;
     std::shared_ptr<detail::off_node> off_node_; ///< where there are ranks on other nodes
     bool under_way_ = false;                     ///< an exchange with them
+    bool waits_ = true;                          ///< `start`, until their messages are packed
     bool packs_ = false;
     std::uint64_t transferred_ = 0; ///< how often the transfers were enqueued
     bool is_captured_ = false;      ///< the exchange that is being enqueued

@@ -213,11 +213,15 @@ template <> struct processes<mpi::node> {
             return;
         }
         plan::lane &own = made.lanes_[0];
+        made.waits_ = how.progress == progress_by::start;
         if (how.persistent == persistent_form::none) {
             made.off_node_ = std::make_shared<mpi_messages>(ctx, node, all, rank, own.outbox, own.inbox, how);
         } else {
             made.off_node_ =
                 std::make_shared<persistent_messages>(ctx, node, g, all, rank, arrays, own.outbox, own.inbox, how);
+        }
+        if (how.progress == progress_by::thread) {
+            made.off_node_ = std::make_shared<messages_by_thread>(std::move(made.off_node_));
         }
     }
 

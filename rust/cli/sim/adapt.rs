@@ -7,7 +7,7 @@ use crate::draw;
 use crate::text::columns;
 use mpgpu_core::adapt::{Conditions, Game, Player, Tenant, World, variant_name, variants};
 use mpgpu_core::model::timeline::{Span, Timeline, TimelineLane};
-use mpgpu_core::plan::{Options, Shape, plan};
+use mpgpu_core::plan::{Shape, plan};
 use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
@@ -43,9 +43,7 @@ fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     if count > MOST_PLAYERS {
         return Err(format!("{count} players: at most {MOST_PLAYERS} are played; give fewer transfers or a smaller --window").into());
     }
-    let default = Options::default();
-    let staging_bytes = arguments.staging_bytes.unwrap_or(default.staging_bytes);
-    let options = Options { chunk_bytes: arguments.chunk_bytes, staging_bytes, ..default };
+    let options = arguments.staged.options();
     let mut players = Vec::with_capacity(count);
     for (process, shapes) in processes.into_iter().enumerate() {
         let all = plan(model, shapes, &options)?;

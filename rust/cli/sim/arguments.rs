@@ -1,6 +1,6 @@
 //! What `mpgpu sim` may be told.
 
-use crate::arguments::{device, engine, named, size};
+use crate::arguments::{StagedPaths, device, engine, named, size};
 use clap::Args;
 use mpgpu_core::plan::Engine;
 use mpgpu_core::topology::DeviceId;
@@ -32,12 +32,12 @@ pub struct SimArguments {
     /// Plan each transfer without knowledge of the others, and issue it from a process of its own, as one rank for each GPU does
     #[arg(long)]
     pub apart: bool,
-    /// The most staging memory on each device
-    #[arg(long, value_parser = size)]
-    pub staging_bytes: Option<u64>,
-    /// Bytes of one chunk on staged paths, 4K or more
-    #[arg(long, value_parser = size)]
-    pub chunk_bytes: Option<u64>,
+    #[command(flatten)]
+    pub staged: StagedPaths,
+    /// A kernel on each GPU before the copies of each step: it moves so many times the bytes that the GPU sends, at so many 10^9 bytes/s, as
+    /// in 8@790. Each cell is then the time of a step
+    #[arg(long, value_name = "TIMES@RATE", conflicts_with = "adapt")]
+    pub kernel: Option<Kernel>,
     /// Host memory is not pinned
     #[arg(long)]
     pub pageable: bool,
@@ -76,6 +76,26 @@ pub struct AdaptArguments {
     /// Draw what was chosen when into this file
     #[arg(long, value_name = "FILE", requires = "adapt")]
     pub svg: Option<std::path::PathBuf>,
+}
+
+/// Time of a kernel by the bytes that it moves.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Kernel {
+    /// Over the bytes that its GPU sends.
+    pub times: f64,
+    /// Bytes/s.
+    pub rate: f64,
+}
+
+impl FromStr for Kernel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let positive = |text: &str| text.parse::<f64>().ok().filter(|number| *number > 0.0 && number.is_finite());
+        let parts = text.split_once('@').and_then(|(times, rate)| Some((positive(times)?, positive(rate)?)));
+        let (times, rate) = parts.ok_or("must be TIMES@RATE, both more than 0, as in 8@790")?;
+        Ok(Kernel { times, rate: rate * 1e9 })
+    }
 }
 
 /// A part or a multiple of a capacity, `host=0.3`.
@@ -131,6 +151,7 @@ impl SimArguments {
         mpgpu sim --topology narval gpu0:gpu1:64M --engine stream,graph --window 1,4,16\n  \
         mpgpu sim --topology narval gpu0:gpu1 gpu1:gpu0 --apart --host on,off --sizes 4M..256M\n  \
         mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n  \
+        mpgpu sim --topology beluga gpu0:gpu1 gpu1:gpu2 gpu2:gpu3 gpu3:gpu0 --sizes 1M..256M --max-paths 1,2,3 --kernel 8@790\n  \
         mpgpu sim --adapt gpu0:gpu1:256M gpu1:gpu0:256M --apart --real host=0.5 --tenant host=0.4@2000..4000 --svg chosen.svg\n\n\
         Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and how many times the first column's it \
         is. All times are modelled: docs/reference/simulator.md says by what, and where it is wrong.";

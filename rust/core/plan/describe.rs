@@ -185,6 +185,8 @@ impl Plan {
                 "host_path": self.options.host_path,
                 "relay_gpus": self.options.relays.to_json(machine.gpu_count()),
                 "chunk_bytes": self.options.chunk_bytes,
+                "relay_chunks": self.options.relay_chunks,
+                "host_chunks": self.options.host_chunks,
                 "min_bytes": self.options.min_bytes,
                 "staging_bytes": self.options.staging_bytes,
             },

@@ -19,6 +19,10 @@ pub struct Options {
     pub relays: Relays,
     /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
     pub chunk_bytes: Option<u64>,
+    /// Chunks of each path through another GPU, 1 or more; goes before `chunk_bytes`. More where the staging bound asks for it.
+    pub relay_chunks: Option<u32>,
+    /// The same for paths through host memory.
+    pub host_chunks: Option<u32>,
     /// Transfers below this size take one path.
     pub min_bytes: Option<u64>,
     /// The most staging memory on each device, bytes.
@@ -29,6 +33,14 @@ pub struct Options {
     pub passes_on: bool,
     /// What measurements say about the split, where a tuning file is in force.
     pub tuned: Option<Tuned>,
+}
+
+impl Options {
+    /// Bytes of a chunk on a path through this device that carries so many, where the options say it by count or by size.
+    pub(super) fn chunk(&self, via: DeviceId, bytes: u64) -> Option<u64> {
+        let count = if via.is_host() { self.host_chunks } else { self.relay_chunks };
+        count.map(|count| bytes.div_ceil(u64::from(count)).next_multiple_of(GRAIN)).or(self.chunk_bytes)
+    }
 }
 
 /// Corrections of the split that were measured. The split is the model's; what the model has wrong about the rates of
@@ -75,6 +87,20 @@ impl Relays {
     }
 }
 
+impl std::str::FromStr for Relays {
+    type Err = &'static str;
+
+    /// `all`, `none`, or numbers with commas between them.
+    fn from_str(text: &str) -> Result<Relays, Self::Err> {
+        let named = |gpu: &str| gpu.parse().ok().filter(|gpu| *gpu < Relays::NAMED);
+        match text {
+            "all" => Ok(Relays::ALL),
+            "none" => Ok(Relays::NONE),
+            _ => text.split(',').map(named).collect::<Option<_>>().ok_or("must be all, none, or numbers of GPUs, as in 0,3"),
+        }
+    }
+}
+
 impl FromIterator<u32> for Relays {
     /// Of the numbers of GPUs below [`Relays::NAMED`].
     fn from_iter<T: IntoIterator<Item = u32>>(gpus: T) -> Relays {
@@ -90,6 +116,8 @@ impl Default for Options {
             host_path: true,
             relays: Relays::ALL,
             chunk_bytes: None,
+            relay_chunks: None,
+            host_chunks: None,
             min_bytes: None,
             staging_bytes: 64 << 20,
             threads: 0,
@@ -148,8 +176,9 @@ pub(super) fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Re
         return Err(PlanError::TooManyTransfers(batch.len()));
     }
     headroom(batch.len(), TRANSFER_BYTES)?;
-    if options.max_paths == 0 {
-        return Err(PlanError::Option { name: "max_paths", value: 0, least: 1 });
+    let counts = [("max_paths", Some(options.max_paths)), ("relay_chunks", options.relay_chunks), ("host_chunks", options.host_chunks)];
+    if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
+        return Err(PlanError::Option { name, value: 0, least: 1 });
     }
     if let Some(value) = options.chunk_bytes.filter(|&bytes| bytes < GRAIN) {
         return Err(PlanError::Option { name: "chunk_bytes", value, least: GRAIN });

@@ -76,6 +76,6 @@ impl Plan {
     /// What a process that runs it does in a step, for the simulator.
     pub fn as_rank(&self) -> Rank {
         let shapes = self.transfers.iter().map(|transfer| transfer.shape).collect();
-        Rank { program: Arc::clone(&self.program), engine: self.executor, staging_bytes: self.options.staging_bytes, shapes }
+        Rank { program: Arc::clone(&self.program), engine: self.executor, staging_bytes: self.options.staging_bytes, shapes, kernel: 0.0 }
     }
 }

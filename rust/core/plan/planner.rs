@@ -30,7 +30,7 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     }
     // What is staged anywhere passes a slot of pinned memory as a whole.
     let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
-    let (pinned, chunked) = (pageable::as_pinned(batch), Options { chunk_bytes, ..*options });
+    let (pinned, chunked) = (pageable::as_pinned(batch), Options { chunk_bytes, relay_chunks: None, host_chunks: None, ..*options });
     let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked))?;
     let threaded = pageable::through_threads(machine, batch, options, pinned);
     let gains = |threaded: &Plan| threaded.predicted <= plain.predicted * (1.0 - LEAST_GAIN);

@@ -115,11 +115,12 @@ impl<'a> Selection<'a> {
     /// The number of chunks with which the model wants so many bytes on a candidate.
     pub fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
         let model = self.model(candidate);
-        match self.options.chunk_bytes {
-            Some(chunk) if model.is_staged() => u32::try_from(bytes.div_ceil(chunk)).unwrap_or(u32::MAX).max(1),
-            _ => {
+        let via = self.candidates[candidate].via;
+        match via.and_then(|via| self.options.chunk(via, bytes)) {
+            Some(chunk) => u32::try_from(bytes.div_ceil(chunk.max(1))).unwrap_or(u32::MAX).max(1),
+            None => {
                 let best = model.best_chunks(self.machine.costs(), bytes);
-                let is_in_host = self.candidates[candidate].via.is_some_and(DeviceId::is_host);
+                let is_in_host = via.is_some_and(DeviceId::is_host);
                 if is_in_host { best.max(u32::try_from(bytes.div_ceil(self.host_chunk)).unwrap_or(u32::MAX)) } else { best }
             }
         }

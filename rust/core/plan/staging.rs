@@ -99,7 +99,7 @@ impl Selection<'_> {
 
     /// Bytes of a slot, and so of a chunk: what the model or an option asks for, as far as there is room. 0 where there is none.
     fn slot_bytes(&self, draft: &Draft) -> u64 {
-        let wanted = match self.options.chunk_bytes {
+        let wanted = match self.options.chunk(draft.via, draft.largest) {
             Some(chunk) => chunk.min(draft.bytes),
             None => {
                 let (path, bytes) = (draft.first.candidate, draft.bytes);

@@ -487,7 +487,11 @@ impl Problem<'_> {
         let seconds = *bytes as f64 * slowest;
         let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
         let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
-        let chunk = options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked));
+        let passes_host = share.relays(flow).any(|device| network.devices[device].is_host());
+        let chunk = match if passes_host { options.host_chunks } else { options.relay_chunks } {
+            Some(count) => bytes.div_ceil(u64::from(count)),
+            None => options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked)),
+        };
         chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
     }
 

@@ -4,7 +4,7 @@
 //! Precedence: the options of a call, then the environment, then the tuning file, then the model.
 
 use super::error::Error;
-use crate::backend::SignalWait;
+use crate::backend::{SignalWait, USUAL_GRAPHS};
 use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Relays, Tuned};
 use crate::tune::Advice;
@@ -57,12 +57,18 @@ pub struct Config {
     pub relays: Option<Relays>,
     /// `MPGPU_CHUNK_BYTES`.
     pub chunk_bytes: Option<u64>,
+    /// `MPGPU_RELAY_CHUNKS`.
+    pub relay_chunks: Option<u32>,
+    /// `MPGPU_HOST_CHUNKS`.
+    pub host_chunks: Option<u32>,
     /// `MPGPU_MIN_BYTES`.
     pub min_bytes: Option<u64>,
     /// `MPGPU_STAGING_BYTES`: size of the staging arena of each device that needs one, bytes.
     pub staging_bytes: u64,
     /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
     pub cache_plans: usize,
+    /// `MPGPU_CACHE_GRAPHS`: programs whose graphs are kept, 1 or more.
+    pub cache_graphs: usize,
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made, or [`NO_TUNING`]. Read when a context is created. `None`: what is kept
     /// beside the probe, where a context takes that by itself.
     pub tuning_file: Option<String>,
@@ -98,9 +104,12 @@ impl Default for Config {
             host_path: None,
             relays: None,
             chunk_bytes: None,
+            relay_chunks: None,
+            host_chunks: None,
             min_bytes: None,
             staging_bytes: Options::default().staging_bytes,
             cache_plans: 256,
+            cache_graphs: USUAL_GRAPHS,
             tuning_file: None,
             adapt: true,
             verify: Verify::Off,
@@ -122,7 +131,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// Every variable that is read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 19] = [
+pub const VARIABLES: [&str; 22] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -130,9 +139,12 @@ pub const VARIABLES: [&str; 19] = [
     "MPGPU_HOST_PATH",
     "MPGPU_RELAY_GPUS",
     "MPGPU_CHUNK_BYTES",
+    "MPGPU_RELAY_CHUNKS",
+    "MPGPU_HOST_CHUNKS",
     "MPGPU_MIN_BYTES",
     "MPGPU_STAGING_BYTES",
     "MPGPU_CACHE_PLANS",
+    "MPGPU_CACHE_GRAPHS",
     "MPGPU_TUNING_FILE",
     "MPGPU_ADAPT",
     "MPGPU_VERIFY",
@@ -211,6 +223,11 @@ impl Config {
             Ok(_) => Err(must(&format!("{least} bytes or more"))),
             Err(error) => Err(refuse(&error.to_string())),
         };
+        let count = || match text.parse::<u32>() {
+            Ok(0) => Err(must("1 or more")),
+            Ok(count) => Ok(count),
+            Err(_) => Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
+        };
         match name {
             "MPGPU_BACKEND" => {
                 let backends = [("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)];
@@ -222,24 +239,23 @@ impl Config {
                 let engines = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
                 self.engine = one_of(text, &engines.map(|engine| (engine.name(), engine)), must)?;
             }
-            "MPGPU_MAX_PATHS" => match text.parse::<u32>() {
-                Ok(0) => return Err(must("1 or more")),
-                Ok(paths) => self.max_paths = Some(paths),
-                Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
-            },
+            "MPGPU_MAX_PATHS" => self.max_paths = Some(count()?),
             "MPGPU_HOST_PATH" => self.host_path = Some(one_of(text, &SWITCH, must)?),
-            "MPGPU_RELAY_GPUS" => self.relays = Some(relays(text).ok_or_else(|| must("all, none, or numbers of GPUs, as in 0,3"))?),
+            "MPGPU_RELAY_GPUS" => self.relays = Some(text.parse().map_err(refuse)?),
             "MPGPU_CHECK_PEERS" => self.check_peers = one_of(text, &SWITCH, must)?,
             "MPGPU_HOST_VISIBLE_DEVICES" => {
                 let numbers: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
                 self.visible = Some(numbers.map_err(|_| must("numbers of GPUs, as in 2 or 0,3"))?);
             }
             "MPGPU_CHUNK_BYTES" => self.chunk_bytes = Some(size(GRAIN)?),
+            "MPGPU_RELAY_CHUNKS" => self.relay_chunks = Some(count()?),
+            "MPGPU_HOST_CHUNKS" => self.host_chunks = Some(count()?),
             "MPGPU_MIN_BYTES" => self.min_bytes = Some(size(0)?),
             "MPGPU_STAGING_BYTES" => self.staging_bytes = size(0)?,
             "MPGPU_CACHE_PLANS" => {
                 self.cache_plans = text.parse().map_err(|_| must("a whole number; 0 turns the plan cache off"))?;
             }
+            "MPGPU_CACHE_GRAPHS" => self.cache_graphs = count()? as usize,
             "MPGPU_TUNING_FILE" if text.is_empty() => return Err(must("the path of a file that `mpgpu tune` made, or none")),
             "MPGPU_TUNING_FILE" => self.tuning_file = Some(text.to_owned()),
             "MPGPU_ADAPT" => self.adapt = one_of(text, &SWITCH, must)?,
@@ -253,11 +269,7 @@ impl Config {
                 Ok(threads) if threads <= MOST_THREADS => self.host_threads = threads,
                 _ => return Err(must(&format!("a whole number from 0 to {MOST_THREADS}; 0 leaves pageable memory to the driver"))),
             },
-            "MPGPU_NODE_BLOCKS" => match text.parse::<u32>() {
-                Ok(0) => return Err(must("1 or more")),
-                Ok(blocks) => self.node_blocks = Some(blocks),
-                Err(_) => return Err(must(&format!("a whole number from 1 to {}", u32::MAX))),
-            },
+            "MPGPU_NODE_BLOCKS" => self.node_blocks = Some(count()?),
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);
@@ -292,6 +304,10 @@ pub struct PlanOptions {
     pub relays: Option<Relays>,
     /// Bytes of one chunk on staged paths, 4096 or more.
     pub chunk_bytes: Option<u64>,
+    /// Chunks of each path through another GPU, 1 or more; goes before `chunk_bytes`.
+    pub relay_chunks: Option<u32>,
+    /// The same for paths through host memory.
+    pub host_chunks: Option<u32>,
     /// Transfers below this size take one path.
     pub min_bytes: Option<u64>,
     /// The most staging memory on each device, bytes; not more than the context's.
@@ -318,8 +334,13 @@ impl PlanOptions {
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
+        // A size that the call names holds against the environment's counts.
+        let counted = |own: Option<u32>, environment: Option<u32>| own.or(environment.filter(|_| self.chunk_bytes.is_none()));
+        let relay_chunks = counted(self.relay_chunks, config.relay_chunks);
+        let host_chunks = counted(self.host_chunks, config.host_chunks);
         let relays = self.relays.or(config.relays).unwrap_or(Relays::ALL);
-        let overridden = max_paths.is_some() || host_path.is_some() || chunk_bytes.is_some() || relays != Relays::ALL;
+        let chunked = chunk_bytes.is_some() || relay_chunks.is_some() || host_chunks.is_some();
+        let overridden = max_paths.is_some() || host_path.is_some() || chunked || relays != Relays::ALL;
         let staging_bytes = self.staging_bytes.unwrap_or(config.staging_bytes);
         if staging_bytes > config.staging_bytes {
             return Err(Error::Option {
@@ -340,6 +361,8 @@ impl PlanOptions {
             host_path: host_path.unwrap_or(advised.host_path),
             relays,
             chunk_bytes: chunk_bytes.or(advised.chunk_bytes),
+            relay_chunks,
+            host_chunks,
             min_bytes: min_bytes.or(advised.min_bytes),
             tuned: advised.tuned.map(|tuned| Tuned { several: tuned.several && !overridden, ..tuned }),
             ..advised
@@ -360,15 +383,6 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
         must(&format!("one of {}", names.join(", ")))
     })
-}
-
-/// GPUs that may relay.
-fn relays(text: &str) -> Option<Relays> {
-    match text {
-        "all" => Some(Relays::ALL),
-        "none" => Some(Relays::NONE),
-        _ => text.split(',').map(|gpu| gpu.parse().ok().filter(|gpu| *gpu < Relays::NAMED)).collect(),
-    }
 }
 
 /// The variable that `name` is probably a misspelling of.

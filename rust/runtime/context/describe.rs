@@ -61,7 +61,7 @@ pub(super) fn nature(backend: &dyn Backend) -> &'static str {
 }
 
 /// Settings in force; `auto` is the model's choice.
-fn settings(config: &Config) -> [(&'static str, Value); 14] {
+fn settings(config: &Config) -> [(&'static str, Value); 17] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)
     }
@@ -94,9 +94,12 @@ fn settings(config: &Config) -> [(&'static str, Value); 14] {
         ("host_path", or_auto(config.host_path.map(|on| if on { "on" } else { "off" }))),
         ("relay_gpus", config.relays.map_or_else(|| "auto".into(), |relays| relays.to_json(Relays::NAMED))),
         ("chunk_bytes", or_auto(config.chunk_bytes)),
+        ("relay_chunks", or_auto(config.relay_chunks)),
+        ("host_chunks", or_auto(config.host_chunks)),
         ("min_bytes", or_auto(config.min_bytes)),
         ("staging_bytes", config.staging_bytes.into()),
         ("cache_plans", config.cache_plans.into()),
+        ("cache_graphs", config.cache_graphs.into()),
         ("host_threads", config.host_threads.into()),
         ("tuning_file", config.tuning_file.as_deref().unwrap_or("none").into()),
         ("verify", verify.into()),

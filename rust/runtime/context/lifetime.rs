@@ -46,6 +46,8 @@ pub struct ContextOptions {
     pub staging_bytes: Option<u64>,
     /// Plans kept for requests that come again.
     pub cache_plans: Option<usize>,
+    /// Programs whose graphs are kept.
+    pub cache_graphs: Option<usize>,
     /// How streams wait for signals.
     pub signal_wait: Option<SignalWait>,
     /// Threads that may copy between pageable and pinned host memory; none with 0.
@@ -213,6 +215,7 @@ impl Context {
         nvtx::attach();
         let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
         let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
+        backend.keep_graphs(config.cache_graphs);
         let shared = ContextState {
             machine,
             without: RwLock::default(),

@@ -31,6 +31,7 @@ impl Context {
         if let Some(plans) = options.cache_plans {
             config.cache_plans = plans;
         }
+        config.cache_graphs = options.cache_graphs.unwrap_or(config.cache_graphs);
         config.signal_wait = options.signal_wait.or(config.signal_wait);
         config.warn_of_unknown();
         match config.backend {

@@ -177,6 +177,10 @@ impl Backend for CudaBackend {
         self.0.gpus.drain()
     }
 
+    fn keep_graphs(&self, programs: usize) {
+        self.0.graphs.most_programs.store(programs, Ordering::Relaxed);
+    }
+
     fn graph_statistics(&self) -> GraphStatistics {
         self.0.graphs.statistics()
     }

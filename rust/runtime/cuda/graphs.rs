@@ -3,20 +3,18 @@
 use super::driver::lock;
 use super::exec::{Exec, Pool};
 use super::gpus::Gpus;
-use crate::backend::{GraphStatistics, ProgramKey};
+use crate::backend::{GraphStatistics, ProgramKey, USUAL_GRAPHS};
 use crate::plan::Program;
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Programs whose execs are kept. Those in the very act of launching are not counted out.
-const MOST_PROGRAMS: usize = 128;
-
 /// The execs of all programs.
-#[derive(Default)]
 pub(super) struct Graphs {
+    /// Programs whose execs are kept. Those in the very act of launching are not counted out.
+    pub most_programs: AtomicUsize,
     pub launches: AtomicU64,
     pub misses: AtomicU64,
     pub programs: Mutex<HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>>,
@@ -27,6 +25,21 @@ pub(super) struct Graphs {
     pub waits: AtomicU64,
 }
 
+impl Default for Graphs {
+    fn default() -> Self {
+        Graphs {
+            most_programs: AtomicUsize::new(USUAL_GRAPHS),
+            launches: AtomicU64::default(),
+            misses: AtomicU64::default(),
+            programs: Mutex::default(),
+            retired: Mutex::default(),
+            instantiations: AtomicU64::default(),
+            repoints: AtomicU64::default(),
+            waits: AtomicU64::default(),
+        }
+    }
+}
+
 impl Graphs {
     /// The execs of a program. Makes room for them where there are too many.
     pub fn pool(&self, key: ProgramKey, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
@@ -35,9 +48,7 @@ impl Graphs {
             if let Some(pool) = programs.get(&key) {
                 return pool.clone();
             }
-            if programs.len() >= MOST_PROGRAMS {
-                self.evict(&mut programs);
-            }
+            while programs.len() >= self.most_programs.load(Ordering::Relaxed) && self.evict(&mut programs) {}
             let pool = Pool {
                 is_evicted: false,
                 refused: false,
@@ -55,21 +66,22 @@ impl Graphs {
         pool
     }
 
-    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted.
-    fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) {
+    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted; false where there is none.
+    fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) -> bool {
         let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
         let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
-        let Some((_, key)) = oldest else { return };
-        let Some(found) = programs.get(&key).cloned() else { return };
-        let Ok(mut pool) = found.try_lock() else { return };
+        let Some((_, key)) = oldest else { return false };
+        let Some(found) = programs.get(&key).cloned() else { return false };
+        let Ok(mut pool) = found.try_lock() else { return false };
         if pool.idle().is_none() {
-            return;
+            return false;
         }
         pool.is_evicted = true;
         let execs = std::mem::take(&mut pool.execs);
         drop(pool);
         programs.remove(&key);
         lock(&self.retired).extend(execs.into_iter().map(Exec::retired));
+        true
     }
 
     /// Destroys the retired execs that have finished.

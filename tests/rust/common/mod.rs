@@ -151,6 +151,8 @@ pub fn options(random: &mut Random) -> Options {
         host_path: random.chance(70),
         relays: if random.chance(70) { Relays::ALL } else { (0..8).filter(|_| random.chance(50)).collect() },
         chunk_bytes: random.chance(40).then(|| 4096 + random.below(1 << 16)),
+        relay_chunks: random.chance(20).then(|| 1 + random.below(9) as u32),
+        host_chunks: random.chance(20).then(|| 1 + random.below(9) as u32),
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
         threads: if random.chance(60) { 1 + random.below(12) as u32 } else { 0 },

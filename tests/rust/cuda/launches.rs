@@ -569,9 +569,15 @@ fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
             Step::new(number).execute(&backend, other);
         }
         assert_eq!((backend.graph_statistics().programs, clockwork().blocked), (128, 8));
+        // Fewer, where that is asked for, from the next new program on.
+        backend.keep_graphs(60);
+        for number in 140..160 {
+            Step::new(number).execute(&backend, other);
+        }
+        assert_eq!((backend.graph_statistics().programs, clockwork().blocked), (60, 8));
         clockwork().full = None;
     });
-    assert_eq!(backend.graph_statistics().launches, 149);
+    assert_eq!(backend.graph_statistics().launches, 169);
     drop((step, backend));
     alone.nothing_is_left();
 }

@@ -48,6 +48,7 @@ pub fn context_options() -> mp_context_options_t {
         cache_plans: 0,
         signal_wait: 0,
         host_threads: 0,
+        cache_graphs: 0,
     }
 }
 
@@ -62,6 +63,8 @@ pub fn plan_options() -> mp_plan_options_t {
         staging_bytes: 0,
         relay_gpus: 0,
         adapt: 0,
+        relay_chunks: 0,
+        host_chunks: 0,
     }
 }
 

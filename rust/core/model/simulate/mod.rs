@@ -129,6 +129,8 @@ struct Submitted {
     executor: Executor,
     /// Executions whose end it has to wait for, and whether in its own stream.
     after: Vec<(usize, bool)>,
+    /// Seconds of a kernel before it in its stream; 0 for none.
+    kernel: f64,
 }
 
 #[derive(Copy, Clone, Debug)]
@@ -230,9 +232,14 @@ impl<'a> Scenario<'a> {
         let own = after.first().map(|own: &(usize, bool)| own.0);
         let sharing = self.users.next(&self.programs[program.0].regions, id);
         after.extend(sharing.into_iter().filter(|other| Some(*other) != own).map(|other| (other, false)));
-        self.executions.push(Submitted { bound: program.0, executor, after });
+        self.executions.push(Submitted { bound: program.0, executor, after, kernel: 0.0 });
         self.thread(thread).push(Action::Execute(id));
         ExecutionId(id)
+    }
+
+    /// A kernel of so many seconds comes before an execution, in its stream, launched by its thread. It takes nothing of links and host memory.
+    pub fn compute(&mut self, execution: ExecutionId, seconds: f64) {
+        self.executions[execution.0].kernel = seconds;
     }
 
     /// Host thread `thread` does nothing until an execution is done.

@@ -225,7 +225,8 @@ impl<'s, 'a> Run<'s, 'a> {
             executions.push(ExecutionState {
                 base: ops.len(),
                 ops_left: shape.ops.len(),
-                conditions: submitted.after.len(),
+                // A kernel has to be launched.
+                conditions: submitted.after.len() + usize::from(submitted.kernel > 0.0),
                 start: (0.0, 0.0),
                 times: ExecutionTimes::default(),
                 is_issued: false,
@@ -358,6 +359,10 @@ impl<'s, 'a> Run<'s, 'a> {
         } = *self.costs;
         let as_graph = submitted.executor != Executor::Streams;
         let mut at = time;
+        if submitted.kernel > 0.0 {
+            self.come_after(execution, (time + kernel, time + kernel));
+            at += issue;
+        }
         if submitted.executor == Executor::FirstGraph {
             at += graph_first_node * program.ops.iter().map(|op| op.copies.len()).sum::<usize>() as f64;
         }
@@ -392,6 +397,22 @@ impl<'s, 'a> Run<'s, 'a> {
         let ExecutionState { ops_left, conditions, is_issued, start, times, .. } = self.executions[execution];
         if ops_left == 0 && conditions == 0 && is_issued {
             self.enter(times.issued.max(start.0).max(self.now), Event::Done(execution as u32));
+        }
+    }
+
+    /// A condition of an execution is met: its first lane and the others may start then, after its kernel.
+    fn come_after(&mut self, execution: usize, times: (f64, f64)) {
+        let Costs { issue, fork_join_staged: join, .. } = *self.costs;
+        let kernel = self.scenario.executions[execution].kernel;
+        let state = &mut self.executions[execution];
+        state.start = (state.start.0.max(times.0), state.start.1.max(times.1));
+        state.conditions -= 1;
+        if state.conditions == 0 {
+            if kernel > 0.0 {
+                let end = state.start.0 + kernel;
+                state.start = (end + issue, end + join / 2.0);
+            }
+            self.start_lanes(execution);
         }
     }
 
@@ -548,14 +569,9 @@ impl<'s, 'a> Run<'s, 'a> {
         state.times.done = done;
         let threads = std::mem::take(&mut state.threads);
         for (next, same_stream) in std::mem::take(&mut state.awaited_by) {
-            let waiting = &mut self.executions[next];
             // In its own stream the next copy follows as on any lane; another stream waits for an event, and forks after that.
             let (own, forked) = if same_stream { (issue, join / 2.0) } else { (join / 2.0, join) };
-            waiting.start = (waiting.start.0.max(done + own), waiting.start.1.max(done + forked));
-            waiting.conditions -= 1;
-            if waiting.conditions == 0 {
-                self.start_lanes(next);
-            }
+            self.come_after(next, (done + own, done + forked));
         }
         for thread in threads {
             self.issue(thread);

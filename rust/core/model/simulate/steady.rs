@@ -15,6 +15,8 @@ pub struct Rank {
     pub staging_bytes: u64,
     /// The transfers.
     pub shapes: Vec<Shape>,
+    /// Seconds of a kernel that comes before them in the stream.
+    pub kernel: f64,
 }
 
 /// What a step takes once the first is over.
@@ -51,7 +53,9 @@ pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, 
         let mut issued = Vec::with_capacity(bound.len());
         for (stream, &(rank, program)) in bound.iter().enumerate() {
             let executor = Executor::of(ranks[rank].engine);
-            issued.push((rank, scenario.execute_on(rank, program, executor, stream as u32)));
+            let execution = scenario.execute_on(rank, program, executor, stream as u32);
+            scenario.compute(execution, ranks[rank].kernel);
+            issued.push((rank, execution));
         }
         for (rank, execution) in issued {
             scenario.wait(rank, execution);

@@ -223,6 +223,8 @@ fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) ->
         ("host_path", options.host_path.to_string()),
         ("relay_gpus", if options.relays == Relays::ALL { "all".into() } else { format!("{relays:?}") }),
         ("chunk_bytes", bytes(options.chunk_bytes)),
+        ("relay_chunks", bytes(options.relay_chunks.map(u64::from))),
+        ("host_chunks", bytes(options.host_chunks.map(u64::from))),
         ("min_bytes", bytes(options.min_bytes)),
         ("staging_bytes", options.staging_bytes.to_string()),
         ("adapt", adapts.to_string()),

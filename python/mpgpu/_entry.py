@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Messages that call a function of their receiver, as entry methods of Charm++ do. mpgpu/entry.hpp has the same on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from typing import Any, TypeVar
+
+from ._memory import memory_of
+from ._message import ANY, Message, MessageInfo, Messenger, Receive
+from ._streams import Stream
+from .errors import ArgumentError, MessageTruncated
+from .typing import Array, StreamLike
+
+# Of a head: its metadata, and what its bytes begin with for each part, the descriptor and the size.
+_MARK = 0x7972746E65706D00
+_HEAD = struct.Struct("=QII")
+_PART = struct.Struct("=64sQ")
+_MOST_METADATA = 256
+
+_Function = Callable[["Arrival"], Awaitable[None]]
+Entry = TypeVar("Entry", bound=_Function)
+
+
+class Arrival:
+    """A message that has come, for the function that it calls."""
+
+    __slots__ = ("_descriptors", "_messenger", "_placed", "arguments", "rank", "sizes", "tag")
+
+    rank: int
+    """That has sent it."""
+    tag: int
+    """Its tag."""
+    arguments: bytes
+    """What was sent beside its parts."""
+    sizes: tuple[int, ...]
+    """Bytes of each part."""
+
+    def __init__(self, messenger: Messenger, info: MessageInfo, head: bytes | None) -> None:
+        self._messenger = messenger
+        self.rank, self.tag = info.rank, info.tag
+        self._descriptors: list[bytes] | None = None
+        self._placed = asyncio.Event()
+        if head is None:
+            self.arguments, self.sizes = info.metadata, (info.bytes,) if info.bytes else ()
+            return
+        count = _HEAD.unpack(info.metadata)[1]
+        table = [_PART.unpack_from(head, at * _PART.size) for at in range(count)]
+        self.arguments = head[count * _PART.size :]
+        self.sizes = tuple(size for _, size in table)
+        self._descriptors = [descriptor for descriptor, _ in table]
+
+    def into(self, *parts: Array, stream: StreamLike | None = None) -> Awaitable[list[MessageInfo]]:
+        """Receive ``parts`` into arrays on devices or the host, after earlier work of ``stream``; ``await`` the result to read them.
+
+        Starts at once. Until it is called, further messages of the same function wait where this one is a message of
+        :meth:`Messenger.send` or of one part.
+
+        Raises:
+            As :meth:`Messenger.receive`.
+        """
+        if len(parts) != len(self.sizes) or self._placed.is_set():
+            raise ArgumentError(
+                f"{len(parts)} arrays: the message has {len(self.sizes)} parts, and each goes to one place", argument="parts"
+            )
+        if self._descriptors is None:
+            moving = [self._messenger.receive(x, self.rank, self.tag, stream) for x in parts]
+        else:
+            moving = [self._messenger._fetch(of, x, stream) for of, x in zip(self._descriptors, parts)]
+        self._placed.set()
+        return asyncio.gather(*(_ended(one) for one in moving))
+
+
+async def _ended(message: Receive) -> MessageInfo:
+    return await message
+
+
+class SentEntry:
+    """An entry message that is under way: ``await`` it, or :meth:`synchronize`, before its parts are written again."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def synchronize(self) -> None:
+        """Block until the memory of all parts may be written again. Raises what :meth:`Message.synchronize` does."""
+        for message in self._messages:
+            message.synchronize()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        for message in self._messages:
+            yield from message.__await__()
+
+
+class Entries:
+    """Functions for messages of a messenger, by their tags.
+
+        entries = mpgpu.Entries(messenger)
+
+        @entries.on_message(BAR)
+        async def bar(message):                       # it has come
+            grid = torch.empty(message.sizes[0] // 4, device="cuda")
+            await message.into(grid)                  # where it goes; now it is there
+            ...
+
+        server = asyncio.create_task(entries.serve())
+        await entries.send(rank, BAR, b"arguments", [grid])
+
+    One event loop uses it. Nothing else may receive messages of these tags.
+    """
+
+    __slots__ = ("_control", "_functions", "_messenger")
+
+    def __init__(self, messenger: Messenger) -> None:
+        self._messenger = messenger
+        # Of heads, which do not wait for the program's work.
+        self._control = Stream(0, context=messenger.context)
+        self._functions: list[tuple[int, int, _Function]] = []
+
+    def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
+        """Have messages whose tag equals this one in the bits of ``mask`` call the ``async`` function below."""
+
+        def register(function: Entry) -> Entry:
+            self._functions.append((tag, mask, function))
+            return function
+
+        return register
+
+    def send(self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None) -> SentEntry:
+        """Send ``arguments`` and ``parts``, arrays on devices and the host. Does not wait.
+
+        Args:
+            rank, tag, stream: as for :meth:`Messenger.send`, and so are the errors.
+            arguments: bytes of any number.
+            parts: as many as the function takes.
+        """
+        messenger = self._messenger
+        if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
+            part: Array = parts[0] if parts else bytearray()
+            return SentEntry([messenger.send(part, rank, tag, stream if parts else self._control, metadata=arguments)])
+        described: list[tuple[bytes, int, Message]] = []
+        try:
+            for x in parts:
+                described.append(messenger._describe(x, stream))
+            table = b"".join(_PART.pack(descriptor, size) for descriptor, size, _ in described)
+            # Dropped: it goes on, and holds its bytes.
+            messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
+        except BaseException:
+            for _, _, released in described:
+                released.cancel()  # nobody will fetch it
+            raise
+        return SentEntry([released for _, _, released in described])
+
+    async def serve(self) -> None:
+        """Call functions for what comes, until the task is cancelled. Raises what one of them raises."""
+        loop = asyncio.get_running_loop()
+        failed: asyncio.Future[None] = loop.create_future()
+        tasks: set[asyncio.Task[None]] = set()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not failed.done():
+                failed.set_exception(error)
+
+        def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = loop.create_task(work)
+            tasks.add(task)
+            task.add_done_callback(ended)
+            return task
+
+        for tag, mask, function in self._functions:
+            begin(self._serve(tag, mask, function, begin))
+        try:
+            await failed
+        finally:
+            left = list(tasks)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _serve(
+        self, tag: int, mask: int, function: _Function, begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    ) -> None:
+        while True:
+            # Of no bytes, so that it says what has come, and leaves the message where it is.
+            coming = self._messenger.receive(bytearray(), ANY, tag, self._control, mask=mask)
+            try:
+                info = await coming
+            except MessageTruncated:
+                found = coming.info
+                if found is None:
+                    raise
+                info = found
+            head = None
+            if len(info.metadata) == _HEAD.size and _HEAD.unpack(info.metadata)[0] == _MARK:
+                head = bytearray(info.bytes)
+                await self._messenger.receive(head, info.rank, info.tag, self._control)
+            arrival = Arrival(self._messenger, info, None if head is None else bytes(head))
+            task = begin(_called(function, arrival))
+            if head is None and arrival.sizes:
+                placed = asyncio.ensure_future(arrival._placed.wait())
+                await asyncio.wait([task, placed], return_when=asyncio.FIRST_COMPLETED)
+                placed.cancel()
+
+
+async def _called(function: _Function, arrival: Arrival) -> None:
+    await function(arrival)
+    if arrival.sizes and not arrival._placed.is_set():
+        parts = len(arrival.sizes)
+        raise ArgumentError(f"a message of rank {arrival.rank}, tag {arrival.tag}: its function has not placed its {parts} parts")
