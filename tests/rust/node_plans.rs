@@ -259,6 +259,58 @@ fn ranks_pass_on_what_all_want_and_bytes_pass_several_of_them() {
     assert!(case.run(4, &PlanOptions::default(), 2).iter().all(|text| text.contains("via gpu1, gpu5")));
 }
 
+/// From rank 0 to three others, which pass it on: as few bytes as make that worth while.
+fn small_trees() -> (Case, PlanOptions) {
+    let bytes = (4 << 20) + 12;
+    let transfers = (1..4).map(|dst| NodeTransfer { dst: end(dst, 1, 0), src: end(0, 0, 0), bytes }).collect();
+    let devices = (0..4).map(DeviceId::gpu).collect();
+    let case =
+        Case { topology: "beluga", ranks: 4, devices, sizes: vec![[bytes; 2]; 4], transfers, tags: vec![None; 3], one_in_sight: true };
+    (case, PlanOptions { min_bytes: Some(0), ..PlanOptions::default() })
+}
+
+/// With `LONG_TESTS` 100,000 steps, half an hour on two CPUs.
+#[test]
+fn every_byte_of_many_steps_of_trees_arrives() {
+    let (case, options) = small_trees();
+    let steps = if std::env::var_os("LONG_TESTS").is_some() { 100_000 } else { 60 };
+    assert!(case.run(steps, &options, 3).iter().all(|text| text.contains("passed on by it")));
+}
+
+#[test]
+fn a_rank_that_leaves_trees_early_lets_nobody_wait() {
+    const EARLY: u64 = 3;
+    let (case, options) = small_trees();
+    for leaves in 0..case.ranks {
+        let told = as_ranks(case.ranks, |rank, seat| {
+            let context = context(case.topology, Some(vec![rank]));
+            let node = Arc::new(NodeGroup::new(&context, rank, case.ranks, seat, &[]).expect("a node"));
+            let bytes = case.sizes[0][0];
+            // Freed with the context.
+            let windows = [0, 1].map(|_| Window { address: context.allocate(DeviceId::gpu(0), bytes).expect("memory"), bytes });
+            let plan = node.plan(&windows, &handed_in(&case.transfers, &case.tags, rank).0, &options).expect("a plan");
+            let stream = context.create_stream(DeviceId::gpu(0)).expect("a stream");
+            let mut told = None;
+            for step in 0..if rank == leaves { EARLY } else { EARLY + 5 } {
+                if rank == 0 && step == 0 {
+                    (0..).zip(memory(windows[0].address, bytes)).for_each(|(offset, target)| *target = byte(0, offset, 0));
+                }
+                told = told.or(plan.enqueue(stream).err());
+            }
+            told = told.or(context.synchronize_stream(stream).err());
+            if rank > 0 {
+                let wrong = (0..).zip(memory(windows[1].address, bytes).iter()).find(|(offset, found)| **found != byte(0, *offset, 0));
+                assert_eq!(wrong, None, "rank {rank} has done {EARLY} whole steps");
+            }
+            assert!(told.iter().all(is_peer_gone), "rank {rank}, {leaves} leaves: {told:?}");
+            let ended = plan.destroy();
+            assert!(rank != leaves || told.is_some() || ended.is_ok(), "rank {rank}: {ended:?}");
+            told.is_some()
+        });
+        assert!(told.iter().any(|told| *told), "rank {leaves} has left, and nobody was told");
+    }
+}
+
 /// A ring: each rank sends to the next, so much that it takes several paths.
 fn ring(topology: &'static str, ranks: u32, bytes: u64, one_in_sight: bool) -> Case {
     let transfers: Vec<_> =

@@ -159,12 +159,14 @@ impl Draft {
 
 /// Whether the order of two copies matters: one writes what the other reads or writes.
 fn meet(one: &Copy, other: &Copy) -> bool {
-    let same = |a: Place, b: Place| match (a, b) {
-        (Place::Destination { transfer: a, .. }, Place::Destination { transfer: b, .. }) => a == b,
+    let overlap = |a: Place, b: Place| match (a, b) {
+        (Place::Destination { transfer: a, offset: from }, Place::Destination { transfer: b, offset }) => {
+            a == b && from < offset + other.bytes && offset < from + one.bytes
+        }
         (Place::Slot { ring: a, slot: c }, Place::Slot { ring: b, slot: d }) => (a, c) == (b, d),
         _ => false,
     };
-    same(one.to, other.from) || same(one.to, other.to) || same(one.from, other.to)
+    overlap(one.to, other.from) || overlap(one.to, other.to) || overlap(one.from, other.to)
 }
 
 impl SmallPart {
