@@ -102,6 +102,10 @@ class by_mpgpu final : public exchange {
   public:
     by_mpgpu(const mpgpu::stream &stream, std::array<halo::plan, 2> plans)
         : stream_(stream), plans_(std::move(plans)) {}
+    by_mpgpu(const by_mpgpu &) = delete;
+    by_mpgpu(by_mpgpu &&) = delete;
+    by_mpgpu &operator=(const by_mpgpu &) = delete;
+    by_mpgpu &operator=(by_mpgpu &&) = delete;
     ~by_mpgpu() override {
         for (halo::plan &one : plans_) {
             one.destroy();

@@ -172,14 +172,14 @@ void run_by(const mpgpu::context &ctx, const mpgpu::mpi::node &node, halo::progr
     g.ranks = {1, node.size(), 1};
     g.periodic = {false, true, false};
     g.ghost = {0, 1, 0};
-    constexpr std::size_t own = static_cast<std::size_t>(rows * row_cells);
+    constexpr auto own = static_cast<std::size_t>(rows * row_cells);
     std::vector<std::uint64_t> whole(own * static_cast<std::size_t>(node.size()));
     for (std::size_t i = 0; i < whole.size(); ++i) {
         whole[i] = i * i % 1009;
     }
 
     const mpgpu::device where = halo_test::device_of(ctx, world_rank);
-    constexpr std::size_t ghosts = static_cast<std::size_t>(2 * row_cells);
+    constexpr auto ghosts = static_cast<std::size_t>(2 * row_cells);
     mpgpu::buffer<std::uint64_t> now(ctx, where, own + ghosts);
     mpgpu::buffer<std::uint64_t> next(ctx, where, own + ghosts);
     mpgpu::buffer<std::uint64_t> host(ctx, mpgpu::device::host(), own + ghosts);
