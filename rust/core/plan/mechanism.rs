@@ -403,6 +403,7 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
             *places.entry((src, dst)).or_default() += (bytes as f64 / bandwidth * 1e9) as u64;
         }
     }
+    // Of equal ones the shop's order is that of neighbours, which takes no search.
     let mut times = places.values();
     if times.next().is_some_and(|first| times.all(|time| time == first)) {
         places.iter_mut().for_each(|(pair, place)| *place = shift(*pair) as u64);

@@ -171,13 +171,9 @@ impl Addresses for Bindings<'_> {
     }
 
     fn is_inside(&self, copy: &Copy) -> bool {
-        let shape = |transfer: u32| &self.together.plan.transfers[transfer as usize].shape;
-        match (copy.from, copy.to) {
-            (Place::Source { transfer: from, .. } | Place::Destination { transfer: from, .. }, Place::Destination { transfer: to, .. }) => {
-                from == to && shape(to).src_device == shape(to).dst_device
-            }
-            _ => false,
-        }
+        let (Place::Source { transfer: from, .. }, Place::Destination { transfer: to, .. }) = (copy.from, copy.to) else { return false };
+        let shape = &self.together.plan.transfers[to as usize].shape;
+        from == to && shape.src_device == shape.dst_device
     }
 }
 

@@ -157,6 +157,11 @@ impl Draft {
     }
 }
 
+/// Bytes of a copy, as many as would pass an NVLink in its time.
+fn weight(copy: &Copy, at: &impl Addresses) -> u64 {
+    if at.is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
+}
+
 /// Whether the order of two copies matters: one writes what the other reads or writes.
 fn meet(one: &Copy, other: &Copy) -> bool {
     let overlap = |a: Place, b: Place| match (a, b) {
@@ -176,8 +181,8 @@ impl SmallPart {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        let effort = |copy: &Copy| if at.is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes };
-        let is_little = part.copies().count() <= MOST_ACTIONS && part.copies().map(effort).sum::<u64>() <= SMALL_BYTES;
+        let bytes = part.copies().map(|copy| weight(copy, at)).sum::<u64>();
+        let is_little = part.copies().count() <= MOST_ACTIONS && bytes <= SMALL_BYTES;
         (awaits && is_little && !device.is_host() && devices.all(|other| other == device)).then_some(device)
     }
 
@@ -192,7 +197,7 @@ impl SmallPart {
                 4 | 12 => 4,
                 _ => 16,
             };
-            times * copy.bytes / if at.is_inside(copy) { INSIDE_RATE } else { 1 }
+            times * weight(copy, at)
         };
         let actions = SmallPart::actions_of(part, at);
         let effort: u64 = part.copies().map(effort).sum();
