@@ -46,7 +46,9 @@ class Arrival:
         if head is None:
             self.arguments, self.sizes = info.metadata, (info.bytes,) if info.bytes else ()
             return
-        count = _HEAD.unpack(info.metadata)[1]
+        _, count, size = _HEAD.unpack(info.metadata)
+        if len(head) != count * _PART.size + size:
+            raise ArgumentError(f"a message of rank {self.rank}, tag {self.tag}: {len(head)} bytes are no head of an entry message")
         table = [_PART.unpack_from(head, at * _PART.size) for at in range(count)]
         self.arguments = head[count * _PART.size :]
         self.sizes = tuple(size for _, size in table)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import mpgpu
 import numpy
@@ -105,4 +106,19 @@ def test_what_a_function_raises_ends_the_server_and_parts_must_be_placed(messeng
         await asyncio.wait_for(entries.serve(), 20)
 
     with pytest.raises(mpgpu.ArgumentError, match=f"has not placed its {len(parts)} parts"):
+        asyncio.run(run())
+
+
+def test_what_says_that_it_is_a_head_and_is_none_is_refused(messenger):
+    entries = mpgpu.Entries(messenger)
+
+    @entries.on_message(3)
+    async def three(message):
+        raise AssertionError(message)
+
+    async def run():
+        messenger.send(b"x" * 10, 0, 3, metadata=struct.pack("=QII", 0x7972746E65706D00, 2, 0))
+        await asyncio.wait_for(entries.serve(), 20)
+
+    with pytest.raises(mpgpu.ArgumentError, match="rank 0, tag 3: 10 bytes are no head"):
         asyncio.run(run())

@@ -408,12 +408,8 @@ class messages_by_thread final : public off_node {
                          "options::progress by a thread needs MPI_THREAD_MULTIPLE: ask MPI_Init_thread for it, or let "
                          "the caller make progress"));
         }
-        sigset_t all;
-        sigset_t before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); // signals are the program's
+        const blocked_signals are_the_programs;
         thread_ = std::thread([this] { run(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
     messages_by_thread(const messages_by_thread &) = delete;
     messages_by_thread(messages_by_thread &&) = delete;
@@ -457,6 +453,22 @@ class messages_by_thread final : public off_node {
     }
 
   private:
+    /// Signals that threads made meanwhile do not get, also where one cannot be made.
+    struct blocked_signals {
+        blocked_signals() noexcept {
+            sigset_t all;
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);
+        }
+        blocked_signals(const blocked_signals &) = delete;
+        blocked_signals(blocked_signals &&) = delete;
+        blocked_signals &operator=(const blocked_signals &) = delete;
+        blocked_signals &operator=(blocked_signals &&) = delete;
+        ~blocked_signals() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+
+        sigset_t before{};
+    };
+
     void run() {
         std::unique_lock<std::mutex> locked(mutex_);
         while (!ends_) {
