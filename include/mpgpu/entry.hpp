@@ -54,18 +54,21 @@ inline constexpr std::uint64_t entry_mark = 0x7972746e65706d00;
 
 namespace detail {
 
+/// The metadata of a head. Its bytes are an `entry_part` for each part, then the arguments.
 struct entry_head {
-    std::uint64_t mark = entry_mark;
-    std::uint32_t parts = 0;
-    std::uint32_t argument_bytes = 0;
+    std::uint64_t mark = entry_mark;  ///< `entry_mark`
+    std::uint32_t parts = 0;          ///< messages that follow the head
+    std::uint32_t argument_bytes = 0; ///< bytes of the arguments
 };
 
+/// One buffer of a send: a message by descriptor.
 struct entry_part {
-    message_descriptor descriptor;
-    std::uint64_t bytes;
+    message_descriptor descriptor; ///< what the receiver takes the message by
+    std::uint64_t bytes;           ///< its size
 };
 static_assert(sizeof(entry_head) == 16 && sizeof(entry_part) == 72, "mpgpu: ranks in other languages read them");
 
+/// Throws `argument_error` for this argument.
 [[noreturn]] inline void refuse_entry(std::string argument, std::string message) {
     fail({status::invalid_argument, 0, std::move(argument), std::move(message)});
 }
@@ -244,6 +247,7 @@ class entry_request {
 /// have their own, for other tags. What has not come to its end when this is destroyed is not received.
 class entries {
   public:
+    /// Is called with what has arrived, during `progress`.
     using function = std::function<void(arrival &)>;
 
     /// Not collective. Throws `argument_error`, `driver_error`.
