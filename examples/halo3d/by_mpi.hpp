@@ -5,42 +5,54 @@
 #include "cycles.hpp"
 #include "exchange.hpp"
 #include "messages.hpp"
+#include "spaces.hpp"
+#include "thread_team.hpp"
 
 #include <mpi.h>
 
 #include <array>
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
-/// The exchange by MPI, which is given pointers of the devices: persistent requests, one kernel that packs all messages
-/// and one that unpacks them. Messages to the rank itself pass MPI by. The host waits for the packing, because MPI
-/// knows nothing of streams.
+/// The exchange by MPI, as codes do it without mpgpu: persistent requests, and messages of any space that whoever packs
+/// reaches. Messages to the rank itself pass MPI by. The host waits for the packing, because MPI knows nothing of
+/// streams.
 class by_mpi final : public exchange {
   public:
-    by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine);
+    /// Throws as `check_reach` does.
+    by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine, space messages, packing how, int threads);
     by_mpi(const by_mpi &) = delete;
     by_mpi(by_mpi &&) = delete;
     by_mpi &operator=(const by_mpi &) = delete;
     by_mpi &operator=(by_mpi &&) = delete;
     ~by_mpi() override;
 
-    [[nodiscard]] std::string name() const override { return "MPI"; }
+    [[nodiscard]] std::string name() const override { return name_; }
     void start(const mpgpu::stream &stream) override;
     void finish(const mpgpu::stream &stream) override;
 
   private:
     /// Every other exchange has the other buffers, so that receives are posted while the last messages are unpacked.
     struct half {
-        mpgpu::memory outbox;
-        mpgpu::memory inbox;
-        mpgpu::halo::launch_function pack;
-        mpgpu::halo::launch_function unpack;
-        std::vector<MPI_Request> sends;
-        std::vector<MPI_Request> receives;
+        std::shared_ptr<std::byte> outbox;
+        std::shared_ptr<std::byte> inbox;
+        /// One for each message, or one for all.
+        std::vector<mpgpu::halo::launch_function> pack;
+        std::vector<mpgpu::halo::launch_function> unpack;
+        std::vector<MPI_Request> sends;    ///< one for each message; MPI_REQUEST_NULL for those to the rank itself
+        std::vector<MPI_Request> receives; ///< likewise
+        std::vector<mpgpu::event> packed;  ///< where the messages are packed one by one in a stream
     };
-    half make_half(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine) const;
+    half make_half(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space in);
+    [[nodiscard]] mpgpu::halo::copier copier(const device_code &code);
+    [[nodiscard]] bool is_one_by_one() const { return how_ != packing::fused && how_ != packing::graph; }
 
     messages all_;
+    packing how_;
+    std::string name_;
+    thread_team team_;
     std::array<half, 2> halves_;
     std::size_t now_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <numeric>
 #include <stdexcept>
 
@@ -45,7 +46,7 @@ class work {
         for (std::size_t i = 0; i < parts_.size(); ++i) {
             part &p = parts_[i];
             for (std::size_t v = 0; v < p.vars.size(); ++v) {
-                p.code->set(streams_[i], of(p, v, cycle));
+                p.cells_by->set(streams_[i], of(p, v, cycle));
             }
         }
         synchronize();
@@ -55,11 +56,17 @@ class work {
     void compare(const std::string &name, int cycle) {
         for (std::size_t i = 0; i < parts_.size(); ++i) {
             part &p = parts_[i];
-            p.reset.enqueue(streams_[i]);
-            for (std::size_t v = 0; v < p.vars.size(); ++v) {
-                p.code->compare(streams_[i], of(p, v, cycle), p.wrong.data() + v);
+            const bool on_device = p.cells_by == p.code;
+            if (on_device) {
+                p.reset.enqueue(streams_[i]);
             }
-            p.fetch.enqueue(streams_[i]);
+            for (std::size_t v = 0; v < p.vars.size(); ++v) {
+                unsigned long long *const wrong = on_device ? p.wrong.data() : p.wrong_on_host.data();
+                p.cells_by->compare(streams_[i], of(p, v, cycle), wrong + v);
+            }
+            if (on_device) {
+                p.fetch.enqueue(streams_[i]);
+            }
         }
         synchronize();
         for (part &p : parts_) {
@@ -104,12 +111,18 @@ class work {
     }
 
     static variable of(part &p, std::size_t v, int cycle) {
-        return {p.cells, p.vars[v].data(), p.where.id(), static_cast<int>(v), cycle};
+        return {p.cells, p.vars[v].get(), p.where.id(), static_cast<int>(v), cycle};
     }
 
     std::string say(part &p, std::size_t v, int cycle, unsigned long long element) const {
+        double *const found = p.vars[v].get() + element;
         mpgpu::buffer<double> is(ctx_, mpgpu::device::host(), 1);
-        mpgpu::plan(ctx_, {mpgpu::make_transfer(is, p.vars[v].subspan(element, 1))}).execute(streams_[0]).synchronize();
+        if (p.in == space::device) {
+            const mpgpu::device_span<double> there({found, 1}, p.where);
+            mpgpu::plan(ctx_, {mpgpu::make_transfer(is, there)}).execute(streams_[0]).synchronize();
+        } else {
+            *is.data() = *found;
+        }
         const auto at = static_cast<std::int64_t>(element);
         const cell c = cell_of(p.cells, at);
         return "cycle " + std::to_string(cycle) + ", rank " + std::to_string(p.rank) + ", variable " +
@@ -180,49 +193,57 @@ mpgpu::context open_machine(const options &opt) {
     return mpgpu::context(machine);
 }
 
-part::part(const mpgpu::context &ctx, const halo::grid &g, int number, int device, int count)
-    : rank(number), where(mpgpu::device::gpu(device)), cells(mesh_of(g, number)),
+part::part(const mpgpu::context &ctx, const halo::grid &g, int number, int device, int count, space memory)
+    : rank(number), where(mpgpu::device::gpu(device)), in(memory), cells(mesh_of(g, number)),
       wrong(ctx, where, static_cast<std::size_t>(count)),
       wrong_on_host(ctx, mpgpu::device::host(), 2 * static_cast<std::size_t>(count)),
       reset(ctx, {mpgpu::make_transfer(wrong, wrong_on_host.subspan(static_cast<std::size_t>(count), wrong.size()))}),
       fetch(ctx, {mpgpu::make_transfer(wrong_on_host.subspan(0, wrong.size()), wrong)}) {
     code = &code_for(wrong.data());
+    cells_by = in == space::pageable && !code->reaches_pageable(device) ? &on_virtual_devices : code;
     std::fill_n(wrong_on_host.data(), wrong_on_host.size(), none_wrong); // the second half stays so
     for (int v = 0; v < count; ++v) {
-        vars.emplace_back(ctx, where, static_cast<std::size_t>(element_count(cells)));
+        const auto bytes = static_cast<std::size_t>(element_count(cells)) * sizeof(double);
+        const std::shared_ptr<std::byte> made = allocate(ctx, in, *code, where, bytes);
+        vars.emplace_back(made, reinterpret_cast<double *>(made.get()));
     }
 }
 
-halo::rank_arrays part::arrays() {
+halo::rank_arrays part::arrays() const {
     halo::rank_arrays all;
-    for (mpgpu::buffer<double> &var : vars) {
-        all.push_back(halo::array_of(var));
+    for (const std::shared_ptr<double> &var : vars) {
+        const auto elements = static_cast<std::size_t>(element_count(cells));
+        all.push_back(halo::array_of(mpgpu::device_span<double>({var.get(), elements}, where)));
     }
     return all;
 }
 
 std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
-                                const std::vector<mpgpu::stream> &streams, const std::vector<exchange *> &exchanges,
-                                std::vector<part> &parts, const std::function<void()> &align) {
-    work all(ctx, streams, parts);
-    std::vector<timings> measured(exchanges.size());
+                                const std::vector<mpgpu::stream> &streams, const std::vector<contender> &contenders,
+                                const std::function<void()> &align) {
+    std::deque<work> works;
+    for (const contender &one : contenders) {
+        works.emplace_back(ctx, streams, *one.parts);
+    }
+    std::vector<timings> measured(contenders.size());
     int number = 0; // other values in each, so that those of the last are found
     for (int cycle = 0; cycle < warm_up + opt.cycles; ++cycle) {
-        for (std::size_t i = 0; i < exchanges.size(); ++i) {
-            run_cycle(all, *exchanges[i], number++, align, cycle < warm_up ? nullptr : &measured[i]);
+        for (std::size_t i = 0; i < contenders.size(); ++i) {
+            run_cycle(works[i], *contenders[i].by, number++, align, cycle < warm_up ? nullptr : &measured[i]);
         }
     }
-    for (std::size_t i = 0; i < exchanges.size(); ++i) {
+    for (std::size_t i = 0; i < contenders.size(); ++i) {
+        work &all = works[i];
         all.set(number);
         align();
         const steady::time_point begin = steady::now();
         for (int cycle = 0; cycle < opt.cycles; ++cycle) {
-            all.run(*exchanges[i]);
+            all.run(*contenders[i].by);
         }
         measured[i].enqueue = seconds(steady::now() - begin).count() / opt.cycles;
         all.synchronize();
         measured[i].in_a_row = seconds(steady::now() - begin).count() / opt.cycles;
-        all.compare(exchanges[i]->name(), number++);
+        all.compare(contenders[i].by->name(), number++);
     }
     return measured;
 }

@@ -5,12 +5,14 @@
 #include "device_code.hpp"
 #include "exchange.hpp"
 #include "options.hpp"
+#include "spaces.hpp"
 
 #include <mpgpu/halo.hpp>
 
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -22,20 +24,29 @@ mpgpu::context open_machine(const options &opt);
 
 /// One rank's part of the mesh.
 struct part {
-    part(const mpgpu::context &ctx, const mpgpu::halo::grid &g, int rank, int device, int vars);
+    part(const mpgpu::context &ctx, const mpgpu::halo::grid &g, int rank, int device, int vars,
+         space in = space::device);
 
     int rank;
     mpgpu::device where;
+    space in;
     const device_code *code = nullptr;
+    const device_code *cells_by = nullptr; ///< sets and compares cells
     mesh cells;
-    std::vector<mpgpu::buffer<double>> vars;
+    std::vector<std::shared_ptr<double>> vars;
     /// For each variable, the first element that is wrong: on the device, and in host memory.
     mpgpu::buffer<unsigned long long> wrong;
     mpgpu::buffer<unsigned long long> wrong_on_host;
     mpgpu::plan reset; ///< no element is wrong
     mpgpu::plan fetch; ///< which ones are
 
-    [[nodiscard]] mpgpu::halo::rank_arrays arrays();
+    [[nodiscard]] mpgpu::halo::rank_arrays arrays() const;
+};
+
+/// An exchange, and the cells that it exchanges: those of all ranks of this process.
+struct contender {
+    exchange *by;
+    std::vector<part> *parts;
 };
 
 /// Seconds of each cycle in each phase, and of one exchange among many that no host waits for: in all, and what the
@@ -48,12 +59,12 @@ struct timings {
     double enqueue = 0.0;
 };
 
-/// Runs all cycles with each of the exchanges by turns: sets the computed cells of `parts`, exchanges, and compares
-/// every cell with what it must be. Then -cycles exchanges with each, in a row. `align` returns when all ranks have
-/// called it. Throws `std::runtime_error` that names the first cell that is wrong.
+/// Runs all cycles with each of the exchanges by turns: sets its computed cells, exchanges, and compares every cell
+/// with what it must be. Then -cycles exchanges with each, in a row. `align` returns when all ranks have called it.
+/// Throws `std::runtime_error` that names the first cell that is wrong.
 std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
-                                const std::vector<mpgpu::stream> &streams, const std::vector<exchange *> &exchanges,
-                                std::vector<part> &parts, const std::function<void()> &align);
+                                const std::vector<mpgpu::stream> &streams, const std::vector<contender> &contenders,
+                                const std::function<void()> &align);
 
 /// Prints the problem, in Comb's words.
 void print_problem(const options &opt, const mpgpu::halo::grid &g, const part &first, int devices);

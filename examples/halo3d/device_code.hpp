@@ -6,6 +6,10 @@
 
 #include <mpgpu/halo.hpp>
 
+#include <cstddef>
+#include <memory>
+#include <vector>
+
 /// One variable of one rank in one cycle.
 struct variable {
     mesh where;
@@ -31,6 +35,12 @@ struct device_code {
     mpgpu::halo::persistent_copier (*persistent)();
     /// The kernel that pushes messages; empty: the library's, of CPU threads.
     mpgpu::halo::pushing_copier (*pushing)();
+    /// A launch that does all of these, in any order, as one graph.
+    mpgpu::halo::launch_function (*graph)(mpgpu::device where, const std::vector<mpgpu::halo::launch_function> &all);
+    /// Memory that moves between the CPU and a device as either uses it.
+    std::shared_ptr<std::byte> (*allocate_managed)(int device, std::size_t bytes);
+    /// Whether kernels of a device reach ordinary memory of the process.
+    bool (*reaches_pageable)(int device);
 };
 
 /// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.

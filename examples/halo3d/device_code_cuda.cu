@@ -6,9 +6,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -55,10 +58,90 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
     check(cudaGetLastError(), "the kernel that compares cells");
 }
 
+/// Streams and events of a capture, destroyed with it.
+class fork {
+  public:
+    explicit fork(std::size_t branches) : streams_(branches + 1), events_(branches + 1) {
+        for (cudaStream_t &stream : streams_) {
+            check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+        }
+        for (cudaEvent_t &event : events_) {
+            check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+        }
+    }
+    fork(const fork &) = delete;
+    fork &operator=(const fork &) = delete;
+    ~fork() {
+        for (cudaStream_t stream : streams_) {
+            cudaStreamDestroy(stream);
+        }
+        for (cudaEvent_t event : events_) {
+            cudaEventDestroy(event);
+        }
+    }
+
+    /// A branch for each launch, so that none waits for another.
+    cudaGraph_t capture(const std::vector<mpgpu::halo::launch_function> &all) {
+        cudaStream_t trunk = streams_.back();
+        check(cudaStreamBeginCapture(trunk, cudaStreamCaptureModeRelaxed),
+              "cudaStreamBeginCapture"); // kernels may load
+        check(cudaEventRecord(events_.back(), trunk), "cudaEventRecord");
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            check(cudaStreamWaitEvent(streams_[i], events_.back(), 0), "cudaStreamWaitEvent");
+            all[i](reinterpret_cast<mp_stream_t>(streams_[i]));
+            check(cudaEventRecord(events_[i], streams_[i]), "cudaEventRecord");
+            check(cudaStreamWaitEvent(trunk, events_[i], 0), "cudaStreamWaitEvent");
+        }
+        cudaGraph_t graph = nullptr;
+        check(cudaStreamEndCapture(trunk, &graph), "cudaStreamEndCapture");
+        return graph;
+    }
+
+  private:
+    std::vector<cudaStream_t> streams_;
+    std::vector<cudaEvent_t> events_;
+};
+
+mpgpu::halo::launch_function graph(mpgpu::device where, const std::vector<mpgpu::halo::launch_function> &all) {
+    check(cudaSetDevice(where.id()), "cudaSetDevice");
+    cudaGraph_t captured = fork(all.size()).capture(all);
+    cudaGraphExec_t made = nullptr;
+    const cudaError_t outcome = cudaGraphInstantiateWithFlags(&made, captured, 0);
+    cudaGraphDestroy(captured);
+    check(outcome, "cudaGraphInstantiate");
+    const std::shared_ptr<CUgraphExec_st> kept(made, cudaGraphExecDestroy);
+    // The launches own what their kernels read.
+    return [kept, all](mpgpu::stream_view stream) {
+        check(cudaGraphLaunch(kept.get(), reinterpret_cast<cudaStream_t>(stream.get())), "cudaGraphLaunch");
+    };
+}
+
+int attribute(cudaDeviceAttr which, int device) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+    return value;
+}
+
+std::shared_ptr<std::byte> allocate_managed(int device, std::size_t bytes) {
+    if (attribute(cudaDevAttrConcurrentManagedAccess, device) == 0) {
+        throw std::invalid_argument("managed: the CPU must not touch managed memory while kernels of GPU " +
+                                    std::to_string(device) + " run; take pinned");
+    }
+    check(cudaSetDevice(device), "cudaSetDevice");
+    void *memory = nullptr;
+    check(cudaMallocManaged(&memory, std::max<std::size_t>(bytes, 1)), "cudaMallocManaged");
+    return {static_cast<std::byte *>(memory), cudaFree};
+}
+
+bool reaches_pageable(int device) {
+    return attribute(cudaDevAttrPageableMemoryAccess, device) != 0;
+}
+
 } // namespace
 
-const device_code on_gpus = {set, compare, mpgpu::halo::cuda_copier, mpgpu::halo::cuda_persistent,
-                             mpgpu::halo::cuda_pushed};
+const device_code on_gpus = {
+    set,   compare,          mpgpu::halo::cuda_copier, mpgpu::halo::cuda_persistent, mpgpu::halo::cuda_pushed,
+    graph, allocate_managed, reaches_pageable};
 
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 #include "device_code.hpp"
 
+#include "spaces.hpp"
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -47,6 +49,24 @@ halo::pushing_copier pushing() {
     return {};
 }
 
+halo::launch_function graph(mpgpu::device /*where*/, const std::vector<halo::launch_function> &all) {
+    return [all](mpgpu::stream_view stream) {
+        for (const halo::launch_function &one : all) {
+            one(stream);
+        }
+    };
+}
+
+std::shared_ptr<std::byte> allocate_managed(int /*device*/, std::size_t bytes) {
+    return allocate_pageable(bytes);
+}
+
+// They could, but programs should meet here what they meet on most GPUs.
+bool reaches_pageable(int /*device*/) {
+    return false;
+}
+
 } // namespace
 
-const device_code on_virtual_devices = {set, compare, copier, persistent, pushing};
+const device_code on_virtual_devices = {set,     compare, copier,           persistent,
+                                        pushing, graph,   allocate_managed, reaches_pageable};

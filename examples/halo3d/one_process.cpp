@@ -43,16 +43,16 @@ void run(const options &opt, const mpgpu::context &ctx, const halo::grid &g) {
         add(true, "mpgpu, pushed");
         add(false, "mpgpu, not pushed");
     }
-    std::vector<exchange *> all;
+    std::vector<contender> all;
     all.reserve(exchanges.size());
     for (by_plan &one : exchanges) {
-        all.push_back(&one);
+        all.push_back({&one, &parts});
     }
     print_problem(opt, g, parts.front(), devices);
-    const std::vector<timings> measured = run_cycles(opt, ctx, streams, all, parts, [] {});
+    const std::vector<timings> measured = run_cycles(opt, ctx, streams, all, [] {});
     for (std::size_t i = 0; i < all.size(); ++i) {
         print_plan(plans[i]);
-        print_phases(all[i]->name(), measured[i]);
+        print_phases(exchanges[i].name(), measured[i]);
     }
     std::printf("Every cell is right.\n");
 }
@@ -70,7 +70,9 @@ int main(int argc, char *argv[]) {
             throw std::invalid_argument("-nodes, -persistent: these are of processes; run halo3d_mpi");
         }
         if (opt.plain || opt.mpi) {
-            throw std::invalid_argument("-plain, -mpi: these compare with copies between processes; run halo3d_mpi");
+            throw std::invalid_argument(
+                "-plain, -mpi: these compare with copies between processes, and so do -mesh-space, -message-space and "
+                "-pack; run halo3d_mpi");
         }
         const mpgpu::context ctx = open_machine(opt);
         for (const halo::grid &g : grids_of(opt, ctx.devices().gpus)) {

@@ -3,8 +3,13 @@
 
 #include "../flags.hpp"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <stdexcept>
+#include <string>
 #include <string_view>
+#include <vector>
 
 const char *const usage =
     "usage: halo3d [X_Y_Z] [flags]\n"
@@ -23,9 +28,47 @@ const char *const usage =
     "  -persistent      also by one kernel between nodes: a block for each message, and all blocks on each\n"
     "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
     "  -mpi             also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
+    "                   (a kernel packs all messages, in memory of the device)\n"
+    "  -mesh-space S    the same with cells in other memory, of which each exchange by MPI has its own: device,\n"
+    "                   pinned, pageable or managed (device)\n"
+    "  -message-space S,...  the same with messages in each of these spaces (device)\n"
+    "  -pack HOW,...    the same packed by each of these (fused): serial and threads, of the CPU, message by\n"
+    "                   message; each, a kernel a message; fused, one kernel; graph, one CUDA graph of kernels\n"
+    "  -threads N       threads of -pack threads (4)\n"
     "  -gpu-aware       the same wherever: an MPI built without CUDA is GPU-aware through UCX, and does not say so\n"
     "  -topology T      preset such as beluga, or a topology file (this machine)\n"
     "  -help            print this\n";
+
+namespace {
+
+/// The number of `text` among `names`, as the enumerator of that number.
+template <class Word, std::size_t Count>
+Word word(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
+    const auto found = std::find(names.begin(), names.end(), text);
+    if (found == names.end()) {
+        std::string all = names.front();
+        for (std::size_t i = 1; i < Count; ++i) {
+            all += std::string(i + 1 < Count ? ", " : " or ") + names.at(i);
+        }
+        throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be " + all);
+    }
+    return static_cast<Word>(found - names.begin());
+}
+
+/// Several, with commas between them.
+template <class Word, std::size_t Count>
+std::vector<Word> words(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
+    std::vector<Word> found;
+    for (bool more = true; more;) {
+        const std::size_t end = text.find(',');
+        more = end != std::string_view::npos;
+        found.push_back(word<Word>(flag, text.substr(0, end), names));
+        text.remove_prefix(more ? end + 1 : text.size());
+    }
+    return found;
+}
+
+} // namespace
 
 options parse(int argc, const char *const *argv) {
     options result;
@@ -64,6 +107,17 @@ options parse(int argc, const char *const *argv) {
             result.plain = true;
         } else if (flag == "-mpi") {
             result.mpi = true;
+        } else if (flag == "-mesh-space") {
+            result.mpi = true;
+            result.mesh_space = word<space>(flag, value(), space_names);
+        } else if (flag == "-message-space") {
+            result.mpi = true;
+            result.message_spaces = words<space>(flag, value(), space_names);
+        } else if (flag == "-pack") {
+            result.mpi = true;
+            result.packings = words<packing>(flag, value(), packing_names);
+        } else if (flag == "-threads") {
+            result.threads = flags::number(flag, value(), 1);
         } else if (flag == "-gpu-aware") {
             result.mpi = result.gpu_aware = true;
         } else if (flag == "-topology") {

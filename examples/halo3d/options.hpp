@@ -2,6 +2,8 @@
 #ifndef MPGPU_EXAMPLES_HALO3D_OPTIONS_HPP
 #define MPGPU_EXAMPLES_HALO3D_OPTIONS_HPP
 
+#include "spaces.hpp"
+
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -10,22 +12,26 @@
 
 /// The command line. Flags have the names they have in LLNL's Comb; three numbers are joined by `_`, x first.
 struct options {
-    std::array<int, 3> mesh = {100, 100, 100}; ///< cells of the whole mesh
-    std::array<int, 3> divide = {0, 0, 0};     ///< ranks in each dimension; 0_0_0: all in z
-    std::array<int, 3> periodic = {0, 0, 0};   ///< 1: the dimension is a ring
-    std::array<int, 3> ghost = {1, 1, 1};      ///< ghost cells at either end
-    int vars = 1;                              ///< variables, of 8 bytes
-    int cycles = 5;                            ///< exchanges
-    std::optional<std::uint64_t> direct;       ///< halo::options::direct_pieces; empty: measured
-    std::optional<bool> pushed;                ///< halo::options::pushed
-    bool both = false;                         ///< also with that true, and with that false
-    std::vector<int> each;                     ///< cells of each rank in each dimension, in place of `mesh`
-    int nodes = 0;                             ///< the ranks are taken for so many; 0: as they are
-    bool persistent = false;                   ///< also by persistent kernels between nodes
-    bool plain = false;                        ///< also by cudaMemcpyPeerAsync and events
-    bool mpi = false;                          ///< also by MPI
-    bool gpu_aware = false;                    ///< MPI takes pointers of GPUs, whatever it says
-    std::string topology;                      ///< preset or file; empty: this machine
+    std::array<int, 3> mesh = {100, 100, 100};           ///< cells of the whole mesh
+    std::array<int, 3> divide = {0, 0, 0};               ///< ranks in each dimension; 0_0_0: all in z
+    std::array<int, 3> periodic = {0, 0, 0};             ///< 1: the dimension is a ring
+    std::array<int, 3> ghost = {1, 1, 1};                ///< ghost cells at either end
+    int vars = 1;                                        ///< variables, of 8 bytes
+    int cycles = 5;                                      ///< exchanges
+    std::optional<std::uint64_t> direct;                 ///< halo::options::direct_pieces; empty: measured
+    std::optional<bool> pushed;                          ///< halo::options::pushed
+    bool both = false;                                   ///< also with that true, and with that false
+    std::vector<int> each;                               ///< cells of each rank in each dimension, in place of `mesh`
+    int nodes = 0;                                       ///< the ranks are taken for so many; 0: as they are
+    bool persistent = false;                             ///< also by persistent kernels between nodes
+    bool plain = false;                                  ///< also by cudaMemcpyPeerAsync and events
+    bool mpi = false;                                    ///< also by MPI
+    space mesh_space = space::device;                    ///< of the cells that MPI exchanges
+    std::vector<space> message_spaces = {space::device}; ///< an exchange by MPI for each, with each of `packings`
+    std::vector<packing> packings = {packing::fused};
+    int threads = 4;        ///< of packing::threads
+    bool gpu_aware = false; ///< MPI takes pointers of GPUs, whatever it says
+    std::string topology;   ///< preset or file; empty: this machine
     bool help = false;
 };
 

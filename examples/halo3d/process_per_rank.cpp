@@ -56,34 +56,39 @@ mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank
     return made;
 }
 
-/// The exchanges that `mine` is held against.
-std::vector<std::unique_ptr<exchange>> others(const options &opt, const mpgpu::context &ctx,
-                                              const mpgpu::mpi::node &node, const halo::grid &g, part &mine) {
+/// Why messages of this space are not given to MPI.
+std::optional<std::string> why_left_out(const options &opt, const part &mine, space in) {
+    const bool on_cpu = mine.code == &on_virtual_devices || in == space::pinned || in == space::pageable;
+    return on_cpu || opt.gpu_aware ? std::nullopt : why_not_gpu_aware();
+}
+
+/// The exchanges by plain copies between GPUs that -plain asks for.
+std::vector<std::unique_ptr<exchange>> by_copies(const options &opt, const mpgpu::context &ctx,
+                                                 const mpgpu::mpi::node &node, const halo::grid &g, part &mine) {
     std::vector<std::unique_ptr<exchange>> made;
-    const bool on_cpu = mine.code == &on_virtual_devices;
-    if (opt.plain) {
-        if (on_cpu) {
-            throw std::invalid_argument("-plain: peer copies are CUDA's; it needs GPUs, and a build with nvcc");
-        }
+    if (!opt.plain) {
+        return made;
+    }
+    if (mine.code == &on_virtual_devices) {
+        throw std::invalid_argument("-plain: peer copies are CUDA's; it needs GPUs, and a build with nvcc");
+    }
 #ifdef HALO3D_CUDA
-        std::vector<int> devices;
-        for (const std::optional<mpgpu::device> &device : node.device_of_each(mine.where)) {
-            if (!device) {
-                throw std::invalid_argument("-plain: this rank does not see the GPUs of all ranks; let "
-                                            "CUDA_VISIBLE_DEVICES show all of them to each");
-            }
-            devices.push_back(device->id());
+    std::vector<int> devices;
+    for (const std::optional<mpgpu::device> &device : node.device_of_each(mine.where)) {
+        if (!device) {
+            throw std::invalid_argument("-plain: this rank does not see the GPUs of all ranks; let "
+                                        "CUDA_VISIBLE_DEVICES show all of them to each");
         }
-        for (const peer_copies::lanes how : {peer_copies::lanes::one, peer_copies::lanes::each}) {
-            made.push_back(std::make_unique<by_peer_copies>(ctx, g, mine, devices, how));
-        }
+        devices.push_back(device->id());
+    }
+    for (const peer_copies::lanes how : {peer_copies::lanes::one, peer_copies::lanes::each}) {
+        made.push_back(std::make_unique<by_peer_copies>(ctx, g, mine, devices, how));
+    }
 #else
-        static_cast<void>(node);
+    static_cast<void>(ctx);
+    static_cast<void>(node);
+    static_cast<void>(g);
 #endif
-    }
-    if (opt.mpi && (on_cpu || opt.gpu_aware || !why_not_gpu_aware())) {
-        made.push_back(std::make_unique<by_mpi>(ctx, g, mine));
-    }
     return made;
 }
 
@@ -101,10 +106,14 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     how.pushed_copy = mine.code->pushing();
     std::deque<halo::plan> plans;
     std::vector<std::unique_ptr<exchange>> exchanges;
+    std::vector<contender> all;
+    const auto enter = [&](std::unique_ptr<exchange> one, std::vector<part> &cells) {
+        all.push_back({exchanges.emplace_back(std::move(one)).get(), &cells});
+    };
     const auto add = [&](halo::persistent_form persistent, std::optional<bool> pushed, const char *name) {
         how.persistent = persistent;
         how.pushed = pushed;
-        exchanges.push_back(std::make_unique<by_plan>(plans.emplace_back(ctx, node, g, mine.arrays(), how), name));
+        enter(std::make_unique<by_plan>(plans.emplace_back(ctx, node, g, mine.arrays(), how), name), parts);
     };
     add(halo::persistent_form::none, opt.pushed, "mpgpu");
     if (opt.both) {
@@ -116,21 +125,29 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         add(halo::persistent_form::all_blocks, false, "mpgpu, all blocks on one");
     }
     const halo::plan &plan = plans.front();
-    for (std::unique_ptr<exchange> &one : others(opt, ctx, node, g, mine)) {
-        exchanges.push_back(std::move(one));
+    for (std::unique_ptr<exchange> &one : by_copies(opt, ctx, node, g, mine)) {
+        enter(std::move(one), parts);
     }
-    std::vector<exchange *> all;
-    all.reserve(exchanges.size());
-    for (const std::unique_ptr<exchange> &one : exchanges) {
-        all.push_back(one.get());
+    std::vector<part> in_space;
+    if (opt.mpi && opt.mesh_space != space::device) {
+        in_space.emplace_back(ctx, g, rank, rank % devices, opt.vars, opt.mesh_space);
+    }
+    std::vector<part> &of_mpi = in_space.empty() ? parts : in_space;
+    std::string left_out;
+    for (const space in : opt.mpi ? opt.message_spaces : std::vector<space>()) {
+        if (const std::optional<std::string> why = why_left_out(opt, mine, in)) {
+            left_out += std::string("-mpi with ") + name_of(in) + " messages is left out: " + *why + "\n";
+            continue;
+        }
+        for (const packing packs : opt.packings) {
+            enter(std::make_unique<by_mpi>(ctx, g, of_mpi.front(), in, packs, opt.threads), of_mpi);
+        }
     }
     if (rank == 0) {
         print_problem(opt, g, mine, devices);
-        if (opt.mpi && !opt.gpu_aware && mine.code != &on_virtual_devices && why_not_gpu_aware()) {
-            std::printf("-mpi is left out: %s\n", why_not_gpu_aware()->c_str());
-        }
+        std::fputs(left_out.c_str(), stdout);
     }
-    result found{g, {}, {}, run_cycles(opt, ctx, streams, all, parts, [] { MPI_Barrier(MPI_COMM_WORLD); }), {}};
+    result found{g, {}, {}, run_cycles(opt, ctx, streams, all, [] { MPI_Barrier(MPI_COMM_WORLD); }), {}};
     found.least = measure_lower_bound(ctx, node, g, mine,
                                       mine.code == &on_virtual_devices || opt.gpu_aware || !why_not_gpu_aware());
 
@@ -155,11 +172,11 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
                     found.bytes[1]);
     }
     for (std::size_t i = 0; i < all.size(); ++i) {
-        found.names.push_back(all[i]->name());
+        found.names.push_back(exchanges[i]->name());
         if (rank == 0) {
             print_phases(found.names[i], found.measured[i]);
         }
-        all[i]->close();
+        exchanges[i]->close();
     }
     for (halo::plan &one : plans) {
         one.destroy();
@@ -177,7 +194,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
 void print_table(const std::vector<result> &results) {
     std::printf("Microseconds for one exchange: median with the host waiting for each, and the mean of many in a row. "
                 "A ratio above 1: mpgpu is faster.\n");
-    std::printf("%-16s %14s  %-28s %10s %7s %10s %7s\n", "cells per rank", "bytes in all", "exchange by", "one",
+    std::printf("%-16s %14s  %-30s %10s %7s %10s %7s\n", "cells per rank", "bytes in all", "exchange by", "one",
                 "ratio", "in a row", "ratio");
     for (const result &r : results) {
         const halo::box own = halo::box_of(r.g, 0);
@@ -186,12 +203,12 @@ void print_table(const std::vector<result> &results) {
         const double one = median(r.measured[0].seconds[timings::comm]);
         for (std::size_t i = 0; i < r.names.size(); ++i) {
             const double other = median(r.measured[i].seconds[timings::comm]);
-            std::printf("%-16s %14.0f  %-28s %10.1f %7.2f %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1],
+            std::printf("%-16s %14.0f  %-30s %10.1f %7.2f %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1],
                         r.names[i].c_str(), other * 1e6, other / one, r.measured[i].in_a_row * 1e6,
                         r.measured[i].in_a_row / r.measured[0].in_a_row);
         }
         if (r.least.bytes > 0) {
-            std::printf("%-16s %14.0f  %-28s %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1], "lower bound",
+            std::printf("%-16s %14.0f  %-30s %10.1f %7.2f\n", cells.c_str(), r.bytes[0] + r.bytes[1], "lower bound",
                         r.least.seconds() * 1e6, r.least.seconds() / one);
         }
     }

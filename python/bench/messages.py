@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What messages cost in Python, on the host backend or on GPUs: `python python/bench/messages.py [--gpu]`.
+"""What messages cost in Python, on the host backend or on GPUs: `python python/bench/messages.py [--gpu] [--most BYTES]`.
 
 What `Channel.send` costs beyond `mp_send`, as execute.py has it for plans: in the same run and in alternation, less what cffi takes for
 as many calls of a function that does nothing; microseconds of processor time of the calling thread. And a ping-pong of 4 KiB between two
 processes, by the C functions, by threads that wait, and by tasks that await: microseconds one way, medians and quartiles of rounds.
+
+At last latency and bandwidth by size, up to --most, as tests/gpu/messages has them for C: channels from memory of one device to that of
+the other, beside the same staged, as programs do whose messages know nothing of GPUs: the whole buffer is copied into pinned host memory,
+sent from there, and copied to the receiver's device. Every byte is checked.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import mpgpu
 from mpgpu._library import NULL, ffi, lib
 
 BATCHES, CALLS, ROUND_TRIPS, ROUNDS = 201, 50, 200, 31
+WINDOW, MOST_AT_ONCE = 16, 1 << 30  # messages under way at once, and their bytes together
 
 
 def print_readings(name: str, readings: list[float]) -> None:
@@ -87,7 +92,113 @@ def calls(context: mpgpu.Context) -> None:
     print(flush=True)
 
 
-def ping_pong(rank: int, folder: str, gpu: bool) -> None:
+class Direct:
+    """Messages between buffers of the devices."""
+
+    def __init__(self, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mpgpu.Context, device: int, size: int) -> None:
+        self.channel, self.stream, self.context = channel, stream, context
+        count = max(1, min(WINDOW, MOST_AT_ONCE // size))
+        self.buffers = [context.empty(size, device=device, shared=True) for _ in range(count)]
+
+    def send(self, index: int) -> mpgpu.Message:
+        return self.channel.send(self.buffers[index % len(self.buffers)], self.stream)
+
+    def receive(self, index: int) -> mpgpu.Receive:
+        return self.channel.receive(self.buffers[index % len(self.buffers)], self.stream)
+
+    def received(self, index: int, message: mpgpu.Receive) -> mpgpu.Request:
+        """What is to be waited for once a message has been received."""
+        return message
+
+    def fill(self, number: int) -> None:
+        for index, buffer in enumerate(self.buffers):
+            mpgpu.copy(buffer, random.Random(number * WINDOW + index).randbytes(len(buffer)), context=self.context)
+
+    def check(self, number: int) -> None:
+        for index, buffer in enumerate(self.buffers):
+            found = bytearray(len(buffer))
+            mpgpu.copy(found, buffer, context=self.context)
+            if found != random.Random(number * WINDOW + index).randbytes(len(buffer)):
+                raise SystemExit(f"{type(self).__name__}, {len(buffer)} bytes, buffer {index}: received wrong")
+
+
+class Staged(Direct):
+    """The same through pinned host memory."""
+
+    def __init__(self, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mpgpu.Context, device: int, size: int) -> None:
+        super().__init__(channel, stream, context, device, size)
+        self.host = [context.empty(size, shared=True) for _ in self.buffers]
+        pairs = list(zip(self.host, self.buffers))
+        self.down = [mpgpu.Plan([(host, buffer)], max_paths=1) for host, buffer in pairs]
+        self.up = [mpgpu.Plan([(buffer, host)], max_paths=1) for host, buffer in pairs]
+
+    def send(self, index: int) -> mpgpu.Message:
+        self.down[index % len(self.down)].execute(self.stream).synchronize()
+        return self.channel.send(self.host[index % len(self.host)], self.stream)
+
+    def receive(self, index: int) -> mpgpu.Receive:
+        return self.channel.receive(self.host[index % len(self.host)], self.stream)
+
+    def received(self, index: int, message: mpgpu.Receive) -> mpgpu.Request:
+        message.synchronize()
+        return self.up[index % len(self.up)].execute(self.stream)
+
+
+def measure(rank: int, channel: mpgpu.Channel, way: Direct, size: int) -> tuple[float, float]:
+    """Microseconds one way, and 1e9 bytes per second of windows; medians."""
+    latencies, rates = [], []
+    if rank == 0:
+        way.fill(0)
+    trips = 200 if size <= 1 << 20 else 20
+    for trip in range(trips + 10):
+        started = time.perf_counter()
+        for turn in (0, 1):
+            if turn == rank:
+                way.send(0).synchronize()
+            else:
+                way.received(0, way.receive(0)).synchronize()
+        if trip >= 10:
+            latencies.append((time.perf_counter() - started) / 2 * 1e6)
+    windows = 40 if size <= 1 << 20 else 8
+    for number in range(1, windows + 1):
+        if rank == 0 and number in (1, windows):  # what is checked last is what was written last
+            way.fill(number)
+        answer = bytearray(1)
+        if rank == 0:
+            channel.receive(answer).synchronize()  # the other has posted its receives
+            started = time.perf_counter()
+            sent = [way.send(index) for index in range(WINDOW)]
+            for message in sent:
+                message.synchronize()
+            channel.receive(answer).synchronize()
+            rates.append(size * WINDOW / (time.perf_counter() - started) / 1e9)
+        else:
+            receives = [way.receive(index) for index in range(WINDOW)]
+            channel.send(answer).synchronize()
+            for request in [way.received(index, message) for index, message in enumerate(receives)]:
+                request.synchronize()
+            channel.send(answer).synchronize()
+    if rank == 1:
+        way.check(windows)
+    return statistics.median(latencies), statistics.median(rates or [0.0])
+
+
+def by_size(rank: int, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mpgpu.Context, device: int, most: int) -> None:
+    if rank == 0:
+        print(f"\n{'':>10}  {'direct':>19}  {'staged':>19}  {'direct: times as fast':>22}")
+        print(f"{'bytes':>10}  {'us':>10} {'GB/s':>8}  {'us':>10} {'GB/s':>8}  {'latency':>11} {'bandwidth':>10}")
+    size = 8
+    while size <= most:
+        (latency, rate), (staged_latency, staged_rate) = (
+            measure(rank, channel, way(channel, stream, context, device, size), size) for way in (Direct, Staged)
+        )
+        if rank == 0:
+            times = f"{staged_latency / latency:11.1f} {rate / staged_rate:10.1f}"
+            print(f"{size:10}  {latency:10.2f} {rate:8.2f}  {staged_latency:10.2f} {staged_rate:8.2f}  {times}", flush=True)
+        size *= 8 if size < 1 << 16 else 4
+
+
+def ping_pong(rank: int, folder: str, gpu: bool, most: int) -> None:
     context = mpgpu.Context("cuda" if gpu else "host")
     device = rank % context.gpus
     node = mpgpu.Node(rank=rank, ranks=2, socket=os.path.join(folder, "ranks"), devices=[device], context=context)
@@ -135,7 +246,10 @@ def ping_pong(rank: int, folder: str, gpu: bool) -> None:
         print(f"ping-pong of 4096 bytes between memory of device {device} and of the other process, one way:")
         for name, values in readings.items():
             print_readings(name, values)
+    by_size(rank, channel, stream, context, device, most)
+    if rank == 0:
         channel.receive(bytearray(1)).synchronize()
+        print("every byte right\n", flush=True)
     else:
         channel.send(b"x").synchronize()
 
@@ -143,11 +257,13 @@ def ping_pong(rank: int, folder: str, gpu: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="on the CUDA backend instead of virtual devices")
+    parser.add_argument("--most", type=int, help="bytes of the largest message; 64 MiB on GPUs and 1 MiB elsewhere, unless given")
     random.seed(1)
-    gpu = parser.parse_args().gpu
+    arguments = parser.parse_args()
+    gpu, most = arguments.gpu, arguments.most or (1 << 26 if arguments.gpu else 1 << 20)
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        players = [spawn.Process(target=ping_pong, args=(rank, folder, gpu)) for rank in (0, 1)]
+        players = [spawn.Process(target=ping_pong, args=(rank, folder, gpu, most)) for rank in (0, 1)]
         for player in players:
             player.start()
         for player in players:
