@@ -66,8 +66,9 @@ int main(int argc, char *argv[]) {
             std::fputs(usage, stdout);
             return 0;
         }
-        if (opt.nodes != 0 || opt.persistent) {
-            throw std::invalid_argument("-nodes, -persistent: these are of processes; run halo3d_mpi");
+        if (opt.nodes != 0 || opt.persistent || opt.half_transfers || opt.messages) {
+            throw std::invalid_argument(
+                "-nodes, -persistent, -half-transfers, -messages: these are of processes; run halo3d_mpi");
         }
         if (opt.plain || opt.mpi) {
             throw std::invalid_argument(

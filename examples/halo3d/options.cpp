@@ -26,6 +26,9 @@ const char *const usage =
     "                   after the other, and a table\n"
     "  -nodes N         take the ranks for N nodes, with MPI between them (the nodes that they are on)\n"
     "  -persistent      also by one kernel between nodes: a block for each message, and all blocks on each\n"
+    "  -half-transfers  also by messages for each neighbour and kernels of the example: pack, a node plan of\n"
+    "                   half-transfers, unpack\n"
+    "  -messages        the same by messages in streams, each unpacked as it arrives\n"
     "  -plain           also by pack, cudaMemcpyPeerAsync, event and unpack for each message\n"
     "  -mpi             also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
     "                   (a kernel packs all messages, in memory of the device)\n"
@@ -103,6 +106,10 @@ options parse(int argc, const char *const *argv) {
             result.nodes = flags::number(flag, value(), 1);
         } else if (flag == "-persistent") {
             result.persistent = true;
+        } else if (flag == "-half-transfers") {
+            result.half_transfers = true;
+        } else if (flag == "-messages") {
+            result.messages = true;
         } else if (flag == "-plain") {
             result.plain = true;
         } else if (flag == "-mpi") {

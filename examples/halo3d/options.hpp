@@ -24,6 +24,8 @@ struct options {
     std::vector<int> each;                               ///< cells of each rank in each dimension, in place of `mesh`
     int nodes = 0;                                       ///< the ranks are taken for so many; 0: as they are
     bool persistent = false;                             ///< also by persistent kernels between nodes
+    bool half_transfers = false;                         ///< also by them
+    bool messages = false;                               ///< also by messages in streams
     bool plain = false;                                  ///< also by cudaMemcpyPeerAsync and events
     bool mpi = false;                                    ///< also by MPI
     space mesh_space = space::device;                    ///< of the cells that MPI exchanges

@@ -3,6 +3,7 @@
 // Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: one process for each rank. With
 // -plain and -mpi the same is also done without mpgpu, by turns, to see what it gains.
 #include "../gpu_aware.hpp"
+#include "by_calls.hpp"
 #include "by_mpi.hpp"
 #include "cycles.hpp"
 #include "lower_bound.hpp"
@@ -125,6 +126,12 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
         add(halo::persistent_form::all_blocks, false, "mpgpu, all blocks on one");
     }
     const halo::plan &plan = plans.front();
+    if (opt.half_transfers) {
+        enter(std::make_unique<by_half_transfers>(ctx, node, g, mine), parts);
+    }
+    if (opt.messages) {
+        enter(std::make_unique<by_messages>(ctx, node, g, mine), parts);
+    }
     for (std::unique_ptr<exchange> &one : by_copies(opt, ctx, node, g, mine)) {
         enter(std::move(one), parts);
     }
