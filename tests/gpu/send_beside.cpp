@@ -22,6 +22,9 @@
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
+#define BOTH __host__ __device__
+#else
+#define BOTH
 #endif
 
 #include <algorithm>
@@ -50,7 +53,7 @@ constexpr int warm_up = 5;
 constexpr int rounds = 31;
 constexpr auto patience = std::chrono::seconds(20);
 
-constexpr word word_of(word round, word index) {
+BOTH constexpr word word_of(word round, word index) {
     return round * 1000003 + index;
 }
 
