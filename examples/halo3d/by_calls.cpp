@@ -20,6 +20,7 @@ int on_node(const mpgpu::mpi::node &node, const message &m) {
 
 std::vector<std::uint32_t> ranks_of(const mpgpu::mpi::node &node, const std::vector<message> &all) {
     std::vector<std::uint32_t> ranks;
+    ranks.reserve(all.size());
     for (const message &m : all) {
         ranks.push_back(static_cast<std::uint32_t>(on_node(node, m)));
     }

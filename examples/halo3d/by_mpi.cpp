@@ -45,7 +45,8 @@ void begin(MPI_Request &request) {
 
 } // namespace
 
-by_mpi::by_mpi(const mpgpu::context &ctx, const halo::grid &g, part &mine, space messages, packing how, int threads)
+by_mpi::by_mpi(const mpgpu::context &ctx, const halo::grid &g, const part &mine, space messages, packing how,
+               int threads)
     : all_(messages_of(g, mine.rank, mine.vars.size())), how_(how),
       name_(std::string("MPI ") + name_of(mine.in) + "/" + name_of(messages) + " " + name_of(how)),
       team_(how == packing::threads ? threads : 1) {

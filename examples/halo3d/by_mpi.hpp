@@ -22,7 +22,8 @@
 class by_mpi final : public exchange {
   public:
     /// Throws as `check_reach` does.
-    by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine, space messages, packing how, int threads);
+    by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space messages, packing how,
+           int threads);
     by_mpi(const by_mpi &) = delete;
     by_mpi(by_mpi &&) = delete;
     by_mpi &operator=(const by_mpi &) = delete;
