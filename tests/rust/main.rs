@@ -1,5 +1,6 @@
 //! The tests of the library through its public Rust and C interfaces, as one program: each program of its own would link the
-//! whole library once more, and once more under every sanitizer. What changes the process as a whole has its own (`log.rs`).
+//! whole library once more, and once more under every sanitizer. What changes the process as a whole has its own (`log.rs`),
+//! and what sanitizers leave no room for (`no_memory.rs`).
 
 mod abi;
 mod abi_campaign;
@@ -23,7 +24,6 @@ mod killed;
 mod library_threads;
 mod meeting;
 mod messages;
-mod no_memory;
 mod node;
 mod node_losses;
 mod node_plans;

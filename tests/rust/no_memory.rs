@@ -1,7 +1,13 @@
-//! A call for which there is no host memory says so: with less and less of it nothing ends but the call.
+//! A call for which there is no host memory says so: with less and less of it nothing ends but the call. Sanitizers reserve address space as
+//! they like, so this is a program that `tests/run` also runs without them.
 
-use crate::node::*;
+mod common;
+mod node;
+#[path = "common/skip.rs"]
+mod skip;
+
 use mpgpu::abi::*;
+use node::*;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::ptr::null_mut;
@@ -54,7 +60,7 @@ fn child_plans_in_little_memory() {
 /// Whether a process with so much memory had enough; it must end in any case.
 fn plans(count: usize, kind: usize, more: u64) -> bool {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command.args(["no_memory::child_plans_in_little_memory", "--exact", "--ignored", "--nocapture"]);
+    command.args(["child_plans_in_little_memory", "--exact", "--ignored", "--nocapture"]);
     let output = command.env("NO_MEMORY_CHILD", format!("{count} {kind} {more}")).output().expect("it runs");
     let (said, erred) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let what = || format!("{count} transfers of {:?} with {more} bytes: signal {:?}\n{said}{erred}", KINDS[kind], output.status.signal());
@@ -68,7 +74,7 @@ fn is_limited() -> bool {
     let status = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let is_small = status.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).is_some_and(|pages| pages < 1 << 28);
     if !is_small {
-        crate::skip::skip("the address space of this program is reserved");
+        skip::skip("the address space of this program is reserved");
     }
     is_small
 }
@@ -78,7 +84,7 @@ fn a_batch_for_which_there_is_no_memory_is_refused_and_harms_nothing() {
     if !is_limited() {
         return;
     }
-    let step = if crate::common::is_long() { 8 } else { 1 };
+    let step = if common::is_long() { 8 } else { 1 };
     for kind in 0..KINDS.len() {
         let sizes = (2 * step..10 * step).map(|size| (1 << 20) << (size / step) | (size % step) << 18);
         let enough: Vec<bool> = sizes.map(|more| plans(100_000, kind, more)).collect();
