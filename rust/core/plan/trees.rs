@@ -45,13 +45,16 @@ struct Try {
     chunks: f64,
 }
 
-/// Each is the best of some random machines: with the third alone the worst is 1.35 of its bound, with all 1.29.
+/// Each is the best of some machines.
 const TRIES: [Try; 4] = [
     Try { is_explored: true, least_share: 0.02, chunks: 1.0 },
     Try { is_explored: true, least_share: 0.02, chunks: 0.5 },
-    Try { is_explored: true, least_share: 0.05, chunks: 0.5 },
+    Try { is_explored: true, least_share: 0.05, chunks: 1.5 },
     Try { is_explored: false, least_share: 0.02, chunks: 1.0 },
 ];
+
+/// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link.
+const LANES: usize = 2;
 
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
@@ -479,10 +482,8 @@ impl Problem<'_> {
     fn chunk_bytes(&self, share: &Share, part: f64) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
-        let hops = depth(tree).saturating_sub(1);
-        if hops == 0 {
-            return *bytes;
-        }
+        // Of what goes directly too: a lane would be taken by one long copy while the chunks of others wait.
+        let hops = depth(tree).saturating_sub(1).max(1);
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
         let seconds = *bytes as f64 * slowest;
         let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
@@ -514,7 +515,8 @@ impl Problem<'_> {
         }
         // Stable: of one chunk, whoever passes it on stands before whom it goes to.
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut lanes: Vec<((usize, usize), LaneId)> = Vec::new();
+        // Of each pair its lanes, and how many chunks they have.
+        let mut lanes: Vec<((usize, usize), SmallVec<[LaneId; LANES]>, usize)> = Vec::new();
         let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
             for relay in share.relays(&flows[share.group]) {
@@ -540,15 +542,17 @@ impl Problem<'_> {
             let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
-            let lane = match lanes.iter().find(|lane| lane.0 == (from, to)) {
-                Some(lane) => lane.1,
-                None => {
-                    program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
-                    let lane = LaneId(program.lanes.len() as u32 - 1);
-                    lanes.push(((from, to), lane));
-                    lane
-                }
-            };
+            let pair = lanes.iter().position(|pair| pair.0 == (from, to)).unwrap_or_else(|| {
+                lanes.push(((from, to), SmallVec::new(), 0));
+                lanes.len() - 1
+            });
+            let (_, own, chunks) = &mut lanes[pair];
+            if own.len() < LANES {
+                own.push(LaneId(program.lanes.len() as u32));
+                program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
+            }
+            let lane = own[*chunks % LANES];
+            *chunks += 1;
             let op = OpId(program.ops.len() as u32);
             let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
             if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
