@@ -43,18 +43,18 @@ struct Try {
     least_share: f64,
     /// How many chunks, as a part of what balances hand-overs against the copies before the last.
     chunks: f64,
+    /// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link. With two, what
+    /// goes directly is cut too: a long copy would keep a lane from the chunks behind it.
+    lanes: usize,
 }
 
-/// Each is the best of some machines.
+/// Each is the best of some presets and random machines.
 const TRIES: [Try; 4] = [
-    Try { is_explored: true, least_share: 0.02, chunks: 1.0 },
-    Try { is_explored: true, least_share: 0.02, chunks: 0.5 },
-    Try { is_explored: true, least_share: 0.05, chunks: 1.5 },
-    Try { is_explored: false, least_share: 0.02, chunks: 1.0 },
+    Try { is_explored: true, least_share: 0.02, chunks: 1.0, lanes: 2 },
+    Try { is_explored: true, least_share: 0.02, chunks: 0.5, lanes: 2 },
+    Try { is_explored: true, least_share: 0.05, chunks: 1.5, lanes: 2 },
+    Try { is_explored: false, least_share: 0.02, chunks: 1.0, lanes: 1 },
 ];
-
-/// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link.
-const LANES: usize = 2;
 
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
@@ -244,7 +244,8 @@ pub(super) fn plan(
         Some(scenario.run().seconds)
     };
     let explored = network.explore(flows, &problem.busy).trees;
-    let with = |Try { is_explored, least_share, chunks }: &Try| {
+    let with = |attempt: &Try| {
+        let Try { is_explored, least_share, .. } = attempt;
         let none = vec![Vec::new(); flows.len()];
         let trees = if *is_explored { &explored } else { &none };
         let mut shares = problem.shares(trees, *least_share)?;
@@ -253,8 +254,8 @@ pub(super) fn plan(
         if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
             return None;
         }
-        problem.give_chunks(&mut shares, *chunks)?;
-        let program = problem.lowered(&shares);
+        problem.give_chunks(&mut shares, attempt)?;
+        let program = problem.lowered(&shares, attempt.lanes);
         let executor = executor::executor(machine, batch, options, &program);
         let seconds = play(&program, executor)?;
         Some((seconds, program, executor, shares))
@@ -439,9 +440,8 @@ impl Problem<'_> {
         Some(result)
     }
 
-    /// Cuts what each tree moves into chunks, `part` of as many as are best for it alone, that its rings have room for beside those of the rest of the
-    /// batch. `None` where there is no room.
-    fn give_chunks(&self, shares: &mut [Share], part: f64) -> Option<()> {
+    /// Cuts what each tree moves into chunks that its rings have room for beside those of the rest of the batch. `None` where there is no room.
+    fn give_chunks(&self, shares: &mut [Share], by: &Try) -> Option<()> {
         let Problem { options, groups, network, flows, rest, .. } = self;
         let mut rings = vec![0; network.devices.len()];
         shares.iter().flat_map(|share| share.relays(&flows[share.group])).for_each(|device| rings[device] += 1);
@@ -459,7 +459,7 @@ impl Problem<'_> {
             if most < LEAST_CHUNK {
                 return None;
             }
-            share.chunk_bytes = self.chunk_bytes(share, part).min(most);
+            share.chunk_bytes = self.chunk_bytes(share, by).min(most);
             let (source, offset) = &mut begin[share.group];
             let mut left = share.bytes;
             while left > 0 {
@@ -479,14 +479,16 @@ impl Problem<'_> {
     }
 
     /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-    fn chunk_bytes(&self, share: &Share, part: f64) -> u64 {
+    fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
-        // Of what goes directly too: a lane would be taken by one long copy while the chunks of others wait.
-        let hops = depth(tree).saturating_sub(1).max(1);
+        let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
+        if hops == 0 {
+            return *bytes;
+        }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
         let seconds = *bytes as f64 * slowest;
-        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
+        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * by.chunks) as u64;
         let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
         let passes_host = share.relays(flow).any(|device| network.devices[device].is_host());
         let chunk = match if passes_host { options.host_chunks } else { options.relay_chunks } {
@@ -497,7 +499,7 @@ impl Problem<'_> {
     }
 
     /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
-    fn lowered(&self, shares: &[Share]) -> Program {
+    fn lowered(&self, shares: &[Share], most_lanes: usize) -> Program {
         let Problem { batch, groups, network, flows, rest, .. } = self;
         let mut program = rest.clone();
         program.transfers = batch.iter().map(|shape| shape.bytes).collect();
@@ -516,7 +518,7 @@ impl Problem<'_> {
         // Stable: of one chunk, whoever passes it on stands before whom it goes to.
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
         // Of each pair its lanes, and how many chunks they have.
-        let mut lanes: Vec<((usize, usize), SmallVec<[LaneId; LANES]>, usize)> = Vec::new();
+        let mut lanes: Vec<((usize, usize), SmallVec<[LaneId; 2]>, usize)> = Vec::new();
         let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
             for relay in share.relays(&flows[share.group]) {
@@ -547,11 +549,11 @@ impl Problem<'_> {
                 lanes.len() - 1
             });
             let (_, own, chunks) = &mut lanes[pair];
-            if own.len() < LANES {
+            if own.len() < most_lanes {
                 own.push(LaneId(program.lanes.len() as u32));
                 program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
             }
-            let lane = own[*chunks % LANES];
+            let lane = own[*chunks % most_lanes];
             *chunks += 1;
             let op = OpId(program.ops.len() as u32);
             let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
