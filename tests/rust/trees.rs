@@ -196,7 +196,7 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
     over.sort_by(f64::total_cmp);
     let (median, worst) = (over[over.len() / 2], over[over.len() - 1]);
     println!("{} machines: median {median:.3}, worst {worst:.3} of the bound", over.len());
-    assert!(over.len() > 90 && median < 1.15 && worst < 2.0, "{over:.3?}");
+    assert!(over.len() > 90 && median < 1.05 && worst < 1.25, "{over:.3?}");
 }
 
 /// Every kind of named batch of some GPUs, with blocks of 1 MiB to `most`, of sizes of their own where the kind allows it.
@@ -224,16 +224,16 @@ fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str
 
 /// Of each kind and MiB what half the machines stay below and what all do, as parts of the bound.
 const REACHED: [(&str, u64, f64, f64); 12] = [
-    ("all-gather", 256, 1.12, 1.55),
+    ("all-gather", 256, 1.1, 1.5),
     ("all-gather", 1024, 1.06, 1.4),
     ("all-to-all", 256, 1.06, 1.3),
-    ("all-to-all", 1024, 1.05, 1.3),
+    ("all-to-all", 1024, 1.05, 1.25),
     ("all-to-all(v)", 256, 1.1, 1.35),
     ("all-to-all(v)", 1024, 1.07, 1.35),
     ("broadcast", 256, 1.2, 1.7),
-    ("broadcast", 1024, 1.1, 1.45),
+    ("broadcast", 1024, 1.1, 1.35),
     ("gather", 256, 1.08, 1.65),
-    ("gather", 1024, 1.05, 1.5),
+    ("gather", 1024, 1.05, 1.3),
     ("scatter", 256, 1.1, 1.55),
     ("scatter", 1024, 1.06, 1.55),
 ];
