@@ -199,6 +199,13 @@ struct Share {
     chunk_bytes: u64,
 }
 
+/// Lanes between two devices, and how many chunks they have.
+struct PairLanes {
+    pair: (usize, usize),
+    own: SmallVec<[LaneId; 2]>,
+    chunks: usize,
+}
+
 #[derive(Copy, Clone)]
 struct Chunk {
     source: usize,
@@ -517,8 +524,7 @@ impl Problem<'_> {
         }
         // Stable: of one chunk, whoever passes it on stands before whom it goes to.
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        // Of each pair its lanes, and how many chunks they have.
-        let mut lanes: Vec<((usize, usize), SmallVec<[LaneId; 2]>, usize)> = Vec::new();
+        let mut lanes: Vec<PairLanes> = Vec::new();
         let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
             for relay in share.relays(&flows[share.group]) {
@@ -544,11 +550,11 @@ impl Problem<'_> {
             let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
-            let pair = lanes.iter().position(|pair| pair.0 == (from, to)).unwrap_or_else(|| {
-                lanes.push(((from, to), SmallVec::new(), 0));
+            let pair = lanes.iter().position(|lanes| lanes.pair == (from, to)).unwrap_or_else(|| {
+                lanes.push(PairLanes { pair: (from, to), own: SmallVec::new(), chunks: 0 });
                 lanes.len() - 1
             });
-            let (_, own, chunks) = &mut lanes[pair];
+            let PairLanes { own, chunks, .. } = &mut lanes[pair];
             if own.len() < most_lanes {
                 own.push(LaneId(program.lanes.len() as u32));
                 program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
