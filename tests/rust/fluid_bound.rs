@@ -87,7 +87,9 @@ fn flow_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let time = problem.add_var(1.0, (0.0, f64::INFINITY));
     let mut loads: Vec<LinearExpr> = machine.resources().iter().map(|_| LinearExpr::empty()).collect();
-    let pairs = || machine.devices().flat_map(|from| machine.devices().map(move |to| (from, to))).filter(|(from, to)| from != to);
+    // No copy engine copies between host memories.
+    let is_pair = |(from, to): &(DeviceId, DeviceId)| from != to && !(from.is_host() && to.is_host());
+    let pairs = || machine.devices().flat_map(|from| machine.devices().map(move |to| (from, to))).filter(is_pair);
     for src in machine.devices().filter(|src| batch.iter().any(|shape| shape.src_device == *src)) {
         let mut edges = Vec::new();
         for (from, to) in pairs() {

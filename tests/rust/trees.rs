@@ -1,6 +1,6 @@
 //! One source for several destinations: plans against what trees of fractional bytes can do at best, by a linear program of its own.
 
-use crate::common::Random;
+use crate::common::{self, Random};
 use crate::fluid_bound::wired;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
@@ -45,7 +45,10 @@ fn bound_over(machine: &Machine, batch: &[Shape], takes_part: impl Fn(DeviceId, 
         let (src, demand) = (members[0].src_device, members[0].bytes as f64 / UNIT);
         let own: Vec<DeviceId> = std::iter::once(src).chain(members.iter().map(|member| member.dst_device)).collect();
         let nodes: Vec<DeviceId> = machine.devices().filter(|device| takes_part(*device, &own)).collect();
-        let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| (*from, *to))).filter(|(from, to)| from != to && *to != src);
+        let pairs = nodes.iter().flat_map(|from| nodes.iter().map(move |to| (*from, *to))).filter(|(from, to)| {
+            // No copy engine copies between host memories.
+            from != to && *to != src && !(from.is_host() && to.is_host())
+        });
         let mut edges: Vec<(DeviceId, DeviceId, Variable)> = Vec::new();
         for (from, to) in pairs {
             let Some(route) = machine.route(from, to) else { continue };
@@ -80,8 +83,11 @@ fn bound_over(machine: &Machine, batch: &[Shape], takes_part: impl Fn(DeviceId, 
 }
 
 fn planned(machine: &Machine, batch: &[Shape]) -> Plan {
-    let options = Options::default();
-    let plan = plan(machine, batch, &options).expect("a plan");
+    checked(machine, plan(machine, batch, &Options::default()).expect("a plan"))
+}
+
+fn checked(machine: &Machine, plan: Plan) -> Plan {
+    let options = plan.options;
     validate(&plan.program, options.staging_bytes).unwrap_or_else(|e| panic!("{e}\n{}", plan.describe(machine)));
     for transfer in &plan.transfers {
         assert_eq!(transfer.paths.iter().map(|path| path.bytes).sum::<u64>(), transfer.shape.bytes, "{}", plan.describe(machine));
@@ -190,7 +196,7 @@ fn on_random_machines_trees_are_never_slower_and_in_the_middle_near_the_bound() 
     over.sort_by(f64::total_cmp);
     let (median, worst) = (over[over.len() / 2], over[over.len() - 1]);
     println!("{} machines: median {median:.3}, worst {worst:.3} of the bound", over.len());
-    assert!(over.len() > 90 && median < 1.15 && worst < 2.0, "{over:.3?}");
+    assert!(over.len() > 90 && median < 1.05 && worst < 1.25, "{over:.3?}");
 }
 
 /// Every kind of named batch of some GPUs, with blocks of 1 MiB to `most`, of sizes of their own where the kind allows it.
@@ -216,44 +222,63 @@ fn named(machine: &Machine, random: &mut Random, most: u64) -> Vec<(&'static str
     kinds.into_iter().map(|(name, kind, sizes)| (name, batch(kind, &sizes))).collect()
 }
 
+/// Of each kind and MiB what half the machines stay below and what all do, as parts of the bound.
+const REACHED: [(&str, u64, f64, f64); 12] = [
+    ("all-gather", 256, 1.1, 1.5),
+    ("all-gather", 1024, 1.06, 1.4),
+    ("all-to-all", 256, 1.06, 1.3),
+    ("all-to-all", 1024, 1.05, 1.25),
+    ("all-to-all(v)", 256, 1.1, 1.35),
+    ("all-to-all(v)", 1024, 1.07, 1.35),
+    ("broadcast", 256, 1.2, 1.7),
+    ("broadcast", 1024, 1.1, 1.35),
+    ("gather", 256, 1.08, 1.65),
+    ("gather", 1024, 1.05, 1.3),
+    ("scatter", 256, 1.1, 1.55),
+    ("scatter", 1024, 1.06, 1.55),
+];
+
 #[test]
 fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
-    let mut over: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let mut look = |machine: &Machine, of: &str, random: &mut Random, is_preset: bool| {
-        for (name, batch) in named(machine, random, 256 << 20) {
-            if plan(machine, &batch, &Options::default()).is_err() {
-                continue;
-            }
-            let (planned, copies) = played(machine, &batch);
+    let mut over: BTreeMap<(&str, u64), Vec<f64>> = BTreeMap::new();
+    let mut look = |machine: &Machine, of: &str, mut random: Random, is_preset: bool, mib: u64| {
+        for (name, batch) in named(machine, &mut random, mib << 20) {
+            // Where only trees reach a GPU there are no copies to compare with, or no plan at all.
+            let own: Vec<Shape> = batch.iter().map(|shape| Shape { source: 0, ..*shape }).collect();
+            let plans = [&batch, &own].map(|batch| plan(machine, batch, &Options::default()));
+            let [Ok(with), Ok(without)] = plans else { continue };
+            let seconds = |plan: Plan| Simulated { machine }.seconds(&checked(machine, plan)).expect("it can be played");
+            let (planned, copies) = (seconds(with), seconds(without));
             let bound = TimeBound::new(machine, &batch).seconds;
             if is_preset {
                 println!(
-                    "{of}, {name}: {:.3} ms, {:.2} times copies, {:.3} of the bound",
+                    "{of}, {name}, {mib} MiB: {:.3} ms, {:.2} times copies, {:.3} of the bound",
                     planned * 1e3,
                     copies / planned,
                     planned / bound
                 );
             }
-            assert!(planned <= copies * 1.0001 && planned >= bound, "{of}, {name}: {planned} s, copies {copies}, bound {bound}");
-            // In the order of neighbours the uneven ones of eight GPUs took twice the bound.
-            assert!(!is_preset || planned < 1.5 * bound, "{of}, {name}: {planned} s, bound {bound}");
-            over.entry(name).or_default().push(planned / bound);
+            assert!(planned <= copies * 1.0001 && planned >= bound, "{of}, {name}, {mib} MiB: {planned} s, copies {copies}, bound {bound}");
+            over.entry((name, mib)).or_default().push(planned / bound);
         }
     };
-    for name in preset_names() {
-        let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
-        look(&machine, name, &mut Random(1), true);
+    for (mib, random) in if common::is_long() { [(256, 100), (1024, 100)] } else { [(256, 40), (1024, 15)] } {
+        for name in preset_names() {
+            let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
+            look(&machine, name, Random(1), true, mib);
+        }
+        for seed in 0..random {
+            let mut random = Random(seed);
+            let machine = wired(&mut random);
+            look(&machine, "random", random, false, mib);
+        }
     }
-    for seed in 0..40 {
-        let mut random = Random(seed);
-        let machine = wired(&mut random);
-        look(&machine, "random", &mut random, false);
-    }
-    for (name, mut all) in over {
+    for ((name, mib), mut all) in over {
         all.sort_by(f64::total_cmp);
         let (median, worst) = (all[all.len() / 2], all[all.len() - 1]);
-        println!("{name}: {} machines: median {median:.3}, worst {worst:.3} of the bound", all.len());
-        assert!(median < 1.35 && worst < 2.2, "{name}: {all:.3?}");
+        println!("{name}, {mib} MiB: {} machines: median {median:.3}, worst {worst:.3} of the bound", all.len());
+        let reached = REACHED.iter().find(|reached| (reached.0, reached.1) == (name, mib)).expect("a kind");
+        assert!(median < reached.2 && worst < reached.3, "{name}, {mib} MiB: {all:.3?}");
     }
 }
 

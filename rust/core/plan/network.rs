@@ -217,7 +217,9 @@ impl Network {
         let count = self.devices.len();
         let is_host = |device: usize| self.devices[device].is_host();
         let edge = |from: usize, to: usize, ends: bool| {
-            if !self.joins(from, to) {
+            // No copy engine copies between host memories: what begins in one and is wanted in another is moved by itself.
+            let is_between_hosts = is_host(from) && is_host(to) && !(from == flow.src && ends);
+            if !self.joins(from, to) || is_between_hosts {
                 return f64::INFINITY;
             }
             let is_passing = (is_host(from) && from != flow.src) || (is_host(to) && !ends);

@@ -43,14 +43,17 @@ struct Try {
     least_share: f64,
     /// How many chunks, as a part of what balances hand-overs against the copies before the last.
     chunks: f64,
+    /// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link. With two, what
+    /// goes directly is cut too: a long copy would keep a lane from the chunks behind it.
+    lanes: usize,
 }
 
-/// Each is the best of some random machines: with the third alone the worst is 1.35 of its bound, with all 1.29.
+/// Each is the best of some presets and random machines.
 const TRIES: [Try; 4] = [
-    Try { is_explored: true, least_share: 0.02, chunks: 1.0 },
-    Try { is_explored: true, least_share: 0.02, chunks: 0.5 },
-    Try { is_explored: true, least_share: 0.05, chunks: 0.5 },
-    Try { is_explored: false, least_share: 0.02, chunks: 1.0 },
+    Try { is_explored: true, least_share: 0.02, chunks: 1.0, lanes: 2 },
+    Try { is_explored: true, least_share: 0.02, chunks: 0.5, lanes: 2 },
+    Try { is_explored: true, least_share: 0.05, chunks: 1.5, lanes: 2 },
+    Try { is_explored: false, least_share: 0.02, chunks: 1.0, lanes: 1 },
 ];
 
 /// Chunks of a tree's bytes.
@@ -196,6 +199,13 @@ struct Share {
     chunk_bytes: u64,
 }
 
+/// Lanes between two devices, and how many chunks they have.
+struct PairLanes {
+    pair: (usize, usize),
+    own: SmallVec<[LaneId; 2]>,
+    chunks: usize,
+}
+
 #[derive(Copy, Clone)]
 struct Chunk {
     source: usize,
@@ -241,7 +251,8 @@ pub(super) fn plan(
         Some(scenario.run().seconds)
     };
     let explored = network.explore(flows, &problem.busy).trees;
-    let with = |Try { is_explored, least_share, chunks }: &Try| {
+    let with = |attempt: &Try| {
+        let Try { is_explored, least_share, .. } = attempt;
         let none = vec![Vec::new(); flows.len()];
         let trees = if *is_explored { &explored } else { &none };
         let mut shares = problem.shares(trees, *least_share)?;
@@ -250,8 +261,8 @@ pub(super) fn plan(
         if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
             return None;
         }
-        problem.give_chunks(&mut shares, *chunks)?;
-        let program = problem.lowered(&shares);
+        problem.give_chunks(&mut shares, attempt)?;
+        let program = problem.lowered(&shares, attempt.lanes);
         let executor = executor::executor(machine, batch, options, &program);
         let seconds = play(&program, executor)?;
         Some((seconds, program, executor, shares))
@@ -436,9 +447,8 @@ impl Problem<'_> {
         Some(result)
     }
 
-    /// Cuts what each tree moves into chunks, `part` of as many as are best for it alone, that its rings have room for beside those of the rest of the
-    /// batch. `None` where there is no room.
-    fn give_chunks(&self, shares: &mut [Share], part: f64) -> Option<()> {
+    /// Cuts what each tree moves into chunks that its rings have room for beside those of the rest of the batch. `None` where there is no room.
+    fn give_chunks(&self, shares: &mut [Share], by: &Try) -> Option<()> {
         let Problem { options, groups, network, flows, rest, .. } = self;
         let mut rings = vec![0; network.devices.len()];
         shares.iter().flat_map(|share| share.relays(&flows[share.group])).for_each(|device| rings[device] += 1);
@@ -456,7 +466,7 @@ impl Problem<'_> {
             if most < LEAST_CHUNK {
                 return None;
             }
-            share.chunk_bytes = self.chunk_bytes(share, part).min(most);
+            share.chunk_bytes = self.chunk_bytes(share, by).min(most);
             let (source, offset) = &mut begin[share.group];
             let mut left = share.bytes;
             while left > 0 {
@@ -476,16 +486,16 @@ impl Problem<'_> {
     }
 
     /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-    fn chunk_bytes(&self, share: &Share, part: f64) -> u64 {
+    fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
-        let hops = depth(tree).saturating_sub(1);
+        let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
         if hops == 0 {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
         let seconds = *bytes as f64 * slowest;
-        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * part) as u64;
+        let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * by.chunks) as u64;
         let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
         let passes_host = share.relays(flow).any(|device| network.devices[device].is_host());
         let chunk = match if passes_host { options.host_chunks } else { options.relay_chunks } {
@@ -496,7 +506,7 @@ impl Problem<'_> {
     }
 
     /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
-    fn lowered(&self, shares: &[Share]) -> Program {
+    fn lowered(&self, shares: &[Share], most_lanes: usize) -> Program {
         let Problem { batch, groups, network, flows, rest, .. } = self;
         let mut program = rest.clone();
         program.transfers = batch.iter().map(|shape| shape.bytes).collect();
@@ -514,7 +524,7 @@ impl Problem<'_> {
         }
         // Stable: of one chunk, whoever passes it on stands before whom it goes to.
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut lanes: Vec<((usize, usize), LaneId)> = Vec::new();
+        let mut lanes: Vec<PairLanes> = Vec::new();
         let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
             for relay in share.relays(&flows[share.group]) {
@@ -540,15 +550,17 @@ impl Problem<'_> {
             let to_member = flow.to.iter().position(|member| *member == to).unwrap_or(0);
             let (from_place, to_place) =
                 (if from == flow.src { Place::Source { transfer: transfers[to_member], offset } } else { place(from) }, place(to));
-            let lane = match lanes.iter().find(|lane| lane.0 == (from, to)) {
-                Some(lane) => lane.1,
-                None => {
-                    program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
-                    let lane = LaneId(program.lanes.len() as u32 - 1);
-                    lanes.push(((from, to), lane));
-                    lane
-                }
-            };
+            let pair = lanes.iter().position(|lanes| lanes.pair == (from, to)).unwrap_or_else(|| {
+                lanes.push(PairLanes { pair: (from, to), own: SmallVec::new(), chunks: 0 });
+                lanes.len() - 1
+            });
+            let PairLanes { own, chunks, .. } = &mut lanes[pair];
+            if own.len() < most_lanes {
+                own.push(LaneId(program.lanes.len() as u32));
+                program.lanes.push(Lane::new(copying_device(network.devices[from], network.devices[to])));
+            }
+            let lane = own[*chunks % most_lanes];
+            *chunks += 1;
             let op = OpId(program.ops.len() as u32);
             let mut after: SmallVec<[OpId; 2]> = arrived.get(&(at, chunk, from)).copied().into_iter().collect();
             if let (Place::Slot { .. }, Some(before)) = (to_place, chunk.checked_sub(SLOTS as usize)) {
