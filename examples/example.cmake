@@ -18,7 +18,7 @@ elseif(MPGPU_EXAMPLES_CUDA)
     check_language(CUDA)
     if(CMAKE_CUDA_COMPILER)
         # One build for every GPU of the cluster, whatever the machine that it is built on.
-        if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT CMAKE_VERSION VERSION_LESS 3.23)
+        if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS} AND NOT CMAKE_VERSION VERSION_LESS 3.23)
             set(CMAKE_CUDA_ARCHITECTURES all-major)
         endif()
         enable_language(CUDA)
