@@ -483,7 +483,7 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
         let (src, dst) = copy.pair;
         let mixed = (64 * src.0 as u64 + dst.0 as u64 + 1).wrapping_mul(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let weight = 16 + (mixed >> 60);
-        (begin(ends, copy), Reverse((ends[copy.exit].0 + ends[copy.entry].0) * weight), copy.shift, copy.pair)
+        (begin(ends, copy), Reverse(ends[copy.exit].0.saturating_add(ends[copy.entry].0).saturating_mul(weight)), copy.shift, copy.pair)
     };
     while let Some(next) = (0..left.len()).min_by_key(|at| key(&ends, &left[*at])) {
         let copy = left.swap_remove(next);
