@@ -11,7 +11,8 @@
 //! `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156, and loads from each page took GPUs and CPUs equally
 //! long: all of that machine's memory is on one node.
 //!
-//! Memory of the program's own that is to be pinned is brought in by threads too ([`PageRange::bring_in`]), with what it holds.
+//! Memory of the program's own that is to be pinned is brought in by threads too ([`PageRange::bring_in`]), with what it holds. Threads that copy it
+//! go to where it lies ([`NearMemory`]).
 //!
 //! This is the operating system's half and knows no driver.
 
@@ -381,7 +382,7 @@ fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     std::thread::scope(|scope| {
         for (worker, cpu) in cpus.iter().enumerate() {
             let run = move || {
-                stay_on(*cpu);
+                stay_on(&[*cpu]);
                 work(worker);
             };
             let named = std::thread::Builder::new().name("mpgpu-touch".into());
@@ -395,14 +396,54 @@ fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     });
 }
 
-/// Binds the calling thread. One that the system does not bind touches its pages from where it is.
-fn stay_on(cpu: usize) {
-    let mut mask = vec![0 as libc::c_ulong; cpu / BITS + 1];
-    mask[cpu / BITS] |= 1 << (cpu % BITS);
+/// Binds the calling thread. One that the system does not bind works from where it is.
+fn stay_on(cpus: &[usize]) {
+    let mut mask = vec![0 as libc::c_ulong; cpus.iter().max().map_or(0, |cpu| cpu / BITS + 1)];
+    cpus.iter().for_each(|cpu| mask[cpu / BITS] |= 1 << (cpu % BITS));
     // SAFETY: the mask has as many bytes as the call is told.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&*mask), mask.as_ptr().cast()) } != 0 {
-        log::debug!("sched_setaffinity to CPU {cpu}: {}", io::Error::last_os_error());
+        log::debug!("sched_setaffinity to CPUs {cpus:?}: {}", io::Error::last_os_error());
     }
+}
+
+/// Moves threads to the NUMA nodes of the memory that they copy. Each thread has one of its own.
+#[derive(Debug)]
+pub struct NearMemory {
+    /// Of each node the CPUs that the process may use; none where these are all of one node.
+    groups: Vec<(u32, Vec<usize>)>,
+    /// Where the thread is bound to.
+    node: Option<u32>,
+}
+
+impl NearMemory {
+    /// For the calling thread, and the CPUs that it may use now.
+    pub fn of_this_thread() -> NearMemory {
+        let groups = group(&allowed_cpus(), &nodes(Path::new("/sys/devices/system/node")));
+        NearMemory { groups: if groups.len() > 1 { groups } else { Vec::new() }, node: None }
+    }
+
+    /// Binds the thread to the node of the page at an address. It stays where it is if there is no such page yet, since whoever touches it first gets
+    /// it, if the process may use no CPU there, and if the system does not tell.
+    pub fn go_to(&mut self, address: u64) {
+        if self.groups.is_empty() {
+            return;
+        }
+        let Some(node) = node_of(address).filter(|node| self.node != Some(*node)) else { return };
+        if let Some((_, cpus)) = self.groups.iter().find(|group| group.0 == node) {
+            stay_on(cpus);
+            self.node = Some(node);
+        }
+    }
+}
+
+/// The NUMA node of the page at an address; `None` where there is none, or where the system does not say, as in containers.
+fn node_of(address: u64) -> Option<u32> {
+    let page: *mut u8 = with_exposed_provenance_mut(usize::try_from(address).ok()? / page_bytes() * page_bytes());
+    let (one, itself, stay): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (1, 0, 0);
+    let mut node: libc::c_int = -1;
+    // SAFETY: one address and one result, valid for the call; without a list of nodes nothing is moved.
+    let told = unsafe { libc::syscall(libc::SYS_move_pages, itself, one, &raw const page, null_mut::<u8>(), &raw mut node, stay) };
+    u32::try_from(node).ok().filter(|_| told == 0)
 }
 
 /// The NUMA nodes that have CPUs, in the order of their numbers. Memory of a GPU or behind CXL may be a node without.

@@ -315,3 +315,36 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
         assert!(taken < 12 * slot, "{taken} bytes after {round} captures");
     }
 }
+
+#[test]
+fn a_tree_is_captured_and_every_launch_passes_on_the_bytes_of_its_own() {
+    let Some(_turn) = gpus(2) else { return };
+    set_device(0);
+    let context = context(None, |_| ());
+    let bytes = (64 << 20) + 13;
+    let devices = [GPU0, GPU1];
+    let src = context.allocate(DeviceId::HOST, bytes).expect("memory");
+    let dsts = devices.map(|device| context.allocate(device, bytes).expect("memory"));
+    let transfers = [0, 1].map(|i| Transfer { dst: dsts[i], dst_device: devices[i], src, src_device: DeviceId::HOST, bytes });
+    let plan = context.plan(&transfers, &PlanOptions::default()).expect("a plan");
+    assert!(plan.describe().contains("passed on by"), "it is a tree:\n{}", plan.describe());
+    let streams = [(); 2].map(|()| context.create_stream(GPU0).expect("a stream"));
+    let graph = Graph::capture(GLOBAL, streams[0], || plan.enqueue(streams[0]).expect("captured"));
+    for round in 0..8 {
+        let content = Random(round).bytes(bytes as usize);
+        write(src, &content);
+        dsts.into_iter().for_each(|dst| write(dst, &vec![!content[0]; bytes as usize]));
+        // By the graph, by the plan itself, and by both one after the other.
+        let stream = streams[round as usize % 2];
+        if round % 3 != 1 {
+            graph.launch(stream);
+        }
+        if round % 3 != 0 {
+            plan.enqueue(stream).expect("enqueued");
+        }
+        context.synchronize_stream(stream).expect("it runs");
+        for (dst, device) in dsts.into_iter().zip(devices) {
+            assert_bytes(&read(dst, bytes as usize), &content, &format!("round {round}, on {device}"));
+        }
+    }
+}

@@ -45,22 +45,13 @@ fn more_than_there_is_is_refused_and_not_tried() {
     assert_eq!(available_bytes("MemAvailable: many kB\n"), None);
 }
 
-/// The NUMA node that an address lies on; `None` where the system does not say, as in containers.
-fn node_of(address: usize) -> Option<u32> {
-    const OF_ADDRESS: libc::c_ulong = 1 | 2;
-    let mut node: libc::c_int = -1;
-    // SAFETY: an address of this process; the output is valid for the call.
-    let told = unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut node, null_mut::<u8>(), 0_usize, address, OF_ADDRESS) };
-    u32::try_from(node).ok().filter(|_| told == 0)
-}
-
 #[test]
 fn a_domain_that_the_system_has_or_has_not_gets_its_memory() {
     let nodes = nodes(Path::new("/sys/devices/system/node"));
     for domain in (0..nodes.len()).chain([63, 1000]) {
         let pages = HostPages::new(5 << 20, Some(domain)).expect("memory");
         assert!(resident(pages.base(), pages.bytes()).expect("mapped").iter().all(|there| *there), "domain {domain}");
-        let place = node_of(pages.base() + pages.bytes() / 2);
+        let place = node_of((pages.base() + pages.bytes() / 2) as u64);
         if let (Some((number, _)), Some(place)) = (nodes.get(domain), place) {
             assert_eq!(place, *number, "domain {domain}");
         }
@@ -76,7 +67,7 @@ fn the_calling_thread_keeps_its_cpus_and_a_bound_one_uses_no_others() {
     // A thread of its own, bound to the last CPU of this process: the threads that it starts may use no other.
     let last = *before.last().expect("some CPU");
     std::thread::spawn(move || {
-        stay_on(last);
+        stay_on(&[last]);
         assert_eq!(allowed_cpus(), [last]);
         let groups: Vec<Vec<usize>> =
             group(&allowed_cpus(), &nodes(Path::new("/sys/devices/system/node"))).into_iter().map(|(_, cpus)| cpus).collect();
@@ -134,4 +125,28 @@ fn where_nodes_are_hidden_both_ways_of_numbering_two_sockets_come_out_spread() {
         let even = chosen.iter().filter(|cpu| **cpu % 2 == 0).count();
         assert_eq!((first_half, even), (MOST_THREADS / 2, MOST_THREADS / 2), "{cpus}: {chosen:?}");
     }
+}
+
+#[test]
+fn a_thread_goes_to_the_node_of_a_page_that_is_there_and_stays_otherwise() {
+    let pages = HostPages::new(1, None).expect("memory");
+    let untouched = HostPages::map(1 << 30, 2 << 20, page_bytes()).expect("address space");
+    assert_eq!(node_of(untouched.base() as u64 + (1 << 29)), None, "no page is there");
+    assert_eq!(node_of(8), None, "no memory is there");
+    let Some(node) = node_of(pages.base() as u64 + 5) else { return println!("the system does not say where pages are") };
+    let cpus = allowed_cpus();
+    let (first, last) = (cpus[0], cpus[cpus.len() - 1]);
+    // A machine of two nodes as far as the thread knows; a thread of its own, because it is bound.
+    let bound = |groups: Vec<(u32, Vec<usize>)>, address: u64| {
+        let go = move || {
+            NearMemory { groups, node: None }.go_to(address);
+            allowed_cpus()
+        };
+        std::thread::spawn(go).join().expect("it ends")
+    };
+    let (here, there) = ((node, vec![last]), (node + 1, vec![first]));
+    assert_eq!(bound(vec![here.clone(), there.clone()], pages.base() as u64), [last]);
+    assert_eq!(bound(vec![there.clone(), (node + 2, vec![last])], pages.base() as u64), cpus, "no CPU of that node may be used");
+    assert_eq!(bound(vec![here, there], untouched.base() as u64 + (1 << 29)), cpus, "whoever touches the page gets it");
+    assert_ne!(NearMemory::of_this_thread().groups.len(), 1, "one node asks for no calls");
 }

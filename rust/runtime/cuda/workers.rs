@@ -8,6 +8,8 @@
 //! and so was taken before, or is a copy engine's that waits for such ones alone: however few threads there are, the first of what is under way can
 //! go on.
 //!
+//! A thread works on the NUMA node of the memory that it copies first for an execution, where the system shows several.
+//!
 //! Ordinary memory may be none, and what is mapped from a file can vanish while it is copied, because the file becomes shorter. There the system
 //! copies (`process_vm_readv`), which tells where a load would end the process, at half the rate. Private memory is copied as any other: it lives until
 //! the program itself unmaps it, and until the execution has completed it must not.
@@ -15,6 +17,7 @@
 use super::driver::{OutsideCapture, call, handle, lock};
 use super::gpus::Gpus;
 use super::verify::Verdict;
+use crate::backend::host_memory::NearMemory;
 use crate::backend::{BackendError, Endpoints, Execution, address};
 use crate::plan::{Mechanism, OpId, Place, Program};
 use crate::threads::without_signals;
@@ -157,6 +160,16 @@ impl Job {
         }
     }
 
+    /// Where one of its copies begins or ends in ordinary memory.
+    fn ordinary_end(&self, at: usize) -> u64 {
+        let copy = self.program.ops[self.copies[at] as usize].copies.first();
+        copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
+    }
+
+    fn address(&self, place: Place) -> u64 {
+        address(&self.program, &self.endpoints, &self.rings, place)
+    }
+
     /// Does one of its copies, in its turn.
     fn copy(&self, at: usize) {
         let index = self.copies[at];
@@ -170,8 +183,7 @@ impl Job {
         }
         op.after.iter().for_each(|before| self.wait(self.word(before.0), PAUSE));
         for copy in op.copies.iter().filter(|_| !self.is_cancelled.load(Ordering::Acquire)) {
-            let at = |place| address(&self.program, &self.endpoints, &self.rings, place);
-            let (to, from) = (at(copy.to), at(copy.from));
+            let (to, from) = (self.address(copy.to), self.address(copy.from));
             let reads = matches!(copy.to, Place::Slot { .. });
             let bytes = copy.bytes as usize;
             if !self.is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
@@ -415,7 +427,13 @@ impl Shop {
         // A pause is as long as it is meant to be, and not 50 us longer.
         // SAFETY: an option of this thread that takes a number of nanoseconds.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
+        let (mut near, mut last) = (NearMemory::of_this_thread(), 0);
         while let Some((job, at)) = self.next() {
+            // Once for each execution: memory of several nodes has threads on each, in proportion.
+            if last != job.value {
+                near.go_to(job.ordinary_end(at));
+                last = job.value;
+            }
             job.copy(at);
             if job.left.fetch_sub(1, Ordering::AcqRel) == 1 {
                 let mut state = lock(&self.state);
