@@ -408,10 +408,10 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
     let planned = plan::plan(&machine, &shapes, options).expect("a plan");
     let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
     let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
-    let parts = divide(&planned.program, &batch);
+    let mut parts = divide(&planned.program, &batch);
     check_parts(&planned.program, &batch, &parts).expect("a right division");
     let memory = || shapes.iter().map(|shape| Memory::new(shape.bytes)).collect();
-    let eager = Eager::new(&parts, &batch);
+    let eager = Eager::new(&mut parts, &batch);
     let shared = Shared {
         src: memory(),
         dst: memory(),
@@ -431,8 +431,8 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
     (between && !alone).then_some((parts, ends, shared, eager))
 }
 
-/// The same of copies that each have one back, straight between ranks whose kernels have so many blocks.
-fn divided_both_ways(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) -> (Parts, Vec<EndRanks>, Shared, Eager) {
+/// The same of copies straight between ranks whose kernels have so many blocks, each with one back where it has bytes.
+fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) -> (Parts, Vec<EndRanks>, Shared, Eager) {
     let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
         let other = one % ranks + 1 + by % (ranks - 1);
         [(one, other, there), (other, one, back)]
@@ -440,7 +440,14 @@ fn divided_both_ways(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32)
     let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
     let one_path = Options { max_paths: 1, ..Options::default() };
     let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
-    (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager.expect("each puts to whom it gets from"))
+    let eager = eager.expect("straight, and few");
+    eager.given().for_each(|flag| shared.flags[flag.0 as usize].store(blocks.into(), Ordering::Release));
+    (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager)
+}
+
+/// Copies from a rank to one that is further by so many, and bytes back: none in half of the cases.
+fn there_and_back() -> impl Strategy<Value = Vec<(u32, u32, u64, u64)>> {
+    prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, prop_oneof![Just(0), 1_u64..20_000]), 1..5)
 }
 
 /// Few bytes take several paths too.
@@ -467,21 +474,21 @@ proptest! {
     #[test]
     fn bytes_that_go_through_inboxes_by_turns_are_right_step_after_step_however_far_ahead_a_rank_is(
         ranks in 2_u32..=4,
-        copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
+        copies in there_and_back(),
         blocks in 1_u32..=4,
     ) {
-        let (parts, ends, shared, eager) = divided_both_ways(ranks, copies, blocks);
+        let (parts, ends, shared, eager) = divided_straight(ranks, copies, blocks);
         prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
     }
 
     #[test]
     fn steps_by_kernels_that_have_inboxes_and_by_streams_follow_each_other_in_any_order(
         ranks in 2_u32..=4,
-        copies in prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, 1_u64..20_000), 1..5),
+        copies in there_and_back(),
         forms in any::<u64>(),
         blocks in 1_u32..=3,
     ) {
-        let (parts, ends, shared, eager) = divided_both_ways(ranks, copies, blocks);
+        let (parts, ends, shared, eager) = divided_straight(ranks, copies, blocks);
         run_in_both_forms(&parts, &ends, &shared, (64, forms), blocks, &eager);
     }
 
@@ -565,14 +572,17 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
 }
 
 #[test]
-fn inboxes_are_for_few_bytes_that_go_straight_between_ranks_each_of_which_gives_and_gets() {
+fn inboxes_are_for_few_bytes_that_go_straight_between_ranks() {
     let one_path = Options { max_paths: 1, ..Options::default() };
     let most = 512 << 10;
-    let is_eager = |copies: &[(u32, u32, u64)], options: &Options| divided(3, copies, options).expect("between ranks").3.is_some();
+    let eager = |copies: &[(u32, u32, u64)], options: &Options| divided(3, copies, options).expect("between ranks").3;
+    let is_eager = |copies: &[(u32, u32, u64)], options: &Options| eager(copies, options).is_some();
+    let credits = |copies: &[(u32, u32, u64)]| eager(copies, &one_path).expect("few").credits.into_keys().collect::<Vec<_>>();
     assert!(is_eager(&[(0, 1, most), (1, 0, 8)], &one_path));
     assert!(is_eager(&[(0, 1, 8), (1, 2, 8), (1, 0, 8), (2, 1, 8), (0, 2, 0)], &one_path));
     assert!(!is_eager(&[(0, 1, most), (0, 1, 1), (1, 0, 8)], &one_path), "too many bytes");
-    assert!(!is_eager(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)], &one_path), "nothing comes back that would say that an inbox is free");
+    assert_eq!(credits(&[(0, 1, 8), (1, 0, 8), (0, 2, 8)]), [(2, 0)], "what comes back says that an inbox is free, if anything does");
+    assert_eq!(credits(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)]), [(0, 2), (1, 0), (2, 1)]);
     assert!(!is_eager(&[(0, 1, most), (1, 0, most)], &several_paths()), "through other GPUs");
     assert!(!is_eager(&[(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
 }

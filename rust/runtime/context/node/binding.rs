@@ -12,7 +12,7 @@ use super::plan::RankRequest;
 use super::progress::Progress;
 use super::together::Together;
 use super::transfers::{NodeEnd, NodeTransfer, Window};
-use crate::backend::{ActionGrid, Endpoints, SignalWait};
+use crate::backend::{ActionGrid, Endpoints, Signal, SignalWait};
 use crate::ipc::{Handle, OnLeave, StepPlaces};
 use crate::plan::{Copy, Place, Program};
 use crate::program::ranks::{Flag, FlagId};
@@ -297,6 +297,10 @@ impl NodeGroup {
         });
         bindings.kernels = call.all(told)?;
         let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.near_blocks(FlagId(flag)).is_some());
+        let small = small.and_then(|small| {
+            small.iter().filter(|_| all_near).try_for_each(|small| self.give_credits(small, &bindings))?;
+            Ok(small)
+        });
         let bound = small.and_then(|small| {
             let small =
                 small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
@@ -381,6 +385,18 @@ impl NodeGroup {
         Some(small)
     }
 
+    /// Raises the credits that this rank takes in the first step.
+    fn give_credits(&self, small: &SmallPart, bindings: &Bindings<'_>) -> Result<(), Error> {
+        let (together, backend) = (bindings.together, self.context.backend());
+        let own = |flag: &FlagId| together.parts.flags[flag.0 as usize].taker == self.rank();
+        for flag in together.eager.iter().flat_map(|eager| eager.given()).filter(own) {
+            let word = small.grid.late() + 8;
+            backend.raise_signal(Signal { counter: word, value: bindings.near_blocks(flag).unwrap_or(1).into() })?;
+            copy_now(backend, small.device, FLAG_BYTES, Endpoints { dst: bindings.flag(flag), src: word })?;
+        }
+        Ok(())
+    }
+
     /// Maps memory of another rank.
     pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
         let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
@@ -427,9 +443,9 @@ impl NodeGroup {
         }
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
-            // And the word that ends the waits of a kernel, and the one by which it says that it has waited.
+            // And the word that ends the waits of a kernel, the one by which it says that it has waited, and one from which credits are copied.
             let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
-            let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
+            let bytes = (places + StepPlaces::BYTES + 3 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);

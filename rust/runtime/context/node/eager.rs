@@ -1,8 +1,10 @@
-//! Steps in which every rank puts few bytes to each rank from which it gets some.
+//! Steps in which ranks put few bytes straight to others.
 //!
 //! There nobody asks whether he may write: bytes go into an inbox of the receiver's GPU, from which the receiver's kernel moves them on. Two
-//! inboxes, and two flags from each rank to each other, are used by turns, and that is enough: a rank that begins step *n* + 2 has taken in
-//! step *n* + 1 what the other has raised there, after the end of its step *n*, in which it has emptied the inbox and set back the flag.
+//! inboxes, and two flags from each rank to each other, are used by turns, and that is enough where both put to each other: a rank that begins step
+//! *n* + 2 has taken in step *n* + 1 what the other has raised there, after the end of its step *n*, in which it has emptied the inbox and set back the
+//! flag. A rank that gets nothing back takes a *credit* before it writes: when its receiver begins step *n*, the inbox of step *n* + 1 is empty since the
+//! end of step *n* - 1, and the receiver says so. The credit of the first step is up from the beginning. So a sender is one step ahead at most.
 //! Steps that streams do in between ([`lateness`](super::lateness)) use neither, and do not count.
 //! Which turn it is stands on the GPU, because nobody knows how often a graph is launched.
 
@@ -19,6 +21,9 @@ const EAGER_BYTES: u64 = 512 << 10;
 /// Bytes in an inbox begin at multiples of this.
 const ALIGN: u64 = 256;
 
+/// Flags by who raises them and who takes them, one for each turn.
+pub(super) type TurnFlags = BTreeMap<(u32, u32), [FlagId; 2]>;
+
 /// How a plan's bytes go into inboxes. All ranks find the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
@@ -26,28 +31,31 @@ pub(super) struct Eager {
     places: BTreeMap<u32, u64>,
     /// Bytes of each of a rank's two inboxes, by rank.
     pub inboxes: Vec<u64>,
-    /// By who raises them and who takes them, one for each turn.
-    pub flags: BTreeMap<(u32, u32), [FlagId; 2]>,
+    /// Bytes have come.
+    pub flags: TurnFlags,
+    /// An inbox is empty, for those that get nothing back.
+    pub credits: TurnFlags,
     pub ends: Vec<EndRanks>,
     pub bytes: Vec<u64>,
 }
 
 impl Eager {
-    /// `None` where the bytes are many, or go from somewhere to where none come from, or not straight from one rank's GPU to another's.
-    pub fn new(parts: &Parts, batch: &RankedBatch<'_>) -> Option<Eager> {
+    /// `None` where the bytes are many, or go not straight from one rank's GPU to another's. Adds flags where those of the parts are too few.
+    pub fn new(parts: &mut Parts, batch: &RankedBatch<'_>) -> Option<Eager> {
         let between = || {
             let all = (0_u32..).zip(batch.shapes.iter().zip(batch.ends));
             all.filter(|(_, (shape, ends))| shape.bytes > 0 && ends.src != ends.dst)
         };
         let pairs: BTreeSet<(u32, u32)> = between().map(|(_, (_, ends))| (ends.src, ends.dst)).collect();
-        let is_mutual = pairs.iter().all(|(src, dst)| pairs.contains(&(*dst, *src)));
+        let back = |&(src, dst): &(u32, u32)| (dst, src);
+        let owed: BTreeSet<(u32, u32)> = pairs.iter().map(back).filter(|pair| !pairs.contains(pair)).collect();
         let mut devices: BTreeMap<u32, DeviceId> = BTreeMap::new();
         let mut is_own = |rank: u32, device: DeviceId| {
             let owner = batch.owners.get(device.0 as usize).filter(|_| !device.is_host());
             owner == Some(&rank) && *devices.entry(rank).or_insert(device) == device
         };
         let have_one = between().all(|(_, (shape, ends))| is_own(ends.src, shape.src_device) && is_own(ends.dst, shape.dst_device));
-        if pairs.is_empty() || !is_mutual || !have_one {
+        if pairs.is_empty() || !have_one {
             return None;
         }
         let (mut places, mut inboxes) = (BTreeMap::new(), vec![0_u64; batch.ranks as usize]);
@@ -56,31 +64,47 @@ impl Eager {
             places.insert(transfer, *inbox);
             *inbox = shape.bytes.checked_next_multiple_of(ALIGN).and_then(|bytes| inbox.checked_add(bytes))?;
         }
-        let mut flags: BTreeMap<(u32, u32), Vec<FlagId>> = BTreeMap::new();
-        for (flag, Flag { raiser, taker }) in (0..).zip(&parts.flags) {
-            flags.entry((*raiser, *taker)).or_default().push(FlagId(flag));
-        }
-        let flags: BTreeMap<(u32, u32), [FlagId; 2]> =
-            flags.into_iter().map(|(pair, of)| Some((pair, of.try_into().ok()?))).collect::<Option<_>>()?;
         let goes_straight = (0..).zip(&parts.parts).all(|(rank, part)| {
             let is_straight = |copy: &Copy| match (copy.from, copy.to) {
                 (Place::Source { transfer, .. }, Place::Destination { .. }) => batch.ends[transfer as usize].src == rank,
                 _ => false,
             };
-            let neighbours = pairs.iter().filter(|(src, _)| *src == rank).count();
+            let flags = pairs.iter().chain(&owed).filter(|(raiser, taker)| [*raiser, *taker].contains(&rank)).count();
             let come_in = between().filter(|(_, (_, ends))| ends.dst == rank).count();
+            // The kernel of a rank that only gets works on its first GPU.
+            let first = || batch.owners.iter().position(|owner| *owner == rank).map(|gpu| DeviceId::gpu(gpu as u32));
+            let works_on = part.lanes.first().copied().or_else(first);
             part.copies().all(is_straight)
-                && part.lanes.iter().all(|lane| neighbours == 0 || devices.get(&rank) == Some(lane))
-                && 2 * (part.copies().count() + 2 * neighbours + come_in) <= MOST_ACTIONS
+                && (flags == 0 || part.lanes.iter().copied().chain(works_on).all(|lane| devices.get(&rank) == Some(&lane)))
+                && 2 * (part.copies().count() + flags + come_in) <= MOST_ACTIONS
         });
-        let is_little = inboxes.iter().all(|bytes| *bytes <= EAGER_BYTES);
-        (goes_straight && is_little && flags.keys().eq(pairs.iter())).then(|| Eager {
-            places,
-            inboxes,
-            flags,
-            ends: batch.ends.to_vec(),
-            bytes: batch.shapes.iter().map(|shape| shape.bytes).collect(),
-        })
+        let mut found: BTreeMap<(u32, u32), Vec<FlagId>> = BTreeMap::new();
+        for (flag, Flag { raiser, taker }) in (0..).zip(&parts.flags) {
+            found.entry((*raiser, *taker)).or_default().push(FlagId(flag));
+        }
+        let is_one_way = |pair: &(u32, u32)| owed.contains(pair) || owed.contains(&back(pair));
+        let is_known = pairs.len() + owed.len() == found.len()
+            && pairs.iter().chain(&owed).all(|pair| found.get(pair).map(Vec::len) == Some(if is_one_way(pair) { 1 } else { 2 }));
+        if !goes_straight || !is_known || inboxes.iter().any(|bytes| *bytes > EAGER_BYTES) {
+            return None;
+        }
+        let mut two = |pair: &(u32, u32)| match found[pair][..] {
+            [one, other] => (*pair, [one, other]),
+            [ref first, ..] => {
+                parts.flags.push(Flag { raiser: pair.0, taker: pair.1 });
+                (*pair, [*first, FlagId(parts.flags.len() as u32 - 1)])
+            }
+            [] => unreachable!("each has one"),
+        };
+        let flags = pairs.iter().map(&mut two).collect();
+        let credits = owed.iter().map(two).collect();
+        let (ends, bytes) = (batch.ends.to_vec(), batch.shapes.iter().map(|shape| shape.bytes).collect());
+        Some(Eager { places, inboxes, flags, credits, ends, bytes })
+    }
+
+    /// Credits that stand at what the raiser's blocks count before the first step.
+    pub fn given(&self) -> impl Iterator<Item = FlagId> {
+        self.credits.values().map(|flags| flags[0])
     }
 
     /// Where a transfer's bytes come in, from the first byte of the receiver's inboxes; `None` for one within a rank.

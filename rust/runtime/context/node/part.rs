@@ -9,7 +9,7 @@
 //! lost. The waits of a kernel end by a word in host memory, at which it looks now and then. A flag is the same wherever it lies: one rank raises
 //! it to 1 and one sets it back to 0, in each step.
 
-use super::eager::Eager;
+use super::eager::{Eager, TurnFlags};
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
@@ -225,7 +225,16 @@ impl SmallPart {
             ends.push(Endpoints { dst, src });
             Action::Copy(bytes.len() as u32 - 1)
         };
+        let raises = |of: &TurnFlags, turn: u64| -> Vec<Action> {
+            of.iter().filter(|(pair, _)| pair.0 == rank).map(|(_, flags)| SmallPart::raise(flags[turn as usize], at)).collect()
+        };
+        let takes = |of: &TurnFlags, turn: u64| -> Vec<Action> {
+            of.iter().filter(|(pair, _)| pair.1 == rank).map(|(_, flags)| SmallPart::take(flags[turn as usize], at)).collect()
+        };
         for turn in 0..2 {
+            // What was in the other inbox has left it by the end of the last step.
+            actions.extend(raises(&eager.credits, 1 - turn));
+            actions.extend(takes(&eager.credits, turn));
             for Copy { from, to, bytes } in part.copies() {
                 let dst = match *to {
                     Place::Destination { transfer, offset } => {
@@ -236,9 +245,8 @@ impl SmallPart {
                 };
                 actions.push(copy(*bytes, dst.unwrap_or_else(|| at.place(*to)), at.place(*from)));
             }
-            let flags = |of: fn(&(u32, u32)) -> u32| eager.flags.iter().filter(move |(pair, _)| of(pair) == rank);
-            actions.extend(flags(|pair| pair.0).map(|(_, flags)| SmallPart::raise(flags[turn as usize], at)));
-            actions.extend(flags(|pair| pair.1).map(|(_, flags)| SmallPart::take(flags[turn as usize], at)));
+            actions.extend(raises(&eager.flags, turn));
+            actions.extend(takes(&eager.flags, turn));
             for transfer in eager.come_in(rank) {
                 let src = at.inbox(rank) + eager.place(transfer, turn).unwrap_or(0);
                 actions.push(copy(eager.bytes[transfer as usize], at.place(Place::Destination { transfer, offset: 0 }), src));

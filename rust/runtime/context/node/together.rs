@@ -141,7 +141,7 @@ impl Together {
             plan::validate(&plan.program, options.staging_bytes)?;
             let mut parts = divide(&plan.program, &batch);
             check_parts(&plan.program, &batch, &parts)?;
-            let eager = if takes_inboxes { Eager::new(&parts, &batch) } else { None };
+            let eager = if takes_inboxes { Eager::new(&mut parts, &batch) } else { None };
             let partitioned = match &settled {
                 Some(of) => Some(Partitioned::new(of, &variant, &handed, &mut parts, &batch, &unsupported)?),
                 None => None,
