@@ -36,6 +36,7 @@ constexpr std::uint64_t few_cycles = 40;
 constexpr std::uint64_t many_cycles = 400;
 
 bool shown = false; // one description, for the log
+std::string tried;  // of what differs between the runs, for errors
 
 /// A value of `direct_pieces` by chance. Where nothing can be packed, the one that packs nothing.
 std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::context &ctx) {
@@ -91,7 +92,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
         });
     }
     stream.synchronize();
-    require(difference.empty(), difference);
+    require(difference.empty(), tried + (in_two ? ", in two steps: " : ": ") + difference);
     halo.destroy();
 }
 
@@ -100,6 +101,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     halo::options how = halo_test::options_for(ctx);
     how.pushed = true;
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
+    tried = "pushed";
     for (int problem = 0; problem < problems; ++problem) {
         const auto [g, sizes] = reference::random_problem(random, node.size());
         run_cycles(ctx, node, g, sizes, how, cycles, problem % 2 == 1);
@@ -460,8 +462,10 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
             constexpr std::array<halo::progress_by, 3> progress = {halo::progress_by::start, halo::progress_by::caller,
                                                                    halo::progress_by::thread};
             how.progress = progress.at(static_cast<std::size_t>(problem / 3) % progress.size());
+            tried = std::to_string(nodes) + " nodes, problem " + std::to_string(problem);
             run_cycles(ctx, node, g, sizes, how, few_cycles, problem % 2 == 1);
         }
+        tried = std::to_string(nodes) + " nodes, in a row";
         run_in_a_row(ctx, node);
         if (nodes == node.size()) {
             give_up_in_the_middle(ctx, node);
@@ -485,6 +489,7 @@ void run() {
         how.direct_pieces = random_form(random, ctx);
         how.persistent = // which does not matter within a node
             problem % 3 == 0 ? halo::persistent_form::block_each : halo::persistent_form::none;
+        tried = "one node, problem " + std::to_string(problem);
         run_cycles(ctx, node, g, sizes, how, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);
     }
     if (halo_test::can_pack(ctx)) {

@@ -1,7 +1,7 @@
 //! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
 //! of them bound to a backend that does at once what it is asked for.
 
-use super::{Addresses, Armed, BoundPart, Eager, SmallPart};
+use super::{Addresses, Armed, BoundPart, Eager, SmallPart, stays};
 use crate::backend::{
     Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
@@ -392,8 +392,13 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
     backend.kernels.into_inner()
 }
 
-/// Copies from rank to rank with their bytes, planned for all, divided, and given memory. `None` where no rank moves anything for another.
-fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<(Parts, Vec<EndRanks>, Shared, Option<Eager>)> {
+/// Copies from rank to rank with their bytes, planned for all, divided, and given memory. Each has a GPU, or shares one with others where there are
+/// fewer. `None` where no rank moves anything for another.
+fn divided(
+    (ranks, gpus): (u32, u32),
+    copies: &[(u32, u32, u64)],
+    options: &Options,
+) -> Option<(Parts, Vec<EndRanks>, Shared, Option<Eager>)> {
     let machine = machine();
     let ends: Vec<EndRanks> = copies.iter().map(|&(src, dst, _)| EndRanks { src: src % ranks, dst: dst % ranks }).collect();
     let device = MemoryKind::Device;
@@ -401,7 +406,7 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
         .iter()
         .zip(&ends)
         .map(|(&(_, _, bytes), ends)| {
-            let (src_device, dst_device) = (DeviceId::gpu(ends.src), DeviceId::gpu(ends.dst));
+            let (src_device, dst_device) = (DeviceId::gpu(ends.src % gpus), DeviceId::gpu(ends.dst % gpus));
             Shape { source: 0, dst_device, src_device, dst_kind: device, src_kind: device, bytes }
         })
         .collect();
@@ -419,7 +424,7 @@ fn divided(ranks: u32, copies: &[(u32, u32, u64)], options: &Options) -> Option<
         rings: planned.program.rings.iter().map(|ring| Memory::new(ring.bytes())).collect(),
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
-        inside: shapes.iter().map(|shape| shape.src_device == shape.dst_device).collect(),
+        inside: shapes.iter().zip(&ends).map(|(shape, ends)| stays(shape, *ends)).collect(),
         flags: zeros(parts.flags.len() as u64),
         near: Near::Some(1),
     };
@@ -439,7 +444,7 @@ fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) 
     };
     let copies: Vec<_> = copies.into_iter().flat_map(both_ways).collect();
     let one_path = Options { max_paths: 1, ..Options::default() };
-    let (parts, ends, shared, eager) = divided(ranks, &copies, &one_path).expect("between ranks");
+    let (parts, ends, shared, eager) = divided((ranks, ranks), &copies, &one_path).expect("between ranks");
     let eager = eager.expect("straight, and few");
     eager.given().for_each(|flag| shared.flags[flag.0 as usize].store(blocks.into(), Ordering::Release));
     (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager)
@@ -461,10 +466,11 @@ proptest! {
     #[test]
     fn small_parts_move_the_right_bytes_step_after_step_however_far_ahead_a_rank_is(
         ranks in 2_u32..=4,
+        gpus in 1_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..20_000), 1..6),
         blocks in 1_u32..=4,
     ) {
-        let divided = divided(ranks, &copies, &several_paths());
+        let divided = divided((ranks, gpus), &copies, &several_paths());
         prop_assume!(divided.is_some());
         let (parts, ends, mut shared, _) = divided.expect("as assumed");
         shared.near = Near::Some(blocks);
@@ -495,10 +501,11 @@ proptest! {
     #[test]
     fn parts_bound_to_streams_move_the_right_bytes_whoever_waits_for_flags(
         ranks in 2_u32..=4,
+        gpus in 1_u32..=4,
         copies in prop::collection::vec((0_u32..4, 0_u32..4, 0_u64..300_000), 1..6),
         is_kernel in any::<bool>(),
     ) {
-        let divided = divided(ranks, &copies, &several_paths());
+        let divided = divided((ranks, gpus), &copies, &several_paths());
         prop_assume!(divided.is_some());
         let (parts, ends, shared, _) = divided.expect("as assumed");
         let has_small = parts.parts.iter().any(|part| SmallPart::new(part, &shared).is_some());
@@ -558,7 +565,8 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
     let most = super::SMALL_BYTES;
     // An all-gather: each rank's block to the other, and to itself.
     let actions = |bytes: u64| -> Vec<Option<Box<[Action]>>> {
-        let (parts, _, shared, _) = divided(2, &[(0, 0, bytes), (0, 1, bytes), (1, 0, bytes), (1, 1, bytes)], &one_path).expect("divided");
+        let (parts, _, shared, _) =
+            divided((2, 2), &[(0, 0, bytes), (0, 1, bytes), (1, 0, bytes), (1, 1, bytes)], &one_path).expect("divided");
         parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect()
     };
     for actions in actions(most / 2) {
@@ -575,7 +583,7 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
 fn inboxes_are_for_few_bytes_that_go_straight_between_ranks() {
     let one_path = Options { max_paths: 1, ..Options::default() };
     let most = 512 << 10;
-    let eager = |copies: &[(u32, u32, u64)], options: &Options| divided(3, copies, options).expect("between ranks").3;
+    let eager = |copies: &[(u32, u32, u64)], options: &Options| divided((3, 3), copies, options).expect("between ranks").3;
     let is_eager = |copies: &[(u32, u32, u64)], options: &Options| eager(copies, options).is_some();
     let credits = |copies: &[(u32, u32, u64)]| eager(copies, &one_path).expect("few").credits.into_keys().collect::<Vec<_>>();
     assert!(is_eager(&[(0, 1, most), (1, 0, 8)], &one_path));

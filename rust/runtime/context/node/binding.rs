@@ -6,7 +6,7 @@ use super::super::sharing::Import;
 use super::NodeGroup;
 use super::exchange::CollectiveCall;
 use super::order::PlanPlaces;
-use super::part::{Addresses, BoundPart, SmallPart};
+use super::part::{Addresses, BoundPart, SmallPart, stays};
 use super::partitioned::{PartitionWords, copy_now};
 use super::plan::RankRequest;
 use super::progress::Progress;
@@ -172,8 +172,7 @@ impl Addresses for Bindings<'_> {
 
     fn is_inside(&self, copy: &Copy) -> bool {
         let (Place::Source { transfer: from, .. }, Place::Destination { transfer: to, .. }) = (copy.from, copy.to) else { return false };
-        let shape = &self.together.plan.transfers[to as usize].shape;
-        from == to && shape.src_device == shape.dst_device
+        from == to && stays(&self.together.plan.transfers[to as usize].shape, self.together.ends[to as usize])
     }
 }
 

@@ -13,9 +13,9 @@ use super::eager::{Eager, TurnFlags};
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
-use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program, Shape};
 use crate::program::PartitionMove;
-use crate::program::ranks::{FlagId, Part};
+use crate::program::ranks::{EndRanks, FlagId, Part};
 use crate::sync::{AtomicU32, Ordering};
 use crate::topology::DeviceId;
 use std::sync::Arc;
@@ -36,8 +36,13 @@ pub(super) trait Addresses {
     fn own_device(&self) -> DeviceId;
     /// Whether a byte is in host memory.
     fn is_host(&self, place: Place) -> bool;
-    /// Whether a copy goes from one end of a transfer to the other, and both lie in memory of one device.
+    /// Whether a copy goes from one end of a transfer to the other, and that one [stays].
     fn is_inside(&self, copy: &Copy) -> bool;
+}
+
+/// Whether a transfer goes from memory of a rank to memory of the same on one device. Ranks may share a GPU.
+pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
+    shape.src_device == shape.dst_device && ends.src == ends.dst
 }
 
 /// Operations of a lane that nothing comes between.
@@ -272,7 +277,7 @@ impl SmallPart {
             }
             actions.extend(step.takes.iter().map(take));
             for copy in step.copies.iter().filter(|copy| copy.bytes > 0) {
-                // Other ranks read a GPU's memory by its own rank alone, which would be seen here.
+                // Of this rank's own memory: others read it by this rank alone, which would be seen here.
                 if at.is_inside(copy) && part.copies().all(|other| std::ptr::eq(other, copy) || !meet(other, copy)) {
                     free.push(Action::Copy(transfer));
                 } else {
