@@ -8,6 +8,7 @@
 //! | [`sync`] | locks, which a model checker may replace |
 //! | [`host_memory`] | pages of host memory: on the right NUMA nodes, brought in by threads |
 //! | [`threads`] | threads of the library, which take no signal of the program |
+//! | [`took`] | how long steps take, for the log |
 //! | [`panics`] | what is left of a panic that was caught |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | who is told of a process that has ended and was waited for |
@@ -22,6 +23,7 @@ mod segment;
 mod shared;
 pub mod sync;
 pub mod threads;
+pub mod took;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::{FailedWait, Leave, LeftPlan, LostPeer};

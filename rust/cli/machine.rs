@@ -2,8 +2,8 @@
 
 use crate::arguments::Failure;
 use mpgpu_core::topology::{self, Machine};
+use mpgpu_devices::cuda;
 use mpgpu_runtime::context::{Config, DISCOVERED, Origin, PROBED, machine_here};
-use mpgpu_runtime::cuda;
 
 /// A machine, and where it was taken from.
 pub struct Source {

@@ -3,7 +3,7 @@
 use super::{backend, gpus};
 use mpgpu_backend::Backend;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::cuda::{Tried, doctor};
+use mpgpu_devices::cuda::{Tried, doctor};
 use mpgpu_runtime::doctor::{Facts, Level, findings};
 use std::io::Write;
 

@@ -1,8 +1,8 @@
 //! What the doctor makes of facts: each line on facts made by hand, because no machine has all that can be wrong.
 
+use mpgpu_devices::cuda::doctor::{Fabric, Gpu, GpuFacts as Cuda, HostFacts, Mode, Pair, PcieNow, Pinning};
+use mpgpu_devices::cuda::{Loss, Mover, Tried};
 use mpgpu_runtime::context::File;
-use mpgpu_runtime::cuda::doctor::{Fabric, Gpu, GpuFacts as Cuda, HostFacts, Mode, Pair, PcieNow, Pinning};
-use mpgpu_runtime::cuda::{Loss, Mover, Tried};
 use mpgpu_runtime::doctor::facts::{Limits, Mps, Rank, rank};
 use mpgpu_runtime::doctor::trials::Trial;
 use mpgpu_runtime::doctor::{Facts, Finding, Level, findings};

@@ -5,8 +5,8 @@ use mpgpu_backend::{MemoryKind, StreamHandle};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::plan::{Options, Plan, Shape, plan, validate};
 use mpgpu_core::topology::{DeviceId, Machine, NodeKind, preset};
+use mpgpu_devices::host::HostBackend;
 use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
-use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
 
 /// The crates, from the ground up: folders of `rust/`.
-const CRATES: [&str; 9] = ["core", "measure", "backend", "ipc", "runtime", "api", "ffi", "bench", "cli"];
+const CRATES: [&str; 10] = ["core", "measure", "backend", "ipc", "devices", "runtime", "api", "ffi", "bench", "cli"];
 
 /// Folder to folder, within a crate.
 type Imports = BTreeSet<(Module, Module)>;

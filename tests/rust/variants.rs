@@ -2,8 +2,8 @@
 
 use mpgpu_backend::*;
 use mpgpu_core::topology::{DeviceId, Machine, load};
+use mpgpu_devices::host::HostBackend;
 use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
-use mpgpu_runtime::host::HostBackend;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

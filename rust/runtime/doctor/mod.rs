@@ -5,7 +5,7 @@
 //!
 //! | file | promise |
 //! | --- | --- |
-//! | [`facts`] | facts about the system, the environment and the launcher; those about GPUs are in [`crate::cuda::doctor`] |
+//! | [`facts`] | facts about the system, the environment and the launcher; those about GPUs are in [`mpgpu_devices::cuda::doctor`] |
 //! | [`trials`] | the system calls that sharing between processes needs, each tried |
 //! | `findings` | findings from facts |
 

@@ -5,10 +5,10 @@ use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
 use crate::backend::{Backend, BackendError, Endpoints, Execution, LostPeer, MemoryKind, Report, Signal, SignalWait, StreamHandle};
-use crate::context::{Config, Context, End, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine, Topology, preset};
+use mpgpu_runtime::context::{Config, Context, End, Error, PlanOptions, Transfer};
 use nvml_wrapper::Nvml;
 use smallvec::smallvec;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -760,7 +760,7 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
 }
 
 /// Plans and runs one transfer of 8 MB from GPU 0 to GPU 1, and checks its bytes.
-fn transfer_of(context: &Context) -> Arc<crate::context::Plan> {
+fn transfer_of(context: &Context) -> Arc<mpgpu_runtime::context::Plan> {
     const BYTES: u64 = 8_000_003;
     let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, BYTES).expect("memory"));
     write(src, BYTES as usize, 5);

@@ -2,7 +2,6 @@
 
 pub use mpgpu_backend::Segment;
 
-#[allow(dead_code, reason = "of one kernel the library uses the GPU build alone, and its tests the other")]
 #[cxx::bridge(namespace = "mpgpu")]
 mod cpp {
     unsafe extern "C++" {
@@ -34,6 +33,4 @@ mod cpp {
     }
 }
 
-pub(crate) use cpp::copy_segments_on_cpu;
-#[cfg(test)]
-pub(crate) use cpp::run_actions_on_cpu;
+pub(crate) use cpp::{copy_segments_on_cpu, run_actions_on_cpu};

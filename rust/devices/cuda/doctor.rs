@@ -1,5 +1,5 @@
-//! What a doctor asks of the driver, NVML and the GPUs: attributes, and trials of what attributes only claim. [`crate::doctor`] makes
-//! findings of it.
+//! What a doctor asks of the driver, NVML and the GPUs: attributes, and trials of what attributes only claim. What it makes of them it says
+//! itself.
 
 use super::backend::CudaBackend;
 use super::discover::uuid_text;
@@ -251,18 +251,10 @@ mod tests {
     use super::super::peers::Mover;
     use super::super::tests::double::{self, node};
     use super::*;
-    use crate::doctor::{Finding, Level};
 
     fn of(driver: &'static Driver, with_trials: bool) -> GpuFacts {
         let no_nvml = || Nvml::builder().lib_path("libmpgpu-no-such-library.so".as_ref()).init();
         facts_of(driver, no_nvml, with_trials).expect("the double has GPUs")
-    }
-
-    /// What the doctor says of it under a topic.
-    fn said(cuda: GpuFacts, topic: &str) -> Vec<Finding> {
-        let mut facts = crate::doctor::Facts::gather(false);
-        facts.cuda = Ok(cuda);
-        crate::doctor::findings(&facts).into_iter().filter(|finding| finding.topic == topic).collect()
     }
 
     #[test]
@@ -275,9 +267,6 @@ mod tests {
         assert_eq!(tried[1], (0, 2, Some(Ok(Tried::Intact))));
         let (1, 2, Some(Ok(Tried::Lost(loss)))) = &tried[2] else { panic!("{tried:?}") };
         assert_eq!((loss.from, loss.to, loss.mover, loss.wrong), (2, 1, Mover::Push, loss.of));
-        let said = said(facts, "peers");
-        assert!(matches!(&said[..], [one] if one.level == Level::Refused && one.line.contains("GPUs 1 and 2")), "{said:?}");
-        assert!(said[0].remedy.contains("IOMMU") && said[0].remedy.contains("ACS"), "{said:?}");
         // All of it goes with the backend.
         assert!(node(|node| node.memory.is_empty()));
     }
@@ -288,24 +277,21 @@ mod tests {
         let facts = of(double::driver(), false);
         assert_eq!((facts.pairs[0].claims, &facts.pairs[0].tried, &facts.pinning), ((true, true), &None, &None));
         assert_eq!(double::calls("cuDevicePrimaryCtxRetain"), 0);
-        assert_eq!(said(facts, "peers")[0].level, Level::Unknown);
         double::start(2, false);
-        let apart = said(of(double::driver(), true), "peers");
-        assert!(apart[0].level == Level::Slow && apart[0].line.contains("host memory"), "{apart:?}");
+        let facts = of(double::driver(), true);
+        assert_eq!((facts.pairs[0].claims, &facts.pairs[0].tried), ((false, false), &None));
     }
 
     #[test]
-    fn a_function_that_the_driver_lacks_is_missed_in_a_line_of_its_own() {
+    fn a_function_that_the_driver_lacks_is_missed() {
         double::start(1, false);
-        // The double has no graphs; with the others it is whole but for them.
-        let all = said(of(double::driver(), false), "features");
-        for (function, level) in
-            [("cuMemcpyBatchAsync", Level::Slow), ("cuStreamBatchMemOp", Level::Refused), ("cuIpcOpenMemHandle", Level::Refused)]
-        {
-            let said = said(of(double::without(function), false), "features");
-            assert_eq!(said.len(), all.len() + 1, "{said:?}");
-            let named = said.iter().find(|finding| finding.line.contains(function)).expect("named");
-            assert!(named.level == level && named.remedy.contains("a driver of CUDA"), "{named:?}");
+        // The double has no graphs.
+        let all = of(double::driver(), false).missing;
+        for function in ["cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuIpcOpenMemHandle"] {
+            let mut missing = of(double::without(function), false).missing;
+            assert!(!all.contains(&function) && missing.contains(&function), "{missing:?}");
+            missing.retain(|missing| *missing != function);
+            assert_eq!(missing, all);
         }
     }
 
@@ -314,10 +300,8 @@ mod tests {
         double::start(1, false);
         node(|node| node.refusals.insert("cuMemHostRegister", code::OUT_OF_MEMORY));
         let facts = of(double::driver(), true);
-        let pinning = facts.pinning.clone().expect("tried");
+        let pinning = facts.pinning.expect("tried");
         assert!(pinning.whole.is_err() && pinning.pieces == Some(Ok(())), "{pinning:?}");
-        let said = said(facts, "pinning");
-        assert!(said[0].level == Level::Slow && said[0].remedy.contains("ulimit -l"), "{said:?}");
         assert_eq!(of(double::driver(), true).pinning.map(|pinning| pinning.whole), Some(Ok(())));
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Instant;
 
 /// Runs `work`, and says in the debug log how long it took.
-pub(crate) fn took<T>(what: impl Display, work: impl FnOnce() -> T) -> T {
+pub fn took<T>(what: impl Display, work: impl FnOnce() -> T) -> T {
     if !log::log_enabled!(log::Level::Debug) {
         return work();
     }
