@@ -6,12 +6,12 @@ use crate::backend::{
     Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
 };
-use crate::host::kernel::{Segment, run_actions};
 use crate::plan::{self, Copy, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
+use mpgpu_devices::host::kernel::{Segment, run_actions};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,5 +1,6 @@
 //! The CUDA backend as the engine knows it.
 
+use super::discover;
 use super::driver::{Driver, call};
 use super::host_function::launch_host;
 use super::identity::identity;
@@ -10,7 +11,8 @@ use crate::backend::{
     HostFunction, Identity, LostPeer, Moment, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
-use crate::topology::DeviceId;
+use crate::topology::discover::Seen;
+use crate::topology::{DeviceId, Topology};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,6 +75,14 @@ impl CudaBackend {
 impl Backend for CudaBackend {
     fn name(&self) -> &'static str {
         "cuda"
+    }
+
+    fn discover(&self) -> Result<Option<Topology>, BackendError> {
+        discover::discover().map(Some)
+    }
+
+    fn out_of_sight(&self, uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
+        discover::out_of_sight(uuids)
     }
 
     fn identity(&self) -> Result<Identity, BackendError> {

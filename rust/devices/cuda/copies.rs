@@ -27,10 +27,10 @@ impl Core {
         if let Some((job, divided)) = lane.threads {
             let (StreamHand { waits, tells }, stream) = (&divided.hands[index], handle(lane.stream));
             if !waits.is_empty() {
-                self.wait_for_threads(stream, waits.iter().map(|copy| job.word(*copy)), job.value)?;
+                self.gpus.wait_for_threads(stream, waits.iter().map(|copy| job.word(*copy)), job.value)?;
             }
             self.enqueue_untimed(execution, op, lane, capturing)?;
-            return tells.map_or(Ok(()), |own| self.tell_threads(stream, job.word(own), job.value));
+            return tells.map_or(Ok(()), |own| self.gpus.tell_threads(stream, job.word(own), job.value));
         }
         let enqueue = || self.enqueue_untimed(execution, op, lane, capturing);
         match timing {

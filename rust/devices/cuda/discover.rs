@@ -79,7 +79,7 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
 /// GPUs of the node by their UUIDs, also those that this process does not see, which NVML tells of: who they are, and what can be seen of
 /// them. That each pair has peer access is assumed, because nobody can ask the driver; processes of this node reach each other's memory by
 /// nothing else. `None` where NVML does not know them all, as in a container that is shown some.
-pub fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
+pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
     let driver = identity()?.driver;
     let found = nvml().and_then(|nvml| {
         let texts: Vec<String> = uuids.iter().map(uuid_text).collect();

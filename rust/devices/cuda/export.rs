@@ -15,6 +15,7 @@
 
 use super::chunk::descriptor_of;
 use super::driver::{OutsideCapture, call_optional, handle};
+use super::gpus::Gpus;
 use super::memory::{PAGED_FROM, SHARED_PAGE};
 use super::parts::Core;
 use super::pools::POSIX_FILE_DESCRIPTOR;
@@ -78,11 +79,11 @@ impl Core {
             return Ok(Some(allocation));
         }
         let _current = self.gpus.primary(allocation.device.0 as usize)?.enter()?;
-        if way(allocation.kind, self.traits(address)) != Ok(Way::Descriptor) {
+        if way(allocation.kind, self.gpus.traits(address)) != Ok(Way::Descriptor) {
             return Ok(Some(allocation));
         }
-        let base = self.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR);
-        let size = self.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE);
+        let base = self.gpus.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR);
+        let size = self.gpus.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE);
         if base == 0 || base > address || size <= address - base || size >= allocation.bytes {
             return Ok(Some(allocation));
         }
@@ -122,7 +123,7 @@ impl Core {
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let gpu = usize::try_from(allocation.device.0).unwrap_or_else(|_| self.gpus.any_used());
         let _current = self.gpus.primary(gpu)?.enter()?;
-        let traits = self.traits(allocation.base);
+        let traits = self.gpus.traits(allocation.base);
         match way(allocation.kind, traits) {
             Ok(Way::Ipc) => {
                 if allocation.bytes >= PAGED_FROM && !allocation.bytes.is_multiple_of(SHARED_PAGE) && !self.memory.is_own(allocation.base) {
@@ -138,7 +139,7 @@ impl Core {
                 unsafe { call_optional!(self.gpus.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
                 Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
             }
-            Ok(Way::Descriptor) => Ok(plain(DESCRIPTOR, Some(self.descriptor_of(allocation.base)?), 0, [0; PAYLOAD_BYTES])),
+            Ok(Way::Descriptor) => Ok(plain(DESCRIPTOR, Some(self.gpus.descriptor_of(allocation.base)?), 0, [0; PAYLOAD_BYTES])),
             Ok(Way::Pool) => {
                 let (descriptor, number, pointer) = {
                     let lives = |id: u64, base: u64| matches!(self.locate(base), Ok(Some(found)) if found.id == id);
@@ -149,13 +150,15 @@ impl Core {
             Err(why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared with another process: {why}", allocation.base))),
         }
     }
+}
 
+impl Gpus {
     /// One attribute of an address; 0 where the driver does not know it.
     fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
         let (mut name, mut value) = (attribute as c_uint, 0_u64);
         let mut values = [(&raw mut value).cast::<c_void>()];
         // SAFETY: one name and one value, which has room for the widest of these attributes.
-        let code = unsafe { (self.gpus.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
         if code == 0 { value } else { 0 }
     }
 
@@ -171,7 +174,7 @@ impl Core {
 
     /// The descriptor of memory of the virtual memory API.
     fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
-        let driver = self.gpus.driver;
+        let driver = self.driver;
         let mut memory = 0;
         // SAFETY: the output is valid for the call. Success retains the memory.
         unsafe { call_optional!(driver, cuMemRetainAllocationHandle(&mut memory, handle(address as usize))) }?;

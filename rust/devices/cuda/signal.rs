@@ -15,6 +15,7 @@
 //! is unmapped.
 
 use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
+use super::gpus::Gpus;
 use super::kernel::SIGNALS_PER_WAIT;
 use super::parts::Core;
 use super::streams::Found;
@@ -78,7 +79,7 @@ impl Core {
                     // SAFETY: counters are pinned memory that has one address for the CPU and all GPUs (`share`), and that the caller keeps for
                     // as long as the stream works.
                     Some(kernel) => unsafe { kernel.wait(self.gpus.driver, some, raw) }?,
-                    None => self.operate(raw, SignalOperation::Wait, some)?,
+                    None => self.gpus.operate(raw, SignalOperation::Wait, some)?,
                 }
                 taken += some.len();
             }
@@ -101,7 +102,7 @@ impl Core {
                 let of = |purpose, value| operation(purpose, Signal { counter: flag, value });
                 [of(SignalOperation::Wait, 1), of(SignalOperation::Raise, 0)]
             });
-            self.operate_all(raw, raises.chain(takes))
+            self.gpus.operate_all(raw, raises.chain(takes))
         })
     }
 
@@ -110,7 +111,7 @@ impl Core {
         self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
             let waits = flags.iter().map(|&flag| operation(SignalOperation::Wait, Signal { counter: flag, value: 1 }));
-            self.operate_all(raw, waits)
+            self.gpus.operate_all(raw, waits)
         })
     }
 
@@ -203,22 +204,14 @@ impl Core {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
         }
-        self.with_stream(stream, |_, raw| Ok(self.is_captured_now(raw)))
-    }
-
-    /// The same for a stream whose context is current.
-    fn is_captured_now(&self, raw: CUstream) -> bool {
-        let mut status = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
-        let code = unsafe { (self.gpus.driver.cuStreamIsCapturing)(raw, &mut status) };
-        code != 0 || status != 0
+        self.with_stream(stream, |_, raw| Ok(self.gpus.is_captured_now(raw)))
     }
 
     /// [`Backend::in_stream`](crate::backend::Backend::in_stream).
     pub fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let _current = self.gpus.primary(found.gpu)?.enter()?;
-        let is_captured = found.is_capturing.unwrap_or_else(|| self.is_captured_now(handle(stream.0)));
+        let is_captured = found.is_capturing.unwrap_or_else(|| self.gpus.is_captured_now(handle(stream.0)));
         let _held = (!is_captured).then(|| self.streams.hold(stream, Found { is_capturing: Some(false), ..found }));
         work(is_captured);
         Ok(())
@@ -247,7 +240,17 @@ impl Core {
         for signal in signals {
             self.sharing.read_signal(signal.counter)?;
         }
-        self.with_stream(stream, |_, raw| self.operate(raw, SignalOperation::Raise, signals))
+        self.with_stream(stream, |_, raw| self.gpus.operate(raw, SignalOperation::Raise, signals))
+    }
+}
+
+impl Gpus {
+    /// Whether a stream, whose context is current, is being captured.
+    fn is_captured_now(&self, raw: CUstream) -> bool {
+        let mut status = 0;
+        // SAFETY: the caller's stream; the output is valid for the call.
+        let code = unsafe { (self.driver.cuStreamIsCapturing)(raw, &mut status) };
+        code != 0 || status != 0
     }
 
     /// Has a stream wait for words that the library's threads set, which is in no table: they always do.
@@ -269,7 +272,7 @@ impl Core {
         for some in operations.chunks_mut(MOST_OPERATIONS) {
             // SAFETY: a list of this length, read during the call; the counters are pinned memory that the caller keeps for as long as the
             // stream works.
-            unsafe { call_optional!(self.gpus.driver, cuStreamBatchMemOp(raw, some.len() as c_uint, some.as_mut_ptr(), 0)) }?;
+            unsafe { call_optional!(self.driver, cuStreamBatchMemOp(raw, some.len() as c_uint, some.as_mut_ptr(), 0)) }?;
         }
         Ok(())
     }

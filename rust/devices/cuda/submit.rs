@@ -109,9 +109,10 @@ impl Core {
         // First, so that threads fill slots while the rest is enqueued.
         self.workers.start(&job)?;
         let enqueued = self
+            .gpus
             .tell_threads(stream, job.begin(), job.value)
             .and_then(|()| self.enqueue_lanes(&own, start.gpu, state, false, &mut None, Some((&job, divided))))
-            .and_then(|()| self.wait_for_threads(stream, divided.ends.iter().map(|copy| job.word(*copy)), job.value));
+            .and_then(|()| self.gpus.wait_for_threads(stream, divided.ends.iter().map(|copy| job.word(*copy)), job.value));
         if let Err(error) = enqueued {
             job.cancel();
             // SAFETY: the caller's stream. As where lanes are given back: nothing may be left at work on the buffers.

@@ -167,7 +167,7 @@ mod tests {
     use crate::cuda::CudaBackend;
     use crate::cuda::tests::double;
     use crate::topology::{self, DeviceId, Machine};
-    use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
+    use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
     use std::sync::Arc;
 
     /// The double does everything at once and each recording of an event takes a microsecond, so operations follow one another in the order

@@ -165,6 +165,10 @@ impl Backend for HostBackend {
         "host"
     }
 
+    fn is_virtual(&self) -> bool {
+        true
+    }
+
     fn identity(&self) -> Result<Identity, BackendError> {
         let gpu = |number: &u32| Gpu { uuid: format!("virtual-{number}"), name: "virtual device on CPU threads".into() };
         Ok(Identity { driver: "none".into(), gpus: self.gpus.iter().map(gpu).collect() })

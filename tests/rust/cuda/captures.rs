@@ -8,7 +8,7 @@ use crate::backend::{BackendError, Endpoints, Execution, Report, StreamHandle};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine};
-use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
 use smallvec::smallvec;
 use std::ptr::null_mut;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::backend::{Signal, SignalWait, StreamHandle};
 use crate::plan::Engine;
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine};
-use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer, Verify};
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer, Verify};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -6,9 +6,9 @@ use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::{CompletionState, Signal, SignalWait, StreamHandle};
 use crate::topology::DeviceId;
-use mpgpu_runtime::context::node::message::{Messenger, MessengerOptions, Outgoing, Pattern};
-use mpgpu_runtime::context::node::{Alone, NodeGroup};
-use mpgpu_runtime::context::{Config, Context};
+use mpgpu_contexts::{Config, Context};
+use mpgpu_ranks::message::{Messenger, MessengerOptions, Outgoing, Pattern};
+use mpgpu_ranks::{Alone, NodeGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@ use crate::backend::{Endpoints, Execution, PlanState};
 use crate::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine};
-use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
 use smallvec::smallvec;
 use std::sync::Arc;
 

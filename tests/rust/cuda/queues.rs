@@ -7,7 +7,7 @@ use crate::backend::{Allocation, BackendError, Endpoints, Execution, LostPeer, S
 use crate::ipc::signal;
 use crate::plan::Program;
 use crate::topology::{DeviceId, Machine, preset};
-use mpgpu_runtime::context::{Config, Context};
+use mpgpu_contexts::{Config, Context};
 use std::sync::Arc;
 use std::thread::Scope;
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use super::refusals::{assert_arrived, write};
 use crate::backend::host_memory::PageRange;
 use crate::backend::{BackendError, REGISTERED_PIECE, StreamHandle};
 use crate::topology::DeviceId;
-use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer};
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 const GPU0: DeviceId = DeviceId::gpu(0);

@@ -6,7 +6,7 @@ use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::{BackendError, StreamHandle};
 use crate::topology::DeviceId;
-use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer};
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer};
 use std::ptr::null_mut;
 
 const GPU0: DeviceId = DeviceId::gpu(0);
