@@ -7,7 +7,7 @@ use criterion::{Criterion, Throughput};
 use mpgpu_backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
 use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use smallvec::smallvec;
 use std::hint::black_box;
 use std::sync::Arc;

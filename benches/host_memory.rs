@@ -3,9 +3,9 @@
 
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu_backend::StreamHandle;
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
-use mpgpu_runtime::cuda::device_count;
+use mpgpu_devices::cuda::device_count;
 use std::time::Instant;
 
 const BYTES: u64 = 1 << 30;

@@ -10,9 +10,9 @@
 use criterion::{Criterion, criterion_group};
 use mpgpu::abi::*;
 use mpgpu_backend::*;
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use std::any::Any;
 use std::ffi::c_void;
 use std::hint::black_box;

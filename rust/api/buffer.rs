@@ -3,8 +3,8 @@
 use crate::context::Context;
 use crate::plan::Request;
 use crate::stream::Stream;
+use mpgpu_contexts::{Error, PlanOptions};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{Error, PlanOptions};
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;

@@ -2,8 +2,8 @@
 
 use crate::buffer::End;
 use crate::plan::{Plan, Transfer};
+use mpgpu_contexts::{self as context, Config, ContextOptions, DeviceStatistics, Error, PlanOptions, Statistics};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{self, Config, ContextOptions, DeviceStatistics, Error, PlanOptions, Statistics};
 use std::sync::Arc;
 
 /// A machine, and all that the library holds on it. One per process is the rule; a clone is the same context.

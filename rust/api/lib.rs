@@ -51,8 +51,8 @@ pub use plan::{Plan, Request, Transfer};
 pub use stream::{Event, Stream};
 
 pub use mpgpu_backend::{BackendError, SignalWait};
+pub use mpgpu_contexts::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PlanOptions, Statistics};
 pub use mpgpu_core::plan::{Engine, Relays};
 /// A device of a context: `Device::gpu(0)`, `Device::HOST`.
 pub use mpgpu_core::topology::DeviceId as Device;
-pub use mpgpu_runtime::context::node::Allgather;
-pub use mpgpu_runtime::context::{BackendChoice, ContextOptions, DeviceStatistics, Error, Measured, PlanOptions, Statistics};
+pub use mpgpu_ranks::Allgather;

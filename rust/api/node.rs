@@ -3,9 +3,9 @@
 use crate::buffer::End;
 use crate::context::Context;
 use crate::plan::Plan;
+use mpgpu_contexts::{Error, PlanOptions};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer, Window};
-use mpgpu_runtime::context::{Error, PlanOptions};
+use mpgpu_ranks::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer, Window};
 use std::path::Path;
 use std::sync::Arc;
 

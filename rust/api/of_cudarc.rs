@@ -4,8 +4,8 @@ use crate::buffer::{Element, End, Keep};
 use crate::context::Context;
 use crate::stream::Stream;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use mpgpu_contexts::Error;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::Error;
 use std::sync::Arc;
 
 /// cudarc's memory means nothing to virtual devices.

@@ -4,8 +4,8 @@ use crate::buffer::{End, Keep};
 use crate::context::Context;
 use crate::stream::Stream;
 use mpgpu_backend::Completion;
-use mpgpu_runtime::context::node::NodePlan;
-use mpgpu_runtime::context::{self, Error, Measured};
+use mpgpu_contexts::{self as context, Error, Measured};
+use mpgpu_ranks::NodePlan;
 use std::sync::Arc;
 
 /// One copy: of all bytes of one end to another of the same size.

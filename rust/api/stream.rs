@@ -3,8 +3,8 @@
 use crate::context::Context;
 use crate::plan::Request;
 use mpgpu_backend::{EventHandle, StreamHandle};
+use mpgpu_contexts::Error;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::Error;
 use std::any::Any;
 use std::sync::Arc;
 

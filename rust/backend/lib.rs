@@ -8,6 +8,7 @@
 //! | [`sync`] | locks, which a model checker may replace |
 //! | [`host_memory`] | pages of host memory: on the right NUMA nodes, brought in by threads |
 //! | [`threads`] | threads of the library, which take no signal of the program |
+//! | [`took`] | how long steps take, for the log |
 //! | [`panics`] | what is left of a panic that was caught |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | who is told of a process that has ended and was waited for |
@@ -22,6 +23,7 @@ mod segment;
 mod shared;
 pub mod sync;
 pub mod threads;
+pub mod took;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::{FailedWait, Leave, LeftPlan, LostPeer};
@@ -32,7 +34,8 @@ pub use shared::{PAYLOAD_BYTES, Shared};
 use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
 use crate::topology::DeviceId;
-use crate::topology::Gpu;
+use crate::topology::discover::Seen;
+use crate::topology::{Gpu, Topology};
 use mpgpu_core::{headroom, plan, topology};
 use std::any::Any;
 use std::fmt::Debug;
@@ -376,8 +379,30 @@ pub struct Identity {
 /// All methods may be called from any thread. `submit`, `record_event`, `stream_wait_event` and `launch_host` enqueue and return:
 /// they never wait for earlier work.
 pub trait Backend: Send + Sync {
-    /// `host`, `cuda`.
+    /// `host`, `cuda`: for texts and files. What depends on the backend is a method of this trait.
     fn name(&self) -> &'static str;
+    /// Whether its devices are virtual: CPU threads move every byte, times are a model's, and what is measured says nothing of any GPU.
+    fn is_virtual(&self) -> bool {
+        false
+    }
+    /// A line for each description where times and rates are a model's, which must not pass for measurements.
+    fn nature(&self) -> &'static str {
+        if self.is_virtual() {
+            "executed by CPU threads between virtual devices: times and rates are those of the modelled machine\n"
+        } else {
+            ""
+        }
+    }
+    /// What can be seen of the machine; `None` where its devices are virtual.
+    fn discover(&self) -> Result<Option<Topology>, BackendError> {
+        Ok(None)
+    }
+    /// GPUs of the node by their UUIDs, also those that this process does not see: who they are, and what can be seen of them. `None` where they
+    /// are not all known.
+    fn out_of_sight(&self, uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
+        let _ = uuids;
+        Ok(None)
+    }
     /// What it runs on.
     fn identity(&self) -> Result<Identity, BackendError> {
         Err(BackendError::NotSupported(format!(
@@ -447,6 +472,11 @@ pub trait Backend: Send + Sync {
     /// graph and all that is instantiated of it. So launches of one captured graph must be ordered, also by different executable graphs;
     /// one executable graph orders its own launches. `after` is ignored where the program has rings.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
+    /// The end of all work enqueued in `stream` so far, and of `after`: of an execution that moves nothing.
+    fn mark_end(&self, stream: StreamHandle, after: &[Completion], report: Report) -> Result<Option<Completion>, BackendError> {
+        let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
+        self.submit(&Execution { after, report, ..Execution::new(&program, &endpoints, &rings, stream) })
+    }
     /// Marks the moment at which all work enqueued in `stream` so far has finished. Not in a stream that is being captured.
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
         let _ = stream;

@@ -3,7 +3,7 @@
 use super::memory::Buffers;
 use super::{Bench, Case, Failure};
 use mpgpu_backend::{Completion, StreamHandle};
-use mpgpu_runtime::context::Plan;
+use mpgpu_contexts::Plan;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

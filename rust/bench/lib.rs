@@ -34,8 +34,8 @@ use clap::Parser;
 use compare::Comparison;
 pub use look::{LOOKS, Looked, Row, look, peer};
 use memory::{Buffers, Pattern};
+use mpgpu_contexts::{Config, Context, ContextOptions};
 use mpgpu_core::units::{parse_size, size};
-use mpgpu_runtime::context::{Config, Context, ContextOptions};
 use plain::Plain;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -147,7 +147,7 @@ impl Bench<'_> {
 
 /// Whether a context is on GPUs, and not on the host backend.
 pub fn is_on_gpus(context: &Context) -> bool {
-    context.backend().name() == "cuda"
+    !context.backend().is_virtual()
 }
 
 /// The program `mpgpu-bench`.

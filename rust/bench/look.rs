@@ -4,7 +4,7 @@ use super::cases::{self, HOST_BACKEND_LARGEST};
 use super::compare::{Comparison, Spread};
 use super::memory::Pattern;
 use super::{Bench, Failure, is_on_gpus, plain};
-use mpgpu_runtime::context::Context;
+use mpgpu_contexts::Context;
 use std::cell::RefCell;
 
 /// The kinds of copies: case, and what a reader calls it. `all_to_all` needs three GPUs.

@@ -6,8 +6,8 @@
 use super::Failure;
 use super::cases::Leg;
 use super::plain::Plain;
+use mpgpu_contexts::{Context, Transfer};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{Context, Transfer};
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
@@ -166,7 +166,7 @@ pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
 mod tests {
     use super::*;
     use crate::plain::OnHost;
-    use mpgpu_runtime::context::{BackendChoice, Config, ContextOptions};
+    use mpgpu_contexts::{BackendChoice, Config, ContextOptions};
 
     #[test]
     fn a_missing_a_wrong_and_a_surplus_byte_are_found() {

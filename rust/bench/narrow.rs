@@ -11,11 +11,11 @@
 use super::compare::{Comparison, Contestant, Named, Spread, once};
 use super::{Bench, Case, Failure};
 use mpgpu_backend::{Backend, Completion, Endpoints, Execution, StreamHandle};
+use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_core::plan::{Engine, Gpus, Mechanism, Place, Program};
 use mpgpu_core::topology::{Costs, DeviceId, Link, LinkKind, Machine, Node, NodeId, NodeKind, Topology};
-use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
-use mpgpu_runtime::cuda::CudaBackend;
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::cuda::CudaBackend;
+use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
 /// What one narrow copy reaches, until it is measured.

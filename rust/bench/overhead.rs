@@ -13,8 +13,8 @@ use super::{Bench, Case, Failure};
 use cudarc::driver::sys;
 use mpgpu::abi::*;
 use mpgpu_backend::Endpoints;
+use mpgpu_contexts::Transfer;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::Transfer;
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 

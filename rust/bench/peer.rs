@@ -15,9 +15,9 @@ use super::memory::{Buffers, Pattern, free};
 use super::plain::{self, Plain};
 use super::{Bench, Failure, is_on_gpus};
 use mpgpu_backend::{Signal, StreamHandle};
+use mpgpu_contexts::{Context, Plan, PlanOptions, Transfer};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_ipc::{Handle, signal};
-use mpgpu_runtime::context::{Context, Plan, PlanOptions, Transfer};
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -64,7 +64,8 @@ impl<'a> Side<'a> {
     /// A handle of the inbox and one of the counter.
     fn describe(&self) -> Result<String, Failure> {
         let inbox = self.buffers.transfers[0];
-        let handles = [self.context.export_memory(inbox.dst, inbox.bytes)?, self.context.export_memory(self.counter, COUNTER_BYTES)?];
+        let handles =
+            [self.context.state().export_memory(inbox.dst, inbox.bytes)?, self.context.state().export_memory(self.counter, COUNTER_BYTES)?];
         Ok(handles.map(|handle| handle.encode().iter().map(|byte| format!("{byte:02x}")).collect::<String>()).join(" "))
     }
 }
@@ -85,8 +86,8 @@ pub struct Mapped<'a> {
 impl<'a> Mapped<'a> {
     fn new(context: &'a Context, described: &str) -> Result<Mapped<'a>, Failure> {
         let (inbox, counter) = described.split_once(' ').ok_or_else(|| format!("{described}: no two handles"))?;
-        let inbox = context.import_memory(&handle_of(inbox)?)?;
-        let (counter, _) = context.import_memory(&handle_of(counter)?)?;
+        let inbox = context.state().import_memory(&handle_of(inbox)?)?;
+        let (counter, _) = context.state().import_memory(&handle_of(counter)?)?;
         Ok(Mapped { context, inbox, counter })
     }
 
@@ -119,7 +120,7 @@ impl<'a> Mapped<'a> {
 impl Drop for Mapped<'_> {
     fn drop(&mut self) {
         for address in [self.inbox.0, self.counter] {
-            if let Err(error) = self.context.close_memory(address) {
+            if let Err(error) = self.context.state().close_memory(address) {
                 log::warn!("unmapping memory of the other process of the bench: {error}");
             }
         }

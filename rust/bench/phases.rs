@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 use mpgpu_backend::{Backend, Completion, Endpoints, Execution, PlanState};
 use mpgpu_core::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, validate};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::cuda::CudaBackend;
+use mpgpu_devices::cuda::CudaBackend;
 use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -6,8 +6,8 @@
 
 use super::Failure;
 use cudarc::driver::sys::{self, CUresult};
+use mpgpu_contexts::{Context, Transfer};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{Context, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};

@@ -11,7 +11,7 @@ use super::compare::{Comparison, Contestant, Samples, contest};
 use super::peer::{HERE, Neighbour, Side};
 use super::{Bench, Case, Failure};
 use mpgpu_backend::StreamHandle;
-use mpgpu_runtime::context::{Context, Plan, PlanOptions};
+use mpgpu_contexts::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 

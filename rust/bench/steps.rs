@@ -5,7 +5,7 @@ use super::memory::Buffers;
 use super::plain::{Manner, Plain};
 use super::{Bench, Case, Failure};
 use mpgpu_backend::StreamHandle;
-use mpgpu_runtime::context::{Plan, Transfer};
+use mpgpu_contexts::{Plan, Transfer};
 use std::cell::RefCell;
 
 /// Executions before the memory is freed, in `d2d_anew`.

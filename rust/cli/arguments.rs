@@ -2,10 +2,10 @@
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use mpgpu_contexts::BackendChoice;
 use mpgpu_core::plan::{Engine, Options, Relays, Shape};
 use mpgpu_core::topology::{DeviceId, MemoryKind};
 use mpgpu_core::units::parse_size;
-use mpgpu_runtime::context::BackendChoice;
 use std::error::Error;
 use std::path::Path;
 use std::str::FromStr;

@@ -4,8 +4,8 @@ use crate::arguments::{Failure, backend, size as bytes};
 use crate::text::table;
 use clap::Args;
 use mpgpu_bench::{Looked, Row, heading, is_on_gpus, look, peer};
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions};
 use mpgpu_core::units::size;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
 use serde_json::{Value, json};
 
 pub const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 
 use crate::arguments::Failure;
 use clap::Args;
-use mpgpu_runtime::doctor::{Facts, Finding, Level, findings};
+use mpgpu_contexts::doctor::{Facts, Finding, Level, findings};
 use serde_json::{Value, json};
 
 #[derive(Args)]

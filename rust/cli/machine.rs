@@ -1,9 +1,9 @@
 //! The machine that a subcommand speaks of.
 
 use crate::arguments::Failure;
+use mpgpu_contexts::{Config, DISCOVERED, Origin, PROBED, machine_here};
 use mpgpu_core::topology::{self, Machine};
-use mpgpu_runtime::context::{Config, DISCOVERED, Origin, PROBED, machine_here};
-use mpgpu_runtime::cuda;
+use mpgpu_devices::cuda;
 
 /// A machine, and where it was taken from.
 pub struct Source {

@@ -120,7 +120,7 @@ fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let mut is_sound = true;
     // A variable that cannot be read is reported by whoever needs it: several subcommands need none.
-    if let Ok(config) = mpgpu_runtime::context::Config::from_environment() {
+    if let Ok(config) = mpgpu_contexts::Config::from_environment() {
         mpgpu::log::configure(config.log);
     }
     let text = match arguments.command {

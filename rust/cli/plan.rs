@@ -3,9 +3,9 @@
 use crate::arguments::{Failure, StagedPaths, Transfer, engine, shape, size};
 use crate::machine;
 use clap::Args;
+use mpgpu_contexts::PlanOptions;
 use mpgpu_core::plan::{Engine, Options, Plan, Shape, plan};
 use mpgpu_core::topology::Machine;
-use mpgpu_runtime::context::PlanOptions;
 
 #[derive(Args)]
 pub struct PlanArguments {

@@ -5,12 +5,12 @@ use crate::draw;
 use crate::plan::Request;
 use crate::text::table;
 use clap::Args;
+use mpgpu_contexts::{self as context, BackendChoice, Config, Context, ContextOptions};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::model::timeline::{Span, Timeline};
 use mpgpu_core::plan::Plan;
 use mpgpu_core::topology::Machine;
 use mpgpu_core::units::{size, time};
-use mpgpu_runtime::context::{self, BackendChoice, Config, Context, ContextOptions};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 

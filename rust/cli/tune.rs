@@ -11,10 +11,10 @@ mod report;
 use crate::arguments::{Failure, backend, size, write_file};
 use crate::machine;
 use clap::{Args, Subcommand};
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, Executed, NO_TUNING};
 use mpgpu_core::plan::Options;
 use mpgpu_core::topology::{self, Machine};
 use mpgpu_measure::tune::{Campaign, Case, Origin, Score, Search, Simulated, TuneError, TunedPoint, Tuning, digest};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Executed, NO_TUNING};
 use report::{Judged, MachineReport};
 use serde_json::json;
 use std::fmt::Display;
@@ -124,7 +124,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     let context = Context::open(&options, config)?;
     eprint!("{}", context.describe());
     let base = Options { staging_bytes: context.config().staging_bytes, ..Options::default() };
-    let (origin, sizes) = if context.backend().name() == "cuda" { (Origin::Cuda, SIZES) } else { (Origin::Host, HOST_SIZES) };
+    let (origin, sizes) = if context.backend().is_virtual() { (Origin::Host, HOST_SIZES) } else { (Origin::Cuda, SIZES) };
     let report = tune(arguments, context.machine(), base, sizes, origin, context.tuning(), &mut Executed::new(&context))?;
     Ok(finish(arguments, &[report]))
 }

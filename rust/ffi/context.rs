@@ -7,8 +7,8 @@ use super::types::*;
 use super::version::{MP_VERSION, MP_VERSION_MAJOR, MP_VERSION_MINOR, MP_VERSION_PATCH};
 use super::{log, message, node, plan, request};
 use mpgpu_backend::SignalWait;
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, MOST_THREADS};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, MOST_THREADS};
 use std::ffi::c_char;
 use std::sync::Arc;
 
@@ -142,8 +142,8 @@ pub unsafe extern "C" fn mp_context_get_info(
         let (gpus, host_domains) = (Out::if_wanted(gpus, c"gpus")?, Out::if_wanted(host_domains, c"host_domains")?);
         let backend = Out::if_wanted(backend, c"backend")?;
         let context = find(context)?;
-        let is_cuda = context.backend().name() == "cuda";
-        backend.write(if is_cuda { mp_backend_t::MP_BACKEND_CUDA } else { mp_backend_t::MP_BACKEND_HOST });
+        let is_virtual = context.backend().is_virtual();
+        backend.write(if is_virtual { mp_backend_t::MP_BACKEND_HOST } else { mp_backend_t::MP_BACKEND_CUDA });
         gpus.write(i32::try_from(context.machine().gpu_count()).unwrap_or(i32::MAX));
         host_domains.write(i32::try_from(context.machine().host_count()).unwrap_or(i32::MAX));
         Ok(())

@@ -5,8 +5,8 @@ use super::context::find;
 use super::guard::{Failure, guard};
 use super::stream::stream_of;
 use super::types::*;
+use mpgpu_contexts::{Context, Error};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{Context, Error};
 use std::ffi::c_void;
 
 /// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly

@@ -8,9 +8,9 @@ use super::request;
 use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
-use mpgpu_runtime::context::Context;
-use mpgpu_runtime::context::node::Collective;
-use mpgpu_runtime::context::node::message::{Descriptor, Envelope, Messenger, MessengerOptions, Operation, Outgoing, Pattern};
+use mpgpu_contexts::Context;
+use mpgpu_ranks::Collective;
+use mpgpu_ranks::message::{Descriptor, Envelope, Messenger, MessengerOptions, Operation, Outgoing, Pattern};
 use std::ffi::c_void;
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use super::stream::stream_of;
 use super::table::Table;
 use super::types::*;
 use mpgpu_backend::Completion;
-use mpgpu_runtime::context::Context;
-use mpgpu_runtime::context::node::message::Operation;
+use mpgpu_contexts::Context;
+use mpgpu_ranks::message::Operation;
 use std::ffi::c_void;
 use std::sync::Arc;
 

@@ -42,7 +42,7 @@ pub unsafe extern "C" fn mp_memory_export(
         if bytes == 0 {
             return Err(Failure::invalid(c"bytes", "bytes=0: must be 1 or more"));
         }
-        out.write(mp_memory_handle_t { bytes: context.export_memory(pointer.addr() as u64, bytes)?.encode() });
+        out.write(mp_memory_handle_t { bytes: context.state().export_memory(pointer.addr() as u64, bytes)?.encode() });
         Ok(())
     })
 }
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn mp_memory_import(
         let context = find(context)?;
         let handle = handle_of(handle)?;
         let kernels = (kernels != MP_DEVICE_AUTO).then_some(DeviceId(kernels));
-        let (address, on, seen) = context.import_memory_for(&handle, kernels).map_err(|error| {
+        let (address, on, seen) = context.state().import_memory_for(&handle, kernels).map_err(|error| {
             let failure = Failure::blame(c"handle")(error);
             Failure { argument: failure.argument.map(|own| if own == c"device" { c"kernels" } else { own }), ..failure }
         })?;
@@ -101,7 +101,7 @@ fn handle_of(handle: *const mp_memory_handle_t) -> Result<Handle, Failure> {
     let [handle] = array(handle, 1, c"handle", c"handle")? else {
         return Err(Failure::invalid(c"handle", "handle is NULL"));
     };
-    Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_runtime::context::Error::from(error)))
+    Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_contexts::Error::from(error)))
 }
 
 /// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn mp_memory_adopt(
         let [payload] = array(ipc_handle.cast::<[u8; 64]>(), 1, c"ipc_handle", c"ipc_handle")? else {
             return Err(Failure::invalid(c"ipc_handle", "ipc_handle is NULL"));
         };
-        Ok(context.adopt_memory(pointer.addr() as u64, bytes, device, *payload)?)
+        Ok(context.state().adopt_memory(pointer.addr() as u64, bytes, device, *payload)?)
     })
 }
 
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_
         if pointer.is_null() {
             return Ok(());
         }
-        Ok(context.close_memory(pointer.addr() as u64)?)
+        Ok(context.state().close_memory(pointer.addr() as u64)?)
     })
 }
 
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
     guard(|| {
         let out = Out::new(uuid.cast::<[u8; 16]>(), c"uuid")?;
         let context = find(context)?;
-        out.write(context.device_uuid(DeviceId(device))?);
+        out.write(context.state().device_uuid(DeviceId(device))?);
         Ok(())
     })
 }

@@ -7,8 +7,8 @@
 use super::argument::{Name, bad_handle};
 use super::guard::Failure;
 use super::types::mp_status_t::MP_ERROR_OUT_OF_MEMORY;
+use mpgpu_contexts::Error;
 use mpgpu_ipc::fork::{self, OfProcess};
-use mpgpu_runtime::context::Error;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

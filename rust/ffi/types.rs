@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub const MP_DEVICE_HOST: i32 = -1;
 
 /// In a transfer, in place of a device: the one whose memory the address lies in.
-pub const MP_DEVICE_AUTO: i32 = mpgpu_runtime::context::Transfer::AUTO.0;
+pub const MP_DEVICE_AUTO: i32 = mpgpu_contexts::Transfer::AUTO.0;
 
 /// In the options of a plan, as `relay_gpus`: no GPU.
 pub const MP_RELAY_NONE: u64 = 0x8000_0000_0000_0000;
@@ -17,12 +17,12 @@ pub const MP_ANY_RANK: i32 = -1;
 
 /// In place of a window, in the end of a transfer that another rank names: the window is that of the other rank's half, which has
 /// the same tag in place of an offset.
-pub const MP_BY_TAG: u32 = mpgpu_runtime::context::node::NodeEnd::BY_TAG;
+pub const MP_BY_TAG: u32 = mpgpu_ranks::NodeEnd::BY_TAG;
 
 /// Metadata of a message at most, bytes.
 pub const MP_MESSAGE_METADATA_BYTES: usize = 256;
 
-const _: () = assert!(MP_MESSAGE_METADATA_BYTES == mpgpu_runtime::context::node::message::METADATA_BYTES);
+const _: () = assert!(MP_MESSAGE_METADATA_BYTES == mpgpu_ranks::message::METADATA_BYTES);
 
 /// Outcome of a call. Numbers are never reused or changed.
 #[repr(C)]

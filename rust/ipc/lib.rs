@@ -55,7 +55,7 @@ use mpgpu_core::topology;
 /// The allocation that a handle is about, among all of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationKey {
-    /// [`Backend::name`](crate::backend::Backend::name) as a number: allocation ids are each backend's own.
+    /// Which backend, as a number: allocation ids are each backend's own.
     pub backend: u8,
     /// [`Allocation::id`](crate::backend::Allocation::id).
     pub allocation: u64,

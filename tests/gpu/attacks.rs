@@ -165,7 +165,7 @@ fn memory_goes_while_another_thread_captures() {
         let [small, large] = [4096, 8 << 20].map(|bytes| context.allocate(GPU0, bytes).expect("memory"));
         let [pinned, paged] = [4096, 8 << 20].map(|bytes| context.allocate(DeviceId::HOST, bytes).expect("memory"));
         let away = context.allocate(GPU1, 4096).expect("memory");
-        let (imported, _) = context.import_memory(&handle_of(&peer.ask("counters"))).expect("imported");
+        let (imported, _) = context.state().import_memory(&handle_of(&peer.ask("counters"))).expect("imported");
         let other = super::context(None, |_| {});
         other.allocate(GPU0, 4096).expect("memory");
         let raw_stream = StreamHandle(stream.addr());
@@ -179,7 +179,7 @@ fn memory_goes_while_another_thread_captures() {
                 for address in [small, large, pinned, paged, away] {
                     context.free(address).expect("allocated");
                 }
-                context.close_memory(imported).expect("imported");
+                context.state().close_memory(imported).expect("imported");
                 other.close().expect("nothing has failed");
                 drop(other);
             });

@@ -28,10 +28,10 @@ use self::scale::scaled;
 use self::skip::skip;
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu_backend::{Backend, BackendError, Completion, Endpoints, Execution, MemoryKind, Report, StreamHandle};
+use mpgpu_contexts::{Config, Context, ContextOptions, Error, PlanOptions, Transfer};
 use mpgpu_core::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use mpgpu_core::topology::{self, DeviceId, LinkKind, Machine, NodeKind, Topology};
-use mpgpu_runtime::context::{Config, Context, ContextOptions, Error, PlanOptions, Transfer};
-use mpgpu_runtime::cuda::{CudaBackend, device_count, discover};
+use mpgpu_devices::cuda::{CudaBackend, device_count, discover};
 use smallvec::smallvec;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -439,25 +439,27 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
 }
 
 #[test]
-fn ordinary_host_memory_is_copied_by_the_driver_in_one_piece() {
+fn ordinary_host_memory_is_copied_by_threads_over_several_paths_or_by_the_driver_in_one_piece() {
     let Some(_turn) = gpus(2) else { return };
     set_device(0);
-    let context = context(forced(), |config| config.host_path = Some(true));
     let bytes = (33 << 20) + 9;
     let content = Random(4).bytes(bytes as usize);
-    let mut back = vec![0_u8; bytes as usize];
-    let gpu = context.allocate(GPU1, bytes).expect("memory");
-    write(gpu, &vec![0x33; bytes as usize]);
-    let stream = context.create_stream(GPU1).expect("a stream");
-    let there = Transfer { dst: gpu, dst_device: GPU1, src: content.as_ptr() as u64, src_device: DeviceId::HOST, bytes };
-    let here = Transfer { dst: back.as_mut_ptr() as u64, dst_device: DeviceId::HOST, src: gpu, src_device: GPU1, bytes };
-    for transfer in [there, here] {
-        let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
-        assert_eq!(plan.paths(), 1, "{}", plan.describe());
-        assert!(plan.describe().contains("pageable"), "{}", plan.describe());
-        plan.execute(stream).expect("enqueued").wait().expect("it runs");
+    for threads in [0, 8] {
+        let context = context(forced(), |config| (config.host_path, config.host_threads) = (Some(true), threads));
+        let mut back = vec![0_u8; bytes as usize];
+        let gpu = context.allocate(GPU1, bytes).expect("memory");
+        write(gpu, &vec![0x33; bytes as usize]);
+        let stream = context.create_stream(GPU1).expect("a stream");
+        let there = Transfer { dst: gpu, dst_device: GPU1, src: content.as_ptr() as u64, src_device: DeviceId::HOST, bytes };
+        let here = Transfer { dst: back.as_mut_ptr() as u64, dst_device: DeviceId::HOST, src: gpu, src_device: GPU1, bytes };
+        for transfer in [there, here] {
+            let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+            assert_eq!(plan.paths() > 1, threads > 0, "{}", plan.describe());
+            assert!(plan.describe().contains("pageable"), "{}", plan.describe());
+            plan.execute(stream).expect("enqueued").wait().expect("it runs");
+        }
+        assert_bytes(&back, &content, &format!("there and back, {threads} threads"));
     }
-    assert_bytes(&back, &content, "there and back");
 }
 
 /// Fills the source, copies, and copies on, all in one stream and without the host waiting in between.

@@ -2,9 +2,9 @@
 
 use super::{backend, gpus};
 use mpgpu_backend::Backend;
+use mpgpu_contexts::doctor::{Facts, Level, findings};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::cuda::{Tried, doctor};
-use mpgpu_runtime::doctor::{Facts, Level, findings};
+use mpgpu_devices::cuda::{Tried, doctor};
 use std::io::Write;
 
 #[test]

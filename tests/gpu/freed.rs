@@ -146,7 +146,7 @@ fn plan_case(words: &[&str]) -> String {
     let verify = *stream == "verified";
     let context = context(None, |config| {
         if verify {
-            config.verify = mpgpu_runtime::context::Verify::Bytes;
+            config.verify = mpgpu_contexts::Verify::Bytes;
         }
     });
     let bytes = BYTES as u64;
@@ -313,13 +313,13 @@ fn memory_of_several_chunks_is_an_end_of_plans_and_is_shared_by_the_chunk() {
         for chunk in 0..gpus.len() as u64 {
             let first = range.base + chunk * CHUNK as u64;
             for (at, bytes) in [(0, CHUNK as u64), (4096, 4096)] {
-                let exported = context.export_memory(first + at, bytes).map(drop);
+                let exported = context.state().export_memory(first + at, bytes).map(drop);
                 assert!(exported.is_ok(), "{bytes} bytes of chunk {chunk} of GPUs {gpus:?}: {exported:?}");
             }
         }
         if gpus.len() > 1 {
             for (at, bytes) in [(0, bytes), (CHUNK as u64 - 1, 2)] {
-                let refused = context.export_memory(range.base + at, bytes).map(drop);
+                let refused = context.state().export_memory(range.base + at, bytes).map(drop);
                 let says = |why: &str| why.contains("several chunks") && why.contains("export each chunk");
                 assert!(matches!(&refused, Err(error) if says(&error.to_string())), "{bytes} bytes of GPUs {gpus:?}: {refused:?}");
             }

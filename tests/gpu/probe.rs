@@ -2,10 +2,10 @@
 //! GPUs, and is refused when stale. Times are only held against what no machine can do.
 
 use super::*;
+use mpgpu_contexts::{BackendChoice, Verify};
+use mpgpu_devices::cuda::identity;
 use mpgpu_measure::probe::{Integrity, ProbeOptions, Progress};
 use mpgpu_measure::tune::{Origin, digest};
-use mpgpu_runtime::context::{BackendChoice, Verify};
-use mpgpu_runtime::cuda::identity;
 use std::path::PathBuf;
 use std::time::Instant;
 

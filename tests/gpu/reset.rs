@@ -17,7 +17,7 @@ fn reset() {
 /// What a program has when it resets its devices.
 struct Program {
     context: Context,
-    plan: Arc<mpgpu_runtime::context::Plan>,
+    plan: Arc<mpgpu_contexts::Plan>,
     stream: StreamHandle,
     event: mpgpu_backend::EventHandle,
     buffers: [u64; 2],
@@ -90,7 +90,7 @@ fn everything_is_refused(program: &Program) {
     refused("create_stream", context.create_stream(GPU0));
     let transfer = Transfer { dst: buffers[0], dst_device: GPU0, src: buffers[1], src_device: GPU0, bytes: 64 };
     refused("plan", context.plan(&[transfer], &PlanOptions::default()));
-    refused("export_memory", context.export_memory(buffers[0], BYTES));
+    refused("export_memory", context.state().export_memory(buffers[0], BYTES));
     // Giving back is no error: there is nothing left of it.
     for address in [buffers[0], *host] {
         let freed = context.free(address);

@@ -35,7 +35,7 @@ pub(super) fn handle_of(text: &str) -> Handle {
 }
 
 pub(super) fn export(context: &Context, address: u64, bytes: u64) -> String {
-    hex(&context.export_memory(address, bytes).expect("memory that can be shared").encode())
+    hex(&context.state().export_memory(address, bytes).expect("memory that can be shared").encode())
 }
 
 /// How both processes wait for signals, and move bytes into each other's memory.
@@ -43,7 +43,7 @@ const WAYS: [(SignalWait, Engine); 2] = [(SignalWait::Operation, Engine::Auto), 
 const CHILD: &str = "SHARE_TEST_CHILD";
 
 /// Copies of one transfer, in the order of a stream.
-fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu_runtime::context::Plan> {
+fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu_contexts::Plan> {
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
     context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
 }
@@ -114,7 +114,7 @@ fn child_obeys() {
         let line = line.expect("text");
         let words: Vec<&str> = line.split_whitespace().collect();
         let answer = match words[0] {
-            "import" => match context.import_memory(&handle_of(words[1])) {
+            "import" => match context.state().import_memory(&handle_of(words[1])) {
                 Ok((address, device)) => {
                     imports.push((address, device));
                     format!("device {}", device.0)
@@ -173,7 +173,7 @@ fn child_obeys() {
             }
             "close" => {
                 for (address, _) in imports.drain(..) {
-                    context.close_memory(address).expect("imported");
+                    context.state().close_memory(address).expect("imported");
                 }
                 "closed".into()
             }
@@ -201,7 +201,7 @@ fn a_peer_puts(wait: SignalWait, engine: Engine) {
     host_words(seen, rounds() as usize * 64).fill(0);
     assert_eq!(peer.ask(&format!("import {}", export(&context, inbox, BYTES))), "device 0");
     assert_eq!(peer.ask(&format!("import {}", export(&context, counters, 16))), "device -1");
-    let (theirs, on) = context.import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer");
+    let (theirs, on) = context.state().import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer");
     assert_eq!(on, DeviceId::HOST);
 
     let stream = context.create_stream(GPU0).expect("a stream");
@@ -217,7 +217,7 @@ fn a_peer_puts(wait: SignalWait, engine: Engine) {
         assert_eq!(*found, word(i as u64 / 64 + 1, i % 64), "round {}, word {}", i / 64 + 1, i % 64);
     }
     assert_eq!(peer.ask("close"), "closed");
-    context.close_memory(theirs).expect("imported");
+    context.state().close_memory(theirs).expect("imported");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn signals_go_round(wait: SignalWait, engine: Engine) {
     host_words(counters, 2).fill(0);
     let (theirs, _) = {
         peer.ask(&format!("import {}", export(&context, counters, 16)));
-        context.import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer")
+        context.state().import_memory(&handle_of(&peer.ask("counters"))).expect("host memory of the peer")
     };
     let stream = context.create_stream(GPU0).expect("a stream");
     assert_eq!(peer.ask("echo"), "enqueued");
@@ -248,7 +248,7 @@ fn signals_go_round(wait: SignalWait, engine: Engine) {
         std::io::stderr(),
         "gpu tests: a signal from stream to stream of two processes takes {one_way:?} one way, waiting by {wait:?}"
     ));
-    context.close_memory(theirs).expect("imported");
+    context.state().close_memory(theirs).expect("imported");
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn memory_of_a_pool_is_refused_with_the_remedy() {
     let (mut address, raw) = (0, std::ptr::with_exposed_provenance_mut(stream.0));
     // SAFETY: the output is valid for the call; a stream of this GPU. Freed below, and not used.
     unsafe { ok(sys::cuMemAllocAsync(&mut address, 1 << 20, raw)) };
-    let error = context.export_memory(address, 4096).expect_err("the default pool cannot be shared");
+    let error = context.state().export_memory(address, 4096).expect_err("the default pool cannot be shared");
     assert!(matches!(&error, Error::Backend(BackendError::NotSupported(_))), "{error:?}");
     for part in ["CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "mp_alloc"] {
         assert!(error.to_string().contains(part), "{error}");

@@ -68,7 +68,7 @@ fn room() -> u64 {
     (0..PIECES).map(|number| SIZES[(number % SIZES.len() as u64) as usize] + 2 * MARGIN).sum::<u64>() + MARGIN
 }
 
-fn is_by_kernel(plan: &mpgpu_runtime::context::Plan) -> bool {
+fn is_by_kernel(plan: &mpgpu_contexts::Plan) -> bool {
     plan.planned().program.ops.iter().all(|op| op.mechanism == Mechanism::Kernel)
 }
 
@@ -79,7 +79,7 @@ fn pieces_of_every_alignment_in_any_pinned_memory_arrive_whole_from_streams_of_e
     for verify in [false, true] {
         let context = Arc::new(context(None, |config| {
             if verify {
-                config.verify = mpgpu_runtime::context::Verify::Bytes;
+                config.verify = mpgpu_contexts::Verify::Bytes;
             }
         }));
         let streams: Vec<StreamHandle> =

@@ -36,7 +36,7 @@ def test_every_status_has_an_exception():
 def names_in_texts():
     """Names of C in the texts of the library; not its statuses, which exceptions have, nor its structs, which the package fills."""
     tokens = re.compile(r'//[^\n]*|r(#*)".*?"\1|"((?:[^"\\]|\\.)*)"|\'(?:[^\\\']|\\.)\'', re.DOTALL)
-    for folder in ("core", "measure", "backend", "ipc", "runtime", "ffi"):
+    for folder in ("core", "measure", "backend", "ipc", "devices", "contexts", "ranks", "ffi"):
         for file in (SOURCES / "rust" / folder).rglob("*.rs"):
             for token in tokens.finditer(file.read_text(encoding="utf-8")):
                 # Without what is filled in.

@@ -6,12 +6,12 @@ use crate::backend::{
     Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
 };
-use crate::bridge::{Segment, run_actions_on_cpu};
 use crate::plan::{self, Copy, Options, Place, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
 use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
+use mpgpu_devices::host::kernel::{Segment, run_actions};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -162,7 +162,7 @@ fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn
     let addresses = [address_of(words), stop, turn];
     let run_block = |block| {
         // SAFETY: ends, flags and words outlive the threads, and all blocks return before this does.
-        unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), 12, block, blocks) }
+        unsafe { run_actions(actions, &addresses, 12, block, blocks) }
     };
     thread::scope(|scope| {
         let run_block = &run_block;

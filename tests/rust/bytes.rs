@@ -5,10 +5,10 @@
 
 use crate::common::Random;
 use mpgpu_backend::{EventHandle, StreamHandle};
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer, Verify};
 use mpgpu_core::plan::{Options, validate};
 use mpgpu_core::topology::{DeviceId, Machine};
-use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 use crate::addresses::Addresses;
 use crate::common::Random;
 use mpgpu_backend::Backend;
+use mpgpu_contexts::{CacheStatistics, Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_core::plan::Engine;
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::context::{CacheStatistics, Config, Context, Plan, PlanOptions, Transfer};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 use crate::node::*;
 use crate::node_plans::{self, as_ranks, end, memory};
 use mpgpu::abi::*;
+use mpgpu_contexts::{Error, PlanOptions};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::message::MessengerOptions;
-use mpgpu_runtime::context::node::{Agent, Allgather, NodeGroup, NodeTransfer, Partitioning, Window};
-use mpgpu_runtime::context::{Error, PlanOptions};
+use mpgpu_ranks::message::MessengerOptions;
+use mpgpu_ranks::{Agent, Allgather, NodeGroup, NodeTransfer, Partitioning, Window};
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};

@@ -404,7 +404,7 @@ fn a_judgement_is_of_the_tuning_in_force_and_says_so() {
 
 #[test]
 fn the_names_of_this_machine_are_known_wherever_a_machine_is_named() {
-    if mpgpu_runtime::cuda::device_count().is_ok() {
+    if mpgpu_devices::cuda::device_count().is_ok() {
         return crate::skip::skip("there are GPUs, which have a topology");
     }
     for name in ["discovered", "probed"] {

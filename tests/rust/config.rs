@@ -3,10 +3,10 @@
 use crate::skip::skip;
 use log::LevelFilter;
 use mpgpu_backend::{SignalWait, StreamHandle};
+use mpgpu_contexts::config::{IGNORED, PRELOAD, VARIABLES};
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer, Verify};
 use mpgpu_core::plan::{Engine, Options};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::config::{IGNORED, PRELOAD, VARIABLES};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer, Verify};
 use proptest::prelude::*;
 
 fn config(pairs: &[(&str, &str)]) -> Config {

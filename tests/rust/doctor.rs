@@ -1,11 +1,11 @@
 //! What the doctor makes of facts: each line on facts made by hand, because no machine has all that can be wrong.
 
-use mpgpu_runtime::context::File;
-use mpgpu_runtime::cuda::doctor::{Fabric, Gpu, GpuFacts as Cuda, HostFacts, Mode, Pair, PcieNow, Pinning};
-use mpgpu_runtime::cuda::{Loss, Mover, Tried};
-use mpgpu_runtime::doctor::facts::{Limits, Mps, Rank, rank};
-use mpgpu_runtime::doctor::trials::Trial;
-use mpgpu_runtime::doctor::{Facts, Finding, Level, findings};
+use mpgpu_contexts::File;
+use mpgpu_contexts::doctor::facts::{Limits, Mps, Rank, rank};
+use mpgpu_contexts::doctor::trials::Trial;
+use mpgpu_contexts::doctor::{Facts, Finding, Level, findings};
+use mpgpu_devices::cuda::doctor::{Fabric, Gpu, GpuFacts as Cuda, HostFacts, Mode, Pair, PcieNow, Pinning};
+use mpgpu_devices::cuda::{Loss, Mover, Tried};
 use rustix::io::Errno;
 
 /// A machine of two GPUs where all is well.
@@ -211,7 +211,7 @@ fn what_sharing_needs_and_is_denied_is_named_with_its_call() {
         one(Level::Refused, "sharing", "memfd_create", remedy, |facts| facts.trials[0].result = Err(error));
     }
     // Of this machine they are all allowed, or its sandbox is worth a line.
-    assert!(mpgpu_runtime::doctor::trials::all().len() >= 6);
+    assert!(mpgpu_contexts::doctor::trials::all().len() >= 6);
 }
 
 #[test]

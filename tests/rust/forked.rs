@@ -3,7 +3,7 @@
 use crate::node::*;
 use crate::peer::*;
 use mpgpu::abi::*;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions};
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions};
 use std::io::{Read, Write};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};

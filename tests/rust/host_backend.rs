@@ -5,7 +5,7 @@
 use mpgpu_backend::{Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, MemoryKind, StreamHandle};
 use mpgpu_core::plan::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use smallvec::smallvec;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};

@@ -1,6 +1,6 @@
 //! The CPU build of the fused copy kernel against a plain copy.
 
-use mpgpu_runtime::host::kernel::{Grid, Segment, copy_segments};
+use mpgpu_devices::host::kernel::{Grid, Segment, copy_segments};
 use proptest::prelude::*;
 
 const CANARY: u8 = 0xa5;

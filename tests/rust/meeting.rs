@@ -2,8 +2,8 @@
 
 use crate::node_plans::context;
 use crate::peer::Peer;
-use mpgpu_runtime::context::node::NodeGroup;
-use mpgpu_runtime::context::{Error, PlanOptions};
+use mpgpu_contexts::{Error, PlanOptions};
+use mpgpu_ranks::NodeGroup;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

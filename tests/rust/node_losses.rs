@@ -3,9 +3,9 @@
 use crate::common::Random;
 use crate::node_plans::{as_ranks, context, end};
 use mpgpu_backend::{BackendError, StreamHandle};
+use mpgpu_contexts::{Context, Error, PlanOptions, Transfer};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{NodeGroup, NodePlan, NodeTransfer, Window};
-use mpgpu_runtime::context::{Context, Error, PlanOptions, Transfer};
+use mpgpu_ranks::{NodeGroup, NodePlan, NodeTransfer, Window};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};

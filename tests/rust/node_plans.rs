@@ -3,9 +3,9 @@
 
 use crate::common::{Random, config};
 use mpgpu_backend::StreamHandle;
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::node::{Allgather, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
+use mpgpu_ranks::{Allgather, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Window};
 use proptest::prelude::*;
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
@@ -344,7 +344,7 @@ fn a_ring_of_ranks_that_see_one_gpu_each_gains_by_several_paths_what_one_process
         let memory = |gpu| [0, 1].map(|_| one.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
         let buffers: Vec<[u64; 2]> = (0..gpus).map(memory).collect();
         let transfers: Vec<_> = (0..gpus)
-            .map(|gpu| mpgpu_runtime::context::Transfer {
+            .map(|gpu| mpgpu_contexts::Transfer {
                 dst: buffers[(gpu as usize + 1) % buffers.len()][1],
                 dst_device: DeviceId::gpu((gpu + 1) % gpus),
                 src: buffers[gpu as usize][0],

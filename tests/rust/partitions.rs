@@ -4,10 +4,10 @@
 use crate::common::{Random, config};
 use crate::node_plans::{as_ranks, context, end, handed_in, memory};
 use mpgpu_backend::StreamHandle;
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_measure::tune::{self, PartitionMover};
-use mpgpu_runtime::context::node::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, Error, PlanOptions};
+use mpgpu_ranks::{Agent, Alone, NodeGroup, NodePlan, NodeTransfer, PartitionTrials, Partitioning, Trigger, Window};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,12 +3,12 @@
 
 use mpgpu::abi::*;
 use mpgpu_backend::*;
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, ProbeReport};
 use mpgpu_core::plan::{Place, Program};
 use mpgpu_core::topology::FORMAT;
 use mpgpu_core::topology::{self, DeviceId, Machine, TopologyError};
+use mpgpu_devices::host::HostBackend;
 use mpgpu_measure::probe::{Integrity, ProbeOptions};
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, ProbeReport};
-use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
@@ -149,6 +149,9 @@ impl Losing {
 impl Backend for Losing {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+    fn is_virtual(&self) -> bool {
+        self.inner.is_virtual()
     }
     fn identity(&self) -> Result<Identity, BackendError> {
         self.inner.identity()

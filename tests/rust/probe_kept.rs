@@ -1,10 +1,11 @@
 //! Which kept probes and tunings contexts take, and what is kept of a probe.
 
 use super::*;
-use crate::context::{NO_TUNING, PlanOptions, Transfer, Verify};
 use crate::host::HostBackend;
-use crate::topology::Gpu;
-use crate::tune::{Pattern, Side};
+use crate::probe_files::{kept, named, own};
+use crate::topology::{self, Gpu, Topology};
+use crate::tune::{self, Pattern, Side};
+use crate::{NO_TUNING, PlanOptions, Transfer, Verify};
 use std::time::Duration;
 
 #[test]

@@ -2,11 +2,11 @@
 
 use crate::common::{Random, config};
 use mpgpu_backend::{MemoryKind, StreamHandle};
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer, Verify};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::plan::{Options, Plan, Shape, plan, validate};
 use mpgpu_core::topology::{DeviceId, Machine, NodeKind, preset};
-use mpgpu_runtime::context::{Config, Context, PlanOptions, Transfer, Verify};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -3,10 +3,10 @@
 use crate::addresses::Addresses;
 use crate::common::Random;
 use mpgpu_backend::*;
+use mpgpu_contexts::staging::{Region, Regions, Staging};
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer};
 use mpgpu_core::plan::Ring;
 use mpgpu_core::topology::{DeviceId, Machine, preset};
-use mpgpu_runtime::context::staging::{Region, Regions, Staging};
-use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer};
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,7 +7,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
 
 /// The crates, from the ground up: folders of `rust/`.
-const CRATES: [&str; 9] = ["core", "measure", "backend", "ipc", "runtime", "api", "ffi", "bench", "cli"];
+const CRATES: [&str; 11] = ["core", "measure", "backend", "ipc", "devices", "contexts", "ranks", "api", "ffi", "bench", "cli"];
 
 /// Folder to folder, within a crate.
 type Imports = BTreeSet<(Module, Module)>;
@@ -280,6 +280,32 @@ fn no_two_types_of_a_crate_have_the_same_name() {
         );
     }
     assert!(twins.is_empty(), "types of one name:\n{}", twins.join("\n"));
+}
+
+/// The methods of each type of a file, but for those of traits.
+#[derive(Default)]
+struct Methods(BTreeMap<String, usize>);
+
+impl<'a> Visit<'a> for Methods {
+    fn visit_item_impl(&mut self, item: &'a ItemImpl) {
+        if let (None, syn::Type::Path(of)) = (&item.trait_, &*item.self_ty) {
+            let name = of.path.segments.last().map_or(String::new(), |segment| segment.ident.to_string());
+            *self.0.entry(name).or_default() += item.items.iter().filter(|item| matches!(item, syn::ImplItem::Fn(_))).count();
+        }
+    }
+}
+
+#[test]
+fn no_type_has_eighty_methods() {
+    let mut most = 0;
+    for name in CRATES {
+        let mut methods = Methods::default();
+        parsed(name).iter().for_each(|(_, file)| methods.visit_file(file));
+        let many: Vec<_> = methods.0.iter().filter(|(_, count)| **count >= 80).collect();
+        assert!(many.is_empty(), "rust/{name}: {many:?}");
+        most = methods.0.into_values().fold(most, usize::max);
+    }
+    assert!(most > 30, "they are counted");
 }
 
 /// `packaging/notices` writes the file anew.

@@ -1,11 +1,11 @@
 //! When the operations of an execution ran: `Plan::trace` and the backend's timed executions.
 
 use mpgpu_backend::{Backend, BackendError, Endpoints, Execution, Report};
+use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
 use mpgpu_core::model::timeline::Timeline;
 use mpgpu_core::plan::{Engine, Program};
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
 /// A context of virtual devices.

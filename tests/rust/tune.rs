@@ -1,16 +1,16 @@
 //! Tuning: what the search finds, what the file holds, and which values are in force.
 
 use crate::common::{Random, config, machine_and_batch};
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer, Verify};
 use mpgpu_core::plan::{Engine, Options, Plan, PlanError, Shape, Tuned, plan, validate};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{DeviceId, Machine, preset, preset_names};
+use mpgpu_devices::host::HostBackend;
 use mpgpu_measure::tune::{
     Advice, Campaign, Case, Class, ClassTuning, EngineTuning, Origin, PartitionMover, PartitionTrial, PartitionTuning, Pattern, Preference,
     Score, Search, Setting, Side, Simulated, SizeTuning, Trials, TunedPoint, Tuning, Verdict, digest, grid, parse, search_partitions,
     short, spread_partitions,
 };
-use mpgpu_runtime::context::{Config, Context, Error, PlanOptions, Transfer, Verify};
-use mpgpu_runtime::host::HostBackend;
 use proptest::prelude::*;
 use std::convert::Infallible;
 use std::path::PathBuf;

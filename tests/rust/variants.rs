@@ -1,9 +1,9 @@
 //! What executions of a plan take is what was measured to be the fastest: on the host backend's bytes, by a clock that the test keeps.
 
 use mpgpu_backend::*;
+use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
 use mpgpu_core::topology::{DeviceId, Machine, load};
-use mpgpu_runtime::context::{Config, Context, Plan, PlanOptions, Transfer};
-use mpgpu_runtime::host::HostBackend;
+use mpgpu_devices::host::HostBackend;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

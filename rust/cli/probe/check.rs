@@ -1,9 +1,9 @@
 //! Predicted against measured time: plans of the context's topology, run on the machine.
 
+use mpgpu_contexts::{Context, Plan as Bound, PlanOptions, Transfer};
 use mpgpu_core::plan::{PathPlan, Plan, Shape};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_core::units::size;
-use mpgpu_runtime::context::{Context, Plan as Bound, PlanOptions, Transfer};
 use serde_json::{Value, json};
 use std::error::Error;
 use std::fmt::Write;
@@ -95,7 +95,7 @@ fn cases(gpus: u32) -> Vec<Case> {
 pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     let machine = context.machine();
     let sizes: &[u64] =
-        if context.backend().name() == "host" { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
+        if context.backend().is_virtual() { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
     let mut checked: Vec<Checked> = Vec::new();
     let joined = |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
     // Where the topology has no way for a copy, there is nothing to predict.

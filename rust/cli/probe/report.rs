@@ -1,9 +1,9 @@
 //! What a probe found, as tables and as JSON.
 
+use mpgpu_contexts::ProbeReport;
 use mpgpu_core::plan::Mechanism;
 use mpgpu_core::topology::{CostUnit, Costs, DeviceId};
 use mpgpu_measure::probe::{Hop, HopFound, Integrity, Pipeline, Reading};
-use mpgpu_runtime::context::ProbeReport;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -5,10 +5,10 @@ use super::driver::{Current, handle};
 use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::{CompletionState, Signal, SignalWait, StreamHandle};
-use crate::context::node::message::{Messenger, MessengerOptions, Outgoing, Pattern};
-use crate::context::node::{Alone, NodeGroup};
-use crate::context::{Config, Context};
 use crate::topology::DeviceId;
+use mpgpu_contexts::{Config, Context};
+use mpgpu_ranks::message::{Messenger, MessengerOptions, Outgoing, Pattern};
+use mpgpu_ranks::{Alone, NodeGroup};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

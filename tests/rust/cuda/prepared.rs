@@ -6,10 +6,10 @@ use super::driver::Driver;
 use super::refusals::{assert_arrived, no_nvml, write};
 use super::{Backend, CudaBackend, discover};
 use crate::backend::{Endpoints, Execution, PlanState};
-use crate::context::{Config, Context, PlanOptions, Transfer};
 use crate::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine};
+use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
 use smallvec::smallvec;
 use std::sync::Arc;
 

@@ -4,10 +4,10 @@
 use super::double::{self, calls, node};
 use super::{Backend, CudaBackend};
 use crate::backend::{Allocation, BackendError, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
-use crate::context::{Config, Context};
 use crate::ipc::signal;
 use crate::plan::Program;
 use crate::topology::{DeviceId, Machine, preset};
+use mpgpu_contexts::{Config, Context};
 use std::sync::Arc;
 use std::thread::Scope;
 use std::time::{Duration, Instant};

@@ -5,10 +5,10 @@ use super::double::{self, calls, node};
 use super::driver::{Code, Driver, code};
 use super::{CudaBackend, discover};
 use crate::backend::{Backend, BackendError, Endpoints, Execution, LostPeer, MemoryKind, Report, Signal, SignalWait, StreamHandle};
-use crate::context::{Config, Context, End, Error, PlanOptions, Transfer};
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::discover::topology;
 use crate::topology::{DeviceId, Machine, Topology, preset};
+use mpgpu_contexts::{Config, Context, End, Error, PlanOptions, Transfer};
 use nvml_wrapper::Nvml;
 use smallvec::smallvec;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -631,7 +631,7 @@ fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() 
     let context = context();
     let pool = node(|node| node.new_pool(0, false));
     let address = node(|node| node.give_from(pool, 4096)).expect("memory");
-    let refused = context.export_memory(address, 4096).map(drop).expect_err("the default pool is such a one");
+    let refused = context.state().export_memory(address, 4096).map(drop).expect_err("the default pool is such a one");
     let text = refused.to_string();
     assert!(matches!(refused, Error::Backend(BackendError::NotSupported(_))), "{text}");
     for part in ["cudaMallocAsync", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "mp_alloc"] {
@@ -641,9 +641,9 @@ fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() 
     let shared = node(|node| node.new_pool(0, true));
     let address = node(|node| node.give_from(shared, 4096)).expect("memory");
     refuse("cuMemPoolExportToShareableHandle", code::OUT_OF_MEMORY);
-    let failed = context.export_memory(address, 4096).map(drop);
+    let failed = context.state().export_memory(address, 4096).map(drop);
     assert!(matches!(&failed, Err(Error::Backend(BackendError::Driver { code: 2, .. }))), "{failed:?}");
-    context.export_memory(address, 4096).expect("memory of a pool that was");
+    context.state().export_memory(address, 4096).expect("memory of a pool that was");
     let old = backend(double::without("cuMemPoolExportToShareableHandle"));
     let refused = old.export(&old.locate(address).expect("an answer").expect("known"));
     assert!(
@@ -760,7 +760,7 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
 }
 
 /// Plans and runs one transfer of 8 MB from GPU 0 to GPU 1, and checks its bytes.
-fn transfer_of(context: &Context) -> Arc<crate::context::Plan> {
+fn transfer_of(context: &Context) -> Arc<mpgpu_contexts::Plan> {
     const BYTES: u64 = 8_000_003;
     let [src, dst] = [GPU0, GPU1].map(|device| context.allocate(device, BYTES).expect("memory"));
     write(src, BYTES as usize, 5);

@@ -6,8 +6,8 @@ use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::host_memory::PageRange;
 use crate::backend::{BackendError, REGISTERED_PIECE, StreamHandle};
-use crate::context::{Config, Context, Error, PlanOptions, Transfer};
 use crate::topology::DeviceId;
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 
 const GPU0: DeviceId = DeviceId::gpu(0);

@@ -6,9 +6,9 @@ use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::{SignalWait, StreamHandle};
 use crate::bridge::Segment;
-use crate::context::node::{Agent, Alone, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Partitioning, Window, meet_at};
-use crate::context::{Config, Context, PlanOptions};
 use crate::topology::DeviceId;
+use mpgpu_contexts::{Config, Context, PlanOptions};
+use mpgpu_ranks::{Agent, Alone, NodeEnd, NodeGroup, NodePlan, NodeTransfer, Partitioning, Window, meet_at};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -5,8 +5,8 @@ use super::driver::{Code, Driver};
 use super::prepared;
 use super::refusals::{assert_arrived, write};
 use crate::backend::{BackendError, StreamHandle};
-use crate::context::{Config, Context, Error, PlanOptions, Transfer};
 use crate::topology::DeviceId;
+use mpgpu_contexts::{Config, Context, Error, PlanOptions, Transfer};
 use std::ptr::null_mut;
 
 const GPU0: DeviceId = DeviceId::gpu(0);

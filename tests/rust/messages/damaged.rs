@@ -5,8 +5,8 @@ use super::{TOPOLOGY, options};
 use crate::node_plans::{as_ranks, context, memory};
 use mpgpu_backend::{BackendError, CompletionState};
 use mpgpu_ipc::Handle;
-use mpgpu_runtime::context::node::message::Operation;
-use mpgpu_runtime::context::node::{Allgather, NodeGroup};
+use mpgpu_ranks::message::Operation;
+use mpgpu_ranks::{Allgather, NodeGroup};
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -122,11 +122,11 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
             let said: serde_json::Value = serde_json::from_str(&heard.lock().expect("no panic")).expect("an offer");
             let mailbox: Vec<u8> = serde_json::from_value(said["Ok"]["mailbox"].clone()).expect("a handle");
             let mailbox = Handle::decode(&mailbox.try_into().expect("a handle")).expect("a handle");
-            let (address, _) = rank.context.import_memory(&mailbox).expect("its own");
+            let (address, _) = rank.context.state().import_memory(&mailbox).expect("its own");
             // SAFETY: the memory of this rank's mailbox, which stays until the messenger ends, as atomics.
             let words = unsafe { std::slice::from_raw_parts(with_exposed_provenance(address as usize), mailbox.bytes as usize / 8) };
             damage(&Slot::find(words));
-            rank.context.close_memory(address).expect("it is imported");
+            rank.context.state().close_memory(address).expect("it is imported");
             barrier.wait();
             assert_failed(&posted, expected);
         } else {

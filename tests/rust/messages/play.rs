@@ -3,9 +3,9 @@
 use super::model::{Action, Fate, Memory, Program, Shape, Wanted};
 use crate::node_plans::memory as bytes_at;
 use mpgpu_backend::{BackendError, CompletionState, StreamHandle};
+use mpgpu_contexts::Context;
 use mpgpu_core::topology::DeviceId;
-use mpgpu_runtime::context::Context;
-use mpgpu_runtime::context::node::message::{Messenger, Operation, Outgoing, Pattern};
+use mpgpu_ranks::message::{Messenger, Operation, Outgoing, Pattern};
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,258 @@
+//! Which transfers are accepted, and what the planner is told of them.
+
+use super::error::{End, Error};
+use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
+use crate::plan::{LEAST_SHARED_BYTES, Shape};
+use crate::topology::{DeviceId, Machine};
+use smallvec::SmallVec;
+use std::cell::Cell;
+use std::hash::{Hash, Hasher};
+use std::num::NonZeroU64;
+
+/// One copy that a caller asks for.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// Whose memory it lies in, or [`Transfer::AUTO`].
+    pub dst_device: DeviceId,
+    /// First byte of the source.
+    pub src: u64,
+    /// Whose memory it lies in, or [`Transfer::AUTO`].
+    pub src_device: DeviceId,
+    /// How many bytes; 0 is allowed, and then the addresses do not matter.
+    pub bytes: u64,
+}
+
+impl Transfer {
+    /// In place of a device: the one whose memory the address lies in, as the backend knows it. An address that it does not know is
+    /// ordinary host memory.
+    pub const AUTO: DeviceId = DeviceId::AUTO;
+}
+
+/// A transfer together with what the backend knows of its ends. Two transfers that compare equal are the same request: an address
+/// that was freed and given out again lies in another allocation.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// First byte of the destination.
+    pub dst: u64,
+    /// First byte of the source.
+    pub src: u64,
+    /// The allocation that the destination lies in, where the backend knows it.
+    pub dst_allocation: Option<NonZeroU64>,
+    /// The same for the source.
+    pub src_allocation: Option<NonZeroU64>,
+    /// Devices, kinds and size.
+    pub shape: Shape,
+}
+
+/// Where the bytes are and how many tells requests apart well enough; the rest is compared.
+impl Hash for Located {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.dst);
+        state.write_u64(self.src);
+        state.write_u64(self.shape.bytes);
+    }
+}
+
+/// The located transfers of one request. Up to four need no heap.
+pub type Batch = SmallVec<[Located; 4]>;
+
+/// One end, looked up.
+struct Place {
+    device: DeviceId,
+    kind: MemoryKind,
+    allocation: Option<Allocation>,
+}
+
+/// Looks up the allocation that an address lies in.
+type Find<'a> = &'a dyn Fn(u64) -> Result<Option<Allocation>, BackendError>;
+
+/// Looks up both ends of every transfer and appends them to `batch`. Refuses what cannot be planned at all; what needs a second look
+/// only the first time that a request is seen is in [`check`].
+pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: &mut Batch) -> Result<(), Error> {
+    if u32::try_from(transfers.len()).is_err() {
+        return Err(Error::TooManyTransfers(transfers.len()));
+    }
+    batch.reserve_exact(transfers.len());
+    // Pieces of one array follow each other: the last answers are asked first, but for memory whose end nobody tells, which is then that of the
+    // address space.
+    let last = [Cell::new(None), Cell::new(None)];
+    let near = |end: usize, address: u64| match last[end].get() {
+        Some(known @ Allocation { base, bytes, .. }) if base + bytes < u64::MAX && (base..base + bytes).contains(&address) => {
+            Ok(Some(known))
+        }
+        _ => find(address).inspect(|found| last[end].set(*found)),
+    };
+    for (index, t) in transfers.iter().enumerate() {
+        let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, &|address| near(0, address))?;
+        let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, &|address| near(1, address))?;
+        batch.push(Located {
+            dst: t.dst,
+            src: t.src,
+            dst_allocation: dst.allocation.and_then(|a| NonZeroU64::new(a.id)),
+            src_allocation: src.allocation.and_then(|a| NonZeroU64::new(a.id)),
+            shape: Shape {
+                source: 0,
+                dst_device: dst.device,
+                src_device: src.device,
+                dst_kind: dst.kind,
+                src_kind: src.kind,
+                bytes: t.bytes,
+            },
+        });
+    }
+    Ok(())
+}
+
+fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, machine: &Machine, find: Find<'_>) -> Result<Place, Error> {
+    let inferred = device == Transfer::AUTO;
+    // What an inferred device is where nothing tells another.
+    let device = if inferred { DeviceId::HOST } else { device };
+    if !machine.contains(device) {
+        return Err(Error::UnknownDevice { transfer, end, device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() });
+    }
+    let assumed = if device.is_host() { MemoryKind::Pageable } else { MemoryKind::Device };
+    if bytes == 0 {
+        return Ok(Place { device, kind: assumed, allocation: None });
+    }
+    if address == 0 {
+        return Err(Error::NullPointer { transfer, end, bytes });
+    }
+    // The end may be one past the last address, not more.
+    if address.checked_add(bytes - 1).is_none() {
+        return Err(Error::AddressOverflow { transfer, end, address, bytes });
+    }
+    let Some(allocation) = find(address)? else {
+        if !device.is_host() {
+            return Err(Error::NotDeviceMemory { transfer, end, address, bytes, device: device.0 });
+        }
+        return Ok(Place { device, kind: MemoryKind::Pageable, allocation: None });
+    };
+    // "Host memory" need not name the right NUMA domain: where the backend knows better, the plan is made for the truth.
+    if !inferred && allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
+        return Err(Error::WrongDevice {
+            transfer,
+            end,
+            address,
+            bytes,
+            device: device.0,
+            actual: allocation.device.0,
+            base: allocation.base,
+            size: allocation.bytes,
+        });
+    }
+    let offset = address - allocation.base;
+    if bytes > allocation.bytes - offset {
+        return Err(Error::OutOfAllocation { transfer, end, address, bytes, base: allocation.base, size: allocation.bytes });
+    }
+    Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
+}
+
+/// Numbers sources that several transfers have. Those of few bytes are left alone: they are copied to each destination.
+pub fn number_sources(batch: &mut Batch) {
+    let is_large = |t: &Located| t.shape.bytes >= LEAST_SHARED_BYTES;
+    let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
+    for at in 0..batch.len() {
+        let t = batch[at];
+        if !is_large(&t) {
+            continue;
+        }
+        let next = found.len() as u32 + 1;
+        let (number, first) = *found.entry((t.src, t.shape.bytes)).or_insert((next, at));
+        if first != at {
+            (batch[first].shape.source, batch[at].shape.source) = (number, number);
+        }
+    }
+}
+
+/// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or
+/// their own source.
+pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
+    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(2 * batch.len());
+    for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
+        for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
+            let last = first + (t.shape.bytes - 1);
+            if allocation.is_none()
+                && let Some(other) = backend.locate(last)?
+            {
+                return Err(Error::OutOfAllocation {
+                    transfer,
+                    end,
+                    address: first,
+                    bytes: t.shape.bytes,
+                    base: other.base,
+                    size: other.bytes,
+                });
+            }
+            ranges.push(ByteRange { space: 0, first, last, transfer, end });
+        }
+    }
+    first_overlap(ranges).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
+}
+
+/// Bytes that a transfer reads or writes.
+#[derive(Copy, Clone)]
+pub struct ByteRange {
+    /// Addresses of different spaces are of different memory.
+    pub space: u32,
+    /// The first address.
+    pub first: u64,
+    /// The last address. Inclusive, so that a range may end with the address space.
+    pub last: u64,
+    /// The number of the transfer in its batch.
+    pub transfer: usize,
+    /// Which end of it.
+    pub end: End,
+}
+
+/// Two ranges that overlap, at least one of them a destination; the one of the earlier transfer first. O(n log n).
+pub fn first_overlap(ranges: impl IntoIterator<Item = ByteRange>) -> Option<(ByteRange, ByteRange)> {
+    let mut ranges: SmallVec<[ByteRange; 8]> = ranges.into_iter().collect();
+    // Sources apart from everything that is written need no place in the order: of long lists half the work.
+    let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
+    for range in ranges.iter().filter(|range| range.end == End::Destination) {
+        match hulls.iter_mut().find(|hull| hull.space == range.space) {
+            Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
+            None => hulls.push(*range),
+        }
+    }
+    let is_near =
+        |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
+    ranges.retain(|range| range.end == End::Destination || is_near(range));
+    ranges.sort_unstable_by_key(|r| (r.space, r.first));
+    // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
+    let mut reach: Option<ByteRange> = None;
+    let mut written: Option<ByteRange> = None;
+    for range in ranges {
+        let earlier = if range.end == End::Destination { reach } else { written };
+        if let Some(earlier) = earlier.filter(|e| (e.space, e.last) >= (range.space, range.first)) {
+            let in_order = (earlier.transfer, earlier.end as u8) <= (range.transfer, range.end as u8);
+            return Some(if in_order { (earlier, range) } else { (range, earlier) });
+        }
+        if reach.is_none_or(|r| (r.space, r.last) < (range.space, range.last)) {
+            reach = Some(range);
+        }
+        if range.end == End::Destination && written.is_none_or(|w| (w.space, w.last) < (range.space, range.last)) {
+            written = Some(range);
+        }
+    }
+    None
+}
+
+fn overlap(batch: &[Located], a: ByteRange, b: ByteRange) -> Error {
+    let bytes = |r: ByteRange| batch[r.transfer].shape.bytes;
+    if a.transfer == b.transfer {
+        return Error::OverlapsItself { transfer: a.transfer, dst: a.first, src: b.first, bytes: bytes(a) };
+    }
+    Error::Overlap {
+        first: a.transfer,
+        first_end: a.end,
+        first_address: a.first,
+        first_bytes: bytes(a),
+        second: b.transfer,
+        second_end: b.end,
+        second_address: b.first,
+        second_bytes: bytes(b),
+    }
+}

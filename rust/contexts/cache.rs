@@ -1,0 +1,187 @@
+//! The same request again is a look-up.
+//!
+//! Two levels, both bounded, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
+//! allocations, options; a hit is the very plan. By shape, which leaves addresses out: a hit is the planner's result and what was measured
+//! of it, and only its addresses are bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+
+use super::batch::Batch;
+use super::choosing::SharedChoice;
+use super::execute::Plan;
+use crate::plan::{self, Options, Shape};
+use crate::sync::{Mutex, lock};
+use lru::LruCache;
+use smallvec::SmallVec;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// Everything that decides what a plan does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What to move.
+    pub batch: Batch,
+    /// How.
+    pub options: Options,
+    /// Whether executions choose among variants.
+    pub adapt: bool,
+}
+
+/// Everything that decides what the planner returns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ShapeRequest {
+    /// What to move.
+    pub batch: SmallVec<[Shape; 4]>,
+    /// How.
+    pub options: Options,
+}
+
+/// Few programs ask for one batch with many options, so those are only compared.
+impl Hash for Request {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.batch.hash(state);
+    }
+}
+
+impl Request {
+    /// The part of it that the planner sees.
+    pub fn shape(&self) -> ShapeRequest {
+        ShapeRequest { batch: self.batch.iter().map(|t| t.shape).collect(), options: self.options }
+    }
+}
+
+/// What the cache has done so far.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheStatistics {
+    /// Requests answered by a look-up.
+    pub hits: u64,
+    /// Requests that were not.
+    pub misses: u64,
+    /// Of the misses, those whose shape had been planned before.
+    pub shape_hits: u64,
+    /// Plans dropped to stay within the bound.
+    pub evictions: u64,
+    /// Plans held now.
+    pub entries: u64,
+}
+
+type Lru<K, V> = LruCache<K, Arc<V>, ahash::RandomState>;
+
+/// A bounded store of plans.
+#[derive(Debug)]
+pub struct Cache {
+    bound: usize,
+    state: Mutex<CacheState>,
+}
+
+#[derive(Debug)]
+struct CacheState {
+    plans: Lru<Request, Plan>,
+    shapes: Lru<ShapeRequest, plan::Plan>,
+    choices: Lru<ShapeRequest, SharedChoice>,
+    statistics: CacheStatistics,
+}
+
+impl Cache {
+    /// A cache of at most `bound` plans, and as many shapes. 0 keeps nothing.
+    pub fn new(bound: usize) -> Self {
+        // Not LruCache::new(bound): that takes the memory for `bound` entries at once.
+        let state = CacheState {
+            plans: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
+            shapes: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
+            choices: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
+            statistics: CacheStatistics::default(),
+        };
+        Cache { bound, state: Mutex::new(state) }
+    }
+
+    /// The plan of this request, if it is here.
+    pub fn get(&self, request: &Request) -> Option<Arc<Plan>> {
+        let mut state = lock(&self.state);
+        let plan = state.plans.get(request).cloned();
+        if plan.is_some() {
+            state.statistics.hits += 1;
+        } else {
+            state.statistics.misses += 1;
+        }
+        plan
+    }
+
+    /// The planner's result for this shape, if it is here. Counted where it was requested, and is not a variant of what was.
+    pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
+        let mut state = lock(&self.state);
+        let planned = state.shapes.get(shape).cloned();
+        state.statistics.shape_hits += u64::from(is_requested && planned.is_some());
+        planned
+    }
+
+    /// Keeps a plan, and returns the one to use: where another thread has planned the same request meanwhile, that thread's.
+    pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
+        // Declared before the guard, so that what is dropped is dropped after the lock is released.
+        let evicted;
+        let mut state = lock(&self.state);
+        let kept = keep(&mut state.plans, self.bound, request, plan);
+        evicted = kept.evicted;
+        state.statistics.evictions += u64::from(evicted.is_some());
+        drop(state);
+        kept.value
+    }
+
+    /// Keeps what the planner returned; as [`insert`](Cache::insert).
+    pub fn insert_shape(&self, shape: ShapeRequest, planned: Arc<plan::Plan>) -> Arc<plan::Plan> {
+        let evicted;
+        let mut state = lock(&self.state);
+        let kept = keep(&mut state.shapes, self.bound, shape, planned);
+        evicted = kept.evicted;
+        drop(state);
+        drop(evicted);
+        kept.value
+    }
+
+    /// What plans of this shape choose by; `new` where none has been made.
+    pub(super) fn choice(&self, shape: ShapeRequest, new: impl FnOnce() -> SharedChoice) -> Arc<SharedChoice> {
+        let evicted;
+        let mut state = lock(&self.state);
+        let kept = keep(&mut state.choices, self.bound, shape, Arc::new(new()));
+        evicted = kept.evicted;
+        drop(state);
+        drop(evicted);
+        kept.value
+    }
+
+    /// What plans choose by, of each shape that has been planned.
+    pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
+        lock(&self.state).choices.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
+    }
+
+    /// What the cache has done so far.
+    pub fn statistics(&self) -> CacheStatistics {
+        let state = lock(&self.state);
+        CacheStatistics { entries: state.plans.len() as u64, ..state.statistics }
+    }
+
+    /// Drops everything. The counters stay.
+    pub fn clear(&self) {
+        let mut state = lock(&self.state);
+        let plans = std::mem::replace(&mut state.plans, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
+        let shapes = std::mem::replace(&mut state.shapes, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
+        let choices = std::mem::replace(&mut state.choices, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
+        drop(state);
+        drop((plans, shapes, choices));
+    }
+}
+
+struct Insertion<K, V> {
+    value: Arc<V>,
+    evicted: Option<(K, Arc<V>)>,
+}
+
+fn keep<K: std::hash::Hash + Eq, V>(entries: &mut Lru<K, V>, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
+    if bound == 0 {
+        return Insertion { value, evicted: None };
+    }
+    if let Some(earlier) = entries.get(&key) {
+        return Insertion { value: earlier.clone(), evicted: None };
+    }
+    let evicted = if entries.len() >= bound { entries.pop_lru() } else { None };
+    entries.put(key, value.clone());
+    Insertion { value, evicted }
+}

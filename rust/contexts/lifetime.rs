@@ -1,0 +1,360 @@
+//! A context: a machine, a backend, and everything that is kept between calls.
+
+use super::active::ActiveStreams;
+use super::batch::{self, Batch, Located, Transfer};
+use super::cache::{Cache, CacheStatistics, Request, ShapeRequest};
+use super::callbacks::CallbackQueue;
+use super::choosing::SharedChoice;
+use super::config::{BackendChoice, Config, NO_TUNING, PlanOptions};
+use super::deferred::Deferred;
+use super::error::Error;
+use super::execute::{Plan, Variants};
+use super::holdings::Holdings;
+use super::kept::KeptTimes;
+use super::nvtx;
+use super::peer_memory::PeerMemory;
+use super::registered::Registrations;
+use super::staging::Staging;
+use super::state::{ContextState, LAST_PATIENCE};
+use crate::adapt;
+use crate::backend::{Backend, BackendError, Endpoints, GraphStatistics, SignalWait};
+use crate::fault;
+use crate::headroom::headroom;
+use crate::ipc::{PATIENCE, fork};
+use crate::plan::{self, Options, Shape};
+use crate::sync::{Mutex, lock};
+use crate::took::took;
+use crate::topology::{DeviceId, Machine};
+use crate::tune::{self, Tuning};
+use smallvec::SmallVec;
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+/// How to open a context. `None` takes what the environment says, and then the default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContextOptions {
+    /// Which backend.
+    pub backend: Option<BackendChoice>,
+    /// Name of a preset, or path of a file.
+    pub topology: Option<String>,
+    /// Size of the staging arena of each device that needs one, bytes.
+    pub staging_bytes: Option<u64>,
+    /// Plans kept for requests that come again.
+    pub cache_plans: Option<usize>,
+    /// Programs whose graphs are kept.
+    pub cache_graphs: Option<usize>,
+    /// How streams wait for signals.
+    pub signal_wait: Option<SignalWait>,
+    /// Threads that may copy between pageable and pinned host memory; none with 0.
+    pub host_threads: Option<u32>,
+}
+
+/// What a context has done.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Of the plan cache.
+    pub cache: CacheStatistics,
+    /// Executions enqueued.
+    pub executions: u64,
+    /// Bytes of all transfers of these executions, each byte once, whatever number of hops it takes.
+    pub bytes: u64,
+    /// Of the backend's graphs.
+    pub graphs: GraphStatistics,
+}
+
+/// What a context holds on one device.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceStatistics {
+    /// Bytes of the staging arena.
+    pub staging_bytes: u64,
+    /// Bytes that the caller has allocated and not freed.
+    pub allocated_bytes: u64,
+    /// Streams that the caller has created and not destroyed.
+    pub streams: u64,
+}
+
+/// Host memory that a plan takes for each transfer beside the planner: two requests, two shapes, ranges that are sorted, ends and allocations.
+const BOUND_BYTES: usize = 768;
+
+/// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.
+/// All methods may be called from any thread.
+pub struct Context {
+    pub(super) shared: Arc<ContextState>,
+    cache: Arc<Cache>,
+    /// What [`PlanOptions::default`] resolves to where nothing is tuned.
+    defaults: Options,
+    /// The file of the last probe.
+    pub(super) probed: Mutex<Option<Arc<str>>>,
+    /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
+    tuning: Option<Tuning>,
+    /// What earlier runs have measured, where a tuning is in use.
+    kept: Option<Arc<KeptTimes>>,
+}
+
+impl Context {
+    /// A context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and refuses
+    /// one that was made for another topology.
+    pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
+        let tuning = match config.tuning_file.as_deref() {
+            None | Some(NO_TUNING) => None,
+            Some(path) => Some(tune::load(Path::new(path), &machine, backend.name())?),
+        };
+        Context::with_tuning(machine, backend, config, tuning)
+    }
+
+    /// The same with a tuning that was read, and found to be for this machine and backend; `config` says where it was.
+    pub(super) fn with_tuning(
+        machine: Arc<Machine>,
+        backend: Arc<dyn Backend>,
+        config: Config,
+        tuning: Option<Tuning>,
+    ) -> Result<Context, Error> {
+        let defaults = PlanOptions::default().resolve(&config)?;
+        nvtx::attach();
+        let file = config.tuning_file.as_deref().filter(|_| tuning.is_some() && config.adapt);
+        let kept = file.and_then(|file| KeptTimes::beside(Path::new(file), &machine, &*backend)).map(Arc::new);
+        backend.keep_graphs(config.cache_graphs);
+        let shared = ContextState {
+            machine,
+            without: RwLock::default(),
+            backend,
+            staging: Staging::new(config.staging_bytes),
+            active: ActiveStreams::new(),
+            holdings: Holdings::default(),
+            deferred: Deferred::default(),
+            registrations: Registrations::default(),
+            sharing: PeerMemory::default(),
+            ends_first: Mutex::new(Some(Vec::new())),
+            callbacks: CallbackQueue::default(),
+            executions: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            gate: RwLock::new(()),
+            closed: AtomicBool::new(false),
+            process: fork::generation(),
+            config,
+        };
+        let (cache, shared) = (Arc::new(Cache::new(shared.config.cache_plans)), Arc::new(shared));
+        kept.iter().for_each(|kept| kept.write_at_exit(&cache));
+        Ok(Context { cache, shared, defaults, tuning, kept, probed: Mutex::new(None) })
+    }
+
+    /// The machine that plans are made for.
+    pub fn machine(&self) -> &Machine {
+        &self.shared.machine
+    }
+
+    /// The backend.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.shared.backend
+    }
+
+    /// What its plans keep of it.
+    pub fn state(&self) -> &ContextState {
+        &self.shared
+    }
+
+    /// The configuration in force.
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The tuning in force.
+    pub fn tuning(&self) -> Option<&Tuning> {
+        self.tuning.as_ref()
+    }
+
+    /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
+    /// a rank without neighbours need not be treated apart.
+    pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
+        let config = &self.shared.config;
+        self.plan_located(transfers, options.adapt.unwrap_or(config.adapt), |machine, batch| match &self.tuning {
+            Some(tuning) => {
+                let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
+                options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())
+            }
+            None if *options == PlanOptions::default() => Ok(self.defaults),
+            None => options.resolve(config),
+        })
+    }
+
+    /// Plans with exactly these options: neither the environment nor a tuning file has a say, nor what is measured. For tuners, which look for options.
+    pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
+        // Checks the staging bound against the context's.
+        let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
+        staging.resolve(&self.shared.config)?;
+        self.plan_located(transfers, false, |_, _| Ok(*options))
+    }
+
+    fn plan_located(
+        &self,
+        transfers: &[Transfer],
+        adapt: bool,
+        options: impl FnOnce(&Machine, &[Located]) -> Result<Options, Error>,
+    ) -> Result<Arc<Plan>, Error> {
+        let _range = nvtx::range(nvtx::Call::Plan, || transfers.iter().fold(0, |sum, t| sum.saturating_add(t.bytes)));
+        let _open = self.shared.enter()?;
+        let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
+        let alive_at = self.shared.holdings.frees();
+        // Filled in place: a look-up should not move half a kilobyte about.
+        let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
+        batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
+        request.options = options(machine, &request.batch)?;
+        if let Some(plan) = self.cache.get(&request) {
+            return Ok(plan);
+        }
+        headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
+        batch::check(&request.batch, backend)?;
+        let batch = self.shared.registrations.cut(&request.batch)?.unwrap_or_else(|| request.batch.clone());
+        let mut copied = Request { batch, ..request };
+        // What another process has mapped here is written, and not read to be passed on.
+        let ends = copied.batch.iter().flat_map(|t| [t.dst, t.src]);
+        if copied.batch.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
+            batch::number_sources(&mut copied.batch);
+        }
+        let planned = took("planned", || self.planned(copied.shape(), true))?;
+        let endpoints: Arc<[Endpoints]> = copied.batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
+        let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
+        let plan = took("plan bound", || bind(planned.clone(), None))?;
+        let variants = || self.variants(&copied, planned, |planned| bind(planned, Some(&plan)));
+        let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
+        let variants = variants.unwrap_or_else(|error| {
+            log::debug!("a plan is what all its executions take: {error}");
+            None
+        });
+        let plan = plan.with_variants(variants);
+        Ok(self.cache.insert(request, Arc::new(plan)))
+    }
+
+    /// The planner's result, from the cache where it is there.
+    fn planned(&self, shape: ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
+        if let Some(planned) = self.cache.get_shape(&shape, is_requested) {
+            return Ok(planned);
+        }
+        fault::point("planner");
+        // Each turn but the last takes a pair away.
+        let planned = loop {
+            let machine = self.shared.machine_now();
+            let planned = plan::plan(&machine, &shape.batch, &shape.options)?;
+            if !self.shared.loses_bytes(&machine, &planned, &shape.batch) {
+                break planned;
+            }
+        };
+        Ok(self.cache.insert_shape(shape, Arc::new(planned)))
+    }
+
+    /// What executions of a plan may take in its place, if the model sees a gain in several paths.
+    fn variants(
+        &self,
+        request: &Request,
+        planned: Arc<plan::Plan>,
+        bind: impl Fn(Arc<plan::Plan>) -> Result<Plan, Error>,
+    ) -> Result<Option<Variants>, Error> {
+        let plan = |options: &Options| self.planned(ShapeRequest { options: *options, ..request.shape() }, false);
+        let all = adapt::variants(planned, &request.options, plan)?;
+        if all.len() == 1 {
+            return Ok(None);
+        }
+        let shape = request.shape();
+        let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
+        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), all[0].predicted, kept));
+        let described = all[0].clone();
+        let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
+        Ok(Some(Variants::new(&described, &request.batch, others?, choice)))
+    }
+
+    /// What the context has done so far.
+    pub fn statistics(&self) -> Statistics {
+        Statistics {
+            cache: self.cache.statistics(),
+            executions: self.shared.executions.load(Ordering::Relaxed),
+            bytes: self.shared.bytes.load(Ordering::Relaxed),
+            graphs: self.backend().graph_statistics(),
+        }
+    }
+
+    /// What the context holds on `device` now.
+    pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
+        self.shared.check_device(device)?;
+        Ok(DeviceStatistics {
+            staging_bytes: self.shared.staging.bytes(device),
+            allocated_bytes: self.shared.holdings.bytes(device),
+            streams: self.shared.holdings.streams(device),
+        })
+    }
+
+    /// Whether [`close`](Context::close) has not been called.
+    pub fn is_open(&self) -> bool {
+        self.shared.is_open()
+    }
+
+    /// Refuses new work, waits for all that is enqueued, and frees staging memory and whatever the caller has left. Plans of this
+    /// context can no longer run. The first error that waiting or freeing meets is returned; the context is closed all the same.
+    /// Closing a closed context does nothing, nor does closing one of a process from which this one was forked.
+    pub fn close(&self) -> Result<(), Error> {
+        if !self.shared.is_here() {
+            return Ok(());
+        }
+        // What comes later is refused: nobody would wait for it before its memory goes.
+        let first = lock(&self.shared.ends_first).take().unwrap_or_default();
+        let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
+        let until = Instant::now() + LAST_PATIENCE;
+        first.iter().for_each(|one| one.take_back());
+        first.iter().for_each(|one| one.end(until));
+        if self.shared.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        // Whoever entered before has left once this is taken; whoever comes after sees `closed`.
+        drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
+        let backend = self.backend();
+        let finished = backend.synchronize();
+        first.iter().for_each(|one| one.close());
+        self.shared.callbacks.end();
+        self.kept.iter().for_each(|kept| kept.write(&self.cache));
+        self.cache.clear();
+        self.shared.deferred.reclaim_all(backend, &self.shared.sharing, PATIENCE);
+        let imports = self.shared.sharing.release(&self.shared.backend);
+        let staging = self.shared.staging.release(backend);
+        let (registered, unpinned) = self.shared.registrations.release(backend);
+        if registered > 0 {
+            log::warn!("context destroyed with {registered} bytes of registered memory; they are unregistered now");
+        }
+        let (left, held) = self.shared.holdings.release(backend);
+        if left.allocations > 0 {
+            log::warn!(
+                "context destroyed with {} allocations ({} bytes) that were not freed; they are freed now",
+                left.allocations,
+                left.bytes
+            );
+        }
+        if left.streams + left.events > 0 {
+            log::debug!("context destroyed with {} streams and {} events; they are destroyed now", left.streams, left.events);
+        }
+        let result: Result<(), BackendError> = finished.and(imports).and(staging).and(unpinned).and(held);
+        Ok(result?)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if !self.shared.is_here() {
+            // Its threads, files and GPUs are the parent's.
+            std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.cache)));
+            return;
+        }
+        if let Err(error) = self.close() {
+            log::error!("closing a context: {error}");
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("backend", &self.backend().name())
+            .field("topology", &self.machine().topology().name)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,140 @@
+//! Memory that a context has given out, and that a program has registered with it.
+
+use super::deferred::UsedBy;
+use super::error::Error;
+use super::lifetime::Context;
+use super::registered::Registration;
+use super::state::ContextState;
+use crate::backend::{BackendError, Report, StreamHandle, no_completion};
+use crate::sync::lock;
+use crate::topology::DeviceId;
+
+impl Context {
+    /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
+    pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        self.allocate_as(device, bytes, false)
+    }
+
+    /// The same in a form that other processes can map.
+    pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
+        self.allocate_as(device, bytes, true)
+    }
+
+    fn allocate_as(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, Error> {
+        let _open = self.shared.enter()?;
+        self.shared.check_device(device)?;
+        if self.backend().frees_at_once() {
+            self.shared.reclaim();
+        }
+        let allocate = || self.shared.holdings.allocate(device, bytes, is_shared, self.backend());
+        let allocated = match allocate() {
+            Err(BackendError::OutOfMemory { .. }) if self.shared.reclaim() => allocate(),
+            allocated => allocated,
+        }?;
+        self.shared.replace_freed(allocated, bytes);
+        Ok(allocated)
+    }
+
+    /// Gives memory back. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.
+    pub fn free(&self, address: u64) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        self.shared.holdings.take(address)?;
+        // The error of an execution is for whoever waits for it; the memory goes back all the same.
+        let _ = self.shared.backend.synchronize();
+        self.shared.sharing.withdraw(address, self.backend());
+        let freed = self.shared.backend.free(address);
+        self.shared.holdings.count_free();
+        self.shared.reclaim();
+        Ok(freed?)
+    }
+
+    /// Gives memory back after the work that is enqueued in `stream` now, without waiting for it: plans and processes are refused it
+    /// from now on, and the backend gets it in a later [`free`](Context::free), when memory runs short, or at the end. On an error
+    /// nothing was given back.
+    pub fn free_async(&self, address: u64, stream: StreamHandle) -> Result<(), Error> {
+        let shared = &*self.shared;
+        let _open = shared.enter()?;
+        if !shared.holdings.has(address) {
+            return Err(Error::NotAllocated(address));
+        }
+        let after = shared.backend.mark_end(stream, &[], Report::End)?.ok_or_else(no_completion)?;
+        if after.is_captured() {
+            let why = "a captured stream has no order to free memory in, because its graph may run later or again: use mp_free";
+            return Err(Error::NotSupported(why.into()));
+        }
+        let bytes = shared.holdings.take(address)?;
+        shared.sharing.withdraw(address, self.backend());
+        shared.deferred.add(address, bytes, UsedBy::Work(after));
+        shared.holdings.count_free();
+        if self.backend().frees_at_once() {
+            shared.reclaim();
+        }
+        Ok(())
+    }
+
+    /// Pins host memory of the program's own, so that copies read and write it where it lies. Its pages are brought in by threads, in huge pages
+    /// where that is asked for. Blocks. The memory stays mapped until [`unregister_memory`](Context::unregister_memory). On an error nothing is
+    /// pinned.
+    pub fn register_memory(&self, address: u64, bytes: u64, huge: bool) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        let refuse = |reason: String| Err(Error::NotRegistrable { address, bytes, reason });
+        if address == 0 || bytes == 0 {
+            return refuse("that is no memory".into());
+        }
+        let Some(last) = address.checked_add(bytes - 1) else {
+            return refuse("it runs past the end of the address space".into());
+        };
+        let inside = lock(&self.shared.registrations.0).range(address..=last).next().map(|(base, _)| *base);
+        for at in [Some(address), Some(last), inside].into_iter().flatten() {
+            if let Some(known) = self.shared.locate(at)? {
+                let (base, size, device) = (known.base, known.bytes, known.device.in_words());
+                return refuse(format!(
+                    "{at:#x} is memory of {device} that is pinned already ({base:#x}, {size} bytes): copies use it as it is"
+                ));
+            }
+        }
+        let is_writable = self.backend().register(address, bytes, huge)?;
+        lock(&self.shared.registrations.0).insert(address, Registration { bytes, is_writable });
+        Ok(())
+    }
+
+    /// Takes that back. Waits until everything enqueued so far has finished, because a copy may still use it. Plans that use it can no longer be
+    /// executed.
+    pub fn unregister_memory(&self, address: u64) -> Result<(), Error> {
+        let shared = &*self.shared;
+        drop(shared.enter()?);
+        lock(&shared.registrations.0).remove(&address).ok_or(Error::NotRegistered(address))?;
+        // The error of an execution is for whoever waits for it.
+        let _ = shared.backend.synchronize();
+        let taken_back = shared.backend.unregister(address);
+        shared.holdings.count_free();
+        Ok(taken_back?)
+    }
+}
+
+impl ContextState {
+    /// Gives memory of [`allocate_shared`](crate::Context::allocate_shared) back as soon as no other rank has it mapped. Does not wait for that.
+    pub fn free_unmapped(&self, address: u64) -> Result<(), Error> {
+        self.free_later(address, UsedBy::Peers)?;
+        self.reclaim();
+        Ok(())
+    }
+
+    /// Gives memory back that no work uses, here or in other ranks, whoever has it mapped: at once where the backend frees at once, and else later.
+    pub fn free_unused(&self, address: u64) -> Result<(), Error> {
+        self.sharing.withdraw(address, &*self.backend);
+        self.free_later(address, UsedBy::Nobody)?;
+        if self.backend.frees_at_once() {
+            self.reclaim();
+        }
+        Ok(())
+    }
+
+    fn free_later(&self, address: u64, used_by: UsedBy) -> Result<(), Error> {
+        let _open = self.enter()?;
+        let bytes = self.holdings.take(address)?;
+        self.deferred.add(address, bytes, used_by);
+        self.holdings.count_free();
+        Ok(())
+    }
+}

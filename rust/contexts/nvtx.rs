@@ -1,0 +1,241 @@
+//! Ranges that a profiler shows in its timeline (NVTX): domain `mpgpu`, one range around each call that plans or executes.
+//!
+//! Nothing is linked. A profiler that wants ranges names a library in `NVTX_INJECTION64_PATH`. A program that has any loads it, calls its
+//! `InitializeInjectionNvtx2`, and hands it tables of empty slots; the library puts its functions where it wants calls. That is all of the
+//! contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate does the same by compiling the C headers, which takes
+//! libclang wherever mpgpu is built.
+//!
+//! Looked for once, when the process makes its first context. Without a profiler a range is one relaxed load.
+
+use libloading::Library;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::ptr::{null, null_mut};
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering, fence};
+
+/// What a range is around.
+#[derive(Copy, Clone, Debug)]
+pub enum Call {
+    /// A plan is made, or found.
+    Plan,
+    /// A plan is executed.
+    Execute,
+}
+
+/// An open range of this thread. It ends with the value, which stays on its thread: ranges nest by thread.
+#[must_use]
+pub struct NvtxRange {
+    profiler: Option<&'static Profiler>,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+/// Opens a range with the bytes of the batch, which are counted only where a profiler is attached.
+#[inline]
+pub fn range(call: Call, bytes: impl FnOnce() -> u64) -> NvtxRange {
+    let profiler = PROFILER.load(Ordering::Relaxed);
+    if profiler.is_null() {
+        return NvtxRange { profiler: None, _of_this_thread: PhantomData };
+    }
+    fence(Ordering::Acquire);
+    // SAFETY: written once, with all that it points to, before the release store that the fence goes with; never freed.
+    let profiler = unsafe { &*profiler };
+    profiler.push(call, bytes());
+    NvtxRange { profiler: Some(profiler), _of_this_thread: PhantomData }
+}
+
+impl Drop for NvtxRange {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(profiler) = self.profiler {
+            // SAFETY: the profiler's own function and domain; the range on top of this thread's stack is ours.
+            unsafe { (profiler.pop)(profiler.domain) };
+        }
+    }
+}
+
+/// Attaches the profiler that the environment names, if there is one. Once in a process.
+pub fn attach() {
+    static ATTACH: Once = Once::new();
+    ATTACH.call_once(|| {
+        let Some(path) = std::env::var_os("NVTX_INJECTION64_PATH") else { return };
+        match Profiler::load(&path) {
+            // Kept for the rest of the process, as the library is.
+            Ok(profiler) => PROFILER.store(Box::into_raw(Box::new(profiler)), Ordering::Release),
+            Err(why) => log::info!("no NVTX ranges, because the profiler of NVTX_INJECTION64_PATH={} {why}", path.display()),
+        }
+    });
+}
+
+static PROFILER: AtomicPtr<Profiler> = AtomicPtr::new(null_mut());
+
+type Domain = *mut c_void;
+type Push = unsafe extern "C" fn(Domain, *const EventAttributes) -> c_int;
+type Pop = unsafe extern "C" fn(Domain) -> c_int;
+
+/// The profiler's functions, and what it has made of our names.
+struct Profiler {
+    domain: Domain,
+    push: Push,
+    pop: Pop,
+    names: [Message; 2],
+}
+
+/// A message as `nvtxEventAttributes_t` holds it: its kind, and a text or the handle of a registered one.
+#[derive(Copy, Clone)]
+struct Message(i32, *const c_void);
+
+const ASCII: i32 = 1;
+const REGISTERED: i32 = 3;
+
+/// `nvtxEventAttributes_t`.
+#[repr(C)]
+struct EventAttributes {
+    version: u16,
+    size: u16,
+    category: u32,
+    color_type: i32,
+    color: u32,
+    payload_type: i32,
+    reserved: i32,
+    payload: u64,
+    message_type: i32,
+    message: *const c_void,
+}
+
+const _: () = assert!(size_of::<EventAttributes>() == 48);
+
+/// `NVTX_VERSION`, which attributes and the export table name.
+const VERSION: u16 = 3;
+/// `NVTX_PAYLOAD_TYPE_UNSIGNED_INT64`.
+const UNSIGNED: i32 = 1;
+
+impl Profiler {
+    fn load(path: &std::ffi::OsStr) -> Result<Profiler, String> {
+        type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
+        for (table, slots) in TABLES.iter().zip(&SLOTS).zip(SIZES).map(|((table, slots), size)| (&table[..size], slots)) {
+            for (entry, slot) in table.iter().zip(slots).skip(1) {
+                entry.store((&raw const *slot).cast_mut(), Ordering::Relaxed);
+            }
+        }
+        // SAFETY: loading runs the library's initialisers, which is what whoever set the variable asks for.
+        let library = unsafe { Library::new(path) }.map_err(|error| format!("cannot be loaded: {error}"))?;
+        // SAFETY: the type is that of the contract.
+        let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2") };
+        let initialize = *initialize.map_err(|_| "has no InitializeInjectionNvtx2")?;
+        // SAFETY: as the contract asks: called once, with a function that gives out the tables, which live for ever.
+        if unsafe { initialize(export_table) } == 0 {
+            return Err("does not start".into());
+        }
+        // It has our tables: from here on it stays loaded.
+        std::mem::forget(library);
+        let function = |id: usize| Some(SLOTS[CORE2][id].load(Ordering::Acquire)).filter(|function| !function.is_null());
+        let (Some(create), Some(push), Some(pop)) = (function(DOMAIN_CREATE), function(DOMAIN_PUSH), function(DOMAIN_POP)) else {
+            return Err("takes no ranges".into());
+        };
+        // SAFETY: the types that the contract gives these slots.
+        let (create, push, pop) = unsafe {
+            (
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> Domain>(create),
+                std::mem::transmute::<*mut c_void, Push>(push),
+                std::mem::transmute::<*mut c_void, Pop>(pop),
+            )
+        };
+        // SAFETY: a text that ends with NUL.
+        let domain = unsafe { create(c"mpgpu".as_ptr()) };
+        let register = function(DOMAIN_REGISTER_STRING).map(|function| {
+            // SAFETY: as above.
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Domain, *const c_char) -> *mut c_void>(function) }
+        });
+        let name = |text: &'static CStr| match register {
+            // SAFETY: the domain just made, and a text that ends with NUL.
+            Some(register) => Message(REGISTERED, unsafe { register(domain, text.as_ptr()) }),
+            None => Message(ASCII, text.as_ptr().cast()),
+        };
+        Ok(Profiler { domain, push, pop, names: [name(c"plan"), name(c"execute")] })
+    }
+
+    fn push(&self, call: Call, bytes: u64) {
+        let Message(message_type, message) = self.names[call as usize];
+        let attributes = EventAttributes {
+            version: VERSION,
+            size: size_of::<EventAttributes>() as u16,
+            category: 0,
+            color_type: 0,
+            color: 0,
+            payload_type: UNSIGNED,
+            reserved: 0,
+            payload: bytes,
+            message_type,
+            message,
+        };
+        // SAFETY: the profiler's own function and domain; it reads the attributes during the call.
+        unsafe { (self.push)(self.domain, &attributes) };
+    }
+}
+
+/// Modules of functions (`NvtxCallbackModule`), each with the number of its slots, of which the first is none: core, CUDA, OpenCL, CUDA
+/// runtime, core 2 with the domains, and synchronisation.
+const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
+const CORE2: usize = 5;
+const MOST: usize = 16;
+
+/// Slots of `CORE2` (`NvtxCallbackIdCore2`).
+const DOMAIN_PUSH: usize = 4;
+const DOMAIN_POP: usize = 5;
+const DOMAIN_REGISTER_STRING: usize = 10;
+const DOMAIN_CREATE: usize = 12;
+
+type Slot = AtomicPtr<c_void>;
+
+/// Where the profiler puts its functions.
+static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(null_mut()) }; MOST] }; SIZES.len()];
+/// What it is shown: the addresses of the slots, with NULL in front and behind.
+static TABLES: [[AtomicPtr<Slot>; MOST + 1]; SIZES.len()] =
+    [const { [const { AtomicPtr::<Slot>::new(null_mut()) }; MOST + 1] }; SIZES.len()];
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    function_table: unsafe extern "C" fn(c_int, *mut *const AtomicPtr<Slot>, *mut c_uint) -> c_int,
+}
+
+/// `NvtxExportTableVersionInfo`.
+#[repr(C)]
+struct VersionTable {
+    size: usize,
+    version: u32,
+    reserved: u32,
+    set_profiler_version: unsafe extern "C" fn(u32),
+}
+
+static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), function_table };
+static VERSION_TABLE: VersionTable =
+    VersionTable { size: size_of::<VersionTable>(), version: VERSION as u32, reserved: 0, set_profiler_version };
+
+/// `nvtxGetExportTable`.
+unsafe extern "C" fn export_table(id: u32) -> *const c_void {
+    match id {
+        1 => (&raw const CALLBACKS).cast(),
+        3 => (&raw const VERSION_TABLE).cast(),
+        _ => null(),
+    }
+}
+
+unsafe extern "C" fn function_table(module: c_int, table: *mut *const AtomicPtr<Slot>, size: *mut c_uint) -> c_int {
+    let Some(module) = usize::try_from(module).ok().filter(|module| (1..SIZES.len()).contains(module)) else { return 0 };
+    // SAFETY: the contract says that both are NULL or may be written to.
+    unsafe {
+        if !size.is_null() {
+            size.write(SIZES[module] as c_uint);
+        }
+        if !table.is_null() {
+            table.write(TABLES[module].as_ptr());
+        }
+    }
+    1
+}
+
+/// What the profiler was built with. All that is called here has been in every version.
+unsafe extern "C" fn set_profiler_version(_: u32) {}

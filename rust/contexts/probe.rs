@@ -1,0 +1,191 @@
+//! Probing a context's machine.
+
+use super::config::Config;
+use super::error::Error;
+use super::lifetime::Context;
+use super::probe_files::{fingerprint, tuning_beside, write};
+use super::score::Executed;
+use crate::harness::TransferHarness;
+use crate::plan::Options;
+use crate::sync::lock;
+use crate::topology::{DeviceId, FORMAT, Fingerprint, Machine, Record, Residuals, TopologyError};
+use crate::tune::{Campaign, Case, Origin, Search, TuneError, Tuning};
+use mpgpu_measure::probe::{ProbeOptions, Probed, Progress, probe};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The largest copy that is tuned where a CPU moves every byte.
+const TUNED_ON_CPU: u64 = 4 << 20;
+
+/// A measured machine, and what its file says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProbeReport {
+    /// What was found.
+    pub probed: Probed,
+    /// Of which machine, when, how well.
+    pub record: Record,
+    /// What was tuned for it. `None` if nothing was to be tuned, or the search failed.
+    pub tuning: Option<Tuning>,
+}
+
+impl ProbeReport {
+    /// The file: a topology with the table `[probe]`.
+    pub fn to_toml(&self) -> String {
+        self.record.to_toml(&self.probed.topology)
+    }
+}
+
+impl Context {
+    /// Measures the machine of this context: which copies there are, how fast, and which slow each other down (`docs/reference/probe.md`).
+    ///
+    /// Then looks for better plans than the model's on what was found, for the copies that `options` names; where that fails, a warning in
+    /// the log says why, and the probe stands. Nothing is tuned for a probe whose own check is off by more than `options.most_error`.
+    ///
+    /// Takes seconds, memory and streams of every device, and all their links: nothing else should run on the machine meanwhile. The
+    /// context goes on with the topology that it has; [`store`](Context::store_probe) the result for the next one. On the host backend it
+    /// measures copies by CPU threads.
+    pub fn probe(&self, options: &ProbeOptions, progress: &mut dyn FnMut(Progress)) -> Result<ProbeReport, Error> {
+        if !self.is_open() {
+            return Err(Error::ContextDestroyed);
+        }
+        let backend = self.backend();
+        // Not the topology in force: a probed one lacks the pairs that lost bytes, and these may work by now.
+        let seen = backend.discover()?.map(Machine::new).transpose()?;
+        let machine = seen.as_ref().filter(|seen| seen.gpu_count() == self.machine().gpu_count()).unwrap_or(self.machine());
+        let fingerprint = fingerprint(backend.name(), backend.identity()?);
+        let devices: Vec<DeviceId> = machine.devices().collect();
+        let mut harness = TransferHarness::new(backend, &devices)?;
+        let mut probed = probe(machine, &mut harness, options, progress)?;
+        drop(harness);
+        let date = date(SystemTime::now());
+        probed.topology.description = describe(&fingerprint, date.as_deref(), &probed);
+        let record = Record {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION").into(),
+            date,
+            fingerprint,
+            measurements: probed.measurements,
+            residuals: probed.residuals,
+            notes: probed.notes.clone(),
+        };
+        let mut report = ProbeReport { probed, record, tuning: None };
+        *lock(&self.probed) = Some(report.to_toml().into());
+        let on_cpu = self.backend().is_virtual();
+        let sizes: Vec<u64> = options.tuned_bytes.iter().copied().filter(|bytes| !on_cpu || *bytes <= TUNED_ON_CPU).collect();
+        if !sizes.is_empty() && report.record.residuals.check(options.most_error).is_ok() {
+            let tuned = self.tune_probed(&report.probed, &sizes, progress);
+            report.tuning = tuned.map_err(|error| log::warn!("nothing is tuned for the probe, which stands by itself: {error}")).ok();
+        }
+        Ok(report)
+    }
+
+    /// Tunes plans for the machine as probed. Copies of host memory: by the short search, because the best engine, number of chunks and share
+    /// of relays differ between machines and the model has no term for them. All-to-alls: paths only, because the planner by itself gives them
+    /// none but the direct ones, in turns (`docs/reference/probe.md`).
+    fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
+        let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
+        // Without options of the environment or of an earlier tuning.
+        let config = Config { staging_bytes: self.config().staging_bytes, ..Config::default() };
+        let base = Options { staging_bytes: config.staging_bytes, ..Options::default() };
+        let origin = if self.backend().is_virtual() { Origin::Host } else { Origin::Cuda };
+        let context = Context::with_backend(Arc::new(machine), self.shared.backend.clone(), config).map_err(TuneError::Score)?;
+        let mut score = Executed::new(&context);
+        let campaign = Campaign { machine: context.machine(), sizes, base, search: Search::Short, in_force: None };
+        let of_paths = Campaign { search: Search::Paths, ..campaign.clone() };
+        let batches = |case| campaign.batches(case).into_iter().map(move |(size, batch)| (case, size, batch));
+        let all: Vec<_> = [Case::H2d, Case::D2h, Case::AllToAll].into_iter().flat_map(batches).collect();
+        let of = all.len() as u32;
+        let (mut points, mut measurements) = (Vec::new(), probed.measurements);
+        for (done, (case, size, batch)) in (0..).zip(all) {
+            progress(Progress { stage: "tuning", done, of, measurements });
+            let search = if case == Case::AllToAll { &of_paths } else { &campaign };
+            match search.point(case, size, batch, &mut score, |_, _, _| {}) {
+                Ok(Some(point)) => {
+                    measurements += point.short_evaluations() as u32;
+                    points.push(point);
+                }
+                // A pair that no path joins.
+                Ok(None) | Err(TuneError::Plan(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        campaign.tuning(&points, origin, &mut score)
+    }
+
+    /// The file that the last probe of this context made.
+    pub fn probed(&self) -> Option<Arc<str>> {
+        lock(&self.probed).clone()
+    }
+
+    /// Whether contexts look for probes of machines like this one. Those of virtual devices say nothing of any GPU.
+    pub fn keeps_probes(&self) -> bool {
+        !self.backend().is_virtual()
+    }
+
+    /// Where the next context looks for this probe.
+    fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
+        let refuse = |why: String| Err(Error::NotSupported(why));
+        if record.fingerprint.backend == "host" {
+            return refuse("no context looks for a probe of virtual devices, which says nothing of any GPU: name a file for it".into());
+        }
+        if let Err(reason) = record.residuals.check(Residuals::MOST) {
+            return refuse(format!("the probe is not kept, and an earlier one stays in force: {reason}, or name a file to look at it"));
+        }
+        match &self.config().cache_dir {
+            Some(directory) => Ok(directory.join(record.fingerprint.file_name())),
+            None => {
+                refuse("there is no directory to keep the probe in: set XDG_CACHE_HOME or HOME to an absolute path, or name a file".into())
+            }
+        }
+    }
+
+    /// Writes a probe to `file`, or where the next context finds it by itself; returns where that is. There, and not beside `file`, its
+    /// tuning is written too; where it has none, that of an earlier probe is removed. If that fails the log has a warning. Refused without a
+    /// `file` where no context would use it: of virtual devices, and of a machine that the probe does not predict.
+    pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
+        let path = file.map_or_else(|| self.place_of(&report.record), |file| Ok(file.to_owned()))?;
+        write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
+        if file.is_none() {
+            let beside = tuning_beside(&path);
+            let done = match &report.tuning {
+                Some(tuning) => write(&beside, &tuning.to_toml()),
+                None => fs::remove_file(&beside).or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }),
+            };
+            if let Err(error) = done {
+                log::warn!("the probe is kept, but not what was tuned for it: {}: {error}", beside.display());
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// One line on what was probed.
+fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> String {
+    let count = fingerprint.gpus.len();
+    let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());
+    let when = date.map(|date| format!(" on {date}")).unwrap_or_default();
+    let within = probed.residuals.median * 100.0;
+    format!("{count} x {name}, probed{when}: {} measurements, typically within {within:.0} %", probed.measurements)
+}
+
+/// `2026-11-21` in UTC.
+fn date(now: SystemTime) -> Option<String> {
+    let days = now.duration_since(UNIX_EPOCH).ok()?.as_secs() / 86_400;
+    // Civil from days (Hinnant 2013): years begin in March, so that the leap day is the last of its year.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    Some(format!("{year:04}-{month:02}-{day:02}"))
+}
+
+#[cfg(test)]
+#[path = "../../tests/rust/probe_kept.rs"]
+mod tests;

@@ -1,0 +1,146 @@
+//! The files in which probes are kept.
+//!
+//! A probe is kept in the cache directory under a name that its GPUs give it, so that a cluster's nodes can share a home directory. A
+//! context on CUDA for which nobody names a topology takes the file of its GPUs, if there is one. A file that the driver or the
+//! library has outlived is passed over with a warning; named explicitly, it is refused.
+//!
+//! Beside it lies the tuning that was found with it, if any. The probe is written first, then the tuning is written or removed. If the
+//! process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
+
+use super::error::Error;
+use crate::backend::Identity;
+use crate::topology::{self, Fingerprint, Machine, Record, Topology, TopologyError, hash};
+use crate::tune::{self, Tuning, TuningError};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The most files of the cache directory that are looked at.
+const MOST_FILES: usize = 1024;
+
+/// Where the tuning of a kept probe lies: `tuning-….toml` beside `probe-….toml`.
+pub fn tuning_beside(probe: &Path) -> PathBuf {
+    let name = probe.file_name().unwrap_or_default().to_string_lossy();
+    probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
+}
+
+/// The tuning that is kept beside a probe and where it lies, if it was made for this machine: for the same figures, on the same backend.
+pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
+    let path = tuning_beside(probe);
+    if !path.exists() {
+        log::info!("nothing is tuned for the probe {}: a probe that is not quick does", probe.display());
+        return None;
+    }
+    match tune::load(&path, machine, backend) {
+        Ok(tuning) => Some((path, tuning)),
+        Err(TuningError::InFile { source, .. }) if matches!(*source, TuningError::Foreign { .. }) => {
+            log::info!(
+                "the tuning {} is not used: it is for other figures, of all GPUs of its probe or of an earlier probe",
+                path.display()
+            );
+            None
+        }
+        Err(error) => {
+            log::warn!("what is kept of this machine's tuning is not used; probe again with `mpgpu probe`: {error}");
+            None
+        }
+    }
+}
+
+/// What a probe made now would be valid for.
+pub fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
+    // systemd's id of the installation, hashed because machine-id(5) asks not to publish it. Containers may lack it.
+    let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    let machine = read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default();
+    let host = format!("{:016x}", hash(["mpgpu", &machine]));
+    Fingerprint { backend: backend.into(), host, driver: identity.driver, gpus: identity.gpus }
+}
+
+/// The topology of a file that was named for a context on these GPUs. If it comes from a probe, that must be of these GPUs; the result has
+/// the visible ones in their order.
+pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
+    let (topology, record) = topology::load_probed(name)?;
+    let Some(record) = record else { return Ok(topology) };
+    let stale = |reason| TopologyError::Stale { path: name.into(), reason };
+    Ok(visible(&topology, &record, now).map_err(stale)?)
+}
+
+/// The probe of these GPUs that is kept in `directory`: the file of exactly them, or else of more, the fewest more.
+pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> {
+    let own = directory.join(now.file_name());
+    let others = fs::read_dir(directory).into_iter().flatten().take(MOST_FILES).flatten().map(|entry| entry.path());
+    let is_probe = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        *path != own && name.starts_with("probe-") && name.ends_with(".toml")
+    };
+    let mut others: Vec<PathBuf> = others.filter(is_probe).collect();
+    others.sort();
+    let mut best: Option<(usize, PathBuf, Topology)> = None;
+    for (is_own, path) in std::iter::once((true, own.clone())).chain(others.into_iter().map(|path| (false, path))) {
+        let (topology, record) = match topology::load_probed(&path.to_string_lossy()) {
+            Ok((topology, Some(record))) => (topology, record),
+            Err(TopologyError::NotFound { .. }) | Ok((_, None)) => continue,
+            Err(error) => {
+                if is_own {
+                    log::warn!("the probe of this machine is not used: {error}");
+                }
+                continue;
+            }
+        };
+        match visible(&topology, &record, now) {
+            Ok(topology) => {
+                let gpus = record.fingerprint.gpus.len();
+                if is_own {
+                    return Some((path, topology));
+                }
+                if best.as_ref().is_none_or(|(fewest, ..)| gpus < *fewest) {
+                    best = Some((gpus, path, topology));
+                }
+            }
+            Err(reason) if is_own => {
+                log::warn!("the probe {} of this machine is stale and not used: {reason}; probe again with `mpgpu probe`", path.display());
+            }
+            Err(_) => {}
+        }
+    }
+    best.map(|(_, path, topology)| (path, topology))
+}
+
+/// The probe of exactly these GPUs that `directory` has, and why it is not used if it is not. `None` where there is none.
+pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
+    let path = directory.join(now.file_name());
+    let state = match topology::load_probed(&path.to_string_lossy()) {
+        Err(TopologyError::NotFound { .. }) => return None,
+        Err(error) => Err(error.to_string()),
+        Ok((_, None)) => Err("it has no table [probe]".into()),
+        Ok((topology, Some(record))) => visible(&topology, &record, now).map(drop),
+    };
+    Some((path, state))
+}
+
+/// The part of a probed topology that is visible now, or why it is stale.
+fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
+    let gpus = record.gpus_of(now)?;
+    topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not go together".into())
+}
+
+/// Writes all of `text` or nothing: into a file beside it first, which then takes its place.
+pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "the path names no file"))?;
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
+    let written = fs::File::create_new(&beside).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&beside, path));
+    if placed.is_err() {
+        // The first error is reported; one of removing the remains does not matter.
+        let _ = fs::remove_file(&beside);
+    }
+    placed
+}

@@ -1,0 +1,318 @@
+//! Memory of a context that other processes may map, and memory of theirs that it has mapped: how it is exported, imported and closed.
+
+use super::error::Error;
+use super::peer_memory::{Import, ImportSource, check_size, freed_here, number_of};
+use super::state::ContextState;
+use crate::backend::{Allocation, MemoryKind};
+use crate::ipc::{self, AllocationKey, Departure, Export, Handle, OnLeave, PATIENCE, Peer, Secret, Service, Shared};
+use crate::sync::lock;
+use crate::topology::DeviceId;
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
+
+impl ContextState {
+    /// Describes a range of this context's memory for other processes of the node. It stays theirs to map until it is freed.
+    pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
+        self.export_watched(address, bytes, None)
+    }
+
+    /// The same; `on_leave` is asked when an importer [leaves](ContextState::leave_memory).
+    pub fn export_watched(&self, address: u64, bytes: u64, on_leave: Option<OnLeave>) -> Result<Handle, Error> {
+        let _open = self.enter()?;
+        let (backend, sharing) = (&*self.backend, &self.sharing);
+        if self.deferred.contains(address) {
+            return Err(Error::NotShareable { address, bytes });
+        }
+        let allocation = backend.exportable(address, bytes)?.ok_or(Error::NotShareable { address, bytes })?;
+        let (base, size) = (allocation.base, allocation.bytes);
+        if bytes > size - (address - base) {
+            return Err(Error::OutOfMemoryRange { address, bytes, base, size });
+        }
+        if sharing.import_at(address).is_some_and(|import| import.is_foreign()) {
+            let why = format!("{address:#x} is memory of another process, imported here; export it there");
+            return Err(ipc::IpcError::NotSupported(why).into());
+        }
+        // Tried now, not when an importer asks, so that the caller learns of memory that cannot be shared.
+        drop(backend.export(&allocation)?);
+        let service = {
+            let mut started = lock(&sharing.service);
+            match &*started {
+                Some(service) => Arc::clone(service),
+                None => Arc::clone(started.insert(Service::start()?)),
+            }
+        };
+        let key = AllocationKey { backend: number_of(backend), allocation: allocation.id };
+        let secret = service.export(key, Export { backend: Arc::clone(&self.backend), allocation, on_leave })?;
+        Ok(Handle {
+            secret,
+            origin: *service.origin(),
+            key,
+            allocation_bytes: size,
+            offset: address - base,
+            bytes,
+            device: backend.device_uuid(allocation.device)?,
+            number: allocation.device.0,
+            kind: allocation.kind,
+        })
+    }
+
+    /// Maps what a handle describes, or finds it mapped: its address, and its device here. Each success takes one
+    /// [`close_memory`](ContextState::close_memory).
+    pub fn import_memory(&self, handle: &Handle) -> Result<(u64, DeviceId), Error> {
+        self.import_through(handle, None)
+    }
+
+    /// The same, and the address that kernels of `kernels` have, 0 where that is none. The memory may then be on a GPU out of sight.
+    pub fn import_memory_for(&self, handle: &Handle, kernels: Option<DeviceId>) -> Result<(u64, DeviceId, u64), Error> {
+        kernels.map_or(Ok(()), |kernels| self.check_device(kernels))?;
+        let (address, on) = self.import_through(handle, kernels)?;
+        match kernels.map_or(Ok(0), |kernels| self.backend.address_for(kernels, address)) {
+            Ok(seen) => Ok((address, on, seen)),
+            Err(error) => {
+                self.close_memory(address)?;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The same; where the memory is on a GPU out of sight, it is mapped through `instead`, and taken for memory of that one.
+    pub fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
+        let _open = self.enter()?;
+        let (backend, sharing) = (&*self.backend, &self.sharing);
+        if handle.key.backend != number_of(backend) {
+            let why = format!(
+                "the handle is of another backend than this context's, which is {}: set MPGPU_BACKEND alike in all processes",
+                backend.name()
+            );
+            return Err(ipc::IpcError::NotSupported(why).into());
+        }
+        let _importing = lock(&sharing.importing);
+        let same = |i: &Import| (i.token, i.key, i.secret) == (handle.origin.token, handle.key, handle.secret);
+        let known = sharing.imports().values().find(|import| same(import)).cloned();
+        if let Some(import) = known {
+            import.check()?;
+            check_size(handle, import.bytes)?;
+            return Ok((import.hold(handle.offset), import.device));
+        }
+        let here = Service::current().filter(|service| service.origin().token == handle.origin.token);
+        if here.is_none() {
+            handle.origin.check()?;
+        }
+        let allocation = self.allocation_of(handle, instead)?;
+        let (source, base) = match here {
+            Some(service) => self.import_here(handle, &service, &allocation)?,
+            None => self.import_there(handle, &allocation)?,
+        };
+        let import = Import {
+            key: handle.key,
+            token: handle.origin.token,
+            secret: handle.secret,
+            base,
+            bytes: handle.allocation_bytes,
+            device: allocation.device,
+            source,
+            holders: std::sync::Mutex::default(),
+        };
+        let address = import.hold(handle.offset);
+        sharing.imports_mut().insert(base, Arc::new(import));
+        Ok((address, allocation.device))
+    }
+
+    /// Takes note of memory of another process that the program has mapped itself, by the driver's way for which `payload` is the name, on
+    /// a device of which the mapping says nothing. Takes one [`close_memory`](ContextState::close_memory) of the address, before the program
+    /// unmaps it.
+    pub fn adopt_memory(&self, address: u64, bytes: u64, device: DeviceId, payload: [u8; ipc::PAYLOAD_BYTES]) -> Result<(), Error> {
+        let _open = self.enter()?;
+        self.check_device(device)?;
+        let sharing = &self.sharing;
+        let _importing = lock(&sharing.importing);
+        let shared = Shared { form: Shared::MAPPED_BY_PROGRAM, descriptor: None, offset: address, payload };
+        let base = self.backend.map(shared, &Allocation { id: 0, base: address, bytes, device, kind: MemoryKind::Device })?;
+        let key = AllocationKey { backend: number_of(&*self.backend), allocation: base };
+        let (source, holders) = (ImportSource::Program, std::sync::Mutex::default());
+        let import = Import { key, token: [0; 16], secret: Secret([0; 16]), base, bytes, device, source, holders };
+        import.hold(0);
+        sharing.imports_mut().insert(base, Arc::new(import));
+        Ok(())
+    }
+
+    /// Memory of this process: it has its address already.
+    fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
+        let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
+        let (base, id) = (export.allocation.base, export.allocation.id);
+        check_size(handle, export.allocation.bytes)?;
+        if self.backend.locate(base)?.is_some_and(|found| found.id == id) {
+            return Ok((ImportSource::Here, base));
+        }
+        self.replace_freed(base, allocation.bytes);
+        if self.sharing.imports().contains_key(&base) {
+            let why = format!("{base:#x} is known as memory that the program had mapped itself, and is that no more; close it first");
+            return Err(ipc::IpcError::PeerGone(why).into());
+        }
+        let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };
+        let source = ImportSource::Context(service.hold(handle.key));
+        Ok((source, self.backend.map(shared, allocation)?))
+    }
+
+    /// Memory of another context of this process that it has freed keeps its address here until it is closed. What is allocated there anew takes
+    /// its place.
+    pub(super) fn replace_freed(&self, base: u64, bytes: u64) {
+        let sharing = &self.sharing;
+        let is_freed = |import: &&Arc<Import>| {
+            import.base.saturating_add(import.bytes) > base && matches!(import.source, ImportSource::Context(_)) && import.check().is_err()
+        };
+        let freed: Vec<_> =
+            sharing.imports().range(..base.saturating_add(bytes)).map(|(_, import)| import).filter(is_freed).cloned().collect();
+        for import in freed {
+            {
+                let mut imports = sharing.imports_mut();
+                if !imports.get(&import.base).is_some_and(|found| Arc::ptr_eq(found, &import)) {
+                    continue;
+                }
+                imports.remove(&import.base);
+            }
+            let holders = std::mem::take(&mut *import.holders.lock().unwrap_or_else(PoisonError::into_inner));
+            let mut replaced = lock(&sharing.replaced);
+            holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
+            drop(replaced);
+            // Memory of this context that begins there has taken its place in the backend too.
+            if let Err(error) = self.backend.unmap(import.base) {
+                log::debug!("unmapping memory that was freed: {error}");
+            }
+            self.holdings.count_free();
+        }
+    }
+
+    /// Whether an address is that of an import that was replaced, and is closed with that. One holder of it is as good as another.
+    fn close_replaced(&self, address: u64) -> bool {
+        let mut replaced = lock(&self.sharing.replaced);
+        let Some(count) = replaced.get_mut(&address) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            replaced.remove(&address);
+        }
+        true
+    }
+
+    /// Memory of another process.
+    fn import_there(&self, handle: &Handle, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
+        let until = Instant::now() + PATIENCE;
+        let connected = self.sharing.imports().values().find_map(|import| match &import.source {
+            ImportSource::Process(peer, _) if import.token == handle.origin.token => Some(Arc::clone(peer)),
+            _ => None,
+        });
+        let peer = match connected {
+            Some(peer) => peer,
+            None => Arc::new(Peer::connect(&handle.origin, until)?),
+        };
+        let (shared, slot) = peer.import(handle.key, handle.secret, until)?;
+        match self.backend.map(shared, allocation) {
+            Ok(base) => Ok((ImportSource::Process(peer, slot), base)),
+            Err(error) => {
+                peer.close(slot);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The allocation that a handle speaks of, as this process numbers devices.
+    fn allocation_of(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<Allocation, Error> {
+        let machine = &self.machine;
+        let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
+        for device in gpus.chain((0..machine.host_count()).map(DeviceId::host)) {
+            if self.backend.device_uuid(device)? == handle.device {
+                return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
+            }
+        }
+        if let Some(device) = instead {
+            return Ok(Allocation { id: 0, base: 0, bytes: handle.allocation_bytes, device, kind: handle.kind });
+        }
+        let why = format!(
+            "the memory is on {}, {} of {}, which this process does not see: show every process all GPUs of the node (CUDA_VISIBLE_DEVICES), \
+             and the same MPGPU_TOPOLOGY",
+            name_of(&handle.device),
+            DeviceId(handle.number).in_words(),
+            handle.origin
+        );
+        Err(ipc::IpcError::NotSupported(why).into())
+    }
+
+    /// Tells the owner of imported memory that this context takes no further part in what it is for.
+    pub fn leave_memory(&self, address: u64, departure: Departure) {
+        let Some(import) = self.sharing.import_at(address) else { return };
+        match (&import.source, Service::current()) {
+            (ImportSource::Process(peer, _), _) => peer.leave(import.key, import.secret, departure),
+            (ImportSource::Context(_), Some(service)) => service.leave(import.key, import.secret, departure),
+            _ => {}
+        }
+    }
+
+    /// Gives back what [`import_memory`](ContextState::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.
+    pub fn close_memory(&self, address: u64) -> Result<(), Error> {
+        self.close_import(address, false)
+    }
+
+    /// The same for memory whose user knows that all work on it has finished, and must not wait for other work.
+    pub fn close_idle(&self, address: u64) -> Result<(), Error> {
+        self.close_import(address, true)
+    }
+
+    fn close_import(&self, address: u64, is_idle: bool) -> Result<(), Error> {
+        drop(self.enter()?);
+        if self.close_replaced(address) {
+            return Ok(());
+        }
+        let closed = self.close_present(address, is_idle);
+        // Another thread has imported what took its place meanwhile.
+        if matches!(closed, Err(Error::NotImported(_))) && self.close_replaced(address) { Ok(()) } else { closed }
+    }
+
+    fn close_present(&self, address: u64, is_idle: bool) -> Result<(), Error> {
+        let sharing = &self.sharing;
+        let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
+        let mut waited = is_idle;
+        let (import, _importing) = loop {
+            // Without the lock: the work may wait for a peer, which must not block other imports.
+            let import = find()?;
+            // What the program unmaps is its own to wait for.
+            if matches!(import.source, ImportSource::Program) {
+                waited = true;
+            } else if !waited && import.is_foreign() && import.is_last(address) {
+                // The error of an execution is for whoever waits for it; the memory goes back all the same.
+                let _ = self.backend.synchronize();
+                waited = true;
+            }
+            let importing = lock(&sharing.importing);
+            // Of two threads that close the last two addresses at once, one finds out only here that it is the last.
+            if waited || !import.is_foreign() || !import.is_last(address) {
+                break (find()?, importing);
+            }
+        };
+        if !import.let_go(address).ok_or(Error::NotImported(address))? {
+            return Ok(());
+        }
+        sharing.imports_mut().remove(&import.base);
+        if !import.is_foreign() {
+            return Ok(());
+        }
+        let unmapped = self.backend.unmap(import.base);
+        self.holdings.count_free();
+        if let ImportSource::Process(peer, slot) = &import.source {
+            peer.close(*slot);
+        }
+        Ok(unmapped?)
+    }
+
+    /// Names a device so that every process of the node knows it, whatever number it has there.
+    pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], Error> {
+        self.check_device(device)?;
+        Ok(self.backend.device_uuid(device)?)
+    }
+}
+
+/// A device's identity for people.
+fn name_of(identity: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let parts = [&identity[..4], &identity[4..6], &identity[6..8], &identity[8..10], &identity[10..]];
+    parts.map(hex).join("-")
+}

@@ -1,0 +1,355 @@
+//! Staging memory: one arena per device, regions of it for plans, and the order of executions that share bytes of it.
+//!
+//! An arena is allocated when the first plan that stages on its device is made, with the whole bound at once: so that executing
+//! never allocates, and a device that no plan stages on costs nothing. Regions are handed out by a cursor that wraps. When space
+//! runs out, regions of different plans overlap; that costs concurrency, never bytes, because correctness does not depend on the
+//! placement: executions whose regions overlap are ordered ([`Staging::in_turn`]), whatever threads and streams they come from.
+//! The order is the order of submission, so that waiting can form no cycle.
+//!
+//! Submitting may take long: a call of the driver blocks while the queue of its stream is full, for as long as the stream waits for a
+//! signal, say, that another thread is about to raise behind an execution of its own. So no lock is held meanwhile. Whoever submits has
+//! a turn in the bytes of its regions. Only threads that share a byte with it wait until the turn is over: their executions come after
+//! this one in any case.
+
+use super::error::Error;
+use crate::backend::{Backend, BackendError, Completion};
+use crate::fault;
+use crate::plan::Ring;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
+use crate::took::took;
+use crate::topology::DeviceId;
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
+use smallvec::{SmallVec, smallvec};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+/// Rings start at multiples of this while they fit, so that copies run at full speed.
+const ALIGNMENT: u64 = 256;
+
+/// Staging bytes of one plan on one device. Addresses are unique over all devices of a context, so the device itself need not be
+/// remembered.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte.
+    pub start: u64,
+    /// One past the last byte.
+    pub end: u64,
+}
+
+/// The regions of one plan, disjoint, in the staging memory of one context.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Regions {
+    /// The plan's last [`Use`], which the table may have forgotten. Read and written while the table is locked.
+    last_use: AtomicU64,
+    all: Box<[Region]>,
+}
+
+impl Regions {
+    /// Regions that nobody has used for this plan.
+    pub fn new(all: impl Into<Box<[Region]>>) -> Regions {
+        Regions { last_use: AtomicU64::new(DefaultKey::null().data().as_ffi()), all: all.into() }
+    }
+
+    fn last_use(&self) -> DefaultKey {
+        KeyData::from_ffi(self.last_use.load(Ordering::Relaxed)).into()
+    }
+}
+
+impl Deref for Regions {
+    type Target = [Region];
+
+    fn deref(&self) -> &[Region] {
+        &self.all
+    }
+}
+
+/// Those of rings, in the order of the regions.
+fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
+    let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}
+
+/// Completions that an execution has to wait for.
+pub type After = SmallVec<[Completion; 4]>;
+
+/// The staging memory of a context.
+#[derive(Debug)]
+#[repr(C)] // What every execution reads stands first.
+pub struct Staging {
+    users: Mutex<Users>,
+    /// A turn is over.
+    over: Condvar,
+    bound: u64,
+    arenas: Mutex<BTreeMap<DeviceId, Arena>>,
+}
+
+#[derive(Debug)]
+struct Arena {
+    base: u64,
+    cursor: u64,
+}
+
+impl Staging {
+    /// Staging of at most `bound` bytes per device. Allocates nothing.
+    pub fn new(bound: u64) -> Self {
+        Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
+    }
+
+    /// Finds room for the rings of a plan: the base address of each, and the regions that they fill. On each device `within` the regions of
+    /// another plan with those rings, if they fit in there.
+    pub fn place(
+        &self,
+        rings: &[Ring],
+        within: Option<(&[Ring], &Regions)>,
+        backend: &dyn Backend,
+    ) -> Result<(Arc<[u64]>, Regions), Error> {
+        let mut bases = vec![0; rings.len()];
+        let mut regions = Vec::new();
+        for device in devices(rings) {
+            let total = |alignment: u64| {
+                let mut sizes = rings.iter().filter(|r| r.device == device).map(|r| r.bytes().checked_next_multiple_of(alignment));
+                sizes.try_fold(0_u64, |sum, size| sum.checked_add(size?)).filter(|sum| *sum <= self.bound)
+            };
+            // A plan may fill its bound to the last byte; then its rings stand without gaps.
+            let (alignment, bytes) = match (total(ALIGNMENT), total(1)) {
+                (Some(bytes), _) => (ALIGNMENT, bytes),
+                (None, Some(bytes)) => (1, bytes),
+                (None, None) => return Err(Error::StagingBound { device: device.0, bound: self.bound }),
+            };
+            let room = within.and_then(|(rings, regions)| {
+                let at = devices(rings).iter().position(|other| *other == device)?;
+                Some(regions[at].start).filter(|start| bytes <= regions[at].end - start)
+            });
+            let start = room.map_or_else(|| self.take(device, bytes, backend), Ok)?;
+            regions.push(Region { start, end: start + bytes });
+            let mut next = start;
+            for (base, ring) in bases.iter_mut().zip(rings).filter(|(_, r)| r.device == device) {
+                *base = next;
+                next += ring.bytes().next_multiple_of(alignment);
+            }
+        }
+        Ok((bases.into(), Regions::new(regions)))
+    }
+
+    fn take(&self, device: DeviceId, bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
+        let mut arenas = lock(&self.arenas);
+        let arena = match arenas.entry(device) {
+            Entry::Occupied(arena) => arena.into_mut(),
+            Entry::Vacant(none) => {
+                let allocate = || backend.allocate(device, self.bound);
+                let base = took(format_args!("{}: allocated {} bytes of staging", device.in_words(), self.bound), allocate)?;
+                none.insert(Arena { base, cursor: 0 })
+            }
+        };
+        let mut offset = arena.cursor.next_multiple_of(ALIGNMENT);
+        if offset > self.bound || bytes > self.bound - offset {
+            offset = 0;
+        }
+        arena.cursor = offset + bytes;
+        Ok(arena.base + offset)
+    }
+
+    /// Enqueues an execution that uses these regions: `enqueue` gets the completions of earlier executions that it must run after,
+    /// and returns its own.
+    ///
+    /// While `enqueue` runs, nobody enqueues who shares a byte with it, so that the order in which executions learn of each other is the
+    /// order in which the backend gets them. When it fails nothing was enqueued, and nothing is remembered; nor is an execution that was
+    /// captured, which has staging memory of its own.
+    pub fn in_turn<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
+        let (mut turn, after) = self.begin(regions);
+        fault::point("staging");
+        let completion = enqueue(&after)?;
+        turn.end = (!completion.is_captured()).then(|| completion.clone());
+        Ok(completion)
+    }
+
+    /// Waits until nobody has a turn in a byte of these regions, and takes one.
+    fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
+        let mut users = lock(&self.users);
+        while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
+            users.waiting += 1;
+            users = self.over.wait(users).unwrap_or_else(PoisonError::into_inner);
+            users.waiting -= 1;
+        }
+        let number = users.next_turn;
+        users.next_turn += 1;
+        users.turns.extend(regions.iter().map(|region| (number, *region)));
+        let after = match users.whole(regions) {
+            Some(last) if last.completion.is_known_done() => After::new(),
+            Some(last) => smallvec![last.completion.clone()],
+            None => users.unfinished(regions),
+        };
+        (Turn { staging: self, regions, number, end: None }, after)
+    }
+
+    /// Sweeps out executions that have finished, if there are many. The backend is not asked under the lock.
+    fn sweep(&self, mut users: MutexGuard<'_, Users>) {
+        if users.last.len() <= users.sweep_at {
+            return;
+        }
+        users.sweep_at = usize::MAX;
+        let seen: Vec<_> = users.uses.iter().map(|(key, last)| (key, last.completion.clone())).collect();
+        drop(users);
+        let finished: Vec<_> = seen.into_iter().filter(|(_, completion)| finished(completion)).collect();
+        lock(&self.users).forget(&finished);
+    }
+
+    /// Bytes of staging that are allocated on `device`.
+    pub fn bytes(&self, device: DeviceId) -> u64 {
+        if lock(&self.arenas).contains_key(&device) { self.bound } else { 0 }
+    }
+
+    /// Gives all arenas back. All executions have finished, and no more will come.
+    pub fn release(&self, backend: &dyn Backend) -> Result<(), BackendError> {
+        let mut users = lock(&self.users);
+        users.uses.clear();
+        users.last.clear();
+        drop(users);
+        let arenas = std::mem::take(&mut *lock(&self.arenas));
+        let mut result = Ok(());
+        for arena in arenas.values() {
+            result = result.and(backend.free(arena.base));
+        }
+        result
+    }
+}
+
+/// The right to enqueue an execution that uses certain bytes.
+struct Turn<'a> {
+    staging: &'a Staging,
+    regions: &'a Regions,
+    number: u64,
+    /// Of the execution, once it is enqueued.
+    end: Option<Completion>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut users = lock(&self.staging.users);
+        if let Some(end) = self.end.take() {
+            match users.whole(self.regions) {
+                Some(last) => last.completion = end,
+                None => users.record(self.regions, end),
+            }
+        }
+        users.turns.retain(|(number, _)| *number != self.number);
+        if users.waiting > 0 {
+            self.staging.over.notify_all();
+        }
+        self.staging.sweep(users);
+    }
+}
+
+/// Who used which bytes last: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
+/// for the later includes waiting for the earlier. So the table holds no more ranges than plans have regions' boundaries.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Users {
+    uses: SlotMap<DefaultKey, Use>,
+    /// End and use of each range.
+    last: BTreeMap<u64, (u64, DefaultKey)>,
+    /// Turns that are under way: the bytes of each, by its number.
+    turns: SmallVec<[(u64, Region); 4]>,
+    next_turn: u64,
+    /// Threads that wait for one to be over.
+    waiting: usize,
+    /// Table size at which finished executions are swept out.
+    sweep_at: usize,
+}
+
+/// The last execution of a plan, for as long as there are bytes that it was the last to use.
+#[derive(Debug)]
+struct Use {
+    completion: Completion,
+    /// How many ranges are its.
+    ranges: usize,
+    /// No other plan has used a byte of the regions since. Then the plan's next execution only has to come after this one and takes its
+    /// place, without looking at any range. This is the case in a time loop.
+    is_whole: bool,
+}
+
+const SWEEP_AT_LEAST: usize = 64;
+
+impl Users {
+    /// The last use of exactly these regions, by the same plan, if no byte of them was used since.
+    fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
+        self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
+    }
+
+    /// Each unfinished execution that used a byte of these regions, once.
+    fn unfinished(&self, regions: &Regions) -> After {
+        let mut uses: SmallVec<[DefaultKey; 8]> = SmallVec::new();
+        for region in regions.iter() {
+            // Ranges are disjoint, so their ends ascend as their starts do.
+            let ranges = self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start);
+            uses.extend(ranges.map(|(_, (_, earlier))| *earlier));
+        }
+        uses.sort_unstable();
+        uses.dedup();
+        let completions = uses.into_iter().filter_map(|earlier| self.uses.get(earlier)).map(|earlier| &earlier.completion);
+        completions.filter(|completion| !completion.is_known_done()).cloned().collect()
+    }
+
+    fn record(&mut self, regions: &Regions, completion: Completion) {
+        let new = self.uses.insert(Use { completion, ranges: regions.len(), is_whole: true });
+        for region in regions.iter() {
+            while let Some((&start, &(end, earlier))) =
+                self.last.range(..region.end).next_back().filter(|(_, (end, _))| *end > region.start)
+            {
+                self.last.remove(&start);
+                let mut left = 0;
+                if start < region.start {
+                    self.last.insert(start, (region.start, earlier));
+                    left += 1;
+                }
+                if end > region.end {
+                    self.last.insert(region.end, (end, earlier));
+                    left += 1;
+                }
+                self.cut(earlier, left);
+            }
+            self.last.insert(region.start, (region.end, new));
+        }
+        regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
+    }
+
+    /// Takes out executions that have finished. A plan that was executed again since keeps its place.
+    fn forget(&mut self, finished: &[(DefaultKey, Completion)]) {
+        let is_same = |last: &Use, completion: &Completion| std::ptr::addr_eq(Arc::as_ptr(&last.completion), Arc::as_ptr(completion));
+        for (key, completion) in finished {
+            if self.uses.get(*key).is_some_and(|last| is_same(last, completion)) {
+                self.uses.remove(*key);
+            }
+        }
+        self.last.retain(|_, (_, last)| self.uses.contains_key(*last));
+        self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
+    }
+
+    /// Another use has taken bytes of one range of this use; `left` pieces of the range remain.
+    fn cut(&mut self, key: DefaultKey, left: usize) {
+        let Some(cut) = self.uses.get_mut(key) else { return };
+        cut.is_whole = false;
+        cut.ranges = cut.ranges - 1 + left;
+        if cut.ranges == 0 {
+            self.uses.remove(key);
+        }
+    }
+}
+
+/// An execution that failed has finished too; its caller gets the error.
+fn finished(completion: &Completion) -> bool {
+    completion.is_done().unwrap_or(true)
+}
+
+#[cfg(test)]
+#[path = "../../tests/rust/staging/growth.rs"]
+mod growth;
+#[cfg(all(test, shuttle))]
+#[path = "../../tests/rust/staging/interleavings.rs"]
+mod interleavings;

@@ -1,0 +1,94 @@
+//! Streams and events of a context, and what is called once work there has finished.
+
+use super::callbacks::{Awaited, Callback};
+use super::error::Error;
+use super::lifetime::Context;
+use crate::backend::{Completion, EventHandle, HostFunction, Report, StreamHandle};
+use crate::topology::DeviceId;
+
+impl Context {
+    /// Creates a stream of `device`.
+    pub fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, Error> {
+        let _open = self.shared.enter()?;
+        self.shared.check_device(device)?;
+        Ok(self.shared.holdings.create_stream(device, self.backend())?)
+    }
+
+    /// Destroys a stream of this context; work that is enqueued in it still finishes.
+    pub fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
+    }
+
+    /// The device of a stream; the host for a default stream.
+    pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().stream_device(stream)?)
+    }
+
+    /// Whether `stream` is being captured into a graph.
+    pub fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().is_capturing(stream)?)
+    }
+
+    /// Blocks until all work enqueued in `stream` so far has finished.
+    pub fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        Ok(self.backend().synchronize_stream(stream)?)
+    }
+
+    /// Runs `work` on a CPU thread in stream order; in a stream that is being captured, at every launch of the graph.
+    pub fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().launch_host(stream, work)?)
+    }
+
+    /// Creates an event, which counts as done until it is recorded.
+    pub fn create_event(&self) -> Result<EventHandle, Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.create_event(self.backend())?)
+    }
+
+    /// Destroys an event of this context.
+    pub fn destroy_event(&self, event: EventHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.shared.holdings.destroy_event(event, self.backend())?)
+    }
+
+    /// Makes `event` stand for all work enqueued in `stream` so far.
+    pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().record_event(event, stream)?)
+    }
+
+    /// Makes later work in `stream` wait for what `event` stands for now.
+    pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        Ok(self.backend().stream_wait_event(stream, event)?)
+    }
+
+    /// Blocks until what `event` stands for now has finished.
+    pub fn synchronize_event(&self, event: EventHandle) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        Ok(self.backend().synchronize_event(event)?)
+    }
+
+    /// Calls `callback` on a thread of the context once the work has finished.
+    pub fn call_when_done(&self, completion: Completion, callback: Callback) -> Result<(), Error> {
+        drop(self.shared.enter()?);
+        if completion.is_captured() {
+            let why = "an execution that was captured has no end of its own, because its graph may run later, or again: wait for the stream \
+                       that the graph is launched in";
+            return Err(Error::NotSupported(why.into()));
+        }
+        self.shared.callbacks.add(Awaited { completion: Some(completion), callback })
+    }
+
+    /// Has later work in `stream` come after an execution of this context.
+    pub fn order_stream(&self, stream: StreamHandle, after: &Completion) -> Result<(), Error> {
+        let _open = self.shared.enter()?;
+        self.backend().mark_end(stream, std::slice::from_ref(after), Report::Nothing)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,323 @@
+//! The CUDA backend as the engine knows it.
+
+use super::discover;
+use super::driver::{Driver, call};
+use super::host_function::launch_host;
+use super::identity::identity;
+use super::parts::Core;
+use crate::backend::Shared;
+use crate::backend::{
+    Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
+    HostFunction, Identity, LostPeer, Moment, Signal, SignalWait, StreamHandle,
+};
+use crate::plan::Program;
+use crate::topology::discover::Seen;
+use crate::topology::{DeviceId, Topology};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The CUDA backend. It lives until its last completion is gone; then it waits for all work of the GPUs in use, gives back what it has
+/// created. The primary contexts stay for the rest of the process.
+pub struct CudaBackend(pub(super) Arc<Core>);
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        self.0.graphs.forget_launches();
+    }
+}
+
+impl CudaBackend {
+    /// The driver's devices in sight, and `hosts` host NUMA domains. [`BackendError::NoDriver`] with the reason where there are none.
+    /// Retains no context.
+    pub fn new(hosts: u32) -> Result<CudaBackend, BackendError> {
+        CudaBackend::on(Driver::get()?, hosts)
+    }
+
+    /// As [`new`](CudaBackend::new), on a driver without `function`, which is one that drivers may lack (`cuMemcpyBatchAsync`, say).
+    #[cfg(feature = "fault-injection")]
+    pub fn without(function: &str, hosts: u32) -> Result<CudaBackend, BackendError> {
+        // Kept for the rest of the process, as the driver itself is.
+        static LACKING: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
+        let driver: &'static Driver = Box::leak(Box::new(Driver::get()?.clone().without(function)));
+        super::driver::lock(&LACKING).push(driver);
+        CudaBackend::on(driver, hosts)
+    }
+
+    pub(super) fn on(driver: &'static Driver, hosts: u32) -> Result<CudaBackend, BackendError> {
+        Ok(CudaBackend(Arc::new(Core::new(driver, hosts)?)))
+    }
+
+    /// Whether the driver copies a batch of segments in one call. Without it, [`Mechanism::Batch`](crate::plan::Mechanism::Batch)
+    /// means single copies.
+    pub fn has_batched_copy(&self) -> bool {
+        self.0.gpus.driver.cuMemcpyBatchAsync.is_some()
+    }
+
+    /// Whether `gpu` runs the fused copy kernel, which is loaded if it was not. Without it,
+    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) means single copies.
+    pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
+        Ok(self.0.gpus.primary(gpu as usize)?.kernel().is_some())
+    }
+
+    /// Holds every later launch of the fused copy kernel on `gpu` to so many thread blocks, 0 counting as 1. A kernel of few blocks
+    /// moves bytes slowly: benchmarks stand for narrow links with it. `false` where the GPU does not run the kernel.
+    pub fn limit_copy_kernel(&self, gpu: u32, blocks: u32) -> Result<bool, BackendError> {
+        Ok(self.0.gpus.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
+    }
+
+    /// GPUs of which this backend has retained the primary context.
+    pub fn devices_in_use(&self) -> u32 {
+        self.0.gpus.used.load(Ordering::Acquire).count_ones()
+    }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn discover(&self) -> Result<Option<Topology>, BackendError> {
+        discover::discover().map(Some)
+    }
+
+    fn out_of_sight(&self, uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
+        discover::out_of_sight(uuids)
+    }
+
+    fn identity(&self) -> Result<Identity, BackendError> {
+        identity()
+    }
+
+    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on the
+    /// NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count as 1.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.0.allocate(device, bytes, false)
+    }
+
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.0.allocate(device, bytes, true)
+    }
+
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        self.0.free(address)
+    }
+
+    fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        self.0.register(address, bytes, huge)
+    }
+
+    fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        self.0.unregister(address)
+    }
+
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        self.0.locate(address)
+    }
+
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        self.0.memory.allocated_bytes(device)
+    }
+
+    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        self.0.streams.create(&self.0.gpus, device)
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        self.0.streams.destroy(&self.0.gpus, &self.0.sharing.failed_waits, stream)
+    }
+
+    fn stream_count(&self, device: DeviceId) -> u64 {
+        self.0.streams.count(device)
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let failed_waits = &self.0.sharing.failed_waits;
+        let began = failed_waits.begin();
+        // SAFETY: the caller's stream.
+        self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.gpus.driver, cuStreamSynchronize(raw)) })?;
+        failed_waits.report(|| self.0.number_of(stream), began)
+    }
+
+    /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
+    /// [`BackendError::NotSupported`] in a capture where the driver is older than CUDA 11.3.
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
+        self.0.with_stream(stream, |_, raw| launch_host(self.0.gpus.driver, raw, work))
+    }
+
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        Ok(self.0.events.create())
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        self.0.events.destroy(event)
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
+        self.0.record_event(event, stream)
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        self.0.stream_wait_event(stream, event)
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        self.0.synchronize_event(event)
+    }
+
+    /// [`Report::Times`](crate::backend::Report::Times) takes events with timestamps around each operation, over streams (`timing`), and is not
+    /// captured; nor is an execution that is verified.
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
+        self.0.submit(execution)
+    }
+
+    fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
+        self.0.mark_moment(stream)
+    }
+
+    /// In a stream that is being captured what its operations over streams need; the staging memory of a graph comes with the capture.
+    /// Loading a kernel waits for the GPU.
+    fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.0.prepare(execution)
+    }
+
+    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does, but what is being captured.
+    fn synchronize(&self) -> Result<(), BackendError> {
+        self.0.gpus.drain()
+    }
+
+    fn keep_graphs(&self, programs: usize) {
+        self.0.graphs.most_programs.store(programs, Ordering::Relaxed);
+    }
+
+    fn graph_statistics(&self) -> GraphStatistics {
+        self.0.graphs.statistics()
+    }
+
+    /// Of a GPU its UUID.
+    fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        self.0.gpus.device_uuid(device)
+    }
+
+    fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
+        self.0.checks.losing_pairs(&self.0.gpus, pairs)
+    }
+
+    fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        self.0.exportable(address, bytes)
+    }
+
+    fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        self.0.export(allocation)
+    }
+
+    fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        self.0.map(&shared, allocation)
+    }
+
+    fn unmap(&self, base: u64) -> Result<(), BackendError> {
+        if self.0.sharing.release(&self.0.gpus, base)? { Ok(()) } else { Err(BackendError::InvalidPointer(base)) }
+    }
+
+    /// Counters lie in host memory of `mp_alloc` that can be shared, of this process or an importing one.
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
+        self.0.wait_signals(stream, signals, by)
+    }
+
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        self.0.await_flags(stream, flags)
+    }
+
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        self.0.take_flags(stream, raises, flags)
+    }
+
+    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+        self.0.run_actions(execution, actions, grid)
+    }
+
+    fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
+        self.0.action_reach(device, program, ends)
+    }
+
+    fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
+        let found = self.0.streams.find(&self.0.gpus, stream)?;
+        Ok(if stream.0 <= 2 { DeviceId::HOST } else { DeviceId::gpu(found.gpu as u32) })
+    }
+
+    fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
+        self.0.kernel_ends(device, program, ends)
+    }
+
+    fn is_capturing(&self, stream: StreamHandle) -> Result<bool, BackendError> {
+        self.0.is_captured(stream)
+    }
+
+    fn load_kernels(&self) {
+        self.0.gpus.load_kernels();
+    }
+
+    /// The context of the stream's GPU is current meanwhile.
+    fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
+        self.0.in_stream(stream, work)
+    }
+
+    /// Of non-blocking streams alone: what is enqueued in others comes after work of the default stream, too.
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        self.0.is_idle(stream)
+    }
+
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.0.raise_signals(stream, signals)
+    }
+
+    fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
+        let sharing = &self.0.sharing;
+        let allocations = signals.iter().filter_map(|wanted| sharing.locate(wanted.counter)).filter(|_| !streams_wait);
+        allocations.for_each(|allocation| sharing.failed_waits.wait_unseen(allocation.id));
+        sharing.capture_waits(signals.iter().copied())
+    }
+
+    fn stream_number(&self, stream: StreamHandle) -> u64 {
+        let found = self.0.streams.find(&self.0.gpus, stream);
+        found.ok().and_then(|found| found.number).unwrap_or_else(|| self.0.number_of(stream))
+    }
+
+    fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {
+        match self.0.sharing.opened_for(&self.0.gpus, device.0 as usize, address) {
+            None => Ok(address),
+            Some(Some(opened)) => Ok(opened),
+            Some(None) => Err(BackendError::NotSupported(format!(
+                "kernels of GPU {} cannot reach {address:#x}, memory of another process: there is no peer access between their GPUs",
+                device.0
+            ))),
+        }
+    }
+
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        self.0.sharing.read_signal(counter)
+    }
+
+    fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
+        self.0.sharing.raise_signal(signal)
+    }
+
+    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+        self.0.sharing.fail_waits(allocation, peer);
+    }
+
+    fn fail_waits_again(&self) -> bool {
+        self.0.sharing.fail_waits_again()
+    }
+
+    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
+        self.0.sharing.lost_peer(counter)
+    }
+}
+
+impl fmt::Debug for CudaBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

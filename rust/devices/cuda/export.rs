@@ -1,0 +1,208 @@
+//! Exporting memory to other processes.
+//!
+//! | memory | how it is shared |
+//! | --- | --- |
+//! | host memory that was allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
+//! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
+//! | virtual memory API, created for POSIX file descriptors: memory of a GPU that this backend allocates to be shared ([`chunk`](super::chunk)), and others' | its descriptor |
+//! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
+//! | everything else | not at all, with the remedy |
+//!
+//! Large host memory that need not be shared is in huge pages (`host_memory`). Memory files have none on systems as they are usually set up.
+//!
+//! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
+//! context on each GPU of its neighbours.
+
+use super::chunk::descriptor_of;
+use super::driver::{OutsideCapture, call_optional, handle};
+use super::gpus::Gpus;
+use super::memory::{PAGED_FROM, SHARED_PAGE};
+use super::parts::Core;
+use super::pools::POSIX_FILE_DESCRIPTOR;
+use super::sharing::{Source, release_handle};
+use crate::backend::{Allocation, BackendError, HOST_MEMORY_IS_SHARED_BY, MemoryKind};
+use crate::backend::{PAYLOAD_BYTES, Shared};
+use cudarc::driver::sys::{self, CUpointer_attribute};
+use rustix::fd::OwnedFd;
+use std::ffi::{c_uint, c_void};
+
+/// In what form memory goes to another process.
+pub(super) const MEMORY_FILE: u32 = 1;
+pub(super) const IPC: u32 = 2;
+pub(super) const DESCRIPTOR: u32 = 3;
+pub(super) const POOL: u32 = 4;
+
+/// How an allocation that the driver knows can be shared.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+enum Way {
+    Ipc,
+    Descriptor,
+    /// If the driver agrees: no attribute says for what a pool was created.
+    Pool,
+}
+
+/// What decides on it.
+#[derive(Copy, Clone, Debug, Default)]
+struct Traits {
+    /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
+    ipc: bool,
+    /// The pool that it is of, if it is of one.
+    pool: u64,
+    /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
+    handles: c_uint,
+}
+
+fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
+    if kind != MemoryKind::Device {
+        return Err(HOST_MEMORY_IS_SHARED_BY);
+    }
+    if traits.ipc {
+        return Ok(Way::Ipc);
+    }
+    if traits.pool != 0 {
+        return Ok(Way::Pool);
+    }
+    if traits.handles & POSIX_FILE_DESCRIPTOR != 0 {
+        return Ok(Way::Descriptor);
+    }
+    Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; ask for that handle type, or allocate with \
+         cudaMalloc or mp_alloc")
+}
+
+impl Core {
+    /// What can be shared of the memory of `bytes` at an address. A range of the virtual memory API may be mapped from several chunks,
+    /// each perhaps of another GPU, and is one allocation to the driver; what can be shared is a chunk (driver 580: the handle that it gives
+    /// for an address, and `MAPPING_SIZE`, are of the chunk, `RANGE_SIZE` is of all).
+    pub fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
+        let Some(allocation) = self.locate(address)? else { return Ok(None) };
+        if allocation.kind != MemoryKind::Device || self.sharing.locate(address).is_some() {
+            return Ok(Some(allocation));
+        }
+        let _current = self.gpus.primary(allocation.device.0 as usize)?.enter()?;
+        if way(allocation.kind, self.gpus.traits(address)) != Ok(Way::Descriptor) {
+            return Ok(Some(allocation));
+        }
+        let base = self.gpus.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR);
+        let size = self.gpus.ask(address, CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE);
+        if base == 0 || base > address || size <= address - base || size >= allocation.bytes {
+            return Ok(Some(allocation));
+        }
+        if bytes > size - (address - base) {
+            return Err(BackendError::NotSupported(format!(
+                "{address:#x} ({bytes} bytes) cannot be shared with another process: it is mapped from several chunks by cuMemMap; export each \
+                 chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mp_alloc (PyTorch: without \
+                 expandable_segments)"
+            )));
+        }
+        Ok(Some(Allocation { base, bytes: size, ..allocation }))
+    }
+
+    /// What another process needs to map an allocation.
+    pub fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        let plain = |form, descriptor, offset, payload| Shared { form, descriptor, offset, payload };
+        let own = self.sharing.at(allocation.base, |held| match &held.source {
+            Source::Own(region) => {
+                region.file().map(|file| plain(MEMORY_FILE, Some(file), 0, [0; PAYLOAD_BYTES])).map_err(|errno| BackendError::Driver {
+                    what: "duplicating the descriptor of a memory file".into(),
+                    reason: std::io::Error::from(errno).to_string(),
+                    code: i64::from(errno.raw_os_error()),
+                })
+            }
+            Source::OwnOnGpu(chunk) => {
+                chunk.descriptor(self.gpus.driver).map(|descriptor| plain(DESCRIPTOR, Some(descriptor), chunk.bytes, [0; PAYLOAD_BYTES]))
+            }
+            _ => {
+                let base = allocation.base;
+                Err(BackendError::NotSupported(format!("{base:#x} is memory of another process; export it there")))
+            }
+        });
+        if let Some(own) = own {
+            return own;
+        }
+        self.gpus.check_alive()?;
+        let _outside = OutsideCapture::enter(self.gpus.driver);
+        let gpu = usize::try_from(allocation.device.0).unwrap_or_else(|_| self.gpus.any_used());
+        let _current = self.gpus.primary(gpu)?.enter()?;
+        let traits = self.gpus.traits(allocation.base);
+        match way(allocation.kind, traits) {
+            Ok(Way::Ipc) => {
+                if allocation.bytes >= PAGED_FROM && !allocation.bytes.is_multiple_of(SHARED_PAGE) && !self.memory.is_own(allocation.base) {
+                    log::info!(
+                        "{:#x}: {} bytes are no multiple of {SHARED_PAGE}, so other processes map them in small pages and some copies take 6 % \
+                         longer: make the allocation a multiple of that, or take memory from mp_alloc",
+                        allocation.base,
+                        allocation.bytes
+                    );
+                }
+                let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
+                // SAFETY: the output is valid for the call; the address is the first of an allocation of this GPU.
+                unsafe { call_optional!(self.gpus.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
+                Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
+            }
+            Ok(Way::Descriptor) => Ok(plain(DESCRIPTOR, Some(self.gpus.descriptor_of(allocation.base)?), 0, [0; PAYLOAD_BYTES])),
+            Ok(Way::Pool) => {
+                let (descriptor, number, pointer) = {
+                    let lives = |id: u64, base: u64| matches!(self.locate(base), Ok(Some(found)) if found.id == id);
+                    self.sharing.pools.export(&self.gpus, traits.pool, allocation, lives)?
+                };
+                Ok(plain(POOL, Some(descriptor), number, pointer))
+            }
+            Err(why) => Err(BackendError::NotSupported(format!("{:#x} cannot be shared with another process: {why}", allocation.base))),
+        }
+    }
+}
+
+impl Gpus {
+    /// One attribute of an address; 0 where the driver does not know it.
+    fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
+        let (mut name, mut value) = (attribute as c_uint, 0_u64);
+        let mut values = [(&raw mut value).cast::<c_void>()];
+        // SAFETY: one name and one value, which has room for the widest of these attributes.
+        let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
+        if code == 0 { value } else { 0 }
+    }
+
+    /// What the driver says of an address; what a driver does not know counts as no.
+    fn traits(&self, address: u64) -> Traits {
+        let ask = |attribute| self.ask(address, attribute);
+        Traits {
+            ipc: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE) & 0xFF != 0,
+            pool: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE),
+            handles: ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES) as c_uint,
+        }
+    }
+
+    /// The descriptor of memory of the virtual memory API.
+    fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
+        let driver = self.driver;
+        let mut memory = 0;
+        // SAFETY: the output is valid for the call. Success retains the memory.
+        unsafe { call_optional!(driver, cuMemRetainAllocationHandle(&mut memory, handle(address as usize))) }?;
+        let descriptor = descriptor_of(driver, memory);
+        release_handle(driver, memory);
+        descriptor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_memory_is_shared_in_its_way_or_refused_with_the_remedy() {
+        let traits = |ipc, pool: bool, handles| Traits { ipc, pool: u64::from(pool), handles };
+        assert_eq!(way(MemoryKind::Device, traits(true, false, 0)), Ok(Way::Ipc));
+        assert_eq!(way(MemoryKind::Device, traits(true, false, 1)), Ok(Way::Ipc));
+        assert_eq!(way(MemoryKind::Device, traits(false, false, 1)), Ok(Way::Descriptor));
+        assert_eq!(way(MemoryKind::Device, traits(false, false, 9)), Ok(Way::Descriptor));
+        assert_eq!(way(MemoryKind::Device, traits(false, true, 0)), Ok(Way::Pool));
+        assert_eq!(way(MemoryKind::Device, traits(false, true, 1)), Ok(Way::Pool));
+        let remedies = [
+            (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc_shared"),
+            (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
+        ];
+        for (kind, traits, remedy) in remedies {
+            assert!(way(kind, traits).is_err_and(|why| why.contains(remedy)), "{kind:?} {traits:?}");
+        }
+    }
+}

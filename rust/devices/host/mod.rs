@@ -1,0 +1,396 @@
+//! Virtual devices on CPU threads: real bytes, CUDA's ordering, no GPU.
+//!
+//! Each virtual GPU and each host NUMA domain has memory of its own, which is ordinary host memory with an owner. StreamTable and
+//! events order as CUDA's do: work of one stream runs in order, streams run concurrently, events join them. StreamTable created here
+//! are like CUDA's non-blocking ones: they don't order with the default stream, which is one more stream of the context.
+//!
+//! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
+//! threads runs what is ready. Waits for signals, which other processes raise, are watched by one thread, so that a stream that waits
+//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own. Threads start
+//! when they are first needed.
+//!
+//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
+//! completion. It does not stop the stream: later work runs.
+//!
+//! A host function may enqueue work. It must not wait for work of this backend that comes after it, nor drop the backend.
+
+mod chain;
+pub mod kernel;
+mod memory;
+#[cfg(all(test, shuttle))]
+mod model;
+mod moment;
+mod node;
+mod queue;
+mod run;
+mod schedule;
+mod streams;
+mod times;
+
+use self::memory::HostMemory;
+use self::moment::Passed;
+use self::node::Node;
+use self::queue::Queue;
+use self::run::{HostWork, Run, Signals, Wait};
+use self::schedule::Schedule;
+use self::streams::{StreamTable, key};
+use self::times::Times;
+use crate::backend::Shared;
+use crate::backend::failed_waits::{Behind, FailedWaits};
+use crate::backend::uuid_of_number;
+use crate::backend::{
+    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
+    SignalWait, StreamHandle,
+};
+use crate::sync::{Mutex, held, lock};
+use crate::topology::DeviceId;
+use crate::topology::Gpu;
+use slotmap::{DefaultKey, Key, SlotMap};
+use std::sync::{Arc, RwLock};
+
+/// What an event stands for.
+#[derive(Clone, Debug, Default)]
+struct Recorded {
+    /// The end of a node, or nothing that is still to come.
+    end: Option<Arc<Node<HostWork>>>,
+    /// What the stream was behind.
+    behind: Behind,
+}
+
+/// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
+const MOST_THREADS: usize = 16;
+
+/// The host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
+#[derive(Debug)]
+pub struct HostBackend {
+    /// The number that each virtual GPU in sight has in the whole machine.
+    gpus: Vec<u32>,
+    hosts: u32,
+    memory: Arc<HostMemory>,
+    /// Runs the steps of executions.
+    queue: Arc<Queue<HostWork>>,
+    /// Watches the counters that streams wait for.
+    waits: Arc<Queue<HostWork>>,
+    failed_waits: Arc<FailedWaits>,
+    streams: StreamTable<HostWork>,
+    /// What each event stands for.
+    events: RwLock<SlotMap<DefaultKey, Mutex<Recorded>>>,
+}
+
+impl HostBackend {
+    /// A node of `gpus` virtual GPUs and `hosts` NUMA domains. Starts no thread yet.
+    pub fn new(gpus: u32, hosts: u32) -> HostBackend {
+        HostBackend::showing((0..gpus).collect(), hosts)
+    }
+
+    /// A node of which this process is shown these GPUs, in this order.
+    pub fn showing(gpus: Vec<u32>, hosts: u32) -> HostBackend {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
+        HostBackend {
+            gpus,
+            hosts,
+            memory: Arc::default(),
+            queue: Queue::new("mpgpu-copy", threads),
+            waits: Queue::watching("mpgpu-signal"),
+            failed_waits: Arc::default(),
+            streams: StreamTable::new(),
+            events: RwLock::default(),
+        }
+    }
+
+    fn check_device(&self, device: DeviceId) -> Result<(), BackendError> {
+        let exists = if device.is_host() { device.0.abs_diff(-1) < self.hosts } else { (device.0 as usize) < self.gpus.len() };
+        if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
+    }
+
+    /// Calls `work` with what an event stands for.
+    fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
+        let events = held(self.events.read());
+        let event = key(handle.0).and_then(|key| events.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
+        Ok(work(&mut lock(event)))
+    }
+
+    /// What work in a stream comes after.
+    fn behind(&self, stream: StreamHandle) -> Behind {
+        self.failed_waits.behind(|| stream.0 as u64)
+    }
+
+    /// Has a stream wait for signals; and set them back, where it takes them.
+    fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool) -> Result<(), BackendError> {
+        self.waits.start()?;
+        self.queue.start()?;
+        self.streams.with(stream, |found| {
+            // What is reached stays so: nothing fails.
+            let may_fail = |wanted: &&Signal| takes || !self.memory.is_reached(wanted).unwrap_or(false);
+            let allocations = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.locate(wanted.counter));
+            self.failed_waits.wait(stream.0 as u64, allocations.map(|allocation| allocation.id));
+            let (memory, failed_waits) = (Arc::clone(&self.memory), Arc::clone(&self.failed_waits));
+            let wait = Wait { signals, takes, memory, failed_waits };
+            found.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
+            Ok(())
+        })
+    }
+
+    fn enqueue(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
+        self.queue.start()?;
+        let run = Run {
+            program: Arc::clone(execution.program),
+            endpoints: Arc::clone(execution.endpoints),
+            rings: Arc::clone(execution.rings),
+            schedule: Schedule::new(execution.program),
+            verify: execution.verify,
+            times: (execution.report == Report::Times).then(|| Times::new(execution.program.ops.len())),
+            failed_waits: Arc::clone(&self.failed_waits),
+            behind: self.behind(execution.stream),
+        };
+        let node = Node::new(HostWork::Run(run), &self.queue);
+        for completion in execution.after {
+            let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
+                what: "submit".into(),
+                reason: "an execution can only come after executions of its own backend".into(),
+                code: 0,
+            })?;
+            earlier.precede(&node);
+        }
+        self.streams.with(execution.stream, |stream| {
+            stream.chain.append(&node);
+            Ok(())
+        })?;
+        Ok(node)
+    }
+}
+
+impl Backend for HostBackend {
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn is_virtual(&self) -> bool {
+        true
+    }
+
+    fn identity(&self) -> Result<Identity, BackendError> {
+        let gpu = |number: &u32| Gpu { uuid: format!("virtual-{number}"), name: "virtual device on CPU threads".into() };
+        Ok(Identity { driver: "none".into(), gpus: self.gpus.iter().map(gpu).collect() })
+    }
+
+    /// Aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has an address of its own.
+    fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.check_device(device)?;
+        self.memory.allocate(device, bytes, false)
+    }
+
+    fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
+        self.check_device(device)?;
+        self.memory.allocate(device, bytes, true)
+    }
+
+    fn free(&self, address: u64) -> Result<(), BackendError> {
+        let gone = self.memory.locate(address);
+        self.memory.free(address)?;
+        gone.into_iter().for_each(|allocation| self.failed_waits.forget_allocation(allocation.id));
+        Ok(())
+    }
+
+    fn frees_at_once(&self) -> bool {
+        true
+    }
+
+    fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
+        self.memory.register(address, bytes, huge)
+    }
+
+    fn unregister(&self, address: u64) -> Result<(), BackendError> {
+        self.memory.unregister(address)
+    }
+
+    fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
+        Ok(self.memory.locate(address))
+    }
+
+    fn allocated_bytes(&self, device: DeviceId) -> u64 {
+        self.memory.allocated_bytes(device)
+    }
+
+    fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
+        self.check_device(device)?;
+        Ok(self.streams.create(device))
+    }
+
+    fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        self.streams.destroy(stream)?;
+        self.failed_waits.forget(|| stream.0 as u64);
+        Ok(())
+    }
+
+    fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {
+        self.streams.with(stream, |stream| Ok(stream.device.unwrap_or(DeviceId::HOST)))
+    }
+
+    fn stream_count(&self, device: DeviceId) -> u64 {
+        self.streams.count(device)
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
+        let began = self.failed_waits.begin();
+        if let Some(tail) = self.streams.with(stream, |stream| Ok(stream.chain.tail()))? {
+            tail.wait_finished();
+        }
+        self.failed_waits.report(|| stream.0 as u64, began)
+    }
+
+    fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
+        self.streams.with(stream, |stream| {
+            let queue = stream.functions.get_or_init(|| Queue::new("mpgpu-function", 1));
+            queue.start()?;
+            stream.chain.append(&Node::new(HostWork::Function(Mutex::new(Some(work))), queue));
+            Ok(())
+        })
+    }
+
+    fn create_event(&self) -> Result<EventHandle, BackendError> {
+        let key = held(self.events.write()).insert(Mutex::default());
+        Ok(EventHandle(key.data().as_ffi() as usize))
+    }
+
+    fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        let destroyed = key(event.0).and_then(|key| held(self.events.write()).remove(key));
+        destroyed.map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
+        // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
+        self.with_event(event, |recorded| {
+            let behind = self.behind(stream);
+            *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, behind };
+            Ok(())
+        })?
+    }
+
+    fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError> {
+        let Recorded { end: awaited, behind } = self.with_event(event, |recorded| recorded.clone())?;
+        self.failed_waits.join(|| stream.0 as u64, &behind);
+        self.streams.with(stream, |stream| {
+            if let Some(awaited) = awaited.filter(|awaited| !awaited.is_finished()) {
+                let join = Node::new(HostWork::Join, &self.queue);
+                awaited.precede(&join);
+                stream.chain.append(&join);
+            }
+            Ok(())
+        })
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError> {
+        let Recorded { end, behind } = self.with_event(event, |recorded| recorded.clone())?;
+        if let Some(end) = end {
+            end.wait_finished();
+        }
+        self.failed_waits.report_behind(&behind)
+    }
+
+    fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
+        self.enqueue(execution).map(|end| (execution.report != Report::Nothing).then_some(end))
+    }
+
+    fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
+        self.queue.start()?;
+        let moment = Passed::default();
+        self.streams.with(stream, |stream| {
+            stream.chain.append(&Node::new(HostWork::Moment(moment.clone()), &self.queue));
+            Ok(())
+        })?;
+        Ok(Box::new(moment))
+    }
+
+    /// Starts the threads.
+    fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
+        self.streams.with(execution.stream, |_| self.queue.start())
+    }
+
+    fn synchronize(&self) -> Result<(), BackendError> {
+        self.streams.wait_finished();
+        Ok(())
+    }
+
+    fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
+        let number = self.gpus.get(device.0 as usize).filter(|_| !device.is_host());
+        Ok(uuid_of_number(number.map_or(device, |number| DeviceId::gpu(*number))))
+    }
+
+    fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
+        self.memory.export(allocation)
+    }
+
+    fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
+        self.memory.map(&shared, allocation)
+    }
+
+    fn unmap(&self, base: u64) -> Result<(), BackendError> {
+        self.memory.unmap(base)
+    }
+
+    fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], _: SignalWait) -> Result<(), BackendError> {
+        if let Some(wait) = signals.iter().find_map(|wanted| self.memory.failed_wait(wanted)) {
+            return Err(wait.error());
+        }
+        self.wait(stream, Signals::from_slice(signals), false)
+    }
+
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+        if !raises.is_empty() {
+            self.stream_raise_signals(stream, raises)?;
+        }
+        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), true)
+    }
+
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), false)
+    }
+
+    fn is_idle(&self, stream: StreamHandle) -> bool {
+        self.streams.with(stream, |stream| Ok(stream.chain.tail().is_none())).unwrap_or(false)
+    }
+
+    fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
+        self.queue.start()?;
+        self.streams.with(stream, |stream| {
+            stream.chain.append(&Node::new(HostWork::Raise(Signals::from_slice(signals)), &self.queue));
+            Ok(())
+        })
+    }
+
+    fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
+        for wanted in signals {
+            if let Some(allocation) = self.memory.locate(wanted.counter).filter(|_| !streams_wait) {
+                self.failed_waits.wait_unseen(allocation.id);
+            }
+            self.memory.kernel_wait_signal(*wanted)?;
+        }
+        Ok(())
+    }
+
+    fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
+        self.memory.read_signal(counter)
+    }
+
+    fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
+        self.memory.raise_signal(signal)
+    }
+
+    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+        self.memory.fail_waits(allocation, peer, |wait| self.failed_waits.note(allocation.id, wait));
+    }
+
+    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
+        self.memory.lost_peer(counter)
+    }
+}
+
+impl Drop for HostBackend {
+    fn drop(&mut self) {
+        // Nobody else has a reference any more, so nothing is enqueued from here on.
+        self.streams.end();
+        self.waits.join();
+        self.queue.join();
+    }
+}

@@ -1,0 +1,396 @@
+//! Binds a node plan to memory: what each rank allocates and lets others map, what it maps of others, and where all of it lies here.
+
+use super::addresses::{Bindings, FLAG_BYTES, Held, HeldRing, KernelReach};
+use super::exchange::CollectiveCall;
+use super::group::NodeGroup;
+use super::order::PlanPlaces;
+use super::part::{Addresses, BoundPart, SmallPart};
+use super::partitioned::{PartitionWords, copy_now};
+use super::progress::Progress;
+use super::together::Together;
+use super::transfers::{NodeTransfer, RankRequest, Window};
+use crate::backend::{ActionGrid, Endpoints, Signal, SignalWait};
+use crate::contexts::{ContextState, Error, Import};
+use crate::ipc::{Handle, OnLeave, StepPlaces};
+use crate::plan::{Place, Program};
+use crate::program::ranks::FlagId;
+use crate::topology::DeviceId;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// What a rank lets others map, and which plan it has made.
+#[derive(Serialize, Deserialize)]
+struct Offer {
+    digest: u64,
+    windows: Vec<(u32, Vec<u8>)>,
+    rings: Vec<(u32, Vec<u8>)>,
+    flags: Option<Vec<u8>>,
+    /// The same of flags on its GPU.
+    near: Option<Vec<u8>>,
+}
+
+/// What a rank executes.
+pub(super) struct BoundRank {
+    pub part: BoundPart,
+    pub used: Used,
+    pub words: Option<Arc<PartitionWords>>,
+    /// Where its steps stand in streams, where a neighbour asks. Partitions move between two calls, which have no one place.
+    pub places: Option<Arc<PlanPlaces>>,
+    /// Where a kernel does a rank's part, this one's or another's: the word by which this rank's kernel says that it has waited for long, if it has one.
+    pub kernel: Option<Option<u64>>,
+}
+
+/// Memory that executions use, and that may be gone when one is asked for.
+#[derive(Default)]
+pub(super) struct Used {
+    /// What this process has of its own: an address, and the allocation that it was of.
+    allocations: Vec<(u64, u64)>,
+    /// The context's count of frees when the allocations were last seen alive.
+    alive_at: AtomicU64,
+    imports: Box<[Weak<Import>]>,
+}
+
+impl Used {
+    fn of(shared: &ContextState, addresses: &[u64]) -> Result<Used, Error> {
+        let frees = shared.frees();
+        let mut allocations = Vec::new();
+        for &address in addresses {
+            if let Some(allocation) = shared.locate(address)? {
+                allocations.push((address, allocation.id));
+            }
+        }
+        let imports = shared.imports_of(addresses.iter().copied());
+        Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
+    }
+
+    /// What several use, each once: a look takes as long as some of a step's calls of the driver.
+    pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
+        let mut all = Used::default();
+        let mut imports: Vec<Weak<Import>> = Vec::new();
+        for Used { allocations, imports: more, .. } in each {
+            all.allocations.extend(allocations);
+            imports.extend(more.iter().filter(|import| !imports.iter().any(|known| known.ptr_eq(import))).cloned().collect::<Vec<_>>());
+        }
+        all.allocations.sort_unstable();
+        all.allocations.dedup();
+        Used { imports: imports.into(), ..all }
+    }
+
+    /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
+    pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
+        for import in self.imports.iter().filter_map(Weak::upgrade) {
+            import.check()?;
+        }
+        let frees = shared.frees();
+        if self.alive_at.load(Ordering::Relaxed) != frees {
+            for &(address, id) in &self.allocations {
+                if shared.locate(address)?.map(|found| found.id) != Some(id) {
+                    let reason =
+                        format!("{address:#x}, memory of this node plan, was freed; destroy the plan on all ranks, and plan again");
+                    return Err(Error::NodeArgument { argument: c"plan", reason });
+                }
+            }
+            self.alive_at.store(frees, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// What a rank's part touches.
+#[derive(Clone, Default)]
+struct Touched {
+    windows: BTreeSet<(u32, u32)>,
+    rings: BTreeSet<u32>,
+    /// Ranks in whose memory it raises or takes flags.
+    flags: BTreeSet<u32>,
+}
+
+impl NodeGroup {
+    /// In place of [`bind`](NodeGroup::bind), in which the others take part: tells them that this rank has nothing to bind.
+    pub(super) fn fail_bind(call: &mut CollectiveCall<'_>, error: Error) -> Error {
+        call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
+    }
+
+    /// Gets the memory that the plan needs, and binds this rank's part to it; with `by_streams` to no kernel. `words` are those of the first variant,
+    /// for the others.
+    pub(super) fn bind(
+        &self,
+        call: &mut CollectiveCall<'_>,
+        requests: &[RankRequest],
+        (together, by_streams): (&Together, bool),
+        (windows, words): (&[Window], Option<Arc<PartitionWords>>),
+        progress: &Arc<Progress>,
+        held: &mut Held,
+    ) -> Result<BoundRank, Error> {
+        let mut bindings = Bindings {
+            node: self,
+            together,
+            requests,
+            windows: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            partition_flags: held.partition_flags.clone(),
+            near: BTreeMap::new(),
+            kernels: Vec::new(),
+            by_streams,
+        };
+        let offers = call.all(self.offer(together, windows, progress, &mut bindings, held))?;
+        let digest = offers[self.rank() as usize].digest;
+        if let Some(rank) = offers.iter().position(|offer| offer.digest != digest) {
+            let reason = "it has made another plan of the same transfers: link all ranks with the same build".into();
+            return Err(Error::RankFailed { rank: rank as u32, reason });
+        }
+        let part = &together.parts.parts[self.rank() as usize];
+        let imported = self.import(requests, together, &offers, &mut bindings, held);
+        let small = imported.map(|()| self.small_part(&offers, &mut bindings, held));
+        let told = small.as_ref().map_err(Error::clone).map(|small| KernelReach {
+            blocks: small.as_ref().map(|small| small.grid.blocks),
+            takers: bindings.near.keys().copied().collect(),
+        });
+        bindings.kernels = call.all(told)?;
+        let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.near_blocks(FlagId(flag)).is_some());
+        let small = small.and_then(|small| {
+            small.iter().filter(|_| all_near).try_for_each(|small| self.give_credits(small, &bindings))?;
+            Ok(small)
+        });
+        let bound = small.and_then(|small| {
+            let small =
+                small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
+                    (Some(eager), Some((base, near))) if all_near => small.by_turns(part, self.rank(), eager, &bindings, base + near.turn),
+                    _ => {
+                        small.actions = SmallPart::actions_of(part, &bindings);
+                        small
+                    }
+                });
+            let words = match words {
+                Some(words) => Some(words),
+                None => PartitionWords::new(&bindings, progress, held)?,
+            };
+            if words.is_some() && held.partition_flags.is_empty() {
+                held.partition_flags.clone_from(&bindings.flags);
+            }
+            let armed = words.as_ref().zip(together.partitioned.as_ref());
+            let armed = armed.map(|(words, partitioned)| words.armed(partitioned, part, &bindings)).transpose()?;
+            let late = small.as_ref().map(|small| small.grid.late());
+            let kernel = bindings.kernels.iter().any(|kernel| kernel.blocks.is_some()).then_some(late);
+            let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
+            let Bindings { windows, rings, flags, near, .. } = &bindings;
+            let touched = windows.values().chain(rings.values()).chain(flags.values()).chain(near.values());
+            let touched: Vec<u64> = touched.copied().collect();
+            match Used::of(self.context.state(), &touched) {
+                Ok(used) => {
+                    let places = if words.is_none() { bindings.places(progress.plan) } else { None };
+                    Ok(BoundRank { part: bound, used, words, places, kernel })
+                }
+                Err(error) => {
+                    bound.release(self.context.backend());
+                    Err(error)
+                }
+            }
+        });
+        let failed = bound.as_ref().err().cloned();
+        let agreed = call.all(failed.map_or(Ok(()), Err));
+        match (agreed, bound) {
+            (Ok(_), bound) => bound,
+            (Err(error), Ok(mut bound)) => {
+                bound.part.release(self.context.backend());
+                Err(error)
+            }
+            (Err(error), Err(_)) => Err(error),
+        }
+    }
+
+    /// Whether kernels may do parts of a plan.
+    fn takes_kernels(&self, bindings: &Bindings<'_>) -> bool {
+        !bindings.by_streams && bindings.together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
+    }
+
+    /// This rank's part where one kernel does it, and memory of other ranks' GPUs in which it raises flags.
+    fn small_part(&self, offers: &[Offer], bindings: &mut Bindings<'_>, held: &mut Held) -> Option<SmallPart> {
+        let (rank, together, context) = (self.rank(), bindings.together, &self.context);
+        let words = *bindings.near.get(&rank)?;
+        let part = &together.parts.parts[rank as usize];
+        let mut small = SmallPart::new(part, bindings)?;
+        let backend = context.backend();
+        let reach = backend.action_reach(small.device, &small.program, &small.endpoints);
+        let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
+        let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
+        let words = words + together.near_of(rank)?.words;
+        // What comes out of an inbox is copied by the same blocks.
+        let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize]);
+        let bytes = small.program.transfers.iter().sum::<u64>().max(come_in);
+        let blocks = if small.is_narrow { 1 } else { ActionGrid::blocks_for(bytes, context.config().node_blocks, reach.processors) };
+        small.grid = ActionGrid { words, stop, blocks, turn: 0 };
+        for taker in together.touched()[rank as usize].flags.iter().copied().filter(|taker| *taker != rank) {
+            let Some(handle) = &offers[taker as usize].near else { continue };
+            let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
+                let program = Arc::new(Program { transfers: vec![FLAG_BYTES], ..Program::default() });
+                // Each GPU may have it at an address of its own.
+                let seen = backend.action_reach(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
+                bindings.near.insert(taker, seen.ends[0].dst);
+                Ok(())
+            });
+            if let Err(error) = mapped {
+                log::debug!("flags of rank {taker} lie in host memory, because this rank does not reach its GPU: {error}");
+            }
+        }
+        Some(small)
+    }
+
+    /// Raises the credits that this rank takes in the first step.
+    fn give_credits(&self, small: &SmallPart, bindings: &Bindings<'_>) -> Result<(), Error> {
+        let (together, backend) = (bindings.together, self.context.backend());
+        let own = |flag: &FlagId| together.parts.flags[flag.0 as usize].taker == self.rank();
+        for flag in together.eager.iter().flat_map(|eager| eager.given()).filter(own) {
+            let word = small.grid.late() + 8;
+            backend.raise_signal(Signal { counter: word, value: bindings.near_blocks(flag).unwrap_or(1).into() })?;
+            copy_now(backend, small.device, FLAG_BYTES, Endpoints { dst: bindings.flag(flag), src: word })?;
+        }
+        Ok(())
+    }
+
+    /// Maps memory of another rank.
+    pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
+        let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
+        let (address, _) = self.context.state().import_through(&handle, instead)?;
+        held.imports.push(address);
+        Ok(address)
+    }
+
+    /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
+    fn offer(
+        &self,
+        together: &Together,
+        windows: &[Window],
+        progress: &Arc<Progress>,
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<Offer, Error> {
+        let (rank, program) = (self.rank(), &together.plan.program);
+        let Held { allocations, rings, .. } = held;
+        let mut allocate = |device: DeviceId, bytes: u64| {
+            let address = self.context.allocate_shared(device, bytes)?;
+            allocations.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let mut spare = std::mem::take(rings);
+        let touched = together.touched();
+        let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
+        let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.state().export_memory(address, bytes)?.encode().to_vec());
+        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None, near: None };
+        for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
+            let (device, bytes) = (self.device_here(staging.device), staging.bytes());
+            let users: BTreeSet<u32> = (0..).zip(&touched).filter(|(_, of)| of.rings.contains(&ring)).map(|(user, _)| user).collect();
+            let fits = |held: &HeldRing| held.device == device && held.bytes >= bytes && held.users == users;
+            let held = match spare.iter().position(fits) {
+                Some(found) => spare.swap_remove(found),
+                None => HeldRing { device, bytes, users, address: allocate(device, bytes)? },
+            };
+            let address = held.address;
+            rings.push(held);
+            bindings.rings.insert(ring, address);
+            if others(&|touched| touched.rings.contains(&ring)) {
+                offer.rings.push((ring, export(address, staging.bytes())?));
+            }
+        }
+        rings.extend(spare);
+        if let Some(places) = together.places_of(rank) {
+            // And the word that ends the waits of a kernel, the one by which it says that it has waited, and one from which credits are copied.
+            let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
+            let bytes = (places + StepPlaces::BYTES + 3 * 8).max(near.inboxes);
+            let address = allocate(DeviceId::HOST, bytes)?;
+            bindings.flags.insert(rank, address);
+            let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
+            if let Some(device) = device.filter(|_| self.takes_kernels(bindings)) {
+                let base = allocate(device, near.bytes)?;
+                // Shared host memory is zero when it is new.
+                copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;
+                bindings.near.insert(rank, base);
+                offer.near = Some(export(base, near.bytes)?);
+            }
+            let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
+            offer.flags = Some(self.context.state().export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
+        }
+        for (index, window) in (0..).zip(windows) {
+            bindings.windows.insert((rank, index), window.address);
+            if others(&|touched| touched.windows.contains(&(rank, index))) {
+                offer.windows.push((index, export(window.address, window.bytes)?));
+            }
+        }
+        Ok(offer)
+    }
+
+    /// Maps what this rank touches of others.
+    fn import(
+        &self,
+        requests: &[RankRequest],
+        together: &Together,
+        offers: &[Offer],
+        bindings: &mut Bindings<'_>,
+        held: &mut Held,
+    ) -> Result<(), Error> {
+        let rank = self.rank();
+        let mut import = |device: DeviceId, handle: Option<&Vec<u8>>| {
+            self.map(handle.map_or(&[], Vec::as_slice), (!device.is_host()).then(|| self.device_here(device)), held)
+        };
+        let touched = &together.touched()[rank as usize];
+        for &(other, window) in touched.windows.iter().filter(|(other, _)| *other != rank) {
+            let handle = offers[other as usize].windows.iter().find(|(index, _)| *index == window).map(|(_, handle)| handle);
+            let device = DeviceId(requests[other as usize].windows[window as usize].device);
+            bindings.windows.insert((other, window), import(device, handle)?);
+        }
+        for &ring in touched.rings.iter().filter(|ring| together.ring_owners[**ring as usize] != rank) {
+            let owner = together.ring_owners[ring as usize] as usize;
+            let handle = offers[owner].rings.iter().find(|(index, _)| *index == ring).map(|(_, handle)| handle);
+            bindings.rings.insert(ring, import(together.plan.program.rings[ring as usize].device, handle)?);
+        }
+        for &taker in touched.flags.iter().filter(|taker| **taker != rank) {
+            bindings.flags.insert(taker, import(DeviceId::HOST, offers[taker as usize].flags.as_ref())?);
+        }
+        Ok(())
+    }
+
+    /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+    pub(super) fn give_back(&self, held: &mut Held) {
+        let closed = held.imports.drain(..).map(|address| self.context.state().close_memory(address));
+        let freed = held.allocations.drain(..).map(|address| self.context.state().free_unmapped(address));
+        for error in closed.chain(freed).filter_map(Result::err) {
+            log::debug!("giving back memory of a node plan: {error}");
+        }
+    }
+}
+
+impl Together {
+    /// What each rank touches.
+    fn touched(&self) -> Vec<Touched> {
+        let mut all = vec![Touched::default(); self.parts.parts.len()];
+        for (touched, part) in all.iter_mut().zip(&self.parts.parts) {
+            for copy in part.steps.iter().flat_map(|step| &step.copies) {
+                for place in [copy.from, copy.to] {
+                    match place {
+                        Place::Source { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].src;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Destination { transfer, .. } => {
+                            let end = self.transfers[transfer as usize].dst;
+                            touched.windows.insert((end.rank, end.window));
+                        }
+                        Place::Slot { ring, .. } => drop(touched.rings.insert(ring.0)),
+                    }
+                }
+            }
+        }
+        for flag in &self.parts.flags {
+            all[flag.raiser as usize].flags.insert(flag.taker);
+        }
+        if self.is_stored() {
+            for NodeTransfer { dst, src, .. } in self.transfers.iter().filter(|t| t.bytes > 0) {
+                all[src.rank as usize].windows.extend([(src.rank, src.window), (dst.rank, dst.window)]);
+            }
+        }
+        all
+    }
+}

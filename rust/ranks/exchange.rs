@@ -1,0 +1,401 @@
+//! What the ranks of a node tell each other in the calls that all of them make. A rank that fails fails on all: nobody goes on alone.
+//!
+//! Each exchange says first to which call it belongs. Where a rank's call has failed before it came here, what the others say would
+//! otherwise meet what this rank says in its next call.
+
+use crate::backend::BackendError;
+use crate::contexts::Error;
+use crate::ipc::fork;
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::topology::DeviceId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::TryReserveError;
+use std::ffi::CStr;
+use std::io;
+
+/// More ranks than any node has cores.
+pub const MOST_RANKS: u32 = 1024;
+
+/// Collects the same number of bytes from every rank at every rank, in the order of ranks: `MPI_Allgather`. Called by all ranks alike.
+pub trait Allgather: Send {
+    /// `receive` has room for what all ranks send. An error is text for people; it ends what the ranks were about to do.
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
+}
+
+/// The allgather of one rank.
+#[derive(Copy, Clone, Debug)]
+pub struct Alone;
+
+impl Allgather for Alone {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        receive.copy_from_slice(send);
+        Ok(())
+    }
+}
+
+/// A call that all ranks of a node make together.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Collective {
+    /// Makes the node.
+    Create,
+    /// Plans a step.
+    Plan,
+    /// The same, in partitions.
+    PlanPartitioned,
+    /// Measures partitionings.
+    TunePartitions,
+    /// Makes a messenger.
+    Messenger,
+    /// Takes part in whichever of these the others are in, as a rank that has failed.
+    Fail,
+}
+
+const COLLECTIVES: [(Collective, &str); 6] = [
+    (Collective::Create, "mp_node_create"),
+    (Collective::Plan, "mp_node_plan"),
+    (Collective::PlanPartitioned, "mp_node_plan with partitions"),
+    (Collective::TunePartitions, "mp_node_tune_partitions"),
+    (Collective::Messenger, "mp_messenger_create"),
+    (Collective::Fail, "mp_node_fail"),
+];
+
+impl Collective {
+    fn name(self) -> &'static str {
+        COLLECTIVES[self as usize].1
+    }
+}
+
+/// What all ranks say of one exchange before they say more. Of fixed size, whatever the call.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+struct Head {
+    node: u64,
+    call: Collective,
+    /// The number of the call among those that the rank makes on this node.
+    number: u64,
+    /// How many exchanges the call had made.
+    exchange: u64,
+    /// How much the rank says.
+    bytes: u64,
+}
+
+/// The last character is the version.
+const MAGIC: [u8; 8] = *b"mpgpu-x1";
+const HEAD: usize = 48;
+
+impl Head {
+    fn encode(self) -> [u8; HEAD] {
+        let mut bytes = [0; HEAD];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let words = [self.node, self.call as u64, self.number, self.exchange, self.bytes];
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Head> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
+        let call = usize::try_from(word(2)).ok().and_then(|call| COLLECTIVES.get(call))?.0;
+        (bytes[..8] == MAGIC).then(|| Head { node: word(1), call, number: word(3), exchange: word(4), bytes: word(5) })
+    }
+
+    /// Whether both are of one exchange.
+    fn goes_with(&self, other: &Head) -> bool {
+        let is_any = [self.call, other.call].contains(&Collective::Fail);
+        (is_any || self.call == other.call) && (self.node, self.number, self.exchange) == (other.node, other.number, other.exchange)
+    }
+}
+
+/// The most that all ranks say in one exchange, bytes: some millions of transfers.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// Bytes of all ranks that are taken at a time.
+const PIECES: usize = 4 << 20;
+
+/// The ranks of a node, as far as they can be told something.
+pub(super) struct Exchange {
+    pub rank: u32,
+    pub ranks: u32,
+    /// Tells this node from others that use the same allgather; 0 until the ranks have agreed on it.
+    pub node: u64,
+    generation: u32,
+    turn: Mutex<GatherState>,
+    caller: Mutex<CallingThreads>,
+}
+
+/// What belongs to whoever is in a call.
+struct GatherState {
+    gather: Box<dyn Allgather>,
+    calls: u64,
+}
+
+thread_local! {
+    /// Its address names the thread. `std::thread::current` would leave memory behind on the caller's threads.
+    static THREAD: u8 = const { 0 };
+}
+
+/// Who is in a call, and who waits for that to end.
+#[derive(Default)]
+struct CallingThreads {
+    inside: Option<(usize, Collective)>,
+    waiting: u32,
+}
+
+/// One call of this rank, from its first exchange to its last.
+pub(super) struct CollectiveCall<'a> {
+    exchange: &'a Exchange,
+    turn: MutexGuard<'a, GatherState>,
+    call: Collective,
+    exchanges: u64,
+    /// Another thread was in a call when this one began.
+    is_crowded: bool,
+}
+
+impl Exchange {
+    pub fn new(rank: u32, ranks: u32, gather: Box<dyn Allgather>) -> Result<Exchange, Error> {
+        check_rank(rank, ranks)?;
+        let turn = Mutex::new(GatherState { gather, calls: 0 });
+        Ok(Exchange { rank, ranks, node: 0, generation: fork::generation(), turn, caller: Mutex::default() })
+    }
+
+    /// Begins a call. One thread at a time: where several come at once, each takes part as one that has failed, because nothing says which
+    /// of them another rank's call belongs to.
+    pub fn call(&self, call: Collective) -> Result<CollectiveCall<'_>, Error> {
+        if self.generation != fork::generation() {
+            return Err(Error::Forked);
+        }
+        let own = THREAD.with(|mark| std::ptr::from_ref(mark).addr());
+        let is_crowded = {
+            let mut caller = lock(&self.caller);
+            if let Some((_, outer)) = caller.inside.filter(|(thread, _)| *thread == own) {
+                let (inner, outer) = (call.name(), outer.name());
+                let reason =
+                    format!("{inner} was called by a callback of {outer} on the same node, which waits for it: call it afterwards");
+                return Err(Error::NodeArgument { argument: c"node", reason });
+            }
+            caller.waiting += 1;
+            self.ranks > 1 && (caller.inside.is_some() || caller.waiting > 1)
+        };
+        let mut turn = lock(&self.turn);
+        let mut caller = lock(&self.caller);
+        caller.waiting -= 1;
+        caller.inside = Some((own, call));
+        turn.calls += u64::from(call != Collective::Create);
+        Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
+    }
+
+    /// What `rank` has done wrong, as this rank tells it: of itself as what it is, an argument that is refused.
+    pub fn blame(&self, rank: u32, argument: &'static CStr, reason: String) -> Error {
+        if rank == self.rank { Error::NodeArgument { argument, reason } } else { Error::RankFailed { rank, reason } }
+    }
+
+    /// Refuses what must be the same on all ranks and is not: names and values of each rank, all with the same names.
+    pub fn check_alike(&self, argument: &'static CStr, all: &[&Named]) -> Result<(), Error> {
+        for (rank, of_rank) in (0..).zip(all) {
+            if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
+                let reason =
+                    format!("{name}={value}, and rank 0 has {name}={first}: pass all ranks the same options, and set MPGPU_* alike");
+                return Err(self.blame(rank, argument, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Options by their names.
+pub(super) type Named = Vec<(String, String)>;
+
+/// Refuses numbers that are no rank's.
+pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
+    if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
+        let reason = format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MOST_RANKS}");
+        return Err(Error::NodeArgument { argument: c"rank", reason });
+    }
+    Ok(())
+}
+
+/// What a rank says: a value, or why it has none and whether that is because something is not supported.
+type Said<T> = Result<T, (bool, String)>;
+
+/// The same as JSON, of all ranks.
+type Texts = Vec<Vec<u8>>;
+
+impl CollectiveCall<'_> {
+    /// Tells every rank what this one has, or why it has nothing. What all have, in the order of ranks; where one has failed its own error
+    /// there, and [`Error::RankFailed`] on the others. Where all that have failed say that it is not supported all ranks get that, and none does
+    /// otherwise: what they try in place of it they try together.
+    pub fn all<T: Serialize + DeserializeOwned>(&mut self, mine: Result<T, Error>) -> Result<Vec<T>, Error> {
+        let (mine, all) = self.tell(mine)?;
+        let (mut values, mut failed) = (Vec::with_capacity(all.len()), Vec::new());
+        for (rank, text) in (0..).zip(all) {
+            let said: Said<T> = serde_json::from_slice(&text).map_err(|error| {
+                broken(format!("rank {rank} has said what cannot be read ({error}): link all ranks with the same version"))
+            })?;
+            match said {
+                Ok(value) => values.push(value),
+                Err((is_not_supported, reason)) => failed.push((is_not_supported, rank, reason)),
+            }
+        }
+        // The same on all ranks.
+        let Some((is_not_supported, rank, reason)) = failed.into_iter().min() else { return Ok(values) };
+        match mine {
+            // Its own reason is better known here than told.
+            Err(own) if own.is_not_supported() == is_not_supported => Err(own),
+            _ if is_not_supported => Err(Error::NotSupported(format!("rank {rank}: {reason}"))),
+            _ => Err(Error::RankFailed { rank, reason }),
+        }
+    }
+
+    /// Takes part as a rank that has failed before the call: it fails on all.
+    pub fn refuse(mut self, error: Error) -> Result<(), Error> {
+        self.tell::<()>(Err(error)).map(drop)
+    }
+
+    /// Whether this rank has said a value, and what all have said, which is not looked at.
+    fn tell<T: Serialize>(&mut self, mine: Result<T, Error>) -> Result<(Result<(), Error>, Texts), Error> {
+        let mut text = Text::default();
+        let said = self.uncrowded().and(mine).and_then(|value| text.write(&Said::Ok(value)));
+        if let Err(error) = &said {
+            text = Text::default();
+            text.write(&Said::<()>::Err((error.is_not_supported(), error.to_string())))?;
+        }
+        let all = self.gather(&text.0);
+        if let Err(error @ Error::Backend(BackendError::OutOfMemory { .. })) = &all {
+            // The others have what they need, and come to the next exchange.
+            let mut text = Text::default();
+            text.write(&Said::<()>::Err((false, error.to_string())))?;
+            self.gather(&text.0)?;
+        }
+        Ok((said, all?))
+    }
+
+    /// Refuses threads that are in calls at once.
+    fn uncrowded(&self) -> Result<(), Error> {
+        if !self.is_crowded && (self.exchange.ranks == 1 || lock(&self.exchange.caller).waiting == 0) {
+            return Ok(());
+        }
+        let reason = "two threads of this rank are in calls on one node at once: the ranks' calls go together by their order, so make them one \
+                      after another, in the same order on all ranks";
+        Err(Error::NodeArgument { argument: c"node", reason: reason.into() })
+    }
+
+    /// The bytes of all ranks, whose numbers may differ. What another rank says of their number is not believed: memory grows as they come.
+    fn gather(&mut self, mine: &[u8]) -> Result<Texts, Error> {
+        let CollectiveCall { exchange, turn, call, exchanges, .. } = self;
+        let (own, ranks) = (exchange.rank as usize, exchange.ranks as usize);
+        let GatherState { gather, calls } = &mut **turn;
+        let head = Head { node: exchange.node, call: *call, number: *calls, exchange: *exchanges, bytes: mine.len() as u64 };
+        *exchanges += 1;
+        let mut heads = vec![0; HEAD * ranks];
+        gather.allgather(&head.encode(), &mut heads).map_err(broken)?;
+        let heads = check_heads(&heads, &head, own)?;
+        let said = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(head.bytes));
+        if said > MOST_BYTES {
+            return Err(Error::NotSupported(format!(
+                "the ranks hand in {said} bytes of descriptions, and may hand in {MOST_BYTES}: plan fewer transfers at a time"
+            )));
+        }
+        let most = heads.iter().map(|head| head.bytes as usize).max().unwrap_or(0);
+        let piece = most.min((PIECES / ranks).max(1));
+        let mut all: Texts = vec![Vec::new(); ranks];
+        let mut no_room = None;
+        let (mut send, mut receive) = (vec![0; piece], vec![0; piece * ranks]);
+        let mut at = 0;
+        while at < most {
+            let bytes = piece.min(most - at);
+            let (send, receive) = (&mut send[..bytes], &mut receive[..bytes * ranks]);
+            let rest = &mine[at.min(mine.len())..];
+            let filled = rest.len().min(bytes);
+            send[..filled].copy_from_slice(&rest[..filled]);
+            send[filled..].fill(0);
+            gather.allgather(send, receive).map_err(broken)?;
+            for ((of_rank, came), head) in all.iter_mut().zip(receive.chunks_exact(bytes)).zip(&heads) {
+                let wanted = (head.bytes as usize).saturating_sub(at).min(bytes);
+                // Whoever has no room takes part to the end all the same.
+                match no_room {
+                    None => no_room = extend(of_rank, &came[..wanted]).err(),
+                    Some(_) => *of_rank = Vec::new(),
+                }
+            }
+            at += bytes;
+        }
+        if no_room.is_some() { Err(out_of_memory(said)) } else { Ok(all) }
+    }
+}
+
+impl Drop for CollectiveCall<'_> {
+    fn drop(&mut self) {
+        lock(&self.exchange.caller).inside = None;
+    }
+}
+
+/// What all ranks have said of an exchange, where they are all in the same. The same on all ranks.
+fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error> {
+    let mut all = Vec::with_capacity(heads.len() / HEAD);
+    for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
+        all.push(Head::decode(head).ok_or_else(|| {
+            broken(format!(
+                "rank {rank} has said what cannot be read: link all ranks with the same version, and do what MPI_Allgather does"
+            ))
+        })?);
+    }
+    if all.get(own) != Some(mine) {
+        return Err(broken("it has returned other bytes than were sent; it must do what MPI_Allgather does".into()));
+    }
+    let known = all.iter().find(|head| head.call != Collective::Fail).unwrap_or(mine);
+    if all.iter().all(|head| head.goes_with(known)) {
+        return Ok(all);
+    }
+    // One that differs from this rank's, or else from another's.
+    let other = all.iter().position(|head| !head.goes_with(mine)).or_else(|| all.iter().position(|head| !head.goes_with(known)));
+    let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
+    let elsewhere = if other.node == mine.node { "" } else { " of another node" };
+    let reason = format!(
+        "it is in {}{elsewhere}, its call {}, and this rank in {}, its call {}: make the same calls on all ranks, in the same order; after an \
+         error of the allgather make the node again",
+        other.call.name(),
+        other.number,
+        mine.call.name(),
+        mine.number
+    );
+    Err(Error::RankFailed { rank: rank as u32, reason })
+}
+
+/// JSON in memory that may not be there to be had.
+#[derive(Default)]
+struct Text(Vec<u8>);
+
+impl Text {
+    fn write<T: Serialize>(&mut self, value: &T) -> Result<(), Error> {
+        serde_json::to_writer(&mut *self, value).map_err(|error| match error.io_error_kind() {
+            Some(io::ErrorKind::OutOfMemory) => out_of_memory(self.0.len() as u64),
+            _ => broken(error.to_string()),
+        })
+    }
+}
+
+impl io::Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        extend(&mut self.0, bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn extend(target: &mut Vec<u8>, bytes: &[u8]) -> Result<(), TryReserveError> {
+    target.try_reserve(bytes.len())?;
+    target.extend_from_slice(bytes);
+    Ok(())
+}
+
+fn out_of_memory(bytes: u64) -> Error {
+    BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes }.into()
+}
+
+fn broken(reason: String) -> Error {
+    Error::Allgather(reason)
+}

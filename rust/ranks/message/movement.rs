@@ -1,0 +1,407 @@
+//! The bytes of a match, moved by whoever came second, in stream order on both sides.
+//!
+//! They move in a stream of the messenger's own, because work of the caller's stream must not wait for another rank: it comes after an event
+//! of the caller's stream and after the flag that the other side's stream raises. Each operation that waits has a stream to itself, so that none is
+//! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
+//!
+//! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
+//! Then it also moves the few bytes of a host message, and ends one of no bytes.
+
+use super::Messenger;
+use super::buffers::{MessagePlace, Through};
+use super::operation::Kept;
+use crate::backend::{
+    Action, ActionGrid, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal,
+    SignalWait, StreamHandle, no_completion,
+};
+use crate::contexts::{Error, Plan, PlanOptions, Transfer, Verify};
+use crate::ipc::mailbox::{copy_host, raise_host};
+use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
+use crate::plan::{Lane as ProgramLane, Program};
+use crate::sync::lock;
+use crate::topology::DeviceId;
+use std::any::Any;
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
+const SMALL_BYTES: u64 = 128 << 10;
+
+/// The same where the kernel would save no wait, but one call of two. Estimated: one thread block takes 2 us for as much.
+const SMALL_BYTES_COME: u64 = 32 << 10;
+
+/// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
+const MOST_WAITING_KERNELS: usize = 32;
+
+/// A stream of the messenger's own, and an event that joins it to the caller's.
+#[derive(Debug)]
+pub(super) struct MessageLane {
+    stream: StreamHandle,
+    event: EventHandle,
+    device: DeviceId,
+    /// The slot whose operation used it last, and in which use.
+    last: Option<(u32, u64)>,
+    /// What it was given last may never end.
+    is_retired: bool,
+    /// In it a kernel waits, or has waited.
+    has_kernel: bool,
+}
+
+/// Notes in one operation why it fails.
+fn note(slot: &MessageSlot, error: &Error) {
+    let status = match error {
+        Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
+        _ => SlotStatus::Failed,
+    };
+    slot.fail(status, &error.to_string());
+}
+
+/// A signal that raises a flag.
+pub(super) fn raise(flag: &AtomicU64) -> Signal {
+    Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
+}
+
+/// Bytes of a receive on their way out of memory of the library.
+#[derive(Debug)]
+pub(super) struct Landing {
+    from: u64,
+    to: u64,
+    /// Of the caller's buffer.
+    bytes: u64,
+    /// Somebody copies them, or has.
+    is_claimed: AtomicBool,
+}
+
+impl Landing {
+    /// Copies the bytes where they are there and nobody else does.
+    pub fn land(&self, own: &MessageSlot) {
+        if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
+            // Every rank can write the slot.
+            copy_host(self.from, self.to, own.message_bytes().min(self.bytes));
+        }
+        own.finished.store(1, Ordering::Release);
+    }
+}
+
+/// What the thread of callbacks looks at.
+#[derive(Debug)]
+struct Landed {
+    messenger: Weak<Messenger>,
+    slot: u32,
+    landing: Arc<Landing>,
+}
+
+impl CompletionState for Landed {
+    /// Copies the bytes, if they are there.
+    fn is_done(&self) -> Result<bool, BackendError> {
+        // While it is not claimed its slot is not used again.
+        if self.landing.is_claimed.load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        let Some(messenger) = self.messenger.upgrade() else { return Ok(true) };
+        let Ok(_open) = messenger.enter() else { return Ok(true) };
+        self.landing.land(messenger.mailboxes.own(self.slot));
+        Ok(self.landing.is_claimed.load(Ordering::Acquire))
+    }
+
+    fn wait(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Both ends of a movement.
+pub(super) struct Ends {
+    pub device: DeviceId,
+    pub src: u64,
+    pub dst: u64,
+    pub bytes: u64,
+    /// The allocations of destination and source, 0 for one that is not known.
+    pub memory: [u64; 2],
+}
+
+impl Messenger {
+    /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
+    pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
+        self.carried.begin(kept.slot);
+        let own = self.mailboxes.own(kept.slot);
+        if let Err(error) = self.enqueue(kept, place, theirs, stream) {
+            self.fail_both(own, self.mailboxes.slot(theirs), &error);
+        }
+    }
+
+    /// Ends both operations of a match with an error.
+    pub(super) fn fail_both(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+        self.note_failure(own, theirs, error);
+        theirs.end();
+        own.end();
+    }
+
+    pub(super) fn note_failure(&self, own: &MessageSlot, theirs: &MessageSlot, error: &Error) {
+        [own, theirs].into_iter().for_each(|slot| note(slot, error));
+    }
+
+    fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
+        let backend = self.node.context.backend();
+        let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
+        // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
+        let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
+        let (their_address, their_device, their_allocation) = match self.address_of(kept, theirs, other, bytes) {
+            Err(why) if why.is_not_supported() && theirs.rank != self.mailboxes.rank() => {
+                return self.hand_over(kept, place, theirs, stream, bytes, &why);
+            }
+            reached => reached?,
+        };
+        let own_address = match place.through {
+            Through::Direct { .. } => place.address,
+            Through::Slot => self.mailboxes.inline_address(self.mailboxes.own_id(kept.slot)),
+            Through::Bounce(bounce, _) => bounce.address,
+            Through::Nothing => 0,
+        };
+        let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
+        let [(dst, dst_memory), (src, src_memory)] = {
+            let (own, theirs) = ((own_address, place.allocation), (their_address, their_allocation));
+            if is_send { [theirs, own] } else { [own, theirs] }
+        };
+        let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
+        let has_come = other.ready.load(Ordering::Acquire) != 0;
+        let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
+        if has_come && is_for_cpu && backend.is_idle(stream) {
+            if bytes > 0 {
+                copy_host(src, dst, bytes);
+            }
+            [other, own].into_iter().for_each(MessageSlot::end);
+            return Ok(());
+        }
+        if has_come && bytes <= SMALL_BYTES {
+            return self.move_in(kept, &ends, own, other, stream, true);
+        }
+        let (lane, event) = self.lane(device, kept.slot)?;
+        let is_idle = backend.is_idle(stream);
+        if !is_idle {
+            backend.record_event(event, stream)?;
+            backend.stream_wait_event(lane, event)?;
+        }
+        self.move_in(kept, &ends, own, other, lane, has_come)
+    }
+
+    /// Enqueues in `stream` the wait for the other side, the copy, and the end of both operations.
+    fn move_in(
+        &self,
+        kept: &mut Kept,
+        ends: &Ends,
+        own: &MessageSlot,
+        other: &MessageSlot,
+        stream: StreamHandle,
+        has_come: bool,
+    ) -> Result<(), Error> {
+        let context = &self.node.context;
+        let backend = context.backend();
+        let raises = [raise(&other.moved), raise(&own.moved)];
+        // A kernel that does not wait keeps no other from running, so only whoever has asked for operations gets none.
+        let may_wait = self.node.signal_wait() == SignalWait::Kernel;
+        let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
+        // Bytes that lie differently in their words are copied one by one.
+        let pieces = if (ends.src ^ ends.dst).is_multiple_of(4) { 1 } else { 16 };
+        let is_small = ends.bytes <= SMALL_BYTES / pieces && !ends.device.is_host();
+        if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
+            let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
+            let copy = (ends.bytes > 0).then_some(Action::Copy(0));
+            let actions: Vec<Action> =
+                take.into_iter().chain(copy).chain(raises.iter().map(|signal| Action::Raise(signal.counter))).collect();
+            let program = Program {
+                sources: Vec::new(),
+                transfers: copy.map(|_| ends.bytes).into_iter().collect(),
+                lanes: vec![ProgramLane::new(ends.device)],
+                rings: Vec::new(),
+                ops: Vec::new(),
+            };
+            let endpoints: Arc<[Endpoints]> = copy.map(|_| Endpoints { dst: ends.dst, src: ends.src }).into_iter().collect();
+            let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
+            let (program, nothing) = (Arc::new(program), Arc::from([]));
+            let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
+            if backend.stream_run_actions(&execution, &actions, ActionGrid::default())? {
+                return Ok(());
+            }
+        }
+        let plan = self.plan_of(ends)?;
+        if !has_come {
+            backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
+        }
+        let enqueued = match plan {
+            Some(plan) if context.config().verify == Verify::Bytes => plan.execute(stream).map(|verified| kept.verified = Some(verified)),
+            Some(plan) => plan.enqueue(stream),
+            None => Ok(()),
+        };
+        // Both end in stream order all the same: a wait that is in the stream already must be over before its lane is used again.
+        if let Err(error) = enqueued {
+            self.note_failure(own, other, &error);
+        }
+        self.end_in_order(kept, own, other, stream)
+    }
+
+    /// What copies bytes, if there are any.
+    pub(super) fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
+        let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
+        let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
+        let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
+        (bytes > 0).then(plan).transpose()
+    }
+
+    /// Ends both operations after all work in the stream so far.
+    pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
+        let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
+        Ok(raised.inspect_err(|_| {
+            self.retire(kept, stream);
+            other.ready.store(1, Ordering::Release);
+        })?)
+    }
+
+    /// Nothing tells when a stream has done what was enqueued: neither it nor the slot is used again.
+    pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
+        kept.is_torn = true;
+        lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
+    }
+
+    /// Where the other side's bytes are in this process, its device and the number of the allocation here.
+    pub(super) fn address_of(
+        &self,
+        kept: &mut Kept,
+        theirs: SlotId,
+        other: &MessageSlot,
+        bytes: u64,
+    ) -> Result<(u64, DeviceId, u64), Error> {
+        if bytes == 0 {
+            return Ok((0, DeviceId::HOST, 0));
+        }
+        match other.buffer() {
+            #[cfg(feature = "fault-injection")]
+            SlotBuffer::Memory { device, .. } if device >= 0 && theirs.rank != self.mailboxes.rank() && self.carried.is_refused() => {
+                Err(BackendError::NotSupported("a test has refused it".into()).into())
+            }
+            SlotBuffer::Memory { handle, offset, device } => {
+                let imported = self.import(&handle, device)?;
+                let Some(address) = imported.range(offset, bytes) else {
+                    let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
+                    return Err(IpcError::Corrupt(why).into());
+                };
+                let allocation = imported.allocation;
+                kept.imported = Some(imported);
+                Ok((address, self.node.device_here(DeviceId(device)), allocation))
+            }
+            SlotBuffer::Inline if bytes > INLINE_BYTES => {
+                Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
+            }
+            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST, 0)),
+            SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
+        }
+    }
+
+    /// Has the caller's stream copy what a send reads into memory of the library.
+    pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
+        let backend = self.node.context.backend();
+        let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
+        let own = self.mailboxes.own(slot);
+        if bytes <= INLINE_BYTES && backend.is_idle(stream) {
+            copy_host(from, to, bytes);
+            [&own.ready, &own.come, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
+        // In one call: where a second one failed, nobody would know when the first is done with the memory.
+        let flags = [&own.ready, &own.come, &own.finished].map(|flag| raise(flag).counter);
+        let copy = move || {
+            copy_host(from, to, bytes);
+            flags.into_iter().for_each(raise_host);
+        };
+        Ok(backend.launch_host(stream, Box::new(copy))?)
+    }
+
+    /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
+    /// No stream waits for it, because a message may be long in coming and freeing memory waits for all streams.
+    pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
+        let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
+        let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
+        let landing = Arc::new(landing);
+        let messenger = Arc::downgrade(self);
+        let awaited = Arc::new(Landed { messenger, slot: kept.slot, landing: Arc::clone(&landing) });
+        let land = Arc::clone(&awaited);
+        self.node.context.call_when_done(awaited, Box::new(move |_| drop(land.is_done())))?;
+        kept.landing = Some(landing);
+        Ok(())
+    }
+
+    fn through(&self, slot: u32, place: &MessagePlace) -> u64 {
+        place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
+    }
+
+    /// Has the caller's stream say that it has come to an operation, or says so where it has nothing to do.
+    pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
+        let own = self.mailboxes.own(slot);
+        if self.node.context.backend().is_idle(stream) {
+            [&own.ready, &own.come].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+            return Ok(());
+        }
+        Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready), raise(&own.come)])?)
+    }
+
+    /// Whether the operation that has used a lane last has ended.
+    fn is_idle(&self, lane: &MessageLane) -> bool {
+        lane.last.is_none_or(|(slot, uses)| {
+            let own = self.mailboxes.own(slot);
+            own.uses() != uses || own.has_moved()
+        })
+    }
+
+    /// Whether one more kernel may wait in a lane.
+    fn may_wait_in_kernel(&self, device: DeviceId, stream: StreamHandle) -> bool {
+        let mut lanes = lock(&self.lanes);
+        let waiting = lanes.iter().filter(|lane| lane.device == device && lane.has_kernel && !self.is_idle(lane)).count();
+        let may = waiting < MOST_WAITING_KERNELS;
+        lanes.iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.has_kernel = may);
+        may
+    }
+
+    /// A stream for one operation, in which no other is at work.
+    pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
+        let backend = self.node.context.backend();
+        let last = Some((slot, self.mailboxes.own(slot).uses()));
+        let mut lanes = lock(&self.lanes);
+        if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && !lane.is_retired && self.is_idle(lane)) {
+            (lane.last, lane.has_kernel) = (last, false);
+            return Ok((lane.stream, lane.event));
+        }
+        let stream = backend.create_stream(device)?;
+        let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
+        Ok((stream, event))
+    }
+
+    /// Gives all streams of the messenger's own back. Work that is in them still finishes.
+    pub(super) fn end_lanes(&self) {
+        let backend = self.node.context.backend();
+        for lane in lock(&self.lanes).drain(..) {
+            for result in [backend.destroy_stream(lane.stream), backend.destroy_event(lane.event)] {
+                result.unwrap_or_else(|error| log::debug!("giving back what a messenger had: {error}"));
+            }
+        }
+    }
+}
+
+impl MessageLane {
+    /// A completion of all work in it so far.
+    pub(super) fn mark(&self, backend: &dyn Backend) -> Result<Completion, Error> {
+        mark(backend, self.stream)
+    }
+}
+
+/// A completion of all work in a stream so far.
+pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Completion, Error> {
+    backend.mark_end(stream, &[], Report::End)?.ok_or_else(|| no_completion().into())
+}

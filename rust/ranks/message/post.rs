@@ -1,0 +1,345 @@
+//! What a rank asks for: sends, receives, buffers that are described and fetched, and looking at what has come.
+
+use super::buffers::MessagePlace;
+use super::operation::{Kept, Operation};
+use super::{Messenger, captured, destroyed, gone, stuck};
+use crate::backend::{BackendError, StreamHandle};
+use crate::contexts::Error;
+use crate::ipc::mailbox::Posted;
+use crate::ipc::{Envelope, METADATA_BYTES, Pattern, Preparation, SlotId, SlotState, SlotStatus};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A message that is sent.
+#[derive(Copy, Clone, Debug)]
+pub struct Outgoing<'a> {
+    /// First byte.
+    pub address: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Who gets it.
+    pub rank: u32,
+    /// By which a receive finds it.
+    pub tag: u64,
+    /// What goes with it.
+    pub metadata: &'a [u8],
+}
+
+/// Bytes of an encoded [`Descriptor`].
+pub const DESCRIPTOR_BYTES: usize = 64;
+
+const MAGIC: [u8; 8] = *b"mpgpu-md";
+
+/// A buffer that a rank of the node may fetch, once: a plain value.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// Of the messenger on all its ranks.
+    messenger: u64,
+    slot: SlotId,
+    /// In which use of the slot.
+    uses: u64,
+    /// Bytes of the buffer.
+    pub bytes: u64,
+}
+
+impl Descriptor {
+    /// The bytes that travel.
+    pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        let words = [self.messenger, u64::from(self.slot.rank) << 32 | u64::from(self.slot.slot), self.uses, self.bytes];
+        bytes[..8].copy_from_slice(&MAGIC);
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words.into_iter().chain([checksum(&words)])) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the bytes.
+    pub fn decode(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<Descriptor, Error> {
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
+        let words = [word(1), word(2), word(3), word(4)];
+        if bytes[..8] != MAGIC || word(5) != checksum(&words) {
+            let reason = "these are not the bytes that mp_message_describe wrote".into();
+            return Err(Error::NodeArgument { argument: c"descriptor", reason });
+        }
+        let [messenger, slot, uses, bytes] = words;
+        Ok(Descriptor { messenger, slot: SlotId { rank: (slot >> 32) as u32, slot: slot as u32 }, uses, bytes })
+    }
+}
+
+/// Tells bytes that were lost or changed on the way (FNV-1a over words).
+fn checksum(words: &[u64]) -> u64 {
+    words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(29))
+}
+
+impl Messenger {
+    /// Sends a message: what earlier work in `stream` has written there. The operation ends when the memory may be used again.
+    pub fn send(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
+        self.post(stream, || self.send_in(message, stream))
+    }
+
+    fn send_in(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
+        let Outgoing { address, bytes, rank, tag, metadata } = *message;
+        self.check_rank(rank)?;
+        if metadata.len() > METADATA_BYTES {
+            let reason = format!("metadata_bytes={}: must be at most {METADATA_BYTES}", metadata.len());
+            return Err(Error::NodeArgument { argument: c"metadata_bytes", reason });
+        }
+        if self.is_known_gone(rank) {
+            return Err(gone(rank));
+        }
+        let place = self.place(address, bytes, true)?;
+        let mut kept = self.prepare(&place, Some(rank), (tag, u64::MAX), metadata, true)?;
+        let slot = kept.slot;
+        let posted = self.mailboxes.send(rank, slot, &|rank| self.is_gone(rank));
+        if let Posted::Full | Posted::Closed | Posted::Stuck = posted {
+            self.give_back_unused(kept);
+            let full = || {
+                Error::QueueFull(format!(
+                    "rank {rank} has {} messages that wait for receives, and room for no more: receive some first, or make the messenger \
+                     with room for more messages",
+                    self.capacity.messages
+                ))
+            };
+            return Err(match posted {
+                Posted::Full => full(),
+                Posted::Stuck => stuck(rank),
+                _ => gone(rank),
+            });
+        }
+        self.enqueue_send(&mut kept, &place, posted, stream)?;
+        self.check_gone(slot, rank);
+        Ok(Operation::new(self, slot, kept))
+    }
+
+    /// Receives a message that `pattern` takes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
+    pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
+        self.post(stream, || self.receive_in(address, bytes, pattern, stream))
+    }
+
+    fn receive_in(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
+        pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
+        let place = self.place(address, bytes, false)?;
+        let mut kept = self.prepare(&place, pattern.source, (pattern.tag, pattern.mask), &[], false)?;
+        let slot = kept.slot;
+        if place.is_buffered()
+            && let Err(error) = self.copy_out(&mut kept, &place)
+        {
+            self.give_back_unused(kept);
+            return Err(error);
+        }
+        match self.mailboxes.receive(slot, &|rank| self.is_gone(rank)) {
+            Posted::Matched(theirs) => self.start(&mut kept, &place, theirs, stream),
+            Posted::Queued => {
+                self.offer_memory(&mut kept, stream)?;
+                if let Some(rank) = pattern.source.filter(|rank| self.is_known_gone(*rank))
+                    && self.withdraw(slot, SlotStatus::PeerGone)
+                {
+                    self.spend(kept);
+                    return Err(gone(rank));
+                }
+            }
+            Posted::Stuck => {
+                self.give_back_unused(kept);
+                return Err(stuck(self.mailboxes.rank()));
+            }
+            Posted::Truncated | Posted::Full | Posted::Closed => {}
+        }
+        Ok(Operation::new(self, slot, kept))
+    }
+
+    /// The first message that a receive of this pattern would take now. Leaves it where it is.
+    pub fn probe(&self, pattern: &Pattern) -> Result<Option<Envelope>, Error> {
+        let _open = self.enter()?;
+        pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
+        let found = self.mailboxes.probe(pattern, &|rank| self.is_gone(rank));
+        match pattern.source.filter(|rank| found.is_none() && self.is_known_gone(*rank)) {
+            Some(rank) => Err(gone(rank)),
+            None => Ok(found),
+        }
+    }
+
+    /// Describes memory for whichever rank gets the descriptor: what earlier work in `stream` has written there. The operation ends when it was
+    /// fetched, and the memory may be used again.
+    pub fn describe(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
+        self.post(stream, || self.describe_in(address, bytes, stream))
+    }
+
+    fn describe_in(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
+        let place = self.place(address, bytes, true)?;
+        let mut kept = self.prepare(&place, None, (0, 0), &[], true)?;
+        let (slot, own) = (kept.slot, self.mailboxes.own(kept.slot));
+        let offered = if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream) };
+        kept.comes = true;
+        if let Err(error) = offered {
+            self.give_back_unused(kept);
+            return Err(error);
+        }
+        own.describe();
+        let descriptor = Descriptor { messenger: self.id, slot: self.mailboxes.own_id(slot), uses: own.uses(), bytes };
+        Ok((descriptor, Operation::new(self, slot, kept)))
+    }
+
+    /// Fetches what a descriptor describes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
+    pub fn fetch(
+        self: &Arc<Self>,
+        descriptor: &Descriptor,
+        address: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<Arc<Operation>, Error> {
+        self.post(stream, || self.fetch_in(descriptor, address, bytes, stream))
+    }
+
+    fn fetch_in(
+        self: &Arc<Self>,
+        descriptor: &Descriptor,
+        address: u64,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> Result<Arc<Operation>, Error> {
+        let refuse = |reason: String| Err(Error::NodeArgument { argument: c"descriptor", reason });
+        let Descriptor { messenger, slot: theirs, uses, bytes: size } = *descriptor;
+        if messenger != self.id || theirs.rank >= self.mailboxes.ranks() || theirs.slot >= self.mailboxes.slots() {
+            return refuse("it was made by another messenger: fetch by one that was made together with it".into());
+        }
+        if size > bytes {
+            let why = format!("the descriptor is of {size} bytes, and the buffer has {bytes}; it can be fetched into a larger one");
+            return Err(BackendError::Truncated(why).into());
+        }
+        if self.is_known_gone(theirs.rank) {
+            return Err(gone(theirs.rank));
+        }
+        let place = self.place(address, bytes, false)?;
+        let mut kept = self.prepare(&place, Some(theirs.rank), (0, 0), &[], false)?;
+        let (slot, own, described) = (kept.slot, self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
+        if !described.take_described(uses, self.mailboxes.own_id(slot)) {
+            self.give_back_unused(kept);
+            return refuse("what it describes was fetched already, or cancelled".into());
+        }
+        described.match_taken(self.mailboxes.rank());
+        own.meet(described);
+        own.join(theirs, self.mailboxes.rank());
+        own.match_taken(self.mailboxes.rank());
+        match if place.is_buffered() { self.copy_out(&mut kept, &place) } else { Ok(()) } {
+            Ok(()) => self.start(&mut kept, &place, theirs, stream),
+            Err(error) => {
+                own.finished.store(1, Ordering::Release);
+                self.fail_both(own, described, &error);
+            }
+        }
+        self.check_gone(slot, theirs.rank);
+        Ok(Operation::new(self, slot, kept))
+    }
+
+    /// Ends an operation of this rank that has not matched.
+    pub(super) fn withdraw(&self, slot: u32, status: SlotStatus) -> bool {
+        let own = self.mailboxes.own(slot);
+        if own.state() == SlotState::Described {
+            let id = self.mailboxes.own_id(slot);
+            let taken = own.take_described(own.uses(), id);
+            if taken {
+                own.end_as(status);
+            }
+            return taken;
+        }
+        let of = if own.is_send() { own.peer() } else { Some(self.mailboxes.rank()) };
+        of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
+    }
+
+    /// Enqueues what a send does in the caller's stream. On an error nothing was sent; where it has matched by then, that is its outcome.
+    fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
+        let slot = kept.slot;
+        let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
+        kept.comes = place.is_buffered();
+        match (posted, copied) {
+            (Posted::Matched(theirs), Ok(())) => self.start(kept, place, theirs, stream),
+            (_, Ok(())) if place.is_buffered() => {}
+            (_, Ok(())) => self.offer_memory(kept, stream)?,
+            (_, Err(error)) => return self.retract(kept, error),
+        }
+        Ok(())
+    }
+
+    /// Has the caller's stream say that whoever moves the bytes of an operation may begin.
+    fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
+        kept.comes = true;
+        self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
+    }
+
+    /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
+    /// both operations fail, once it is done: until then the memory is in use.
+    fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
+        let own = self.mailboxes.own(kept.slot);
+        let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
+        if !withdrawn {
+            for slot in own.partner().map(|partner| self.mailboxes.slot(partner)).into_iter().chain([own]) {
+                slot.fail(SlotStatus::Failed, &error.to_string());
+            }
+        }
+        for flag in [&own.ready, &own.come] {
+            flag.store(1, Ordering::Release);
+        }
+        if own.is_send() {
+            // Of a receive its own stream raises it, which must have seen the end before the slot is used again.
+            own.finished.store(1, Ordering::Release);
+        }
+        if own.partner().is_some_and(|_| own.mover() == Some(self.mailboxes.rank())) {
+            own.partner().into_iter().for_each(|partner| self.mailboxes.slot(partner).end());
+            own.end();
+        }
+        if withdrawn {
+            self.spend(std::mem::take(kept));
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// A slot for an operation.
+    fn prepare(
+        &self,
+        place: &MessagePlace,
+        peer: Option<u32>,
+        (tag, mask): (u64, u64),
+        metadata: &[u8],
+        is_send: bool,
+    ) -> Result<Kept, Error> {
+        let bounce = place.bounce();
+        let slot = self.take_slot().inspect_err(|_| bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce)))?;
+        let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
+        let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
+        self.carried.note(slot, place);
+        self.mailboxes.own(slot).prepare(self.mailboxes.rank(), &preparation);
+        Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
+    }
+
+    /// Gives a slot back that nobody else has seen.
+    fn give_back_unused(&self, kept: Kept) {
+        let own = self.mailboxes.own(kept.slot);
+        for flag in [&own.come, &own.moved, &own.finished] {
+            flag.store(1, Ordering::Release);
+        }
+        self.spend(kept);
+    }
+
+    fn check_rank(&self, rank: u32) -> Result<(), Error> {
+        let ranks = self.mailboxes.ranks();
+        if rank < ranks {
+            return Ok(());
+        }
+        // A receive may be from any rank, a send is to one.
+        let named = if rank == u32::MAX { "MP_ANY_RANK".into() } else { rank.to_string() };
+        Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={named}: must be below {ranks}, the number of ranks") })
+    }
+
+    /// Posts while the messenger is kept open, in a stream that is not being captured.
+    fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        let open = self.enter()?;
+        if self.is_ending.load(Ordering::SeqCst) {
+            return Err(destroyed());
+        }
+        let (mut work, mut posted) = (Some(work), None);
+        open.backend().in_stream(stream, &mut |is_captured| posted = work.take().filter(|_| !is_captured).map(|work| work()))?;
+        posted.unwrap_or_else(|| Err(captured()))
+    }
+}

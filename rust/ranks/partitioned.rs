@@ -1,0 +1,355 @@
+//! Transfers of a node plan that move in partitions, each as soon as whoever produces it says that it is ready.
+//!
+//! A step has two calls. [`arm`](super::NodePlan::arm) comes before the producers, and [`enqueue`](super::NodePlan::enqueue) after them. Until the second call nothing is enqueued
+//! that waits for a producer: what waits on the GPU never stands before a kernel in the same hardware queue, however few of those there
+//! are, and a plan that is armed and never executed leaves nothing behind.
+//!
+//! Who waits, and for whom, is as in every node plan: lanes take flags in host memory. A producer raises them by a store of its own, which the
+//! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
+
+use super::addresses::{Bindings, FLAG_BYTES, Held};
+use super::part::{Armed, ProducerOrders};
+use super::partitioning::Partitioned;
+use super::progress::Progress;
+use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, Signal};
+use crate::contexts::state::{EndsFirst, LAST_PATIENCE};
+use crate::contexts::{Context, Error};
+use crate::ipc::signal;
+use crate::plan::{Lane, LaneId, Mechanism, Op, Place, Program};
+use crate::program::ranks::{FlagId, Part};
+use crate::program::{Copy, PartitionMove, Partitions};
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::topology::DeviceId;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ptr::with_exposed_provenance_mut;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// From one raising of flags that no producer raises to the next.
+const RAISED_AGAIN: Duration = Duration::from_millis(5);
+
+/// What a producer or a receiver needs of one transfer: addresses that its kernels can use.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trigger {
+    /// Two words that tell producers where they write, the source or where they store themselves the destination, and whether they count what is
+    /// ready. Arming a step sets them. 0 where this rank is not the source's.
+    pub step: u64,
+    /// The flags that are raised for partitions, one each; 0 where this rank is not the source's.
+    pub ready: u64,
+    /// Flags that tell of arrival; 0 where this rank is not the destination's, or is not told.
+    pub arrived: u64,
+    /// A counter of 64 bits for each partition, in which producers count what they have written. It stands at 0 between steps.
+    pub counters: u64,
+    /// How the transfer is divided.
+    pub partitions: Partitions,
+    /// Flags of each partition that tell of arrival.
+    pub arrived_flags: u32,
+}
+
+/// How far a step is.
+#[derive(Debug, Default)]
+struct ArmedState {
+    /// Armed and not executed; whether in a capture.
+    armed: Option<bool>,
+    /// The last execution.
+    last: Option<Completion>,
+}
+
+/// Words of a GPU at which producers look ([`Trigger::step`]), and those of host memory that they are set from, for each [`PartitionMove`].
+struct StepWords {
+    transfer: u32,
+    device: DeviceId,
+    address: u64,
+    choices: u64,
+}
+
+/// Bytes of [`Trigger::step`].
+const STEP_BYTES: u64 = 16;
+
+/// One rank's flags and counters.
+pub(super) struct PartitionWords {
+    /// Of each transfer that this rank sends or receives.
+    pub triggers: BTreeMap<(u32, usize), Trigger>,
+    /// Flags of partitions that lie with this rank: the first, and bytes of all.
+    flags: (u64, u64),
+    /// As many zeros, on a device that can copy them there.
+    zeros: u64,
+    /// What producers are told.
+    steps: Vec<StepWords>,
+    /// [`ProducerOrders::said`].
+    said: Arc<AtomicU32>,
+    device: DeviceId,
+    context: Arc<Context>,
+    progress: Arc<Progress>,
+    /// Producers store the bytes.
+    is_stored: bool,
+    state: Mutex<ArmedState>,
+}
+
+impl PartitionWords {
+    /// Allocates what this rank needs; `None` where the plan has no partitions.
+    pub fn new(at: &Bindings<'_>, progress: &Arc<Progress>, held: &mut Held) -> Result<Option<Arc<PartitionWords>>, Error> {
+        let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
+        let (rank, context) = (at.node.rank(), at.node.context());
+        let mut allocate = |device: DeviceId, bytes: u64| {
+            let address = context.allocate_shared(device, bytes)?;
+            held.allocations.push(address);
+            Ok::<u64, Error>(address)
+        };
+        let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
+        // To be set to 0: device and range.
+        let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
+        let (mut triggers, mut flags, mut steps) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
+        let mut own = |first: u32, count: u32| {
+            let address = at.flag_address(FlagId(first));
+            flags = (flags.0.min(address), flags.1 + u64::from(count) * FLAG_BYTES);
+            address
+        };
+        for (index, (((name, partitions), of), transfer)) in all() {
+            let mut trigger = Trigger { partitions: *partitions, arrived_flags: of.writers, ..Trigger::default() };
+            if transfer.src.rank == rank && partitions.count > 0 {
+                let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
+                trigger.counters = allocate(device, counted + STEP_BYTES)?;
+                cleared.push((device, trigger.counters, counted));
+                // Those of bytes that producers store lie with the receiver.
+                trigger.ready = if at.together.is_stored() { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
+                trigger.step = trigger.counters + counted;
+                steps.push(StepWords { transfer: index as u32, device, address: trigger.step, choices: 0 });
+            }
+            if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
+                trigger.arrived = own(of.arrived, partitions.count * of.writers);
+                // Kernels that wait for them end too where the sender does.
+                let flags = (0..u64::from(partitions.count * of.writers)).map(|flag| trigger.arrived + flag * FLAG_BYTES);
+                let waits: Vec<Signal> = flags.map(|counter| Signal { counter, value: 1 }).collect();
+                at.node.context.backend().kernel_wait_signals(&waits, true)?;
+            }
+            if [transfer.src.rank, transfer.dst.rank].contains(&rank) {
+                triggers.insert(*name, trigger);
+            }
+        }
+        // A device that can copy is one that the rank works for.
+        let device = at.node.own_device();
+        let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
+        cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
+        clear(at, &cleared, &mut allocate)?;
+        let each = STEP_BYTES * (PartitionMove::Stored as u64 + 1);
+        let choices = if steps.is_empty() { 0 } else { allocate(DeviceId::HOST, each * steps.len() as u64)? };
+        (0..).zip(&mut steps).for_each(|(number, words): (u64, _)| words.choices = choices + each * number);
+        let (context, progress, is_stored) = (Arc::clone(context), Arc::clone(progress), at.together.is_stored());
+        let (said, state) = (Arc::new(AtomicU32::new(partitioned.how as u32)), Mutex::default());
+        let words = PartitionWords { triggers, flags, zeros, steps, said, device, context, progress, is_stored, state };
+        if let Some(ProducerOrders { copies: (program, ends), .. }) = words.orders(at, partitioned)? {
+            run_now(words.context.backend(), device, &program, &ends)?;
+        }
+        let words = Arc::new(words);
+        let first: Weak<dyn EndsFirst> = Arc::<PartitionWords>::downgrade(&words);
+        words.context.state().end_first(first)?;
+        Ok(Some(words))
+    }
+
+    /// What comes before producers in steps of a variant.
+    pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
+        let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
+        Ok(Armed {
+            takes: part.arms.iter().map(|flag| at.flag_address(*flag)).collect(),
+            reset: (partitioned.counts() && self.flags.1 > 0).then(reset),
+            orders: self.orders(at, partitioned)?,
+            is_after: partitioned.how == PartitionMove::After,
+        })
+    }
+
+    /// What this rank's producers are told in steps of a variant. [`BackendError::NotSupported`] where they are to store what their GPU does not
+    /// reach.
+    fn orders(&self, at: &Bindings<'_>, partitioned: &Partitioned) -> Result<Option<ProducerOrders>, Error> {
+        let how = partitioned.how;
+        let copies = self.steps.iter().map(|words| {
+            let StepWords { transfer, device, address, choices } = *words;
+            let source = at.address(Place::Source { transfer, offset: 0 });
+            let to = if how == PartitionMove::Stored {
+                let ends = Endpoints { dst: at.address(Place::Destination { transfer, offset: 0 }), src: source };
+                let (program, ends) = copy_of(device, at.together.transfers[transfer as usize].bytes, ends);
+                let ends = if device.is_host() { ends } else { self.context.backend().kernel_ends(device, &program, &ends)? };
+                ends[0].dst
+            } else {
+                source
+            };
+            let choice = choices + how as u64 * STEP_BYTES;
+            // SAFETY: aligned, in host memory of this plan that stays for as long as it does; what reads it reads the same.
+            unsafe { with_exposed_provenance_mut::<[u64; 2]>(choice as usize).write([to, u64::from(partitioned.counts())]) };
+            Ok((STEP_BYTES, Endpoints { dst: address, src: choice }))
+        });
+        let copies = copies.collect::<Result<Vec<_>, BackendError>>()?;
+        let said = Arc::clone(&self.said);
+        Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
+    }
+
+    /// Notes that a step is armed.
+    pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        if state.armed.is_some() {
+            let reason = "it is armed already: execute it, after what makes its partitions ready".into();
+            return Err(Error::NodeArgument { argument: c"plan", reason });
+        }
+        state.armed = Some(is_captured);
+        Ok(())
+    }
+
+    /// It was not armed after all.
+    pub fn disarm(&self) {
+        lock(&self.state).armed = None;
+    }
+
+    /// Notes that the armed step is executed.
+    pub fn take_armed(&self, is_captured: bool) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
+        match state.armed {
+            None => refuse("its transfers move in partitions, and it is not armed: call mp_plan_arm before what makes them ready"),
+            Some(armed) if armed != is_captured => refuse("it was armed outside of this capture: arm and execute it in one"),
+            Some(_) => {
+                state.armed = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// The end of the last execution.
+    pub fn note(&self, end: Completion) {
+        lock(&self.state).last = Some(end);
+    }
+
+    /// Waits for the last execution, for so long; then names what is missing.
+    pub fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
+        let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
+        let begin = Instant::now();
+        let mut looks = 0_u32;
+        while !last.is_done()? {
+            if begin.elapsed() >= patience {
+                let missing = self.missing()?;
+                return Err(Error::PartitionTimeout { missing, seconds: patience.as_secs_f64(), is_ended });
+            }
+            signal::rest(looks);
+            looks = looks.saturating_add(1);
+        }
+        last.wait().map_err(Error::from)
+    }
+
+    /// Waits for the last execution before the plan goes. Where it does not end by then, it is ended without its partitions.
+    pub fn finish(&self, until: Instant) -> Result<(), Error> {
+        let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
+        // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
+        if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
+            let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
+            let raise_all =
+                || self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise);
+            raise_all()?;
+            // A stream that is not there yet sets them back first.
+            let end = Instant::now() + LAST_PATIENCE;
+            while matches!(self.wait(RAISED_AGAIN, true), Err(Error::PartitionTimeout { .. })) && Instant::now() < end {
+                raise_all()?;
+            }
+        }
+        if lock(&self.state).armed.take().is_some() {
+            // The others may have begun the step.
+            self.progress.fail();
+        }
+        waited
+    }
+
+    /// Names what keeps the last execution from its end.
+    fn missing(&self) -> Result<String, Error> {
+        let backend = self.context.backend();
+        let mut text = String::new();
+        // Whether all `flags` flags of each partition are up, and none of a transfer that has no such flags.
+        let ups = |first: u64, flags: u32, count: u32| -> Result<Vec<bool>, Error> {
+            let is_up = |partition: u32| {
+                (0..flags).try_fold(true, |up, flag| {
+                    Ok::<bool, Error>(up & (backend.read_signal(first + u64::from(partition * flags + flag) * FLAG_BYTES)? != 0))
+                })
+            };
+            (0..if first == 0 { 0 } else { count }).map(is_up).collect()
+        };
+        // Else nobody counts in the last step.
+        let counts = self.is_stored || self.said.load(Ordering::Relaxed) == PartitionMove::Early as u32;
+        for (name, trigger) in self.triggers.iter().filter(|_| counts) {
+            let count = trigger.partitions.count;
+            let ready = ups(trigger.ready, 1, count)?;
+            let arrived = ups(trigger.arrived, trigger.arrived_flags, count)?;
+            for (up, what) in [(ready, "was not made ready"), (arrived, "has not arrived")] {
+                let mut missing = (0..).zip(up).filter(|(_, is_up)| !is_up).map(|(partition, _): (u32, _)| partition);
+                if let Some(first) = missing.next() {
+                    let (comma, rest) = (if text.is_empty() { "" } else { ", " }, missing.count());
+                    let more = if rest > 0 { format!(" (and {rest} more)") } else { String::new() };
+                    let (rank, index) = name;
+                    // Writing to a String cannot fail.
+                    let _ = write!(text, "{comma}partition {first}{more} of transfer {index} of rank {rank} {what}");
+                }
+            }
+        }
+        Ok(if text.is_empty() { "the step has not ended, though its partitions have come as far as this rank sees".into() } else { text })
+    }
+}
+
+impl EndsFirst for PartitionWords {
+    fn take_back(&self) {}
+
+    fn end(&self, until: Instant) {
+        if let Err(error) = self.finish(until) {
+            log::warn!("a node plan ends with its context: {error}");
+        }
+    }
+
+    fn close(&self) {}
+}
+
+impl Trigger {
+    /// The flags that producers raise.
+    fn ready_flags(&self) -> impl Iterator<Item = u64> {
+        (0..u64::from(self.partitions.count)).map(|partition| self.ready + partition * FLAG_BYTES)
+    }
+}
+
+/// Sets memory of devices to 0, and waits for that. Shared host memory is when it is new.
+fn clear(
+    at: &Bindings<'_>,
+    ranges: &[(DeviceId, u64, u64)],
+    allocate: &mut impl FnMut(DeviceId, u64) -> Result<u64, Error>,
+) -> Result<(), Error> {
+    let of_devices = || ranges.iter().filter(|(device, ..)| !device.is_host());
+    let Some(most) = of_devices().map(|(.., bytes)| *bytes).max() else { return Ok(()) };
+    let zeros = allocate(DeviceId::HOST, most)?;
+    of_devices()
+        .try_for_each(|&(device, dst, bytes)| Ok(copy_now(at.node.context().backend(), device, bytes, Endpoints { dst, src: zeros })?))
+}
+
+/// Copies, and waits for that.
+pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
+    let (program, endpoints) = copy_of(device, bytes, ends);
+    run_now(backend, device, &program, &endpoints)
+}
+
+/// Runs a program, and waits for that.
+fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endpoints: &Arc<[Endpoints]>) -> Result<(), BackendError> {
+    let stream = backend.create_stream(device)?;
+    let submitted = backend.submit(&Execution::new(program, endpoints, &Arc::from([]), stream));
+    let done = submitted.and_then(|end| end.map_or(Ok(()), |end| end.wait()));
+    done.and(backend.destroy_stream(stream))
+}
+
+/// A program of one copy.
+pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Program>, Arc<[Endpoints]>) {
+    copies_of(device, &[(bytes, ends)])
+}
+
+/// A program of copies, one after the other.
+fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Arc<[Endpoints]>) {
+    let op = |(transfer, (bytes, _)): (u32, &(u64, Endpoints))| {
+        let copy = Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: *bytes };
+        Op { lane: LaneId(0), mechanism: Mechanism::Copy, copies: [copy].into_iter().collect(), after: Default::default() }
+    };
+    let (transfers, ends) = copies.iter().copied().unzip::<u64, Endpoints, Vec<_>, Vec<_>>();
+    let ops = (0..).zip(copies).map(op).collect();
+    let program = Program { sources: Vec::new(), transfers, lanes: vec![Lane::new(device)], rings: Vec::new(), ops };
+    (Arc::new(program), ends.into())
+}

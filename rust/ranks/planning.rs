@@ -1,0 +1,211 @@
+//! How ranks come to a plan: each hands in what it moves, all compute the same, and each binds its part to memory.
+
+use super::addresses::Held;
+use super::agreed::{Spans, StepVariants};
+use super::binding::BoundRank;
+use super::exchange::{Collective, CollectiveCall, Named};
+use super::group::NodeGroup;
+use super::lateness::Lateness;
+use super::partitioning::{Agent, Partitioning};
+use super::progress::Progress;
+use super::steps::NodePlan;
+use super::together::Together;
+use super::transfers::{NodeTransfer, RankRequest, ToldWindow, Window, check_own};
+use crate::backend::{BackendError, MemoryKind, REGISTERED_PIECE};
+use crate::contexts::{Error, PlanOptions, Verify};
+use crate::headroom::headroom;
+use crate::plan::{Options, PlanError, Relays};
+use crate::topology::DeviceId;
+use crate::tune::PartitionTuning;
+use crate::units::size;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Host memory for a window or a transfer that is handed in, as text in which all ranks are told of it.
+const REQUEST_BYTES: usize = 1024;
+
+/// What this rank hands in.
+#[derive(Copy, Clone)]
+pub(super) struct OwnRequest<'a> {
+    pub windows: &'a [Window],
+    pub transfers: &'a [NodeTransfer],
+    pub partitioning: Option<Partitioning>,
+    pub options: &'a PlanOptions,
+}
+
+impl NodeGroup {
+    /// Plans what all ranks hand in, together. Each transfer has one end or both in a window of the rank that hands it in. All ranks call it
+    /// together, each with windows and transfers of its own; where it fails on one it fails on all.
+    pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
+        self.plan_partitioned(windows, transfers, None, options)
+    }
+
+    /// The same; `partitioning` says how transfers are to move in partitions.
+    pub fn plan_partitioned(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        partitioning: Option<Partitioning>,
+        options: &PlanOptions,
+    ) -> Result<NodePlan, Error> {
+        let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
+        self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
+    }
+
+    /// The same within a call.
+    pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
+        let OwnRequest { windows, partitioning, .. } = own;
+        let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
+        let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
+        let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
+        let requests = call.all(mine.map(|(request, _)| request))?;
+        // From here on all ranks compute the same, and fail alike; so all have the same number.
+        let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
+            // But for memory, which each has of its own.
+            Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
+            variants => variants?,
+        };
+        let (mut held, progress) = (Held::default(), Arc::new(Progress::new(number)));
+        let mut bound: Vec<BoundRank> = Vec::new();
+        let mut bind = |call: &mut CollectiveCall<'_>, together: &Together, by_streams: bool, held: &mut Held| {
+            let first = bound.first().and_then(|first| first.words.clone());
+            let one = self.bind(call, &requests, (together, by_streams), (windows, first), &progress, held)?;
+            let kernel = one.kernel;
+            bound.push(one);
+            Ok::<_, Error>(kernel)
+        };
+        let mut kernels = Vec::new();
+        let kernels = loop {
+            let Some(together) = variants.get(kernels.len()) else { break Ok(kernels) };
+            match bind(call, together, false, &mut held) {
+                Ok(kernel) => kernels.push(kernel),
+                // Others stand in for it. All ranks have been told.
+                Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
+                    log::debug!("producers do not store in steps of node plan {number}: {error}");
+                    variants.truncate(kernels.len());
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let made = kernels.and_then(|kernels| match kernels[..] {
+            // What one kernel does has streams for the case that ranks are late.
+            [Some(late)] if self.adapts(own.options) => {
+                bind(call, &variants[0], true, &mut held)?;
+                Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))
+            }
+            [_] => Ok(None),
+            _ => Ok(Some(StepVariants::measured(self.spans(call, &mut held)?, variants.len(), number))),
+        });
+        match made {
+            Ok(agreed) => Ok(NodePlan::new(self, variants, bound, agreed, held, progress)),
+            Err(error) => {
+                bound.iter_mut().for_each(|one| one.part.release(self.context.backend()));
+                self.give_back(&mut held);
+                Err(error)
+            }
+        }
+    }
+
+    /// The memory by which the ranks agree on the variants of steps.
+    fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
+        let bytes = Spans::bytes(self.ranks());
+        let mut own = 0;
+        let mut offer = || {
+            if self.rank() != 0 {
+                return Ok(Vec::new());
+            }
+            own = self.context.allocate_shared(DeviceId::HOST, bytes)?;
+            held.allocations.push(own);
+            Ok(self.context.state().export_memory(own, bytes)?.encode().to_vec())
+        };
+        let offers = call.all::<Vec<u8>>(offer())?;
+        let mapped = if self.rank() == 0 { Ok(own) } else { self.map(&offers[0], None, held) };
+        call.all(mapped.as_ref().map(|_| ()).map_err(Error::clone))?;
+        Ok(Spans::at(mapped?, self.rank(), self.ranks()))
+    }
+
+    fn resolve(&self, options: &PlanOptions) -> Result<Options, Error> {
+        let config = self.context.config();
+        if config.verify == Verify::Bytes {
+            let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
+            return Err(Error::NotSupported(why.into()));
+        }
+        // Each rank stages pageable memory of its own, which no other sees.
+        Ok(Options { threads: 0, ..options.resolve(config)? })
+    }
+
+    fn adapts(&self, options: &PlanOptions) -> bool {
+        options.adapt.unwrap_or(self.context.config().adapt)
+    }
+
+    /// Looks at what this rank hands in.
+    fn request(&self, own: OwnRequest<'_>, options: &Options) -> Result<RankRequest, Error> {
+        let OwnRequest { windows, transfers, partitioning, .. } = own;
+        let _open = self.context.state().enter()?;
+        headroom(windows.len() + transfers.len(), REQUEST_BYTES).map_err(BackendError::no_headroom)?;
+        let mut told = Vec::with_capacity(windows.len());
+        for (index, window) in windows.iter().enumerate() {
+            let Window { address, bytes } = *window;
+            let refuse = |reason: String| Err(Error::NodeArgument { argument: c"windows", reason: format!("window {index}: {reason}") });
+            if address.checked_add(bytes.saturating_sub(1)).is_none() {
+                return refuse(format!("{address:#x} ({bytes} bytes) runs past the end of the address space"));
+            }
+            let found = if bytes == 0 { None } else { self.context.state().locate(address)? };
+            let (device, is_pageable) = match found {
+                None => (DeviceId::HOST, bytes > 0),
+                Some(allocation) if bytes > allocation.bytes - (address - allocation.base) => {
+                    let (base, size) = (allocation.base, allocation.bytes);
+                    return refuse(format!("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)"));
+                }
+                Some(allocation) => match self.number_of(allocation.device) {
+                    Some(device) => (device, allocation.kind == MemoryKind::Pageable),
+                    None => {
+                        let device = allocation.device.in_words();
+                        return refuse(format!(
+                            "{address:#x} is memory of {device}, which no rank of the node works for: name it in the devices of a rank"
+                        ));
+                    }
+                },
+            };
+            if self.context.state().crosses_pieces(address, bytes) {
+                let piece = size(REGISTERED_PIECE);
+                return refuse(format!(
+                    "{address:#x} ({bytes} bytes) is registered memory of several pieces: hand in windows that end where addresses are multiples of \
+                     {piece}, or allocate it with mp_alloc"
+                ));
+            }
+            told.push(ToldWindow { device: device.0, is_pageable, address, bytes });
+        }
+        check_own(transfers, self.rank(), self.ranks())?;
+        let is_open = self.rank() == 0 && partitioning.is_some_and(|partitioning| matches!(partitioning.agent, Agent::Auto { .. }));
+        let best = |known: &PartitionTuning| PartitionTuning { shape: known.shape.clone(), trials: Vec::new(), ..*known };
+        let tuned = self.context.tuning().filter(|_| is_open).map(|tuning| tuning.partitions.iter().map(best).collect());
+        Ok(RankRequest {
+            windows: told,
+            transfers: transfers.to_vec(),
+            options: named(options, self.adapts(own.options), partitioning),
+            tuned: tuned.unwrap_or_default(),
+        })
+    }
+}
+
+/// What all ranks must want alike.
+fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) -> Named {
+    let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
+    let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();
+    let mut named = vec![
+        ("engine", format!("{:?}", options.engine).to_lowercase()),
+        ("max_paths", if options.max_paths == u32::MAX { "all".into() } else { options.max_paths.to_string() }),
+        ("host_path", options.host_path.to_string()),
+        ("relay_gpus", if options.relays == Relays::ALL { "all".into() } else { format!("{relays:?}") }),
+        ("chunk_bytes", bytes(options.chunk_bytes)),
+        ("relay_chunks", bytes(options.relay_chunks.map(u64::from))),
+        ("host_chunks", bytes(options.host_chunks.map(u64::from))),
+        ("min_bytes", bytes(options.min_bytes)),
+        ("staging_bytes", options.staging_bytes.to_string()),
+        ("adapt", adapts.to_string()),
+    ];
+    named.extend(partitioning.into_iter().flat_map(Partitioning::named));
+    named.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,385 @@
+//! Ranks without MPI: they meet at a socket, whose path all of them know.
+//!
+//! Rank 0 listens, the others connect, and each allgather goes through rank 0. Each side asks the system who the other is: only processes
+//! of one user speak to each other.
+
+use super::exchange::{Allgather, check_rank};
+use crate::contexts::Error;
+use crate::ipc::fork::Socket;
+use crate::ipc::patiently;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs::symlink_metadata;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a rank waits for the others to come, or to say something. Ranks of a job start within seconds of each other.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a rank says first: this, its number, and how many ranks there are. The last character is the version.
+const MAGIC: [u8; 8] = *b"mpgpu-r1";
+const GREETING: usize = 16;
+
+/// Connections that have not said which rank they are: of strangers, and of ranks that are about to say it.
+const MOST_SILENT: usize = 64;
+
+/// The longest reason for which rank 0 ends an exchange, bytes.
+const REASON: usize = 1024;
+
+/// Connections by which ranks tell each other what they have.
+pub(super) struct Rendezvous {
+    /// At rank 0 those of the others, in the order of ranks; elsewhere that of rank 0.
+    peers: Vec<Socket>,
+    rank: u32,
+    /// Why they are closed.
+    ended: Option<String>,
+}
+
+impl Rendezvous {
+    /// Meets the other ranks at `path`. Blocks until all are there, for a minute at most.
+    pub fn meet(path: &Path, rank: u32, ranks: u32) -> Result<Rendezvous, Error> {
+        check_rank(rank, ranks)?;
+        let until = Instant::now() + PATIENCE;
+        let address = SocketAddrUnix::new(path).map_err(|error| {
+            let bytes = path.as_os_str().len();
+            refused(path, &format!("its {bytes} bytes are no path of a socket ({error}), which has from 1 to 107: name a shorter one"))
+        })?;
+        let peers = if rank == 0 {
+            let listener = Listener::bind(path, &address)?;
+            let mut peers: Vec<Option<Socket>> = (1..ranks).map(|_| None).collect();
+            let came = accept(&listener.socket, &mut peers, ranks, until);
+            let peers: Vec<Socket> = peers.into_iter().flatten().collect();
+            came.and_then(|()| answer(&peers, &[], until)).map_err(|reason| {
+                dismiss(&peers, &reason);
+                failed(path, &reason)
+            })?;
+            peers
+        } else {
+            let root = connect(path, &address, until)?;
+            let greeting = [MAGIC.as_slice(), &rank.to_le_bytes(), &ranks.to_le_bytes()].concat();
+            // Rank 0 has been there since before this rank has connected.
+            let until = Instant::now() + PATIENCE;
+            write(&root, &greeting, until).map_err(|error| failed(path, &lost(0, error)))?;
+            hear(&root, &mut [], until).map_err(|reason| failed(path, &reason))?;
+            vec![root]
+        };
+        Ok(Rendezvous { peers, rank, ended: None })
+    }
+
+    fn exchange(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        let until = Instant::now() + PATIENCE;
+        if self.rank > 0 {
+            let root = &self.peers[0];
+            // Rank 0 may have gone, and have said why.
+            let _ = write(root, send, until);
+            hear(root, receive, until)
+        } else {
+            let (own, others) = receive.split_at_mut(send.len());
+            own.copy_from_slice(send);
+            let rooms: Vec<&mut [u8]> = others.chunks_exact_mut(send.len().max(1)).collect();
+            read(&self.peers, rooms, until).map_err(|(peer, error)| lost(peer + 1, error))?;
+            answer(&self.peers, receive, until)
+        }
+    }
+}
+
+impl Allgather for Rendezvous {
+    fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
+        if let Some(reason) = &self.ended {
+            return Err(format!("the ranks have parted ({reason}): make the node again on all"));
+        }
+        self.exchange(send, receive).inspect_err(|reason| {
+            // So that the others do not wait for this one.
+            dismiss(if self.rank == 0 { &self.peers } else { &[] }, reason);
+            self.peers.clear();
+            self.ended = Some(reason.clone());
+        })
+    }
+}
+
+/// A socket at which ranks come. Its file goes with it.
+struct Listener<'a> {
+    socket: Socket,
+    path: &'a Path,
+    /// Device and number of the file: another may take its place.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener<'_> {
+    fn bind<'a>(path: &'a Path, address: &SocketAddrUnix) -> Result<Listener<'a>, Error> {
+        let system = |error: Errno| failed(path, &error.to_string());
+        let socket = open().map_err(system)?;
+        match rustix::net::bind(&socket, address) {
+            Err(Errno::ADDRINUSE) => {
+                check_left_over(path, address)?;
+                match std::fs::remove_file(path) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(failed(path, &error.to_string())),
+                    _ => rustix::net::bind(&socket, address).map_err(system)?,
+                }
+            }
+            bound => bound.map_err(system)?,
+        }
+        let listener = Listener { socket, path, file: symlink_metadata(path).ok().map(|file| (file.dev(), file.ino())) };
+        rustix::net::listen(&listener.socket, 1024).map_err(system)?;
+        Ok(listener)
+    }
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        let found = symlink_metadata(self.path).ok().map(|file| (file.dev(), file.ino()));
+        if found.is_some() && found == self.file {
+            let _ = std::fs::remove_file(self.path);
+        }
+    }
+}
+
+/// Refuses everything but a socket of this user at which nobody listens: what a killed job has left.
+fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
+    check_kind(path)?;
+    let socket = open().map_err(|error| failed(path, &error.to_string()))?;
+    match rustix::net::connect(&socket, address) {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
+        Ok(()) => {
+            let process = socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            Err(refused(path, &format!("process {process} listens there, rank 0 of another job perhaps: give each job a path of its own")))
+        }
+        Err(error) => Err(refused(path, &format!("somebody may listen there ({error}): give each job a path of its own"))),
+    }
+}
+
+/// Refuses what lies at a path, if anything, unless it is a socket of this user.
+fn check_kind(path: &Path) -> Result<(), Error> {
+    let Ok(file) = symlink_metadata(path) else { return Ok(()) };
+    let user = rustix::process::geteuid().as_raw();
+    if !file.file_type().is_socket() {
+        return Err(refused(path, "a file that is no socket lies there, and is left alone: name a path at which nothing lies"));
+    }
+    if file.uid() != user {
+        return Err(refused(
+            path,
+            &format!("it is a socket of user {}, and this is user {user}: name a path in a folder of your own", file.uid()),
+        ));
+    }
+    Ok(())
+}
+
+fn open() -> rustix::io::Result<Socket> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None))
+}
+
+/// Connects to rank 0 as soon as it listens.
+fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Socket, Error> {
+    let socket = open().map_err(|error| failed(path, &error.to_string()))?;
+    loop {
+        match rustix::net::connect(&socket, address) {
+            Ok(()) => break,
+            Err(Errno::INTR) => continue,
+            // It has not come yet, or has more to accept than there is room for. What a killed job has left it will remove.
+            Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => check_kind(path)?,
+            Err(error) => return Err(failed(path, &error.to_string())),
+        }
+        if Instant::now() >= until {
+            return Err(failed(path, &format!("rank 0 has not come within {} s", PATIENCE.as_secs())));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let listens = socket_peercred(&socket).map_err(|error| failed(path, &error.to_string()))?;
+    if listens.uid != rustix::process::geteuid() {
+        let (process, user) = (listens.pid.as_raw_nonzero(), listens.uid.as_raw());
+        let reason = format!("process {process} of user {user} listens there, and is told nothing: name a path in a folder of your own");
+        return Err(refused(path, &reason));
+    }
+    Ok(socket)
+}
+
+/// A connection whose rank is not known.
+struct Newcomer {
+    socket: Socket,
+    said: [u8; GREETING],
+    bytes: usize,
+}
+
+/// Seats every rank. Whoever else connects is left standing: it may leave, be silent, or say anything.
+fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: Instant) -> Result<(), String> {
+    let mut newcomers: Vec<Newcomer> = Vec::new();
+    while let Some(missing) = peers.iter().position(Option::is_none) {
+        let seated: Vec<usize> = (0..peers.len()).filter(|index| peers[*index].is_some()).collect();
+        let of_peers = seated.iter().filter_map(|index| peers[*index].as_ref());
+        let sockets = std::iter::once(listener).chain(of_peers).chain(newcomers.iter().map(|newcomer| &newcomer.socket));
+        let mut watched: Vec<PollFd<'_>> = sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+        if !wait(&mut watched, until).map_err(|error| error.to_string())? {
+            return Err(format!("rank {} has not come within {} s", missing + 1, PATIENCE.as_secs()));
+        }
+        let has_news: Vec<bool> = watched.iter().map(|polled| !polled.revents().is_empty()).collect();
+        drop(watched);
+        // Whoever has a seat says nothing until all have.
+        if let Some(gone) = seated.iter().zip(&has_news[1..]).position(|(_, has_news)| *has_news) {
+            return Err(lost(seated[gone] + 1, Errno::CONNRESET));
+        }
+        let mut news = has_news[1 + seated.len()..].iter();
+        for mut newcomer in std::mem::take(&mut newcomers) {
+            if news.next() == Some(&true) && !newcomer.listen() {
+                continue;
+            }
+            if newcomer.bytes < GREETING {
+                newcomers.push(newcomer);
+            } else if let Some((number, all)) = newcomer.rank() {
+                let place = number.checked_sub(1).and_then(|index| peers.get_mut(index as usize));
+                let reason = match place {
+                    Some(place @ None) if all == ranks => {
+                        *place = Some(newcomer.socket);
+                        continue;
+                    }
+                    Some(Some(_)) if all == ranks => {
+                        format!("a second rank {number} has come: give each rank a number, and each job a path, of its own")
+                    }
+                    _ => format!("rank {number} of {all} has come, and rank 0 is one of {ranks}: give all ranks the same number of ranks"),
+                };
+                dismiss(&[newcomer.socket], &reason);
+                return Err(reason);
+            }
+        }
+        if has_news[0] {
+            newcomers.extend(let_in(listener)?);
+            if newcomers.len() > MOST_SILENT {
+                newcomers.remove(0);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The next connection, if it is one of this user's.
+fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    match Socket::make(|| rustix::net::accept_with(listener, flags)) {
+        Ok(socket) => {
+            let is_ours = socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+            Ok(is_ours.then_some(Newcomer { socket, said: [0; GREETING], bytes: 0 }))
+        }
+        Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+impl Newcomer {
+    /// Hears what it says; false where it has left.
+    fn listen(&mut self) -> bool {
+        match rustix::net::recv(&self.socket, &mut self.said[self.bytes..], RecvFlags::DONTWAIT) {
+            Ok((0, _)) => false,
+            Ok((bytes, _)) => {
+                self.bytes += bytes;
+                true
+            }
+            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
+        }
+    }
+
+    /// Its number and that of all ranks; `None` for what is no rank.
+    fn rank(&self) -> Option<(u32, u32)> {
+        let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| self.said[at + byte]));
+        (self.said[..8] == MAGIC).then(|| (number(8), number(12)))
+    }
+}
+
+/// Waits until one of these has something to say; false where none had in time.
+fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> {
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
+        match poll(watched, Some(&left)) {
+            Err(Errno::INTR) => {}
+            ready => return ready.map(|ready| ready > 0),
+        }
+    }
+}
+
+/// Fills the room of each of these, in whatever order they speak. Where one has gone or is silent, which.
+fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result<(), (usize, Errno)> {
+    loop {
+        let mut open = Vec::new();
+        for (index, (socket, room)) in sockets.iter().zip(&mut rooms).enumerate() {
+            while !room.is_empty() {
+                match rustix::net::recv(socket, &mut **room, RecvFlags::DONTWAIT) {
+                    Ok((0, _)) => return Err((index, Errno::CONNRESET)),
+                    Ok((bytes, _)) => *room = &mut std::mem::take(room)[bytes..],
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) => break,
+                    Err(error) => return Err((index, error)),
+                }
+            }
+            if !room.is_empty() {
+                open.push(index);
+            }
+        }
+        let Some(first) = open.first() else { return Ok(()) };
+        let mut watched: Vec<PollFd<'_>> = open.iter().map(|index| PollFd::new(&sockets[*index], PollFlags::IN)).collect();
+        if !wait(&mut watched, until).map_err(|error| (*first, error))? {
+            return Err((*first, Errno::TIMEDOUT));
+        }
+    }
+}
+
+fn write(socket: &Socket, mut bytes: &[u8], until: Instant) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        // A peer that has gone is an error and no signal.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = patiently(socket, PollFlags::OUT, Some(until), || rustix::net::send(socket, bytes, flags));
+        bytes = &bytes[sent.map_err(|error| if error == Errno::AGAIN { Errno::TIMEDOUT } else { error })?..];
+    }
+    Ok(())
+}
+
+/// Rank 0 tells all others what they wait for.
+fn answer(peers: &[Socket], bytes: &[u8], until: Instant) -> Result<(), String> {
+    peers.iter().enumerate().try_for_each(|(peer, socket)| {
+        let sent = write(socket, &0_u32.to_le_bytes(), until).and_then(|()| write(socket, bytes, until));
+        sent.map_err(|error| lost(peer + 1, error))
+    })
+}
+
+/// Rank 0 tells all others why they wait in vain, as far as there is room for it.
+fn dismiss(peers: &[Socket], reason: &str) {
+    let text = &reason.as_bytes()[..reason.len().min(REASON)];
+    let frame = [&(text.len() as u32).to_le_bytes(), text].concat();
+    for peer in peers {
+        let _ = write(peer, &frame, Instant::now());
+    }
+}
+
+/// What rank 0 answers: so many bytes, or why not.
+fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
+    let read = |room: &mut [u8]| read(std::slice::from_ref(root), vec![room], until).map_err(|(_, error)| lost(0, error));
+    let mut length = [0; 4];
+    read(&mut length)?;
+    match u32::from_le_bytes(length) as usize {
+        0 => read(room),
+        bytes => {
+            let mut text = [0; REASON];
+            let text = &mut text[..bytes.min(REASON)];
+            read(text)?;
+            Err(String::from_utf8_lossy(text).into_owned())
+        }
+    }
+}
+
+fn lost(rank: usize, error: Errno) -> String {
+    match error {
+        Errno::TIMEDOUT => format!("rank {rank} says nothing for {} s", PATIENCE.as_secs()),
+        Errno::CONNRESET | Errno::PIPE => format!("rank {rank} has gone"),
+        error => format!("rank {rank}: {error}"),
+    }
+}
+
+fn failed(path: &Path, reason: &str) -> Error {
+    Error::Allgather(format!("meeting the other ranks at {}: {reason}", path.display()))
+}
+
+fn refused(path: &Path, reason: &str) -> Error {
+    Error::NodeArgument { argument: c"socket", reason: format!("socket={}: {reason}", path.display()) }
+}

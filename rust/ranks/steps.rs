@@ -1,0 +1,473 @@
+//! A plan of all ranks as one of them executes it: its parts of all variants, which one a step takes, and where steps stand in its streams.
+
+use super::addresses::Held;
+use super::agreed::StepVariants;
+use super::binding::{BoundRank, Used};
+use super::group::NodeGroup;
+use super::order::{Misorder, PlanPlaces};
+use super::part::BoundPart;
+use super::partitioned::{PartitionWords, Trigger};
+use super::progress::Progress;
+use super::together::Together;
+use crate::adapt::variant_name;
+use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle, no_completion};
+use crate::contexts::choosing::{Known, Moments};
+use crate::contexts::nvtx;
+use crate::contexts::state::LAST_PATIENCE;
+use crate::contexts::{Error, Measured};
+use crate::ipc::Departure;
+use crate::plan;
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::topology::DeviceId;
+use crate::units::size;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// A plan of all ranks, of which this one executes its part. Executions follow each other, in whatever streams and threads they are asked for.
+pub struct NodePlan {
+    pub(super) node: Arc<NodeGroup>,
+    pub(super) together: Together,
+    /// The other variants.
+    others: Vec<Together>,
+    /// Bytes that this rank sends or receives in a step.
+    bytes: u64,
+    /// Memory that its steps use, and that may be gone.
+    used: Used,
+    parts: Mutex<RankParts>,
+    /// Of transfers that move in partitions.
+    pub(super) words: Option<Arc<PartitionWords>>,
+    held: Mutex<Held>,
+    /// How far this rank has come, and how far others that have left.
+    pub(super) progress: Arc<Progress>,
+    /// Where its steps stand in this rank's streams, where a neighbour asks.
+    places: Option<Arc<PlanPlaces>>,
+    /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
+    is_broken: AtomicBool,
+}
+
+/// This rank's parts of all variants.
+struct RankParts {
+    all: Vec<BoundPart>,
+    /// That of the last step, and of the last outside of captures.
+    last: usize,
+    last_run: usize,
+    /// Which one a step takes, where there are several.
+    variants: Option<StepVariants>,
+    /// The variant of a measured step that has begun, and when.
+    begun: Option<(usize, Result<Moment, BackendError>)>,
+}
+
+impl RankParts {
+    /// What a step takes, and whether it is measured. `step` as [`Progress::begin`] counts.
+    fn choose(&mut self, step: u64, is_captured: bool) -> Result<(usize, bool), Error> {
+        let choice = match &mut self.variants {
+            None => return Ok((0, false)),
+            Some(variants) if is_captured => variants.fix(step + 1).ok_or_else(|| {
+                let why = "this rank captures a step of a node plan, and another has executed further ones by now, which may take other paths: capture on \
+                           all ranks after as many executions on each, or plan with adapt off";
+                Error::NotSupported(why.into())
+            })?,
+            Some(variants) => variants.next(step),
+        };
+        Ok((choice.variant, choice.measure))
+    }
+
+    /// Enqueues a step by `enqueue`, or its first part, after the last one.
+    fn begin(
+        &mut self,
+        (variant, measure): (usize, bool),
+        stream: StreamHandle,
+        is_captured: bool,
+        backend: &dyn Backend,
+        enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if variant != self.last_run {
+            self.all[self.last_run].follow(stream, is_captured, backend)?;
+        }
+        self.last = variant;
+        if !is_captured {
+            self.last_run = variant;
+        }
+        self.begun = measure.then(|| (variant, backend.mark_moment(stream)));
+        enqueue(&mut self.all[variant])
+    }
+
+    /// The whole of it is enqueued.
+    fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
+        if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
+            variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));
+        }
+    }
+
+    fn release(&mut self, backend: &dyn Backend) {
+        self.all.iter_mut().for_each(|part| part.release(backend));
+    }
+}
+
+impl NodePlan {
+    /// Of variants, one at least, and this rank's part of each.
+    pub(super) fn new(
+        node: &Arc<NodeGroup>,
+        mut variants: Vec<Together>,
+        mut bound: Vec<BoundRank>,
+        agreed: Option<StepVariants>,
+        held: Held,
+        progress: Arc<Progress>,
+    ) -> NodePlan {
+        let (words, places) = bound.first_mut().map_or((None, None), |first| (first.words.take(), first.places.take()));
+        let used = Used::of_all(bound.iter_mut().map(|one| std::mem::take(&mut one.used)));
+        let all = bound.into_iter().map(|one| one.part).collect();
+        let together = variants.remove(0);
+        NodePlan {
+            node: Arc::clone(node),
+            bytes: together.bytes_of(node.rank()),
+            together,
+            others: variants,
+            used,
+            parts: Mutex::new(RankParts { all, last: 0, last_run: 0, variants: agreed, begun: None }),
+            words,
+            held: Mutex::new(held),
+            progress,
+            places,
+            is_broken: AtomicBool::new(false),
+        }
+    }
+
+    /// Enqueues this rank's part of one step in `stream`, and does not wait. Later work in the stream sees all bytes that this rank receives
+    /// in the step, and may overwrite what it sent. Every rank executes every step.
+    pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        self.enqueue(stream)?;
+        self.mark(stream)
+    }
+
+    /// A completion of all work in the stream so far.
+    pub(super) fn mark(&self, stream: StreamHandle) -> Result<Completion, Error> {
+        let end = self.node.context.backend().mark_end(stream, &[], Report::End)?;
+        end.ok_or_else(|| no_completion().into())
+    }
+
+    /// The same for a step that nobody waits for by itself.
+    pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
+        let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
+        let (shared, backend) = (self.node.context.state(), self.node.context.backend());
+        let _open = shared.enter()?;
+        match &self.words {
+            None => {
+                let mut enqueued = Ok(());
+                backend.in_stream(stream, &mut |is_captured| {
+                    enqueued = self.begin(stream, is_captured, |part| part.enqueue(stream, is_captured, backend));
+                })?;
+                enqueued?;
+            }
+            Some(words) => {
+                let is_captured = backend.is_capturing(stream)?;
+                words.take_armed(is_captured)?;
+                let mut parts = self.unbroken()?;
+                let armed = parts.last;
+                let enqueued = parts.all[armed].enqueue(stream, is_captured, backend);
+                enqueued.inspect_err(|_| self.is_broken.store(true, Ordering::Release))?;
+                parts.end(stream, backend);
+                drop(parts);
+                if !is_captured {
+                    words.note(self.mark(stream)?);
+                }
+            }
+        }
+        shared.count(self.bytes);
+        Ok(())
+    }
+
+    /// Begins a step in which partitions move: it starts after all earlier work in `stream`. Their producers come after this, in this stream
+    /// or in one that has waited for it, and [`enqueue`](NodePlan::enqueue) after them.
+    pub fn arm(&self, stream: StreamHandle) -> Result<(), Error> {
+        let (shared, backend) = (self.node.context.state(), self.node.context.backend());
+        let _open = shared.enter()?;
+        let words = self.words()?;
+        let is_captured = backend.is_capturing(stream)?;
+        words.arm(is_captured)?;
+        let begun = self.begin(stream, is_captured, |part| part.arm(stream, is_captured, backend));
+        begun.inspect_err(|_| words.disarm())
+    }
+
+    /// Enqueues the first of a step, or all of it.
+    fn begin(
+        &self,
+        stream: StreamHandle,
+        is_captured: bool,
+        enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
+    ) -> Result<(), Error> {
+        // Two steps at once would take each other's flags.
+        let mut parts = self.unbroken()?;
+        self.used.check(self.node.context.state())?;
+        let step = self.progress.begin(is_captured)?;
+        self.tell_order(stream, step, is_captured)?;
+        let choice = parts.choose(step, is_captured)?;
+        let backend = self.node.context.backend();
+        parts.begin(choice, stream, is_captured, backend, enqueue).inspect_err(|_| {
+            self.progress.take_back(is_captured);
+            self.is_broken.store(true, Ordering::Release);
+        })?;
+        if self.words.is_none() {
+            parts.end(stream, backend);
+        }
+        Ok(())
+    }
+
+    /// Tells the neighbours where the step stands in the stream. Refuses one that would wait for ever, since a neighbour has it before a step that
+    /// is before it here; the neighbour is told, and its step ends.
+    fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
+        let Some(places) = &self.places else { return Ok(()) };
+        if is_captured {
+            // How often a graph runs is not known, so steps have no numbers that others know.
+            self.node.order.forget(places);
+            return Ok(());
+        }
+        // Steps before all ranks have made a second plan come before all of that.
+        if self.node.plans.load(Ordering::Relaxed) < 2 {
+            return Ok(());
+        }
+        let number = self.node.context.backend().stream_number(stream);
+        let Err(Misorder { rank, plan: other, step: before }) = self.node.order.enqueue(places, step, number) else { return Ok(()) };
+        self.progress.take_back(false);
+        self.is_broken.store(true, Ordering::Release);
+        let departure = Departure { order: other, ..self.progress.departure(true) };
+        lock(&self.held).imports.iter().for_each(|address| self.node.context.state().leave_memory(*address, departure));
+        let plan = self.progress.plan;
+        let reason = format!(
+            "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, and rank {rank} has enqueued them in one \
+             stream the other way round: both ranks would wait for ever, so the step was not enqueued. Enqueue node plans that share a stream in the \
+             same order on all ranks; destroy node plan {plan} on all, and plan again",
+            stream.0
+        );
+        Err(Error::NodeArgument { argument: c"plan", reason })
+    }
+
+    /// This rank's parts, where the ranks are in step.
+    fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
+        let parts = lock(&self.parts);
+        if self.is_broken.load(Ordering::Acquire) {
+            let why = "an earlier execution of this node plan could not be enqueued as a whole, so the ranks are out of step; destroy it on all, and plan again";
+            return Err(Error::NotSupported(why.into()));
+        }
+        Ok(parts)
+    }
+
+    /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
+    /// that have gone further find out, and memory that others use stays until they have destroyed theirs.
+    pub fn destroy(&self) -> Result<(), Error> {
+        let node = &self.node;
+        // Partitions that nobody makes ready would keep the last step from its end.
+        let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
+        let (was_broken, finished) = {
+            let mut parts = lock(&self.parts);
+            let was_broken = self.is_broken.swap(true, Ordering::AcqRel);
+            let finished = parts.all.iter().map(|part| part.synchronize(node.context.backend())).fold(Ok(()), Result::and);
+            parts.release(node.context.backend());
+            (was_broken, finished)
+        };
+        self.places.iter().for_each(|places| self.node.order.forget(places));
+        let mut held = lock(&self.held);
+        let has_failed = was_broken || missed.is_err() || finished.is_err() || self.progress.has_failed();
+        let departure = self.progress.departure(has_failed);
+        held.imports.iter().for_each(|address| node.context.state().leave_memory(*address, departure));
+        node.give_back(&mut held);
+        missed?;
+        Ok(finished?)
+    }
+
+    /// The planner's result, for all ranks together.
+    pub fn planned(&self) -> &plan::Plan {
+        &self.together.plan
+    }
+
+    /// Bytes that this rank sends or receives in a step.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Staging bytes of this rank on the device where it has most.
+    pub fn staging_bytes(&self) -> u64 {
+        let mut by_device: BTreeMap<i32, u64> = BTreeMap::new();
+        for (ring, owner) in self.together.plan.program.rings.iter().zip(&self.together.ring_owners) {
+            if *owner == self.node.rank() {
+                *by_device.entry(ring.device.0).or_default() += ring.bytes();
+            }
+        }
+        by_device.into_values().max().unwrap_or(0)
+    }
+
+    /// The plan for people: what is moved, and who does it.
+    pub fn describe(&self) -> String {
+        let mut text = self.together.plan.describe(&self.node.machine);
+        text += self.node.context.backend().nature();
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "node plan {}; ranks: {} (this is {})", self.progress.plan, self.node.ranks(), self.node.rank());
+        for (rank, part) in self.together.parts.parts.iter().enumerate() {
+            let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+            let gpus: Vec<String> = (0..)
+                .zip(&self.node.gpus)
+                .filter(|(_, gpu)| gpu.owner as usize == rank)
+                .map(|(number, _): (u32, _)| format!("gpu{number}"))
+                .collect();
+            let [taken, raised] =
+                [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
+            let _ = writeln!(
+                text,
+                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; raises {raised} flags, takes {taken}",
+                gpus.join(", "),
+                part.steps.len(),
+                part.lanes.len()
+            );
+        }
+        let kernel_flags = lock(&self.parts).all.first().and_then(BoundPart::kernel_flags);
+        if let Some((near, takes)) = kernel_flags {
+            let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
+        }
+        let holds: Vec<String> = self.holds().iter().map(|(device, bytes)| format!("{} on {device}", size(*bytes))).collect();
+        if !holds.is_empty() {
+            let mapped = lock(&self.held).imports.len();
+            let _ = writeln!(text, "  holds {}, as this rank numbers devices; has mapped {mapped} allocations of others", holds.join(", "));
+        }
+        let by_streams = lock(&self.parts).variants.as_ref().and_then(StepVariants::by_streams);
+        if let Some(steps) = by_streams {
+            let _ =
+                writeln!(text, "  while ranks are late by more than 0.1 ms streams wait and copy engines copy: in {steps} steps so far");
+        }
+        let known = self.known();
+        if !known.is_empty() {
+            text += "variants, which all ranks take alike:\n";
+            known.iter().for_each(|known| _ = writeln!(text, "  {}", known.sentence()));
+        }
+        if let Some(partitioned) = &self.together.partitioned {
+            partitioned.describe(&mut text);
+        }
+        text
+    }
+
+    /// The plan for programs.
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut value = self.together.plan.to_json(&self.node.machine);
+        let ranks: Vec<serde_json::Value> = self
+            .together
+            .parts
+            .parts
+            .iter()
+            .map(|part| {
+                let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+                serde_json::json!({ "operations": part.steps.len(), "lanes": part.lanes.len(), "bytes": bytes })
+            })
+            .collect();
+        if let Some(object) = value.as_object_mut() {
+            object.insert("ranks".into(), ranks.into());
+            let holds = self.holds().into_iter().map(|(device, bytes)| (device.to_string(), serde_json::Value::from(bytes)));
+            object.insert("holds_bytes".into(), holds.collect());
+            let known = self.known();
+            if !known.is_empty() {
+                object.insert("variants".into(), known.iter().map(Known::to_json).collect());
+            }
+        }
+        value
+    }
+
+    /// Bytes of this rank's memory that the plan has, by device. What several variants use counts once.
+    fn holds(&self) -> BTreeMap<DeviceId, u64> {
+        let mut holds: BTreeMap<DeviceId, u64> = BTreeMap::new();
+        for address in &lock(&self.held).allocations {
+            if let Ok(Some(allocation)) = self.node.context.backend().locate(*address) {
+                *holds.entry(allocation.device).or_default() += allocation.bytes;
+            }
+        }
+        holds
+    }
+
+    /// How long steps take on the slowest rank, where there are variants to choose from, as far as their times have been read.
+    pub fn measured(&self) -> Measured {
+        lock(&self.parts).variants.as_ref().map_or(Measured::default(), StepVariants::medians)
+    }
+
+    /// What is known of the variants, where there are several.
+    fn known(&self) -> Vec<Known> {
+        let all = || [&self.together].into_iter().chain(&self.others);
+        let named = all().zip(0..).map(|(together, variant)| match &together.partitioned {
+            Some(partitioned) => (partitioned.name, partitioned.seconds),
+            None => (variant_name(variant, all().count()), together.plan.predicted),
+        });
+        lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(named))
+    }
+
+    /// Paths of all transfers together.
+    pub fn paths(&self) -> usize {
+        self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
+    }
+
+    /// The node that it was made on.
+    pub fn node(&self) -> &Arc<NodeGroup> {
+        &self.node
+    }
+
+    /// The flags of a plan whose transfers move in partitions.
+    pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
+        self.words.as_deref().ok_or_else(|| {
+            let reason = "its transfers do not move in partitions: hand partitions to mp_node_plan".into();
+            Error::NodeArgument { argument: c"plan", reason }
+        })
+    }
+
+    /// What this rank's kernels need of a transfer: that of number `index` among those that `rank` has handed in.
+    pub fn trigger(&self, rank: u32, index: usize) -> Result<Trigger, Error> {
+        let (words, name) = (self.words()?, (rank, index));
+        let whole = self.together.partitioned.as_ref().and_then(|partitioned| partitioned.halves.get(&name)).unwrap_or(&name);
+        words.triggers.get(whole).copied().ok_or_else(|| {
+            let reason = format!("transfer {index} of rank {rank}: there is none, or rank {} has no end of it", self.node.rank());
+            Error::NodeArgument { argument: c"transfer", reason }
+        })
+    }
+
+    /// Blocks until the last execution has finished, at most so long.
+    pub fn wait(&self, patience: Duration) -> Result<(), Error> {
+        self.words()?.wait(patience, false)
+    }
+
+    /// The most partitions of a transfer; 1 at least.
+    pub(super) fn partition_count(&self) -> u32 {
+        let counts = self.together.partitioned.iter().flat_map(|partitioned| &partitioned.partitions).map(|partitions| partitions.count);
+        counts.max().unwrap_or(1).max(1)
+    }
+
+    /// Bytes of the largest transfer.
+    pub(super) fn largest_bytes(&self) -> u64 {
+        self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
+    }
+
+    /// [`Partitioned::shape`].
+    pub(super) fn shape(&self) -> &str {
+        self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
+    }
+}
+
+fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks::PartStep) -> usize) -> usize {
+    part.steps.iter().map(of).sum()
+}
+
+impl Drop for NodePlan {
+    fn drop(&mut self) {
+        let held = lock(&self.held);
+        if !held.allocations.is_empty() {
+            // Streams that wait for producers would keep the context from closing.
+            if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
+                log::debug!("a node plan is dropped: {error}");
+            }
+            log::warn!("a node plan was dropped and not destroyed: its staging memory stays until its context is destroyed");
+        }
+        lock(&self.parts).release(self.node.context.backend());
+    }
+}
+
+impl fmt::Debug for NodePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodePlan").field("node", &self.node).field("ends", &self.together.ends).finish_non_exhaustive()
+    }
+}

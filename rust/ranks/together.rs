@@ -1,0 +1,213 @@
+//! What all ranks compute alike of what they have handed in: the plan, everybody's part of it, and the flags between them.
+//!
+//! Where the model sees several paths gain there are several variants of the plan, each divided and bound like any other, and all ranks take the
+//! same one in a step ([`super::agreed`]). A step of one begins, as that of any plan, when all ranks whose memory it touches have come to it, so steps
+//! of two may follow each other.
+
+use super::eager::Eager;
+use super::group::NodeGroup;
+use super::partitioning::{Partitioned, PartitionedBatch, Partitioning, Settled};
+use super::transfers::{NodeEnd, NodeTransfer, RankRequest, TransferName, batch_of};
+use crate::adapt;
+use crate::backend::MemoryKind;
+use crate::contexts::batch::{ByteRange, first_overlap};
+use crate::contexts::{End, Error};
+use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Place, Program, Shape};
+use crate::program::PartitionMove;
+use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
+use crate::topology::{DeviceId, hash};
+use crate::tune;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What all ranks have made alike, of one variant.
+pub(super) struct Together {
+    pub plan: plan::Plan,
+    pub parts: Parts,
+    /// The batch: transfers, the ranks of their ends, and where they lie.
+    pub transfers: Vec<NodeTransfer>,
+    pub ends: Vec<EndRanks>,
+    /// The device of each source, as the node numbers devices.
+    pub src_devices: Vec<DeviceId>,
+    /// Where transfers move in partitions.
+    pub partitioned: Option<Partitioned>,
+    /// Where its bytes may go into inboxes.
+    pub eager: Option<Eager>,
+    /// The rank in whose memory each ring is.
+    pub ring_owners: Vec<u32>,
+    /// The place of each flag among those that its taker takes.
+    pub flag_places: Vec<u64>,
+}
+
+impl Together {
+    /// Plans the transfers of all ranks, and divides the work. The plan that the model prefers is the first.
+    pub fn variants(
+        node: &NodeGroup,
+        requests: &[RankRequest],
+        partitioning: Option<Partitioning>,
+        options: &Options,
+        adapts: bool,
+    ) -> Result<Vec<Together>, Error> {
+        let blame =
+            |(rank, index): TransferName, reason: String| node.exchange.blame(rank, c"transfers", format!("transfer {index}: {reason}"));
+        node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
+        let handed = batch_of(requests.iter().map(|request| &*request.transfers), blame)?;
+        let transfers: Vec<NodeTransfer> = handed.iter().map(|handed| handed.transfer).collect();
+        // A transfer in an error is named as its rank numbers it.
+        let failed = |transfer: usize, end: End, reason: String| blame(handed[transfer].name_of(end), reason);
+        let unsupported = |transfer: usize, reason: String| {
+            let (rank, index) = handed[transfer].name;
+            Error::NotSupported(format!("transfer {index} of rank {rank}: {reason}"))
+        };
+        let (mut shapes, mut ranges) = (Vec::new(), Vec::new());
+        for (index, transfer) in transfers.iter().enumerate() {
+            let mut look = |end: NodeEnd, which: End| {
+                let windows = requests.get(end.rank as usize).map(|request| &request.windows);
+                let Some(window) = windows.and_then(|windows| windows.get(end.window as usize)) else {
+                    return Err(failed(
+                        index,
+                        which,
+                        format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank),
+                    ));
+                };
+                let is_within = |last: &u64| *last <= window.bytes && window.address.checked_add(*last).is_some();
+                if !end.offset.checked_add(transfer.bytes).as_ref().is_some_and(is_within) {
+                    let (window, size) = (end.window, window.bytes);
+                    let reason = format!(
+                        "its {which} runs out of window {window} of rank {}: offset {}, {} bytes of {size}",
+                        end.rank, end.offset, transfer.bytes
+                    );
+                    return Err(failed(index, which, reason));
+                }
+                if transfer.bytes > 0 {
+                    let first = window.address + end.offset;
+                    ranges.push(ByteRange { space: end.rank, first, last: first + (transfer.bytes - 1), transfer: index, end: which });
+                }
+                let device = DeviceId(window.device);
+                let kind = match device.is_host() {
+                    false => MemoryKind::Device,
+                    true if window.is_pageable => MemoryKind::Pageable,
+                    true => MemoryKind::Pinned,
+                };
+                Ok((device, kind))
+            };
+            let (dst_device, dst_kind) = look(transfer.dst, End::Destination)?;
+            let (src_device, src_kind) = look(transfer.src, End::Source)?;
+            let pageable = [dst_kind, src_kind].contains(&MemoryKind::Pageable);
+            if pageable && transfer.dst.rank != transfer.src.rank && transfer.bytes > 0 {
+                let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared on MP_DEVICE_HOST";
+                return Err(failed(index, End::Source, reason.into()));
+            }
+            shapes.push(Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
+        }
+        if let Some((a, b)) = first_overlap(ranges) {
+            let (rank, index) = handed[b.transfer].name_of(b.end);
+            let reason = format!(
+                "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
+                a.end, b.end
+            );
+            return Err(failed(a.transfer, a.end, reason));
+        }
+        let (variants, settled) = match partitioning {
+            None => {
+                let address = |end: NodeEnd| requests[end.rank as usize].windows[end.window as usize].address + end.offset;
+                number_sources(&mut shapes, transfers.iter().map(|transfer| (transfer.src.rank, address(transfer.src))));
+                let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
+                let best = plan(options)?;
+                let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
+                let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, how: PartitionMove::Early };
+                (all.into_iter().map(whole).collect(), None)
+            }
+            Some(partitioning) => {
+                let shape = tune::shape_of(&shapes);
+                let tuned = requests[0].tuned.iter().find(|tuned| tuned.shape == shape).map(|tuned| tuned.count);
+                let Settled { variants, forecast } = partitioning.plan(&node.machine, &shapes, options, tuned, adapts)?;
+                let (agent, partitions) = (partitioning.agent, forecast.partitions);
+                (variants, Some(PartitionedBatch { agent, shape, partitions }))
+            }
+        };
+        let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
+        let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
+        let owners = node.owners();
+        // Inboxes are for steps that all come after each other.
+        let takes_inboxes = partitioning.is_none() && variants.len() == 1;
+        let divided = variants.into_iter().map(|variant| {
+            // What producers store has no bytes in its plan.
+            let shapes: Vec<Shape> = variant.plan.transfers.iter().map(|transfer| transfer.shape).collect();
+            let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
+            let plan = &variant.plan;
+            plan::validate(&plan.program, options.staging_bytes)?;
+            let mut parts = divide(&plan.program, &batch);
+            check_parts(&plan.program, &batch, &parts)?;
+            let eager = if takes_inboxes { Eager::new(&mut parts, &batch) } else { None };
+            let partitioned = match &settled {
+                Some(of) => Some(Partitioned::new(of, &variant, &handed, &mut parts, &batch, &unsupported)?),
+                None => None,
+            };
+            let ring_owners = ring_owners(&plan.program, &parts, &owners);
+            let flag_places = flag_places(&parts, partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone()));
+            let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
+            Ok(Together { plan: variant.plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+        });
+        divided.collect()
+    }
+
+    /// Whether producers store the bytes of its transfers.
+    pub fn is_stored(&self) -> bool {
+        self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
+    }
+
+    /// What all ranks must have alike.
+    pub fn digest(&self) -> u64 {
+        hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
+    }
+
+    /// Bytes that a rank sends or receives in a step.
+    pub fn bytes_of(&self, rank: u32) -> u64 {
+        let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
+        own.fold(0, |sum, t| sum.saturating_add(t.bytes))
+    }
+}
+
+/// The place of each flag among those that its taker takes: those of partitions first, the same in all variants.
+fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
+    let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut places = vec![0; parts.flags.len()];
+    let others = (0..parts.flags.len() as u32).filter(|flag| !partitions.contains(flag));
+    for flag in partitions.clone().chain(others) {
+        let count = taken.entry(parts.flags[flag as usize].taker).or_default();
+        places[flag as usize] = *count;
+        *count += 1;
+    }
+    places
+}
+
+/// In whose memory each ring is: that of the GPU's rank, and of host memory that of the first who uses it.
+fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
+    let mut users: BTreeMap<u32, u32> = BTreeMap::new();
+    for (rank, part) in (0..).zip(&parts.parts) {
+        for copy in part.steps.iter().flat_map(|step| &step.copies) {
+            if let Place::Slot { ring, .. } = copy.to {
+                users.entry(ring.0).or_insert(rank);
+            }
+        }
+    }
+    let owner = |(ring, device): (u32, DeviceId)| {
+        let of_gpu = owners.get(device.0 as usize).filter(|_| !device.is_host());
+        of_gpu.or_else(|| users.get(&ring)).copied().unwrap_or(0)
+    };
+    (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
+}
+
+/// Numbers sources that several transfers have; each is a rank and an address there.
+fn number_sources(shapes: &mut [Shape], sources: impl Iterator<Item = (u32, u64)>) {
+    let mut found: BTreeMap<(u32, u64, u64), Vec<usize>> = BTreeMap::new();
+    for (at, (rank, address)) in sources.enumerate() {
+        if shapes[at].bytes >= LEAST_SHARED_BYTES && shapes[at].src_kind != MemoryKind::Pageable {
+            found.entry((rank, address, shapes[at].bytes)).or_default().push(at);
+        }
+    }
+    for (number, of) in (1..).zip(found.into_values().filter(|of| of.len() > 1)) {
+        of.into_iter().for_each(|at| shapes[at].source = number);
+    }
+}

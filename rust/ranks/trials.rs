@@ -1,0 +1,243 @@
+//! Finds by measurement who moves partitions, and in how many: plans candidates on all ranks, executes each with the caller's own
+//! kernels, and keeps what was best.
+
+use super::exchange::{Collective, CollectiveCall, Named};
+use super::group::NodeGroup;
+use super::partitioned::Trigger;
+use super::partitioning::{Agent, Partitioning};
+use super::planning::OwnRequest;
+use super::steps::NodePlan;
+use super::transfers::{NodeTransfer, Window};
+use crate::backend::StreamHandle;
+use crate::contexts::probe_files::write;
+use crate::contexts::{Context, Error, PlanOptions};
+use crate::tune::{self, Origin, PartitionMover, PartitionTrial, PartitionTuning, Tuning, digest, spread_partitions};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What is tried, and how often.
+#[derive(Copy, Clone, Debug)]
+pub struct PartitionTrials<'a> {
+    /// By whom partitions may be moved.
+    pub agents: &'a [Agent],
+    /// Timed steps of each candidate; one more comes before them.
+    pub rounds: u32,
+    /// Blocks of the producing kernel, for the table of what was tried; 0 where the program does not vary them.
+    pub blocks: u32,
+    /// Where the trials are kept, and the best of those that may be chosen without asking. Its folder must exist, the file need not.
+    pub file: Option<&'a Path>,
+}
+
+/// Launches what produces a step in a stream. Gets the triggers of the transfers that this rank has handed in, in their order. An error's text says
+/// what it has returned.
+pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
+
+impl NodeGroup {
+    /// Tries partitionings of what [`NodeGroup::plan_partitioned`] plans, and returns the best for all ranks together. All ranks call it together.
+    /// Destinations are overwritten.
+    pub fn tune_partitions(
+        self: &Arc<NodeGroup>,
+        windows: &[Window],
+        transfers: &[NodeTransfer],
+        options: &PlanOptions,
+        trials: &PartitionTrials<'_>,
+        produce: Produce<'_>,
+    ) -> Result<Partitioning, Error> {
+        let received = transfers.iter().position(|transfer| transfer.src.rank != self.rank() && !transfer.is_receive_half());
+        let checked = match received {
+            Some(index) => {
+                let reason = format!(
+                    "transfer {index} is sent by rank {}: tuning needs transfers to be handed in by those who send them",
+                    transfers[index].src.rank
+                );
+                Err(Error::NodeArgument { argument: c"transfers", reason })
+            }
+            None => Ok(trials.named()),
+        };
+        let mut call = self.exchange.call(Collective::TunePartitions)?;
+        let stream = self.context().create_stream(self.own_device());
+        let told = call.all(checked.and_then(|named| stream.as_ref().map(|_| named).map_err(Error::clone)));
+        let found = told.and_then(|told| {
+            let (stream, rounds) = (stream.clone()?, trials.rounds);
+            let (call, own) = (&mut call, OwnRequest { windows, transfers, partitioning: None, options });
+            let tried = Vec::new();
+            CandidateTrials { node: self, call, own, rounds, stream, produce, tried, refusal: None }.find(&told, trials)
+        });
+        stream.and_then(|stream| self.context().destroy_stream(stream))?;
+        found
+    }
+}
+
+impl PartitionTrials<'_> {
+    /// What all ranks must want alike.
+    fn named(&self) -> Named {
+        let agents: Vec<String> = self.agents.iter().map(|agent| format!("{agent:?}")).collect();
+        vec![("agents".into(), agents.join(", ")), ("rounds".into(), self.rounds.to_string())]
+    }
+}
+
+/// Puts these trials to what the file has for this shape, which is `found` where it has nothing, and leaves the rest of the file.
+fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[PartitionTrial]) -> Result<(), Error> {
+    let (machine, backend) = (context.machine(), context.backend().name());
+    let mut tuning = match file.exists() {
+        true => tune::load(file, machine, backend)?,
+        false => Tuning {
+            topology: machine.topology().name.clone(),
+            digest: digest(machine.topology()),
+            origin: if context.backend().is_virtual() { Origin::Host } else { Origin::Cuda },
+            classes: Vec::new(),
+            partitions: Vec::new(),
+        },
+    };
+    let known = tuning.partitions.iter().position(|known| known.shape == found.shape).map(|known| tuning.partitions.remove(known));
+    tuning.partitions.push(known.unwrap_or(found).with(trials));
+    write(file, &tuning.to_toml())
+        .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
+}
+
+/// Steps after which a plan that chooses knows its ways: it tries them within the first 32.
+const LEARNED: u32 = 48;
+
+struct CandidateTrials<'a, 'n> {
+    node: &'a Arc<NodeGroup>,
+    call: &'a mut CollectiveCall<'n>,
+    own: OwnRequest<'a>,
+    rounds: u32,
+    stream: StreamHandle,
+    produce: Produce<'a>,
+    tried: Vec<(Partitioning, f64)>,
+    /// Why the first candidate was refused that was.
+    refusal: Option<Error>,
+}
+
+impl CandidateTrials<'_, '_> {
+    /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
+    fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
+        self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
+        let (shape, scored) = self.search(trials.agents)?;
+        let best = |of: &dyn Fn(Agent) -> bool| {
+            scored.iter().filter(|(found, _)| of(found.agent)).min_by(|a, b| a.1.total_cmp(&b.1)).map(|(found, _)| *found)
+        };
+        let Some(found) = best(&|_| true) else {
+            return Err(self
+                .refusal
+                .take()
+                .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
+        };
+        let kept = best(&|agent| matches!(agent, Agent::CopyEngine { .. }))
+            .and_then(|found| found.count)
+            .filter(|_| self.node.rank() == 0)
+            .zip(trials.file);
+        let bytes = self.own.transfers.iter().fold(0, |sum: u64, transfer| sum.saturating_add(transfer.bytes));
+        let trial = |(tried, seconds): &(Partitioning, f64)| PartitionTrial {
+            mover: match tried.agent {
+                Agent::Auto { .. } => PartitionMover::Automatic,
+                Agent::CopyEngine { .. } => PartitionMover::CopyEngine,
+                Agent::Producer => PartitionMover::Producer,
+            },
+            count: tried.count.unwrap_or(1),
+            blocks: trials.blocks,
+            ns: (seconds * 1e9) as u64,
+        };
+        let tried: Vec<PartitionTrial> = self.tried.iter().map(trial).collect();
+        let new = |count| PartitionTuning { shape, bytes, count, trials: Vec::new() };
+        let written = kept.map_or(Ok(()), |(count, file)| keep(self.node.context(), file, new(count), &tried));
+        self.call.all(written)?;
+        Ok(found)
+    }
+
+    /// The shape of the transfers, and the best of each agent with its seconds.
+    fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
+        let (mut shape, mut found) = (String::new(), Vec::new());
+        for &agent in agents {
+            // The model's choice is where the search begins.
+            let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
+            let starts = spread_partitions(plan.partition_count(), plan.largest_bytes());
+            shape = plan.shape().to_owned();
+            if matches!(agent, Agent::Auto { .. }) {
+                let by_model = Partitioning { count: None, agent };
+                let seconds = self.time(&plan, LEARNED)?;
+                self.tried.extend(seconds.map(|seconds| (Partitioning { count: Some(plan.partition_count()), agent }, seconds)));
+                found.extend(seconds.map(|seconds| (by_model, seconds)));
+                continue;
+            }
+            end(&plan);
+            let in_parts = |count| Partitioning { count: Some(count), agent };
+            let best = tune::search_partitions(&starts, |count| self.score(in_parts(count)))?;
+            found.extend(best.map(|(count, seconds)| (in_parts(count), seconds)));
+        }
+        Ok((shape, found))
+    }
+
+    /// `None` where all ranks were told that it cannot be.
+    fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
+        match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(error @ Error::Allgather(_)) => Err(error),
+            Err(error) => {
+                log::debug!("tuning leaves {partitioning:?} out: {error}");
+                self.refusal.get_or_insert(error);
+                Ok(None)
+            }
+        }
+    }
+
+    /// As [`time`](CandidateTrials::time) for a new plan.
+    fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
+        let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
+        let median = self.time(&plan, 1)?;
+        log::debug!("tuning: {partitioning:?} takes {median:?} s");
+        self.tried.extend(median.map(|seconds| (partitioning, seconds)));
+        Ok(median)
+    }
+
+    /// The median of the seconds that a step takes on the slowest rank, after `untimed` steps. The plan is gone afterwards. What fails on one
+    /// rank fails on all: with the next thing that they tell each other, to which none comes without knowing whether its own step has ended.
+    fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
+        let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
+        let mut seconds = Vec::new();
+        let mut last = triggers.as_ref().map(drop).map_err(Error::clone);
+        for round in 0..untimed + self.rounds {
+            if let Err(error) = self.call.all(last) {
+                end(plan);
+                return Err(error);
+            }
+            let begin = Instant::now();
+            last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
+            if last.is_err() {
+                // Others wait for this rank.
+                end(plan);
+                break;
+            }
+            if round >= untimed {
+                seconds.push(begin.elapsed().as_secs_f64());
+            }
+        }
+        let has_ended = last.is_err();
+        let all = self.call.all(last.map(|()| seconds));
+        if !has_ended {
+            end(plan);
+        }
+        let all = all?;
+        let slowest = |round: usize| all.iter().filter_map(|of_rank| of_rank.get(round)).copied().fold(0.0, f64::max);
+        let mut slowest: Vec<f64> = (0..self.rounds as usize).map(slowest).collect();
+        slowest.sort_unstable_by(f64::total_cmp);
+        Ok(slowest.get(slowest.len() / 2).copied())
+    }
+
+    fn step(&mut self, plan: &NodePlan, triggers: &[Trigger]) -> Result<(), Error> {
+        plan.arm(self.stream)?;
+        (self.produce)(triggers, self.stream)
+            .map_err(|reason| Error::NodeArgument { argument: c"produce", reason: format!("what launches the producers {reason}") })?;
+        plan.enqueue(self.stream)?;
+        self.node.context().synchronize_stream(self.stream)
+    }
+}
+
+/// Gives a candidate back. What it could not do was told before.
+fn end(plan: &NodePlan) {
+    if let Err(error) = plan.destroy() {
+        log::debug!("the plan of a candidate: {error}");
+    }
+}
