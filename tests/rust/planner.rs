@@ -227,7 +227,7 @@ fn equal_parts(machine: &Machine, through: &[u32], into_gpu: bool) -> f64 {
     let bytes = GIB / through.len() as u64;
     let chunks = |path: &PathModel| if path.is_staged() { bytes.div_ceil(16 * MIB) as u32 } else { 1 };
     let head = machine.costs().copy;
-    let flows: Vec<Flow> = paths.iter().map(|path| Flow { path, bytes, chunks: chunks(path), head, efficiency: 1.0 }).collect();
+    let flows: Vec<Flow> = paths.iter().map(|path| Flow::new(path, bytes, chunks(path), head)).collect();
     GIB as f64 / finish(machine, flows, &Issue::copies(machine.costs(), 1)) / 1e9
 }
 

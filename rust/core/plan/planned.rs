@@ -37,7 +37,7 @@ pub struct TransferPlan {
     /// What is moved.
     pub shape: Shape,
     /// Paths in use; none for zero bytes.
-    pub paths: Vec<PathPlan>,
+    pub paths: SmallVec<[PathPlan; 1]>,
     /// Paths that were considered and left out, each with its reason. Transfers alike share the list.
     pub rejected: Arc<Vec<Rejection>>,
 }

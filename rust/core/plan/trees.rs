@@ -277,7 +277,7 @@ pub(super) fn plan(
     if star.is_some() && trees > before * (1.0 - least_gain) {
         return None;
     }
-    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Vec::new(), rejected: Arc::default() };
+    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: SmallVec::new(), rejected: Arc::default() };
     let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
     for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&of_rest) {
         transfers[transfer as usize] = own.clone();

@@ -102,7 +102,7 @@ impl Together {
             }
             shapes.push(Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
         }
-        if let Some((a, b)) = first_overlap(ranges) {
+        if let Some((a, b)) = first_overlap(ranges.iter().copied()) {
             let (rank, index) = handed[b.transfer].name_of(b.end);
             let reason = format!(
                 "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",
