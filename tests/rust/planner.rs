@@ -103,7 +103,7 @@ fn use_of_links(plan: &Plan) -> BTreeMap<(i32, i32), u32> {
     let mut used = BTreeMap::new();
     for transfer in &plan.transfers {
         let (src, dst) = (transfer.shape.src_device.0, transfer.shape.dst_device.0);
-        for path in &transfer.paths {
+        for path in transfer.paths.iter() {
             match path.via {
                 None => *used.entry((src, dst)).or_default() += 1,
                 Some(via) => {
@@ -393,12 +393,12 @@ fn options_are_obeyed() {
     // Those of one ring follow each other, each in as many chunks.
     let many = vec![shape(0, 1, MIB); 40];
     let plan = planned(&machine, &many, &Options { relay_chunks: Some(2), host_path: false, max_paths: 3, ..Options::default() });
-    let staged = plan.transfers.iter().flat_map(|transfer| &transfer.paths).filter(|path| path.via.is_some());
+    let staged = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter(|path| path.via.is_some());
     assert!(staged.clone().count() > 0 && staged.clone().all(|path| path.chunks <= 2), "{}", plan.describe(&machine));
     // Where bytes are passed on from destination to destination, too.
     let shapes: Vec<Shape> = (1..4).map(|gpu| Shape { source: 1, ..shape(0, gpu, 64 * MIB) }).collect();
     let plan = planned(&machine, &shapes, &Options { relay_chunks: Some(6), ..no_host() });
-    let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| &transfer.paths).map(|path| path.chunks).collect();
+    let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).map(|path| path.chunks).collect();
     assert!(chunks.contains(&6) && chunks.iter().all(|chunks| [1, 6].contains(chunks)), "{}", plan.describe(&machine));
 }
 

@@ -69,11 +69,12 @@ impl Alternative {
         headroom(chunks.fold(0, |sum: usize, chunks| sum.saturating_add(2 * chunks)), OPERATION_BYTES)?;
         let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
         let mut staged: Vec<StagedPath> = Vec::with_capacity(rings.len());
-        let last = if selection.aggregated { vec![None; selection.demands.len()] } else { Vec::new() };
-        let mut left_out = LeftOut { none: Arc::default(), last };
+        let alike = if selection.aggregated { selection.demands.len() } else { 0 };
+        let mut left_out = LeftOut { none: Arc::default(), last: vec![None; alike] };
+        let mut last_paths: Vec<Arc<Vec<PathPlan>>> = vec![Arc::default(); alike];
         let mut next = shares.iter().zip(&self.ends).peekable();
         for (transfer, &shape) in (0..).zip(batch) {
-            let mut paths = SmallVec::new();
+            let mut paths: SmallVec<[PathPlan; 1]> = SmallVec::new();
             let mut used: SmallVec<[usize; 8]> = SmallVec::new();
             while let Some((share, &(mechanism, seconds))) = next.next_if(|(share, _)| share.transfer == transfer) {
                 let PathShare { candidate, offset, bytes, ring, .. } = *share;
@@ -98,6 +99,15 @@ impl Alternative {
                     staged[ring as usize].pieces.push(Piece { transfer, offset, bytes });
                 }
             }
+            let last = selection.demand_of[transfer as usize].and_then(|demand| last_paths.get_mut(demand as usize));
+            let paths = match last {
+                Some(last) if last[..] == paths[..] => last.clone(),
+                last => {
+                    let paths = Arc::new(paths.into_vec());
+                    last.into_iter().for_each(|last| *last = paths.clone());
+                    paths
+                }
+            };
             transfers.push(TransferPlan { shape, paths, rejected: left_out.of(&mut selection, transfer, used) });
         }
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();

@@ -102,15 +102,13 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
         return Err(Error::TooManyTransfers(transfers.len()));
     }
     batch.reserve_exact(transfers.len());
-    // Pieces of one array follow each other: of each end the last place, and the device that it was asked for with.
-    let mut last: [Option<(DeviceId, Place)>; 2] = [None; 2];
+    let (mut last_dst, mut last_src) = (LastPlaces::new(), LastPlaces::new());
     for (index, t) in transfers.iter().enumerate() {
-        let mut located = |end: End, address, device| match &mut last[end as usize] {
-            Some((asked, known)) if *asked == device && known.holds(address, t.bytes) => Ok(*known),
-            last => place(index, end, address, device, t.bytes, machine, find).inspect(|place| *last = Some((device, *place))),
-        };
-        let dst = located(End::Destination, t.dst, t.dst_device)?;
-        let src = located(End::Source, t.src, t.src_device)?;
+        let dst = near(&mut last_dst, t.dst, t.dst_device, t.bytes, || {
+            place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, find)
+        })?;
+        let src =
+            near(&mut last_src, t.src, t.src_device, t.bytes, || place(index, End::Source, t.src, t.src_device, t.bytes, machine, find))?;
         batch.push(Located {
             dst: t.dst,
             src: t.src,
@@ -127,6 +125,33 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
         });
     }
     Ok(())
+}
+
+/// Pieces of one array follow each other, also where devices alternate: for each device that is asked for, the last place.
+type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
+
+/// The last place of this device, where these bytes lie in the same memory; else what `look` finds.
+#[inline]
+fn near(
+    last: &mut LastPlaces,
+    address: u64,
+    device: DeviceId,
+    bytes: u64,
+    look: impl FnOnce() -> Result<Place, Error>,
+) -> Result<&Place, Error> {
+    let known = last.iter().position(|(asked, _)| *asked == device);
+    let at = match known {
+        Some(at) if last[at].1.holds(address, bytes) => at,
+        Some(at) => {
+            last[at].1 = look()?;
+            at
+        }
+        None => {
+            last.push((device, look()?));
+            last.len() - 1
+        }
+    };
+    Ok(&last[at].1)
 }
 
 fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, machine: &Machine, find: Find<'_>) -> Result<Place, Error> {
@@ -188,8 +213,7 @@ pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
 /// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or
 /// their own source.
 pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
-    let moved = || batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0);
-    for (transfer, t) in moved() {
+    for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
         for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
             if allocation.is_none()
                 && let Some(other) = backend.locate(first + (t.shape.bytes - 1))?
@@ -205,11 +229,14 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
             }
         }
     }
-    let range = |transfer, end, first, bytes: u64| ByteRange { space: 0, first, last: first + (bytes - 1), transfer, end };
-    let ranges = moved().flat_map(|(transfer, t)| {
-        [range(transfer, End::Destination, t.dst, t.shape.bytes), range(transfer, End::Source, t.src, t.shape.bytes)]
-    });
-    first_overlap(ranges).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
+    let range = |transfer, end, first, bytes: u64| {
+        let range = ByteRange { space: 0, first, last: first.wrapping_add(bytes.wrapping_sub(1)), transfer, end };
+        (bytes > 0).then_some(range)
+    };
+    let all = || batch.iter().enumerate();
+    let written = all().filter_map(|(transfer, t)| range(transfer, End::Destination, t.dst, t.shape.bytes));
+    let read = all().filter_map(|(transfer, t)| range(transfer, End::Source, t.src, t.shape.bytes));
+    first_overlap(written, read).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
 }
 
 /// Bytes that a transfer reads or writes.
@@ -224,11 +251,14 @@ pub(super) struct ByteRange {
     pub end: End,
 }
 
-/// Two ranges that overlap, at least one of them a destination; the one of the earlier transfer first. O(n log n).
-pub(super) fn first_overlap(all: impl Iterator<Item = ByteRange> + Clone) -> Option<(ByteRange, ByteRange)> {
+/// Two ranges that overlap, at least one of them written; the one of the earlier transfer first. O(n log n).
+pub(super) fn first_overlap(
+    written: impl Iterator<Item = ByteRange> + Clone,
+    read: impl Iterator<Item = ByteRange>,
+) -> Option<(ByteRange, ByteRange)> {
     // Sources apart from everything that is written need no place in the order: of long lists half the work.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
-    for range in all.clone().filter(|range| range.end == End::Destination) {
+    for range in written.clone() {
         match hulls.iter_mut().find(|hull| hull.space == range.space) {
             Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
             None => hulls.push(range),
@@ -236,16 +266,18 @@ pub(super) fn first_overlap(all: impl Iterator<Item = ByteRange> + Clone) -> Opt
     }
     let is_near =
         |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
-    let ranges: SmallVec<[ByteRange; 8]> = all.filter(|range| range.end == End::Destination || is_near(range)).collect();
-    // Numbers, because sorting moves them about: space, which is below 2^24, first byte, place in the list.
+    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(written.size_hint().1.unwrap_or(0));
+    written.for_each(|range| ranges.push(range));
+    read.filter(is_near).for_each(|range| ranges.push(range));
+    // Numbers, because sorting moves them about: space, first byte, place in the list.
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
     order.sort_unstable();
     // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
     let mut reach: Option<ByteRange> = None;
-    let mut written: Option<ByteRange> = None;
+    let mut most_written: Option<ByteRange> = None;
     for range in order.into_iter().map(|number| ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
-        let earlier = if range.end == End::Destination { reach } else { written };
+        let earlier = if range.end == End::Destination { reach } else { most_written };
         if let Some(earlier) = earlier.filter(|e| (e.space, e.last) >= (range.space, range.first)) {
             let in_order = (earlier.transfer, earlier.end as u8) <= (range.transfer, range.end as u8);
             return Some(if in_order { (earlier, range) } else { (range, earlier) });
@@ -253,8 +285,8 @@ pub(super) fn first_overlap(all: impl Iterator<Item = ByteRange> + Clone) -> Opt
         if reach.is_none_or(|r| (r.space, r.last) < (range.space, range.last)) {
             reach = Some(range);
         }
-        if range.end == End::Destination && written.is_none_or(|w| (w.space, w.last) < (range.space, range.last)) {
-            written = Some(range);
+        if range.end == End::Destination && most_written.is_none_or(|w| (w.space, w.last) < (range.space, range.last)) {
+            most_written = Some(range);
         }
     }
     None

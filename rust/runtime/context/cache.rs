@@ -177,10 +177,11 @@ fn keep<K: std::hash::Hash + Eq, V>(entries: &mut Lru<K, V>, bound: usize, key: 
     if bound == 0 {
         return Insertion { value, evicted: None };
     }
-    if let Some(earlier) = entries.get(&key) {
-        return Insertion { value: earlier.clone(), evicted: None };
+    // One look-up: the key may be long.
+    if let Some(earlier) = entries.put(key, value.clone()) {
+        entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
+        return Insertion { value: earlier, evicted: None };
     }
-    let evicted = if entries.len() >= bound { entries.pop_lru() } else { None };
-    entries.put(key, value.clone());
+    let evicted = if entries.len() > bound { entries.pop_lru() } else { None };
     Insertion { value, evicted }
 }
