@@ -253,34 +253,40 @@ pub(super) struct ByteRange {
 
 /// Two ranges that overlap, at least one of them written; the one of the earlier transfer first. O(n log n).
 pub(super) fn first_overlap(
-    written: impl Iterator<Item = ByteRange> + Clone,
+    written: impl Iterator<Item = ByteRange>,
     read: impl Iterator<Item = ByteRange>,
 ) -> Option<(ByteRange, ByteRange)> {
+    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(written.size_hint().1.unwrap_or(0));
     // Sources apart from everything that is written need no place in the order: of long lists half the work.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
-    for range in written.clone() {
+    let (mut last, mut in_order) = (None, true);
+    for range in written {
         match hulls.iter_mut().find(|hull| hull.space == range.space) {
             Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
             None => hulls.push(range),
         }
+        in_order &= last.replace((range.space, range.last)) < Some((range.space, range.first));
+        ranges.push(range);
     }
+    let written = ranges.len();
     let is_near =
         |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
-    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(written.size_hint().1.unwrap_or(0));
-    written.for_each(|range| ranges.push(range));
     read.filter(is_near).for_each(|range| ranges.push(range));
-    // Numbers, because sorting moves them about: space, first byte, place in the list.
+    if in_order && ranges.len() == written {
+        return None;
+    }
+    // Numbers, because sorting moves them about: space, which is below 2^24, first byte, place in the list.
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
     order.sort_unstable();
     // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
-    let mut reach: Option<ByteRange> = None;
-    let mut most_written: Option<ByteRange> = None;
-    for range in order.into_iter().map(|number| ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
+    let mut reach: Option<&ByteRange> = None;
+    let mut most_written: Option<&ByteRange> = None;
+    for range in order.into_iter().map(|number| &ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
         let earlier = if range.end == End::Destination { reach } else { most_written };
         if let Some(earlier) = earlier.filter(|e| (e.space, e.last) >= (range.space, range.first)) {
             let in_order = (earlier.transfer, earlier.end as u8) <= (range.transfer, range.end as u8);
-            return Some(if in_order { (earlier, range) } else { (range, earlier) });
+            return Some(if in_order { (*earlier, *range) } else { (*range, *earlier) });
         }
         if reach.is_none_or(|r| (r.space, r.last) < (range.space, range.last)) {
             reach = Some(range);
