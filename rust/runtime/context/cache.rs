@@ -2,8 +2,8 @@
 //!
 //! Two levels, both bounded, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
 //! allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in their order, devices, kinds
-//! of memory, size, and which others have its source: a hit is the planner's result and what was measured
-//! of it, and only its addresses are bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+//! of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only its addresses are
+//! checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
 
 use super::batch::Batch;
 use super::execute::Plan;
