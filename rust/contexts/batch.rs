@@ -5,7 +5,6 @@ use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
 use crate::plan::{LEAST_SHARED_BYTES, Shape};
 use crate::topology::{DeviceId, Machine};
 use smallvec::SmallVec;
-use std::cell::Cell;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
 
@@ -49,9 +48,7 @@ pub struct Located {
 /// Where the bytes are and how many tells requests apart well enough; the rest is compared.
 impl Hash for Located {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.dst);
-        state.write_u64(self.src);
-        state.write_u64(self.shape.bytes);
+        state.write_u128(u128::from(self.dst) << 64 | u128::from(self.src ^ self.shape.bytes.rotate_left(32)));
     }
 }
 
@@ -59,10 +56,21 @@ impl Hash for Located {
 pub type Batch = SmallVec<[Located; 4]>;
 
 /// One end, looked up.
+#[derive(Copy, Clone)]
 struct Place {
     device: DeviceId,
     kind: MemoryKind,
     allocation: Option<Allocation>,
+}
+
+impl Place {
+    /// Whether these bytes lie in the same allocation. Not where nobody tells its end, which is then that of the address space.
+    fn holds(&self, address: u64, bytes: u64) -> bool {
+        self.allocation.is_some_and(|Allocation { base, bytes: size, .. }| {
+            let is_inside = || base <= address && bytes <= size && address - base <= size - bytes;
+            bytes > 0 && address != 0 && base + size < u64::MAX && is_inside()
+        })
+    }
 }
 
 /// Looks up the allocation that an address lies in.
@@ -75,18 +83,13 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
         return Err(Error::TooManyTransfers(transfers.len()));
     }
     batch.reserve_exact(transfers.len());
-    // Pieces of one array follow each other: the last answers are asked first, but for memory whose end nobody tells, which is then that of the
-    // address space.
-    let last = [Cell::new(None), Cell::new(None)];
-    let near = |end: usize, address: u64| match last[end].get() {
-        Some(known @ Allocation { base, bytes, .. }) if base + bytes < u64::MAX && (base..base + bytes).contains(&address) => {
-            Ok(Some(known))
-        }
-        _ => find(address).inspect(|found| last[end].set(*found)),
-    };
+    let (mut last_dst, mut last_src) = (LastPlaces::new(), LastPlaces::new());
     for (index, t) in transfers.iter().enumerate() {
-        let dst = place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, &|address| near(0, address))?;
-        let src = place(index, End::Source, t.src, t.src_device, t.bytes, machine, &|address| near(1, address))?;
+        let dst = near(&mut last_dst, t.dst, t.dst_device, t.bytes, || {
+            place(index, End::Destination, t.dst, t.dst_device, t.bytes, machine, find)
+        })?;
+        let src =
+            near(&mut last_src, t.src, t.src_device, t.bytes, || place(index, End::Source, t.src, t.src_device, t.bytes, machine, find))?;
         batch.push(Located {
             dst: t.dst,
             src: t.src,
@@ -103,6 +106,33 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
         });
     }
     Ok(())
+}
+
+/// Pieces of one array follow each other, also where devices alternate: for each device that is asked for, the last place.
+type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
+
+/// The last place of this device, where these bytes lie in the same memory; else what `look` finds.
+#[inline]
+fn near(
+    last: &mut LastPlaces,
+    address: u64,
+    device: DeviceId,
+    bytes: u64,
+    look: impl FnOnce() -> Result<Place, Error>,
+) -> Result<&Place, Error> {
+    let known = last.iter().position(|(asked, _)| *asked == device);
+    let at = match known {
+        Some(at) if last[at].1.holds(address, bytes) => at,
+        Some(at) => {
+            last[at].1 = look()?;
+            at
+        }
+        None => {
+            last.push((device, look()?));
+            last.len() - 1
+        }
+    };
+    Ok(&last[at].1)
 }
 
 fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, machine: &Machine, find: Find<'_>) -> Result<Place, Error> {
@@ -149,19 +179,14 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
 }
 
-/// Numbers sources that several transfers have. Those of few bytes are left alone: they are copied to each destination.
-pub fn number_sources(batch: &mut Batch) {
-    let is_large = |t: &Located| t.shape.bytes >= LEAST_SHARED_BYTES;
+/// Numbers sources that several transfers have, in the shapes of these. Those of few bytes are left alone: they are copied to each destination.
+pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
-    for at in 0..batch.len() {
-        let t = batch[at];
-        if !is_large(&t) {
-            continue;
-        }
+    for (at, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes >= LEAST_SHARED_BYTES) {
         let next = found.len() as u32 + 1;
         let (number, first) = *found.entry((t.src, t.shape.bytes)).or_insert((next, at));
         if first != at {
-            (batch[first].shape.source, batch[at].shape.source) = (number, number);
+            (shapes[first].source, shapes[at].source) = (number, number);
         }
     }
 }
@@ -169,12 +194,10 @@ pub fn number_sources(batch: &mut Batch) {
 /// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or
 /// their own source.
 pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
-    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(2 * batch.len());
     for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
         for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
-            let last = first + (t.shape.bytes - 1);
             if allocation.is_none()
-                && let Some(other) = backend.locate(last)?
+                && let Some(other) = backend.locate(first + (t.shape.bytes - 1))?
             {
                 return Err(Error::OutOfAllocation {
                     transfer,
@@ -185,16 +208,22 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
                     size: other.bytes,
                 });
             }
-            ranges.push(ByteRange { space: 0, first, last, transfer, end });
         }
     }
-    first_overlap(ranges).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
+    let range = |transfer, end, first, bytes: u64| {
+        let range = ByteRange { space: 0, first, last: first.wrapping_add(bytes.wrapping_sub(1)), transfer, end };
+        (bytes > 0).then_some(range)
+    };
+    let all = || batch.iter().enumerate();
+    let written = all().filter_map(|(transfer, t)| range(transfer, End::Destination, t.dst, t.shape.bytes));
+    let read = all().filter_map(|(transfer, t)| range(transfer, End::Source, t.src, t.shape.bytes));
+    first_overlap(written, read).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
 }
 
 /// Bytes that a transfer reads or writes.
 #[derive(Copy, Clone)]
 pub struct ByteRange {
-    /// Addresses of different spaces are of different memory.
+    /// Addresses of different spaces are of different memory. A rank of a node, so far below 2^24.
     pub space: u32,
     /// The first address.
     pub first: u64,
@@ -206,35 +235,45 @@ pub struct ByteRange {
     pub end: End,
 }
 
-/// Two ranges that overlap, at least one of them a destination; the one of the earlier transfer first. O(n log n).
-pub fn first_overlap(ranges: impl IntoIterator<Item = ByteRange>) -> Option<(ByteRange, ByteRange)> {
-    let mut ranges: SmallVec<[ByteRange; 8]> = ranges.into_iter().collect();
+/// Two ranges that overlap, at least one of them written; the one of the earlier transfer first. O(n log n).
+pub fn first_overlap(written: impl Iterator<Item = ByteRange>, read: impl Iterator<Item = ByteRange>) -> Option<(ByteRange, ByteRange)> {
+    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(written.size_hint().1.unwrap_or(0));
     // Sources apart from everything that is written need no place in the order: of long lists half the work.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
-    for range in ranges.iter().filter(|range| range.end == End::Destination) {
+    let (mut last, mut in_order) = (None, true);
+    for range in written {
         match hulls.iter_mut().find(|hull| hull.space == range.space) {
             Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
-            None => hulls.push(*range),
+            None => hulls.push(range),
         }
+        in_order &= last.replace((range.space, range.last)) < Some((range.space, range.first));
+        ranges.push(range);
     }
+    let written = ranges.len();
     let is_near =
         |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
-    ranges.retain(|range| range.end == End::Destination || is_near(range));
-    ranges.sort_unstable_by_key(|r| (r.space, r.first));
+    read.filter(is_near).for_each(|range| ranges.push(range));
+    if in_order && ranges.len() == written {
+        return None;
+    }
+    // Numbers, because sorting moves them about: space, which is below 2^24, first byte, place in the list.
+    let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
+    let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
+    order.sort_unstable();
     // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
-    let mut reach: Option<ByteRange> = None;
-    let mut written: Option<ByteRange> = None;
-    for range in ranges {
-        let earlier = if range.end == End::Destination { reach } else { written };
+    let mut reach: Option<&ByteRange> = None;
+    let mut most_written: Option<&ByteRange> = None;
+    for range in order.into_iter().map(|number| &ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
+        let earlier = if range.end == End::Destination { reach } else { most_written };
         if let Some(earlier) = earlier.filter(|e| (e.space, e.last) >= (range.space, range.first)) {
             let in_order = (earlier.transfer, earlier.end as u8) <= (range.transfer, range.end as u8);
-            return Some(if in_order { (earlier, range) } else { (range, earlier) });
+            return Some(if in_order { (*earlier, *range) } else { (*range, *earlier) });
         }
         if reach.is_none_or(|r| (r.space, r.last) < (range.space, range.last)) {
             reach = Some(range);
         }
-        if range.end == End::Destination && written.is_none_or(|w| (w.space, w.last) < (range.space, range.last)) {
-            written = Some(range);
+        if range.end == End::Destination && most_written.is_none_or(|w| (w.space, w.last) < (range.space, range.last)) {
+            most_written = Some(range);
         }
     }
     None

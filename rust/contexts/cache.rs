@@ -1,8 +1,9 @@
 //! The same request again is a look-up.
 //!
 //! Two levels, both bounded, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
-//! allocations, options; a hit is the very plan. By shape, which leaves addresses out: a hit is the planner's result and what was measured
-//! of it, and only its addresses are bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+//! allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in their order, devices, kinds
+//! of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only its addresses are
+//! checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
 
 use super::batch::Batch;
 use super::choosing::SharedChoice;
@@ -38,13 +39,6 @@ pub struct ShapeRequest {
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);
-    }
-}
-
-impl Request {
-    /// The part of it that the planner sees.
-    pub fn shape(&self) -> ShapeRequest {
-        ShapeRequest { batch: self.batch.iter().map(|t| t.shape).collect(), options: self.options }
     }
 }
 
@@ -136,11 +130,16 @@ impl Cache {
         kept.value
     }
 
-    /// What plans of this shape choose by; `new` where none has been made.
-    pub(super) fn choice(&self, shape: ShapeRequest, new: impl FnOnce() -> SharedChoice) -> Arc<SharedChoice> {
+    /// What plans of this shape choose by, if any has been made.
+    pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
+        lock(&self.state).choices.get(shape).cloned()
+    }
+
+    /// Keeps what plans of this shape choose by; as [`insert`](Cache::insert).
+    pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
-        let kept = keep(&mut state.choices, self.bound, shape, Arc::new(new()));
+        let kept = keep(&mut state.choices, self.bound, shape, Arc::new(choice));
         evicted = kept.evicted;
         drop(state);
         drop(evicted);
@@ -178,10 +177,11 @@ fn keep<K: std::hash::Hash + Eq, V>(entries: &mut Lru<K, V>, bound: usize, key: 
     if bound == 0 {
         return Insertion { value, evicted: None };
     }
-    if let Some(earlier) = entries.get(&key) {
-        return Insertion { value: earlier.clone(), evicted: None };
+    // One look-up: the key may be long.
+    if let Some(earlier) = entries.put(key, value.clone()) {
+        entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
+        return Insertion { value: earlier, evicted: None };
     }
-    let evicted = if entries.len() >= bound { entries.pop_lru() } else { None };
-    entries.put(key, value.clone());
+    let evicted = if entries.len() > bound { entries.pop_lru() } else { None };
     Insertion { value, evicted }
 }

@@ -67,7 +67,7 @@ pub struct Trace {
     pub precision: f64,
 }
 
-/// An end whose memory the backend gave out.
+/// Memory that the backend gave out, with the first end in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,
@@ -91,9 +91,14 @@ impl Plan {
         let within = of.map(|of| (&*of.program.rings, &of.regions));
         let (rings, regions) = context.staging.place(&planned.program.rings, within, &*context.backend)?;
         let mut allocations = Vec::new();
+        let (mut known, mut last) = (ahash::HashSet::default(), [None; 2]);
         for (transfer, t) in batch.iter().enumerate() {
-            for (end, address, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
-                if let Some(allocation) = allocation {
+            let ends = [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)];
+            for ((end, address, allocation), last) in ends.into_iter().zip(&mut last) {
+                if let Some(allocation) = allocation
+                    && last.replace(allocation) != Some(allocation)
+                    && known.insert(allocation)
+                {
                     allocations.push(UsedAllocation { transfer, end, address, allocation });
                 }
             }

@@ -207,18 +207,19 @@ impl Context {
         }
         headroom(transfers.len(), BOUND_BYTES).map_err(BackendError::no_headroom)?;
         batch::check(&request.batch, backend)?;
-        let batch = self.shared.registrations.cut(&request.batch)?.unwrap_or_else(|| request.batch.clone());
-        let mut copied = Request { batch, ..request };
+        let cut = self.shared.registrations.cut(&request.batch)?;
+        let copied = cut.as_ref().unwrap_or(&request.batch);
+        let mut shape = ShapeRequest { batch: copied.iter().map(|t| t.shape).collect(), options: request.options };
         // What another process has mapped here is written, and not read to be passed on.
-        let ends = copied.batch.iter().flat_map(|t| [t.dst, t.src]);
-        if copied.batch.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
-            batch::number_sources(&mut copied.batch);
+        let ends = copied.iter().flat_map(|t| [t.dst, t.src]);
+        if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
+            batch::number_sources(copied, &mut shape.batch);
         }
-        let planned = took("planned", || self.planned(copied.shape(), true))?;
-        let endpoints: Arc<[Endpoints]> = copied.batch.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
+        let planned = took("planned", || self.planned(&shape, true))?;
+        let endpoints: Arc<[Endpoints]> = copied.iter().map(|t| Endpoints { dst: t.dst, src: t.src }).collect();
         let bind = |planned, of| Plan::new(&self.shared, planned, &request.batch, &endpoints, request.options.staging_bytes, alive_at, of);
         let plan = took("plan bound", || bind(planned.clone(), None))?;
-        let variants = || self.variants(&copied, planned, |planned| bind(planned, Some(&plan)));
+        let variants = || self.variants(shape, copied, planned, |planned| bind(planned, Some(&plan)));
         let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
             log::debug!("a plan is what all its executions take: {error}");
@@ -229,8 +230,8 @@ impl Context {
     }
 
     /// The planner's result, from the cache where it is there.
-    fn planned(&self, shape: ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
-        if let Some(planned) = self.cache.get_shape(&shape, is_requested) {
+    fn planned(&self, shape: &ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
+        if let Some(planned) = self.cache.get_shape(shape, is_requested) {
             return Ok(planned);
         }
         fault::point("planner");
@@ -242,27 +243,30 @@ impl Context {
                 break planned;
             }
         };
-        Ok(self.cache.insert_shape(shape, Arc::new(planned)))
+        Ok(self.cache.insert_shape(shape.clone(), Arc::new(planned)))
     }
 
     /// What executions of a plan may take in its place, if the model sees a gain in several paths.
     fn variants(
         &self,
-        request: &Request,
+        shape: ShapeRequest,
+        batch: &[Located],
         planned: Arc<plan::Plan>,
         bind: impl Fn(Arc<plan::Plan>) -> Result<Plan, Error>,
     ) -> Result<Option<Variants>, Error> {
-        let plan = |options: &Options| self.planned(ShapeRequest { options: *options, ..request.shape() }, false);
-        let all = adapt::variants(planned, &request.options, plan)?;
+        let plan = |options: &Options| self.planned(&ShapeRequest { options: *options, ..shape.clone() }, false);
+        let all = adapt::variants(planned, &shape.options, plan)?;
         if all.len() == 1 {
             return Ok(None);
         }
-        let shape = request.shape();
-        let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
-        let choice = self.cache.choice(shape, || SharedChoice::new(all.len(), all[0].predicted, kept));
+        let choice = self.cache.get_choice(&shape).unwrap_or_else(|| {
+            let kept = self.kept.as_ref().and_then(|kept| kept.of(&shape));
+            let choice = SharedChoice::new(all.len(), all[0].predicted, kept);
+            self.cache.insert_choice(shape.clone(), choice)
+        });
         let described = all[0].clone();
         let others: Result<Vec<Plan>, Error> = all.into_iter().skip(1).map(bind).collect();
-        Ok(Some(Variants::new(&described, &request.batch, others?, choice)))
+        Ok(Some(Variants::new(&described, batch, others?, choice)))
     }
 
     /// What the context has done so far.

@@ -50,7 +50,9 @@ pub(super) fn forget_all(context: &Arc<Context>) {
 }
 
 /// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds; the same
-/// request again is a look-up in the context's plan cache.
+/// request again is a look-up in the context's plan cache. A batch of the same shape is checked and bound to its addresses,
+/// and not planned again: as many transfers in the same order, each between the same devices and kinds of memory and of as
+/// many bytes. Sources of 1 MiB and more that several transfers have in common belong to the shape too.
 ///
 /// The transfers of a batch run in no particular order: no destination may overlap another destination or any source of
 /// the batch. Sources may overlap. `count` 0 gives a plan that does nothing. `transfers` and `options` are read during

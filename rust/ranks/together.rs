@@ -100,7 +100,8 @@ impl Together {
             }
             shapes.push(Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });
         }
-        if let Some((a, b)) = first_overlap(ranges) {
+        let of_end = |end| ranges.iter().copied().filter(move |range: &ByteRange| range.end == end);
+        if let Some((a, b)) = first_overlap(of_end(End::Destination), of_end(End::Source)) {
             let (rank, index) = handed[b.transfer].name_of(b.end);
             let reason = format!(
                 "its {} overlaps the {} of transfer {index} of rank {rank}; transfers of a step run in no particular order",

@@ -103,7 +103,7 @@ fn use_of_links(plan: &Plan) -> BTreeMap<(i32, i32), u32> {
     let mut used = BTreeMap::new();
     for transfer in &plan.transfers {
         let (src, dst) = (transfer.shape.src_device.0, transfer.shape.dst_device.0);
-        for path in &transfer.paths {
+        for path in transfer.paths.iter() {
             match path.via {
                 None => *used.entry((src, dst)).or_default() += 1,
                 Some(via) => {
@@ -227,7 +227,7 @@ fn equal_parts(machine: &Machine, through: &[u32], into_gpu: bool) -> f64 {
     let bytes = GIB / through.len() as u64;
     let chunks = |path: &PathModel| if path.is_staged() { bytes.div_ceil(16 * MIB) as u32 } else { 1 };
     let head = machine.costs().copy;
-    let flows: Vec<Flow> = paths.iter().map(|path| Flow { path, bytes, chunks: chunks(path), head, efficiency: 1.0 }).collect();
+    let flows: Vec<Flow> = paths.iter().map(|path| Flow::new(path, bytes, chunks(path), head)).collect();
     GIB as f64 / finish(machine, flows, &Issue::copies(machine.costs(), 1)) / 1e9
 }
 
@@ -393,12 +393,12 @@ fn options_are_obeyed() {
     // Those of one ring follow each other, each in as many chunks.
     let many = vec![shape(0, 1, MIB); 40];
     let plan = planned(&machine, &many, &Options { relay_chunks: Some(2), host_path: false, max_paths: 3, ..Options::default() });
-    let staged = plan.transfers.iter().flat_map(|transfer| &transfer.paths).filter(|path| path.via.is_some());
+    let staged = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter(|path| path.via.is_some());
     assert!(staged.clone().count() > 0 && staged.clone().all(|path| path.chunks <= 2), "{}", plan.describe(&machine));
     // Where bytes are passed on from destination to destination, too.
     let shapes: Vec<Shape> = (1..4).map(|gpu| Shape { source: 1, ..shape(0, gpu, 64 * MIB) }).collect();
     let plan = planned(&machine, &shapes, &Options { relay_chunks: Some(6), ..no_host() });
-    let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| &transfer.paths).map(|path| path.chunks).collect();
+    let chunks: Vec<u32> = plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).map(|path| path.chunks).collect();
     assert!(chunks.contains(&6) && chunks.iter().all(|chunks| [1, 6].contains(chunks)), "{}", plan.describe(&machine));
 }
 

@@ -269,7 +269,7 @@ fn predicted(machine: &Machine, check: &Check) -> f64 {
     };
     let flows = paths.iter().map(|one| {
         let (bytes, chunks, head) = flow(one);
-        Flow { path: &one.0, bytes, chunks, head, efficiency: 1.0 }
+        Flow::new(&one.0, bytes, chunks, head)
     });
     finish(machine, flows, &Issue::copies(machine.costs(), 1))
 }

@@ -28,7 +28,7 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
 }
 
 fn through(plan: &Plan, of: impl Fn(DeviceId) -> bool) -> f64 {
-    let paths = || plan.transfers.iter().flat_map(|t| &t.paths);
+    let paths = || plan.transfers.iter().flat_map(|t| t.paths.iter());
     let there: u64 = paths().filter(|path| path.via.is_some_and(&of)).map(|path| path.bytes).sum();
     there as f64 / paths().map(|path| path.bytes).sum::<u64>() as f64
 }

@@ -6,8 +6,10 @@ use std::borrow::Borrow;
 /// `all`, which is the plan of `options` that the model prefers; the same with half of the bytes that are staged in host memory, or where none are, in
 /// other GPUs; and the plain copies. One plan alone where the model sees no gain in several paths. `plan` is to plan the same batch with other options.
 pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl FnMut(&Options) -> Result<P, E>) -> Result<Vec<P>, E> {
-    let staged = || all.borrow().transfers.iter().flat_map(|transfer| &transfer.paths).filter_map(|path| path.via);
-    let (is_staged, has_threads) = (staged().next().is_some(), all.borrow().threads.is_some());
+    let staged = || all.borrow().transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| path.via);
+    // Only of what is staged does one operation wait for another, and operations are few where transfers are many.
+    let waits = all.borrow().program.ops.iter().any(|op| !op.after.is_empty());
+    let (is_staged, has_threads) = (waits && staged().next().is_some(), all.borrow().threads.is_some());
     if !is_staged && !has_threads {
         return Ok(vec![all]);
     }

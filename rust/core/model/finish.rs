@@ -4,13 +4,15 @@ use super::path::PathModel;
 use crate::topology::{Costs, Machine, ResourceId};
 use smallvec::SmallVec;
 
-/// Bytes on a path, as part of a set.
+/// Bytes on a path, as part of a set: of one flow, or of several that start together and differ in nothing but their bytes.
 #[derive(Clone, Debug)]
 pub struct Flow<'a> {
     /// The path.
     pub path: &'a PathModel,
-    /// Bytes on it.
+    /// Bytes on it; of several flows those of the largest.
     pub bytes: u64,
+    /// How many flows, and the bytes of all of them.
+    pub alike: (u32, f64),
     /// Pieces that they are cut into.
     pub chunks: u32,
     /// Seconds from the start of the set until this flow's first byte may move: what its first operation costs to start.
@@ -19,8 +21,19 @@ pub struct Flow<'a> {
     pub efficiency: f64,
 }
 
-impl Flow<'_> {
-    /// When this flow would be done if it had its path to itself.
+impl<'a> Flow<'a> {
+    /// One flow that uses its path's whole rate.
+    pub fn new(path: &'a PathModel, bytes: u64, chunks: u32, head: f64) -> Self {
+        Flow { path, bytes, alike: (1, bytes as f64), chunks, head, efficiency: 1.0 }
+    }
+
+    /// Adds a flow that starts together with these.
+    pub fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.max(bytes);
+        self.alike = (self.alike.0 + 1, self.alike.1 + bytes as f64);
+    }
+
+    /// When this flow, or the last of several, would be done if it had its path to itself.
     pub fn alone(&self, costs: &Costs) -> f64 {
         self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
     }
@@ -63,9 +76,9 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
         }
         for &(resource, weight) in &flow.path.weights {
             let slot = &mut work[resource.0 as usize];
-            slot.seconds += weight * flow.bytes as f64 / (resources[resource.0 as usize].capacity * flow.efficiency);
+            slot.seconds += weight * flow.alike.1 / (resources[resource.0 as usize].capacity * flow.efficiency);
             slot.begin = slot.begin.min(flow.head + flow.path.latency);
-            slot.flows += 1;
+            slot.flows += flow.alike.0;
             slot.is_staged |= flow.path.is_staged();
         }
     }
@@ -114,7 +127,7 @@ fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) 
             (true, Some(false)) => (start + pass(0), 0.0),
             (true, None) => (start, 0.0),
         };
-        draws.push((begin, tail, flow.path.weights[at].1 * flow.path.rate * flow.efficiency));
+        draws.push((begin, tail, f64::from(flow.alike.0) * flow.path.weights[at].1 * flow.path.rate * flow.efficiency));
     }
     let mut lost = 0.0;
     draws.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -131,4 +144,25 @@ fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) 
         lost += (two[1].1 - two[0].1) * (capacity - drawn).max(0.0);
     }
     lost / capacity
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{DeviceId, preset};
+
+    #[test]
+    fn flows_that_start_together_take_as_long_as_one_of_all_of_them() {
+        let machine = Machine::new(preset("beluga").expect("a preset")).expect("a machine");
+        let route = machine.route(DeviceId::gpu(0), DeviceId::gpu(1)).expect("a route");
+        let path = PathModel::new(&machine, &[route]);
+        let issue = Issue::copies(machine.costs(), 1);
+        for sizes in [[1 << 20; 3], [24, 2_400, 240_000], [1, 64 << 20, 1]] {
+            let each = sizes.map(|bytes| Flow { efficiency: 0.9, ..Flow::new(&path, bytes, 1, 1e-5) });
+            let mut all = each[0].clone();
+            sizes[1..].iter().for_each(|bytes| all.add(*bytes));
+            let [each, all] = [finish(&machine, each, &issue), finish(&machine, [all], &issue)];
+            assert!((each / all - 1.0).abs() < 1e-12, "{sizes:?}: {each} and {all}");
+        }
+    }
 }

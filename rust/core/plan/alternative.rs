@@ -30,13 +30,14 @@ impl Alternative {
         let costs = machine.costs();
         let shares = &assignment.shares;
         let launches = mechanism::launches(machine, batch, options, candidates, shares);
-        let flows: Vec<(usize, Flow)> = mechanism::flows(machine, batch, candidates, shares, mechanism::issued(&launches));
+        let flows = mechanism::flows(machine, batch, candidates, shares, mechanism::issued(&launches));
         let mut ends = vec![(Mechanism::Copy, 0.0); shares.len()];
-        for launch in &launches {
-            launch.shares.iter().for_each(|&at| ends[at].0 = launch.op.mechanism);
-        }
-        for (at, flow) in &flows {
-            ends[*at].1 = flow.alone(costs);
+        for (issued, head, efficiency) in mechanism::started(machine, batch, candidates, shares, mechanism::issued(&launches)) {
+            for &at in issued.members {
+                let path = issued.path(batch, candidates, &shares[at]);
+                let flow = Flow { efficiency, ..Flow::new(path, shares[at].bytes, 1, head) };
+                ends[at] = (issued.mechanism, flow.alone(costs));
+            }
         }
         // Pipelines start after the direct operations, one after the other. Paths that share a ring are one pipeline.
         let each = executor::issue(options, costs);
@@ -46,17 +47,17 @@ impl Alternative {
             let Some(ring) = share.ring else { continue };
             if ring as usize == pipelines.len() {
                 let head = costs.copy + each * (launches.len() + 2 * pipelines.len()) as f64;
-                pipelines.push(Flow { path: selection.model(share.candidate), bytes: 0, chunks: 0, head, efficiency: 1.0 });
+                pipelines.push(Flow::new(selection.model(share.candidate), 0, 0, head));
             }
             let pipeline = &mut pipelines[ring as usize];
             let chunks = assignment.chunks(share);
-            (pipeline.bytes, pipeline.chunks) = (pipeline.bytes + share.bytes, pipeline.chunks.saturating_add(chunks));
+            *pipeline = Flow::new(pipeline.path, pipeline.bytes + share.bytes, pipeline.chunks.saturating_add(chunks), pipeline.head);
             ends[at].1 = pipeline.alone(costs);
             operations += 2 * chunks as usize;
         }
         let each = if pipelines.is_empty() { costs.issue } else { each };
         let issue = Issue { operations, each, joins_gpus: mechanism::joins(&launches) };
-        let seconds = finish(machine, flows.into_iter().map(|flow| flow.1).chain(pipelines), &issue);
+        let seconds = finish(machine, flows.into_iter().chain(pipelines), &issue);
         Alternative { assignment, launches, ends, seconds }
     }
 
@@ -68,11 +69,12 @@ impl Alternative {
         headroom(chunks.fold(0, |sum: usize, chunks| sum.saturating_add(2 * chunks)), OPERATION_BYTES)?;
         let mut transfers: Vec<TransferPlan> = Vec::with_capacity(batch.len());
         let mut staged: Vec<StagedPath> = Vec::with_capacity(rings.len());
-        let last = if selection.aggregated { vec![None; selection.demands.len()] } else { Vec::new() };
-        let mut left_out = LeftOut { none: Arc::default(), last };
+        let alike = if selection.aggregated { selection.demands.len() } else { 0 };
+        let mut left_out = LeftOut { none: Arc::default(), last: vec![None; alike] };
+        let mut last_paths: Vec<Arc<Vec<PathPlan>>> = vec![Arc::default(); alike];
         let mut next = shares.iter().zip(&self.ends).peekable();
         for (transfer, &shape) in (0..).zip(batch) {
-            let mut paths = Vec::new();
+            let mut paths: SmallVec<[PathPlan; 1]> = SmallVec::new();
             let mut used: SmallVec<[usize; 8]> = SmallVec::new();
             while let Some((share, &(mechanism, seconds))) = next.next_if(|(share, _)| share.transfer == transfer) {
                 let PathShare { candidate, offset, bytes, ring, .. } = *share;
@@ -97,6 +99,15 @@ impl Alternative {
                     staged[ring as usize].pieces.push(Piece { transfer, offset, bytes });
                 }
             }
+            let last = selection.demand_of[transfer as usize].and_then(|demand| last_paths.get_mut(demand as usize));
+            let paths = match last {
+                Some(last) if last[..] == paths[..] => last.clone(),
+                last => {
+                    let paths = Arc::new(paths.into_vec());
+                    last.into_iter().for_each(|last| *last = paths.clone());
+                    paths
+                }
+            };
             transfers.push(TransferPlan { shape, paths, rejected: left_out.of(&mut selection, transfer, used) });
         }
         let direct: Vec<_> = self.launches.into_iter().map(|launch| launch.op).collect();

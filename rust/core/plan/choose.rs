@@ -53,6 +53,10 @@ impl Selection<'_> {
                 }
                 None => lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without,
             };
+            // Direct paths alone are what every transfer has with one path.
+            if (0..self.candidates.len()).all(|i| self.closed[i].is_some() || self.candidates[i].via.is_none()) {
+                return None;
+            }
             if settled || round == ROUNDS {
                 match self.stage(self.of_transfers(&self.weighted(&shares))) {
                     Ok(assignment) => return Some(assignment),

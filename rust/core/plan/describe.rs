@@ -69,7 +69,7 @@ impl Plan {
                 let kind = |path: &PathPlan| path.via.map(DeviceId::is_host);
                 figures(a) == figures(b) && kind(a) == kind(b)
             };
-            a.shape.bytes == b.shape.bytes && a.paths.len() == b.paths.len() && a.paths.iter().zip(&b.paths).all(alike)
+            a.shape.bytes == b.shape.bytes && a.paths.len() == b.paths.len() && a.paths.iter().zip(b.paths.iter()).all(alike)
         };
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for (index, transfer) in self.transfers.iter().enumerate() {
@@ -88,7 +88,7 @@ impl Plan {
             return writeln!(text, ": nothing to do");
         }
         writeln!(text)?;
-        for path in paths {
+        for path in paths.iter() {
             let vias: Vec<String> = path.vias().map(|via| via.to_string()).collect();
             let way = if vias.is_empty() { "direct".into() } else { format!("via {}", vias.join(", ")) };
             let limit = path

@@ -67,13 +67,18 @@ fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
 
 /// Where copies between GPUs are so long that they take turns.
 fn busy_exits<'a>(machine: &Machine, batch: &[Shape], direct: impl Iterator<Item = &'a DirectOp>) -> Vec<Exit> {
-    let mut exits = Vec::new();
+    let mut longest: BTreeMap<Pair, u64> = BTreeMap::new();
     for op in direct.filter(|op| op.mechanism != Mechanism::Kernel && op.also.is_empty()) {
         for piece in &op.pieces {
-            let pair = pair(&batch[piece.transfer as usize]);
-            let is_long = machine.route(pair.0, pair.1).is_some_and(|route| piece.bytes as f64 / route.bandwidth > machine.costs().copy);
-            exits.extend(exit(machine, pair).filter(|exit| is_long && !exits.contains(exit)));
+            let bytes = longest.entry(pair(&batch[piece.transfer as usize])).or_default();
+            *bytes = piece.bytes.max(*bytes);
         }
+    }
+    let is_long =
+        |pair: Pair, bytes: u64| machine.route(pair.0, pair.1).is_some_and(|route| bytes as f64 / route.bandwidth > machine.costs().copy);
+    let mut exits = Vec::new();
+    for (pair, _) in longest.into_iter().filter(|(pair, bytes)| is_long(*pair, *bytes)) {
+        exits.extend(exit(machine, pair).filter(|exit| !exits.contains(exit)));
     }
     exits
 }
@@ -98,9 +103,9 @@ fn is_mapped(shape: &Shape) -> bool {
 
 /// An operation as the model sees it.
 pub(super) struct Issued<'a> {
-    mechanism: Mechanism,
+    pub mechanism: Mechanism,
     /// Indices into the shares.
-    members: &'a [usize],
+    pub members: &'a [usize],
     /// Whether the reading end issues it.
     is_pulled: bool,
     /// As [`Launch::through`].
@@ -129,21 +134,21 @@ pub(super) fn joins(launches: &[Launch]) -> bool {
     launches.len() > 1 && home(launches).is_none()
 }
 
-/// What the model expects of operations that are issued in this order, one flow for each share.
+/// When the first byte of each operation may move, and the part of its paths' rate that it reaches, where they are issued in this order.
 ///
 /// Plain copies between the same two devices follow each other: the next starts `issue` after the last
 /// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
-pub(super) fn flows<'a>(
+pub(super) fn started<'a>(
     machine: &Machine,
     batch: &[Shape],
-    candidates: &'a [Candidate],
+    candidates: &[Candidate],
     shares: &[PathShare],
     operations: impl Iterator<Item = Issued<'a>>,
-) -> Vec<(usize, Flow<'a>)> {
+) -> impl Iterator<Item = (Issued<'a>, f64, f64)> {
     let costs = machine.costs();
-    let mut lanes: Vec<((DeviceId, DeviceId), f64)> = Vec::new();
-    let mut flows = Vec::new();
-    for (order, Issued { mechanism, members, is_pulled, through }) in operations.enumerate() {
+    let mut lanes: Vec<(Pair, f64)> = Vec::new();
+    operations.enumerate().map(move |(order, issued)| {
+        let Issued { mechanism, members, is_pulled, .. } = issued;
         let messages = members.len() as f64;
         let mut head = costs.issue * order as f64
             + match mechanism {
@@ -168,13 +173,42 @@ pub(super) fn flows<'a>(
             Mechanism::Kernel => costs.kernel_efficiency,
             _ => 1.0,
         };
-        flows.extend(members.iter().map(|&at| {
-            let ends = pair(&batch[shares[at].transfer as usize]);
-            let direct = &candidates[shares[at].candidate].model;
-            let path = through.iter().find(|through| through.0 == ends).map_or(direct, |through| &through.1);
-            let flow = Flow { path, bytes: shares[at].bytes, chunks: 1, head, efficiency };
-            (at, flow)
-        }));
+        (issued, head, efficiency)
+    })
+}
+
+impl<'a> Issued<'a> {
+    /// The path of one of its shares.
+    pub fn path(&self, batch: &[Shape], candidates: &'a [Candidate], share: &PathShare) -> &'a PathModel {
+        let of = |ends: Pair| self.through.iter().find(|through| through.0 == ends);
+        let through = if self.through.is_empty() { None } else { of(pair(&batch[share.transfer as usize])) };
+        through.map_or(&candidates[share.candidate].model, |through| &through.1)
+    }
+}
+
+/// What the model expects of operations that are issued in this order: a flow for all shares of an operation that are of the same demand.
+pub(super) fn flows<'a>(
+    machine: &Machine,
+    batch: &[Shape],
+    candidates: &'a [Candidate],
+    shares: &[PathShare],
+    operations: impl Iterator<Item = Issued<'a>>,
+) -> Vec<Flow<'a>> {
+    let mut flows: Vec<Flow<'a>> = Vec::new();
+    // For each demand the place of its flow, of which those of the operation count.
+    let mut places = vec![usize::MAX; candidates.last().map_or(0, |last| last.demand as usize + 1)];
+    for (issued, head, efficiency) in started(machine, batch, candidates, shares, operations) {
+        let first = flows.len();
+        for share in issued.members.iter().map(|&at| &shares[at]) {
+            let place = &mut places[candidates[share.candidate].demand as usize];
+            match flows.get_mut(*place).filter(|_| *place >= first) {
+                Some(flow) => flow.add(share.bytes),
+                None => {
+                    *place = flows.len();
+                    flows.push(Flow { efficiency, ..Flow::new(issued.path(batch, candidates, share), share.bytes, 1, head) });
+                }
+            }
+        }
     }
     flows
 }
@@ -196,29 +230,31 @@ pub(super) fn launches(
         free_ends(machine, batch, &points, &mut launches);
         launches
     };
-    let apart = finished(launches_by_device(machine, batch, options, candidates, shares, &direct));
+    let fusible = |share: &PathShare| may_fuse(machine, options, &candidates[share.candidate], share, &batch[share.transfer as usize]);
+    let fusible: Vec<bool> = shares.iter().map(fusible).collect();
+    let by_device = |direct: &[usize]| launches_by_device(machine, batch, options, candidates, shares, &fusible, direct);
+    let apart = finished(by_device(&direct));
     let seconds = |launches: &[Launch]| {
         let flows = flows(machine, batch, candidates, shares, issued(launches));
         let issue = Issue { joins_gpus: joins(launches), ..Issue::copies(machine.costs(), launches.len()) };
-        finish(machine, flows.into_iter().map(|flow| flow.1), &issue)
+        finish(machine, flows, &issue)
     };
     // One kernel for what several GPUs would send, on a GPU that reads and writes all of it.
-    let (fused, rest): (Vec<usize>, Vec<usize>) = direct.iter().partition(|&&at| {
-        let shape = &batch[shares[at].transfer as usize];
-        is_in_device_memory(shape) && may_fuse(machine, options, &candidates[shares[at].candidate], &shares[at], shape)
-    });
-    let Some(first) = fused.first() else { return apart };
-    if options.engine == Engine::Batch || fused.iter().all(|&at| pair_of(at).0 == pair_of(*first).0) {
+    let is_fused = |at: usize| fusible[at] && is_in_device_memory(&batch[shares[at].transfer as usize]);
+    let mut sources = direct.iter().filter(|&&at| is_fused(at)).map(|&at| pair_of(at).0);
+    let Some(first) = sources.next() else { return apart };
+    if options.engine == Engine::Batch || sources.all(|source| source == first) {
         return apart;
     }
     let Some(&point) = points.first() else {
-        if !rest.is_empty() || !all_direct {
+        if !all_direct || !direct.iter().all(|&at| is_fused(at)) {
             return apart;
         }
         let than = seconds(&apart) + further_joins(machine, &apart);
-        return one_kernel(machine, batch, shares, fused, than).map_or(apart, |launch| vec![launch]);
+        return one_kernel(machine, batch, shares, direct, than).map_or(apart, |launch| vec![launch]);
     };
-    let mut together = launches_by_device(machine, batch, options, candidates, shares, &rest);
+    let (fused, rest): (Vec<usize>, Vec<usize>) = direct.into_iter().partition(|&at| is_fused(at));
+    let mut together = by_device(&rest);
     // First what leaves the GPU, then what arrives there: the kernel works on both halves of a list at once.
     let (mut fused, read): (Vec<usize>, Vec<usize>) = fused.into_iter().partition(|&at| pair_of(at).0 == point);
     fused.extend(read);
@@ -280,7 +316,7 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     let mut ways: Vec<(f64, DeviceId, Ways)> = Vec::new();
     for home in homes {
         let through = through(home)?;
-        let flows = through.iter().zip(bytes.values()).map(|((_, path), &bytes)| Flow { path, bytes, chunks: 1, head, efficiency });
+        let flows = through.iter().zip(bytes.values()).map(|((_, path), &bytes)| Flow { efficiency, ..Flow::new(path, bytes, 1, head) });
         let seconds = finish(machine, flows, &Issue::copies(costs, 1));
         if seconds < than {
             ways.push((seconds, home, through));
@@ -309,24 +345,21 @@ fn launches_by_device(
     options: &Options,
     candidates: &[Candidate],
     shares: &[PathShare],
+    fusible: &[bool],
     direct: &[usize],
 ) -> Vec<Launch> {
     let shape = |at: usize| &batch[shares[at].transfer as usize];
     let costs = machine.costs();
-    let mut direct: Vec<(DeviceId, usize)> =
-        direct.iter().map(|&at| (copying_device(shape(at).src_device, shape(at).dst_device), at)).collect();
-    direct.sort();
+    // Of each device what one operation may move, and the rest.
+    let mut by_device: BTreeMap<DeviceId, [Vec<usize>; 2]> = BTreeMap::new();
+    for &at in direct {
+        let device = copying_device(shape(at).src_device, shape(at).dst_device);
+        by_device.entry(device).or_default()[usize::from(device.is_host() || !fusible[at])].push(at);
+    }
     let mut launches = Vec::new();
     let all_direct = shares.iter().all(|share| candidates[share.candidate].via.is_none());
-    let can_fuse = |at: usize| may_fuse(machine, options, &candidates[shares[at].candidate], &shares[at], shape(at));
-    let no_engine_at_work = all_direct && direct.iter().all(|&(_, at)| can_fuse(at));
-    for group in direct.chunk_by(|a, b| a.0 == b.0) {
-        let device = group[0].0;
-        let mut fused: Vec<usize> = Vec::new();
-        let mut plain: Vec<usize> = Vec::new();
-        for &(_, at) in group {
-            if !device.is_host() && can_fuse(at) { &mut fused } else { &mut plain }.push(at);
-        }
+    let no_engine_at_work = all_direct && direct.iter().all(|&at| fusible[at]);
+    for (device, [mut fused, mut plain]) in by_device {
         let mechanism = choose(machine, batch, options, candidates, shares, &fused, no_engine_at_work);
         if mechanism == Mechanism::Kernel {
             mix_directions(&mut fused, |at| pair(shape(at)));
@@ -335,10 +368,10 @@ fn launches_by_device(
             plain.append(&mut fused);
             plain.sort_unstable();
         }
-        let mut launch = |mechanism, members: &[usize], between| {
+        let mut launch = |mechanism, members: Vec<usize>, between| {
             let pieces = members.iter().map(|&at| piece(&shares[at])).collect();
             let op = DirectOp { device, also: Gpus::NONE, mechanism, pieces };
-            launches.push(Launch { op, shares: members.to_vec(), between, through: Vec::new() });
+            launches.push(Launch { op, shares: members, between, through: Vec::new() });
         };
         // Large copies first: they take longest.
         if all_direct {
@@ -348,13 +381,13 @@ fn launches_by_device(
             let between = between_gpus(pair(shape(alike[0])));
             let in_device_memory = alike.iter().all(|&at| is_in_device_memory(shape(at)));
             if between.is_some() && in_device_memory && all_direct && options.engine == Engine::Auto && gains_by_batch(costs, alike.len()) {
-                launch(Mechanism::Batch, alike, between);
+                launch(Mechanism::Batch, alike.to_vec(), between);
             } else {
-                alike.iter().for_each(|at| launch(Mechanism::Copy, std::slice::from_ref(at), between));
+                alike.iter().for_each(|&at| launch(Mechanism::Copy, vec![at], between));
             }
         }
         if !fused.is_empty() {
-            launch(mechanism, &fused, None);
+            launch(mechanism, fused, None);
         }
     }
     launches
@@ -367,7 +400,12 @@ fn is_nvlink(machine: &Machine, link: LinkId) -> bool {
 /// GPUs each of which is an end of all these copies and may issue them. Only over NVLink does it read as fast as the other end writes.
 fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
     let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
+    let mut seen: SmallVec<[Pair; 4]> = SmallVec::new();
     for (src, dst) in pairs {
+        if seen.contains(&(src, dst)) {
+            continue;
+        }
+        seen.push((src, dst));
         let mut ends: SmallVec<[DeviceId; 2]> = smallvec![copying_device(src, dst)];
         if between_gpus((src, dst)).is_some()
             && machine.route(src, dst).is_some_and(|route| route.links.iter().all(|link| is_nvlink(machine, *link)))
@@ -377,6 +415,9 @@ fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, Devi
         match &mut points {
             Some(points) => points.retain(|point| ends.contains(point)),
             None => points = Some(ends),
+        }
+        if points.as_ref().is_some_and(|points| points.is_empty()) {
+            break;
         }
     }
     points.unwrap_or_default()
@@ -440,7 +481,8 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
         let (src, dst) = pair;
         let links = machine.route(src, dst).and_then(|route| Some((*route.links.first()?, *route.links.last()?)));
         if let Some((first, last)) = links {
-            copies.push(ShopCopy { pair, exit: end((src, first), time), entry: end((dst, last), time), time, shift: shift(pair) });
+            let (exit, entry) = (end((src, first), time), end((dst, last), time));
+            copies.push(ShopCopy { pair, exit, entry, time, shift: shift(pair), weight: 0 });
         }
     }
     let loads: Vec<u64> = ends.into_iter().map(|end| end.1).collect();
@@ -471,6 +513,8 @@ struct ShopCopy {
     entry: usize,
     time: u64,
     shift: i64,
+    /// Of what its ends have left, in the order that is being made.
+    weight: u64,
 }
 
 /// Puts copies in an order. `loads` is what each end has to move. In order 0 all weights are equal, in others from 1 to 2.
@@ -478,16 +522,20 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
     // What each end has left, and when it is free.
     let mut ends: Vec<(u64, u64)> = loads.iter().map(|load| (*load, 0)).collect();
     let mut order = Vec::with_capacity(left.len());
-    let begin = |ends: &[(u64, u64)], copy: &ShopCopy| ends[copy.exit].1.max(ends[copy.entry].1);
-    let key = |ends: &[(u64, u64)], copy: &ShopCopy| {
+    for copy in &mut left {
         let (src, dst) = copy.pair;
         let mixed = (64 * src.0 as u64 + dst.0 as u64 + 1).wrapping_mul(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let weight = 16 + (mixed >> 60);
-        (begin(ends, copy), Reverse(ends[copy.exit].0.saturating_add(ends[copy.entry].0).saturating_mul(weight)), copy.shift, copy.pair)
+        copy.weight = 16 + (mixed >> 60);
+    }
+    let begin = |ends: &[(u64, u64)], copy: &ShopCopy| ends[copy.exit].1.max(ends[copy.entry].1);
+    let key = |ends: &[(u64, u64)], copy: &ShopCopy| {
+        (Reverse(ends[copy.exit].0.saturating_add(ends[copy.entry].0).saturating_mul(copy.weight)), copy.shift, copy.pair)
     };
-    while let Some(next) = (0..left.len()).min_by_key(|at| key(&ends, &left[*at])) {
+    while let Some(soonest) = left.iter().map(|copy| begin(&ends, copy)).min() {
+        let soon = (0..left.len()).filter(|at| begin(&ends, &left[*at]) == soonest);
+        let Some(next) = soon.min_by_key(|at| key(&ends, &left[*at])) else { break };
         let copy = left.swap_remove(next);
-        let done = begin(&ends, &copy) + copy.time;
+        let done = soonest + copy.time;
         for end in [copy.exit, copy.entry] {
             ends[end] = (ends[end].0 - copy.time, done);
         }
@@ -561,15 +609,17 @@ fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: 
     let kernels = launches.iter().filter(|launch| launch.op.mechanism == Mechanism::Kernel).count();
     for launch in launches {
         let ends = |piece: &Piece| <[DeviceId; 2]>::from(pair(&batch[piece.transfer as usize]));
-        let point = points.iter().copied().find(|&point| {
-            point != launch.op.device
-                && launch.op.pieces.iter().all(|piece| ends(piece).contains(&point) && ends(piece).contains(&launch.op.device))
-        });
+        let point = || {
+            points.iter().copied().find(|&point| {
+                point != launch.op.device
+                    && launch.op.pieces.iter().all(|piece| ends(piece).contains(&point) && ends(piece).contains(&launch.op.device))
+            })
+        };
         let other = match (launch.op.mechanism, launch.between) {
             // Two kernels of one GPU would share its multiprocessors.
-            (Mechanism::Kernel, _) => point.filter(|_| kernels == 1),
+            (Mechanism::Kernel, _) if kernels == 1 => point(),
             (Mechanism::Copy, Some(between)) => losses.get(&between).and_then(|&(pulls, busy)| {
-                point.filter(|_| pulls < costs.fork_join_gpus).or((pulls + busy < costs.fork_join_staged).then_some(between.1))
+                point().filter(|_| pulls < costs.fork_join_gpus).or((pulls + busy < costs.fork_join_staged).then_some(between.1))
             }),
             _ => None,
         };
@@ -620,12 +670,12 @@ fn choose(
         let operations = each.len();
         let each = each.map(|members| Issued { mechanism, members, is_pulled: false, through: &[] });
         let flows = flows(machine, batch, candidates, shares, each);
-        finish(machine, flows.into_iter().map(|flow| flow.1), &Issue::copies(machine.costs(), operations))
+        finish(machine, flows, &Issue::copies(machine.costs(), operations))
     };
     // Kernels that write host memory take the GPU's copy engines their way: beside 8 blocks that do, a copy to another GPU falls from 394 to
     // 102 GB/s and one to the host from 55 to 13; beside 8 that read it, to 372 and 43 (H200, 2026-11-22).
     let may_be_kernel = no_engine_at_work || members.iter().all(|&at| is_in_device_memory(&batch[shares[at].transfer as usize]));
-    let mut best = (seconds(Mechanism::Copy), Mechanism::Copy);
+    let mut best = (f64::INFINITY, Mechanism::Copy);
     for mechanism in [Mechanism::Batch, Mechanism::Kernel] {
         // A graph has no node for a batch.
         if mechanism == Mechanism::Kernel && !may_be_kernel || mechanism == Mechanism::Batch && options.engine == Engine::Graph {
@@ -636,28 +686,27 @@ fn choose(
             best = (time, mechanism);
         }
     }
-    best.1
+    // Copies of which issuing alone takes longer need no look at each.
+    let costs = machine.costs();
+    let issued = costs.copy + costs.issue * (members.len() - 1) as f64;
+    if best.0 < issued || best.0 < seconds(Mechanism::Copy) { best.1 } else { Mechanism::Copy }
 }
 
 /// Lets pieces into host memory and out of it alternate, as far as both last, so that each of several launches uses both directions of the link.
 fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
-    let of = |at: usize| pair(at).0.is_host();
-    let counts = [false, true].map(|host| members.iter().filter(|&&at| of(at) == host).count());
-    if counts.contains(&0) {
-        return;
+    let (from_host, others): (Vec<usize>, Vec<usize>) = members.iter().partition(|&&at| pair(at).0.is_host());
+    let (mut from, mut other) = (0, 0);
+    for member in members {
+        // The next of which a smaller part has passed, as of the middle of each.
+        let (part_from, part_others) = ((2 * from + 1) * others.len(), (2 * other + 1) * from_host.len());
+        *member = if other == others.len() || from < from_host.len() && (part_from, from_host[from]) < (part_others, others[other]) {
+            from += 1;
+            from_host[from - 1]
+        } else {
+            other += 1;
+            others[other - 1]
+        };
     }
-    let mut seen = [0; 2];
-    let mut ranked: Vec<(usize, usize)> = members
-        .iter()
-        .map(|&at| {
-            let way = usize::from(of(at));
-            seen[way] += 1;
-            // The place among its own kind, in parts of both counts.
-            ((2 * seen[way] - 1) * counts[1 - way], at)
-        })
-        .collect();
-    ranked.sort_unstable();
-    members.iter_mut().zip(ranked).for_each(|(member, (_, at))| *member = at);
 }
 
 /// Which of these operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.

@@ -36,8 +36,8 @@ pub struct PathPlan {
 pub struct TransferPlan {
     /// What is moved.
     pub shape: Shape,
-    /// Paths in use; none for zero bytes.
-    pub paths: Vec<PathPlan>,
+    /// Paths in use; none for zero bytes. Transfers alike may share the list.
+    pub paths: Arc<Vec<PathPlan>>,
     /// Paths that were considered and left out, each with its reason. Transfers alike share the list.
     pub rejected: Arc<Vec<Rejection>>,
 }

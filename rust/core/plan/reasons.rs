@@ -17,7 +17,7 @@ impl Loads {
     pub fn new(machine: &Machine, plan: &Plan) -> Loads {
         let mut busy = vec![0.0; machine.resources().len()];
         for transfer in &plan.transfers {
-            for path in &transfer.paths {
+            for path in transfer.paths.iter() {
                 for (resource, weight) in path.model(machine, &transfer.shape).map(|model| model.weights).unwrap_or_default() {
                     let resource = resource.0 as usize;
                     busy[resource] += weight * path.bytes as f64 / machine.resources()[resource].capacity;

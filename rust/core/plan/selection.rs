@@ -36,7 +36,7 @@ impl Assignment {
     }
 
     pub fn chunks(&self, share: &PathShare) -> u32 {
-        share.bytes.div_ceil(self.chunk_bytes(share).max(1)).max(1) as u32
+        share.ring.map_or(1, |_| share.bytes.div_ceil(self.chunk_bytes(share).max(1)).max(1) as u32)
     }
 }
 

@@ -277,7 +277,7 @@ pub(super) fn plan(
     if star.is_some() && trees > before * (1.0 - least_gain) {
         return None;
     }
-    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Vec::new(), rejected: Arc::default() };
+    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Arc::default(), rejected: Arc::default() };
     let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
     for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&of_rest) {
         transfers[transfer as usize] = own.clone();
@@ -292,7 +292,7 @@ pub(super) fn plan(
                 let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
                 let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
                 earlier.reverse();
-                transfers[transfer as usize].paths.push(PathPlan {
+                Arc::make_mut(&mut transfers[transfer as usize].paths).push(PathPlan {
                     via: (from != flow.src).then(|| network.devices[from]),
                     earlier,
                     offset: chunks[0].offset,

@@ -209,15 +209,16 @@ impl Program {
     /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);
-        let mut pairs = BTreeSet::new();
+        let mut copies = BTreeSet::new();
         for op in &self.ops {
-            let workers = self.lanes[op.lane.0 as usize].devices();
-            for copy in &op.copies {
-                let (from, to) = (device(copy.from), device(copy.to));
-                for (a, b) in workers.clone().flat_map(|worker| [(worker, from), (worker, to)]).chain([(from, to)]) {
-                    if a != b && !a.is_host() && !b.is_host() {
-                        pairs.insert((a.min(b), a.max(b)));
-                    }
+            copies.extend(op.copies.iter().map(|copy| (op.lane, device(copy.from), device(copy.to))));
+        }
+        let mut pairs = BTreeSet::new();
+        for (LaneId(lane), from, to) in copies {
+            let workers = self.lanes[lane as usize].devices();
+            for (a, b) in workers.flat_map(|worker| [(worker, from), (worker, to)]).chain([(from, to)]) {
+                if a != b && !a.is_host() && !b.is_host() {
+                    pairs.insert((a.min(b), a.max(b)));
                 }
             }
         }

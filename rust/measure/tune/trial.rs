@@ -27,7 +27,7 @@ impl Trial {
 
     /// The staged paths of all transfers, each with where it is staged.
     pub(super) fn staged(&self) -> impl Iterator<Item = (DeviceId, &PathPlan)> {
-        self.plan.transfers.iter().flat_map(|transfer| &transfer.paths).filter_map(|path| Some((path.via?, path)))
+        self.plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| Some((path.via?, path)))
     }
 }
 
