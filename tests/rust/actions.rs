@@ -13,6 +13,7 @@ use crate::sync::{Mutex, lock};
 use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
 use mpgpu_devices::host::kernel::{Segment, run_actions};
 use proptest::prelude::*;
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -125,12 +126,26 @@ fn machine() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
+/// Ends the process where a rank has failed: the others would wait for it for ever.
+struct Fails;
+
+impl Drop for Fails {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // The harness would show what was printed when the test has ended.
+            drop(writeln!(std::io::stderr(), "a rank has failed, for which the others wait; run with --nocapture to see how"));
+            std::process::abort();
+        }
+    }
+}
+
 /// Lets every rank do its part, so many steps, as fast as it can. `none` where a rank is not among those that take part.
 fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u64, ranks: impl Iterator<Item = Option<Step>>) {
     thread::scope(|scope| {
         for (rank, step_of_rank) in ranks.enumerate() {
             let Some(mut step_of_rank) = step_of_rank else { continue };
             scope.spawn(move || {
+                let _fails = Fails;
                 let own = |of: fn(&EndRanks) -> u32| ends.iter().enumerate().filter(move |(_, ends)| of(ends) as usize == rank);
                 for step in 0..steps {
                     for (transfer, _) in own(|ends| ends.src) {
