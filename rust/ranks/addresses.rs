@@ -2,7 +2,7 @@
 
 use super::group::NodeGroup;
 use super::order::PlanPlaces;
-use super::part::{Addresses, stays};
+use super::part::{Addresses, is_inside, stays};
 use super::together::Together;
 use super::transfers::{NodeEnd, RankRequest};
 use crate::backend::ActionGrid;
@@ -33,7 +33,7 @@ pub(super) struct NearLayout {
     pub words: u64,
     /// The word of turns.
     pub turn: u64,
-    /// Two inboxes; what comes before is 0 in the beginning, but for credits.
+    /// Two inboxes; what comes before is 0 in the beginning.
     pub inboxes: u64,
     pub bytes: u64,
 }
@@ -152,8 +152,7 @@ impl Addresses for Bindings<'_> {
     }
 
     fn is_inside(&self, copy: &Copy) -> bool {
-        let (Place::Source { transfer: from, .. }, Place::Destination { transfer: to, .. }) = (copy.from, copy.to) else { return false };
-        from == to && stays(&self.together.plan.transfers[to as usize].shape, self.together.ends[to as usize])
+        is_inside(copy, |transfer| stays(&self.together.plan.transfers[transfer as usize].shape, self.together.ends[transfer as usize]))
     }
 }
 

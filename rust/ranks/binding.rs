@@ -4,12 +4,12 @@ use super::addresses::{Bindings, FLAG_BYTES, Held, HeldRing, KernelReach};
 use super::exchange::CollectiveCall;
 use super::group::NodeGroup;
 use super::order::PlanPlaces;
-use super::part::{Addresses, BoundPart, SmallPart};
+use super::part::{Addresses, BoundPart, INSIDE_RATE, SmallPart};
 use super::partitioned::{PartitionWords, copy_now};
 use super::progress::Progress;
 use super::together::Together;
 use super::transfers::{NodeTransfer, RankRequest, Window};
-use crate::backend::{ActionGrid, Endpoints, Signal, SignalWait};
+use crate::backend::{ActionGrid, Endpoints, SignalWait};
 use crate::contexts::{ContextState, Error, Import};
 use crate::ipc::{Handle, OnLeave, StepPlaces};
 use crate::plan::{Place, Program};
@@ -151,10 +151,6 @@ impl NodeGroup {
         });
         bindings.kernels = call.all(told)?;
         let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.near_blocks(FlagId(flag)).is_some());
-        let small = small.and_then(|small| {
-            small.iter().filter(|_| all_near).try_for_each(|small| self.give_credits(small, &bindings))?;
-            Ok(small)
-        });
         let bound = small.and_then(|small| {
             let small =
                 small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
@@ -218,8 +214,8 @@ impl NodeGroup {
         let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
         let words = words + together.near_of(rank)?.words;
-        // What comes out of an inbox is copied by the same blocks.
-        let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize]);
+        // What comes out of an inbox stays on the GPU.
+        let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize] / INSIDE_RATE);
         let bytes = small.program.transfers.iter().sum::<u64>().max(come_in);
         let blocks = if small.is_narrow { 1 } else { ActionGrid::blocks_for(bytes, context.config().node_blocks, reach.processors) };
         small.grid = ActionGrid { words, stop, blocks, turn: 0 };
@@ -237,18 +233,6 @@ impl NodeGroup {
             }
         }
         Some(small)
-    }
-
-    /// Raises the credits that this rank takes in the first step.
-    fn give_credits(&self, small: &SmallPart, bindings: &Bindings<'_>) -> Result<(), Error> {
-        let (together, backend) = (bindings.together, self.context.backend());
-        let own = |flag: &FlagId| together.parts.flags[flag.0 as usize].taker == self.rank();
-        for flag in together.eager.iter().flat_map(|eager| eager.given()).filter(own) {
-            let word = small.grid.late() + 8;
-            backend.raise_signal(Signal { counter: word, value: bindings.near_blocks(flag).unwrap_or(1).into() })?;
-            copy_now(backend, small.device, FLAG_BYTES, Endpoints { dst: bindings.flag(flag), src: word })?;
-        }
-        Ok(())
     }
 
     /// Maps memory of another rank.
@@ -297,9 +281,9 @@ impl NodeGroup {
         }
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
-            // And the word that ends the waits of a kernel, the one by which it says that it has waited, and one from which credits are copied.
+            // And the word that ends the waits of a kernel, and the one by which it says that it has waited.
             let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
-            let bytes = (places + StepPlaces::BYTES + 3 * 8).max(near.inboxes);
+            let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);

@@ -1,10 +1,9 @@
 //! Steps in which ranks put few bytes straight to others.
 //!
-//! There nobody asks whether he may write: bytes go into an inbox of the receiver's GPU, from which the receiver's kernel moves them on. Two
-//! inboxes, and two flags from each rank to each other, are used by turns, and that is enough where both put to each other: a rank that begins step
-//! *n* + 2 has taken in step *n* + 1 what the other has raised there, after the end of its step *n*, in which it has emptied the inbox and set back the
-//! flag. A rank that gets nothing back takes a *credit* before it writes: when its receiver begins step *n*, the inbox of step *n* + 1 is empty since the
-//! end of step *n* - 1, and the receiver says so. The credit of the first step is up from the beginning. So a sender is one step ahead at most.
+//! Bytes go into an inbox of the receiver's GPU, from which its kernel moves them on, and nobody asks before he writes. Two inboxes, and two flags
+//! from each of two ranks to the other, are used by turns. A rank raises its flag behind its bytes, or as it begins the step where it has none for the
+//! other. That is enough: a rank that begins step *n* + 2 has taken in step *n* + 1 what the other has raised there, after the end of its step *n*, in
+//! which it has emptied the inbox and set back the flag. So no rank ends a step that another has not come to.
 //! Steps that streams do in between ([`lateness`](super::lateness)) use neither, and do not count.
 //! Which turn it is stands on the GPU, because nobody knows how often a graph is launched.
 
@@ -31,10 +30,8 @@ pub(super) struct Eager {
     places: BTreeMap<u32, u64>,
     /// Bytes of each of a rank's two inboxes, by rank.
     pub inboxes: Vec<u64>,
-    /// Bytes have come.
+    /// Of every two ranks between which bytes go, from each to the other.
     pub flags: TurnFlags,
-    /// An inbox is empty, for those that get nothing back.
-    pub credits: TurnFlags,
     pub ends: Vec<EndRanks>,
     pub bytes: Vec<u64>,
 }
@@ -88,7 +85,7 @@ impl Eager {
         if !goes_straight || !is_known || inboxes.iter().any(|bytes| *bytes > EAGER_BYTES) {
             return None;
         }
-        let mut two = |pair: &(u32, u32)| match found[pair][..] {
+        let two = |pair: &(u32, u32)| match found[pair][..] {
             [one, other] => (*pair, [one, other]),
             [ref first, ..] => {
                 parts.flags.push(Flag { raiser: pair.0, taker: pair.1 });
@@ -96,15 +93,14 @@ impl Eager {
             }
             [] => unreachable!("each has one"),
         };
-        let flags = pairs.iter().map(&mut two).collect();
-        let credits = owed.iter().map(two).collect();
+        let flags = pairs.iter().chain(&owed).map(two).collect();
         let (ends, bytes) = (batch.ends.to_vec(), batch.shapes.iter().map(|shape| shape.bytes).collect());
-        Some(Eager { places, inboxes, flags, credits, ends, bytes })
+        Some(Eager { places, inboxes, flags, ends, bytes })
     }
 
-    /// Credits that stand at what the raiser's blocks count before the first step.
-    pub fn given(&self) -> impl Iterator<Item = FlagId> {
-        self.credits.values().map(|flags| flags[0])
+    /// Whether bytes go from the first rank to the second.
+    pub fn has_bytes(&self, (from, to): (u32, u32)) -> bool {
+        self.come_in(to).any(|transfer| self.ends[transfer as usize].src == from)
     }
 
     /// Where a transfer's bytes come in, from the first byte of the receiver's inboxes; `None` for one within a rank.

@@ -9,7 +9,7 @@
 //! lost. The waits of a kernel end by a word in host memory, at which it looks now and then. A flag is the same wherever it lies: one rank raises
 //! it to 1 and one sets it back to 0, in each step.
 
-use super::eager::{Eager, TurnFlags};
+use super::eager::Eager;
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
 };
@@ -18,6 +18,7 @@ use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, FlagId, Part};
 use crate::sync::{AtomicU32, Ordering};
 use crate::topology::DeviceId;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Where things of a plan lie in this process: what a part touches, and nothing else.
@@ -36,13 +37,18 @@ pub(super) trait Addresses {
     fn own_device(&self) -> DeviceId;
     /// Whether a byte is in host memory.
     fn is_host(&self, place: Place) -> bool;
-    /// Whether a copy goes from one end of a transfer to the other, and that one [stays].
+    /// [`is_inside`].
     fn is_inside(&self, copy: &Copy) -> bool;
 }
 
 /// Whether a transfer goes from memory of a rank to memory of the same on one device. Ranks may share a GPU.
 pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
     shape.src_device == shape.dst_device && ends.src == ends.dst
+}
+
+/// Whether a copy goes from one end of a transfer to the other, and that one [stays].
+pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
+    matches!((copy.from, copy.to), (Place::Source { transfer, .. }, Place::Destination { transfer: to, .. }) if transfer == to && stays(to))
 }
 
 /// Operations of a lane that nothing comes between.
@@ -75,13 +81,16 @@ pub(super) struct SmallPart {
     pub is_narrow: bool,
 }
 
-/// With more bytes the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two H100 a kernel
-/// of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at 23 MB. Half
-/// of that, because the program's own kernels lose the multiprocessors meanwhile.
-const SMALL_BYTES: u64 = 12 << 20;
+/// With more bytes on each lane the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two
+/// H100 a kernel of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at
+/// 23 MB. Each further lane costs copy engines as much again (three lanes of H200: 63 us).
+const SMALL_BYTES: u64 = 20 << 20;
+
+/// More lanes than these were not measured.
+const MOST_LANES: usize = 3;
 
 /// Bytes that stay in one GPU's memory come and go so many times as fast as those that pass an NVLink.
-const INSIDE_RATE: u64 = 4;
+pub(super) const INSIDE_RATE: u64 = 4;
 
 /// The same where one block does it.
 const NARROW_BYTES: u64 = 64 << 10;
@@ -162,9 +171,21 @@ impl Draft {
     }
 }
 
-/// Bytes of a copy, as many as would pass an NVLink in its time.
-fn weight(copy: &Copy, at: &impl Addresses) -> u64 {
-    if at.is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
+/// Bytes of a copy, as many as would pass an NVLink in its time. `is_inside` as [`Addresses::is_inside`].
+fn weight(copy: &Copy, is_inside: impl Fn(&Copy) -> bool) -> u64 {
+    if is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
+}
+
+/// Bytes up to which a kernel is faster than copy engines on the part's lanes.
+fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
+    let lanes = part.steps.iter().filter(|step| step.copies.iter().any(|copy| !is_inside(copy))).map(|step| step.lane);
+    SMALL_BYTES * lanes.collect::<BTreeSet<u32>>().len().clamp(1, MOST_LANES) as u64
+}
+
+/// Whether so little is moved that a kernel does it as fast as copy engines.
+pub(super) fn is_little(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> bool {
+    let bytes: u64 = part.copies().map(|copy| weight(copy, &is_inside)).sum();
+    part.copies().count() <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
 }
 
 /// Whether the order of two copies matters: one writes what the other reads or writes.
@@ -186,9 +207,7 @@ impl SmallPart {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        let bytes = part.copies().map(|copy| weight(copy, at)).sum::<u64>();
-        let is_little = part.copies().count() <= MOST_ACTIONS && bytes <= SMALL_BYTES;
-        (awaits && is_little && !device.is_host() && devices.all(|other| other == device)).then_some(device)
+        (awaits && is_little(part, |copy| at.is_inside(copy)) && !device.is_host() && devices.all(|other| other == device)).then_some(device)
     }
 
     /// `None` as above, and where bytes would be copied too slowly.
@@ -202,13 +221,13 @@ impl SmallPart {
                 4 | 12 => 4,
                 _ => 16,
             };
-            times * weight(copy, at)
+            times * weight(copy, |copy| at.is_inside(copy))
         };
         let actions = SmallPart::actions_of(part, at);
         let effort: u64 = part.copies().map(effort).sum();
         // Blocks that wait for each other need room for all at once, which the program's kernels may have.
         let is_narrow = actions.contains(&Action::Order) || part.copies().any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
-        if actions.len() > MOST_ACTIONS || effort > if is_narrow { NARROW_BYTES } else { SMALL_BYTES } {
+        if actions.len() > MOST_ACTIONS || effort > if is_narrow { NARROW_BYTES } else { small_bytes(part, |copy| at.is_inside(copy)) } {
             return None;
         }
         let program = Program {
@@ -230,16 +249,12 @@ impl SmallPart {
             ends.push(Endpoints { dst, src });
             Action::Copy(bytes.len() as u32 - 1)
         };
-        let raises = |of: &TurnFlags, turn: u64| -> Vec<Action> {
-            of.iter().filter(|(pair, _)| pair.0 == rank).map(|(_, flags)| SmallPart::raise(flags[turn as usize], at)).collect()
-        };
-        let takes = |of: &TurnFlags, turn: u64| -> Vec<Action> {
-            of.iter().filter(|(pair, _)| pair.1 == rank).map(|(_, flags)| SmallPart::take(flags[turn as usize], at)).collect()
+        let own = |of: fn(&(u32, u32)) -> u32, turn: u64| {
+            eager.flags.iter().filter(move |(pair, _)| of(pair) == rank).map(move |(pair, flags)| (*pair, flags[turn as usize]))
         };
         for turn in 0..2 {
-            // What was in the other inbox has left it by the end of the last step.
-            actions.extend(raises(&eager.credits, 1 - turn));
-            actions.extend(takes(&eager.credits, turn));
+            let (with_bytes, without): (Vec<_>, Vec<_>) = own(|pair| pair.0, turn).partition(|(pair, _)| eager.has_bytes(*pair));
+            actions.extend(without.iter().map(|(_, flag)| SmallPart::raise(*flag, at)));
             for Copy { from, to, bytes } in part.copies() {
                 let dst = match *to {
                     Place::Destination { transfer, offset } => {
@@ -250,8 +265,8 @@ impl SmallPart {
                 };
                 actions.push(copy(*bytes, dst.unwrap_or_else(|| at.place(*to)), at.place(*from)));
             }
-            actions.extend(raises(&eager.flags, turn));
-            actions.extend(takes(&eager.flags, turn));
+            actions.extend(with_bytes.iter().map(|(_, flag)| SmallPart::raise(*flag, at)));
+            actions.extend(own(|pair| pair.1, turn).map(|(_, flag)| SmallPart::take(flag, at)));
             for transfer in eager.come_in(rank) {
                 let src = at.inbox(rank) + eager.place(transfer, turn).unwrap_or(0);
                 actions.push(copy(eager.bytes[transfer as usize], at.place(Place::Destination { transfer, offset: 0 }), src));
@@ -541,7 +556,9 @@ impl BoundPart {
 
     /// Whether one kernel does it, and how many of the flags that it takes lie on its GPU, of how many.
     pub fn kernel_flags(&self) -> Option<(usize, usize)> {
-        let SmallPart { actions, .. } = self.small.as_ref()?;
+        let SmallPart { actions, grid, .. } = self.small.as_ref()?;
+        // Of one turn.
+        let actions = &actions[..actions.len() / if grid.turn == 0 { 1 } else { 2 }];
         let near = actions.iter().filter(|action| matches!(action, Action::TakeNear { .. })).count();
         Some((near, near + actions.iter().filter(|action| matches!(action, Action::Take(_))).count()))
     }

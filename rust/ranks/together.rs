@@ -6,19 +6,21 @@
 
 use super::eager::Eager;
 use super::group::NodeGroup;
+use super::part::{is_inside, is_little, stays};
 use super::partitioning::{Partitioned, PartitionedBatch, Partitioning, Settled};
 use super::transfers::{NodeEnd, NodeTransfer, RankRequest, TransferName, batch_of};
 use crate::adapt;
-use crate::backend::MemoryKind;
+use crate::backend::{MemoryKind, SignalWait};
 use crate::contexts::batch::{ByteRange, first_overlap};
 use crate::contexts::{End, Error};
-use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Place, Program, Shape};
+use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Place, Program, Relays, Shape};
 use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
 use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What all ranks have made alike, of one variant.
 pub(super) struct Together {
@@ -109,12 +111,22 @@ impl Together {
             );
             return Err(failed(a.transfer, a.end, reason));
         }
+        let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
+        let owners = node.owners();
         let (variants, settled) = match partitioning {
             None => {
                 let address = |end: NodeEnd| requests[end.rank as usize].windows[end.window as usize].address + end.offset;
                 number_sources(&mut shapes, transfers.iter().map(|transfer| (transfer.src.rank, address(transfer.src))));
-                let plan = |options: &Options| plan::plan(&node.machine, &shapes, options);
-                let best = plan(options)?;
+                let of_kernels = Arc::new(node.machine.with_costs(node.machine.costs().between_kernels()));
+                let straight = Options { host_path: false, relays: Relays::NONE, ..*options };
+                let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
+                let passed_on = (node.signal_wait() == SignalWait::Kernel && shapes.iter().any(|shape| shape.source != 0))
+                    .then(|| plan::plan(&of_kernels, &shapes, &straight).ok())
+                    .flatten()
+                    .filter(|plan| kernels_pass_on(plan, &batch));
+                let (machine, options) = if passed_on.is_some() { (&of_kernels, &straight) } else { (&node.machine, options) };
+                let plan = |options: &Options| plan::plan(machine, &shapes, options);
+                let best = passed_on.map_or_else(|| plan(options), Ok)?;
                 let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
                 let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, how: PartitionMove::Early };
                 (all.into_iter().map(whole).collect(), None)
@@ -127,9 +139,7 @@ impl Together {
                 (variants, Some(PartitionedBatch { agent, shape, partitions }))
             }
         };
-        let ends: Vec<EndRanks> = transfers.iter().map(|t| EndRanks { src: t.src.rank, dst: t.dst.rank }).collect();
         let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
-        let owners = node.owners();
         // Inboxes are for steps that all come after each other.
         let takes_inboxes = partitioning.is_none() && variants.len() == 1;
         let divided = variants.into_iter().map(|variant| {
@@ -168,6 +178,13 @@ impl Together {
         let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
         own.fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
+}
+
+/// Whether ranks pass bytes on, and all of them by kernels, because that is little.
+fn kernels_pass_on(plan: &plan::Plan, batch: &RankedBatch<'_>) -> bool {
+    let stays = |transfer: u32| stays(&batch.shapes[transfer as usize], batch.ends[transfer as usize]);
+    let passes = plan.program.ops.iter().flat_map(|op| &op.copies).any(|copy| matches!(copy.from, Place::Destination { .. }));
+    passes && divide(&plan.program, batch).parts.iter().all(|part| is_little(part, |copy| is_inside(copy, stays)))
 }
 
 /// The place of each flag among those that its taker takes: those of partitions first, the same in all variants.

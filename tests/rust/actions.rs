@@ -6,7 +6,7 @@ use crate::backend::{
     Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
     StreamHandle,
 };
-use crate::plan::{self, Copy, Options, Place, Shape};
+use crate::plan::{self, Copy, LEAST_SHARED_BYTES, Options, Place, Relays, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
@@ -57,6 +57,8 @@ struct Shared {
     host_rings: Vec<bool>,
     /// Of each transfer whether it stays in one GPU.
     inside: Vec<bool>,
+    /// Of each transfer the first with the same source.
+    first: Vec<usize>,
     flags: Vec<AtomicU64>,
     /// Of each rank two.
     inboxes: Vec<Memory>,
@@ -149,12 +151,12 @@ fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u6
                 let own = |of: fn(&EndRanks) -> u32| ends.iter().enumerate().filter(move |(_, ends)| of(ends) as usize == rank);
                 for step in 0..steps {
                     for (transfer, _) in own(|ends| ends.src) {
-                        shared.src[transfer].each(|i, byte| *byte = pattern(transfer, step, i));
+                        shared.src[transfer].each(|i, byte| *byte = pattern(shared.first[transfer], step, i));
                     }
                     step_of_rank();
                     for (transfer, _) in own(|ends| ends.dst) {
                         shared.dst[transfer].each(|i, byte| {
-                            assert_eq!(*byte, pattern(transfer, step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
+                            assert_eq!(*byte, pattern(shared.first[transfer], step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
                             *byte = 0xEE;
                         });
                     }
@@ -408,7 +410,7 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
 }
 
 /// Copies from rank to rank with their bytes, planned for all, divided, and given memory. Each has a GPU, or shares one with others where there are
-/// fewer. `None` where no rank moves anything for another.
+/// fewer. Large ones from one rank have one source. `None` where no rank moves anything for another.
 fn divided(
     (ranks, gpus): (u32, u32),
     copies: &[(u32, u32, u64)],
@@ -422,9 +424,11 @@ fn divided(
         .zip(&ends)
         .map(|(&(_, _, bytes), ends)| {
             let (src_device, dst_device) = (DeviceId::gpu(ends.src % gpus), DeviceId::gpu(ends.dst % gpus));
-            Shape { source: 0, dst_device, src_device, dst_kind: device, src_kind: device, bytes }
+            let source = if bytes < LEAST_SHARED_BYTES { 0 } else { 1 + ends.src };
+            Shape { source, dst_device, src_device, dst_kind: device, src_kind: device, bytes }
         })
         .collect();
+    let first = |at: usize| shapes.iter().position(|shape| shape.source != 0 && shape.source == shapes[at].source).unwrap_or(at);
     let planned = plan::plan(&machine, &shapes, options).expect("a plan");
     let owners: Vec<u32> = (0..machine.gpu_count()).map(|gpu| gpu.min(ranks - 1)).collect();
     let batch = RankedBatch { ranks, shapes: &shapes, ends: &ends, owners: &owners };
@@ -440,6 +444,7 @@ fn divided(
         slot_bytes: planned.program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: planned.program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         inside: shapes.iter().zip(&ends).map(|(shape, ends)| stays(shape, *ends)).collect(),
+        first: (0..shapes.len()).map(first).collect(),
         flags: zeros(parts.flags.len() as u64),
         near: Near::Some(1),
     };
@@ -461,7 +466,6 @@ fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) 
     let one_path = Options { max_paths: 1, ..Options::default() };
     let (parts, ends, shared, eager) = divided((ranks, ranks), &copies, &one_path).expect("between ranks");
     let eager = eager.expect("straight, and few");
-    eager.given().for_each(|flag| shared.flags[flag.0 as usize].store(blocks.into(), Ordering::Release));
     (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager)
 }
 
@@ -556,6 +560,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
             slot_bytes: Vec::new(),
             host_rings: Vec::new(),
             inside: vec![ends.src == ends.dst],
+            first: vec![0],
             flags: zeros(parts.flags.len() as u64),
             near: Near::Some(1),
         };
@@ -595,17 +600,30 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
 }
 
 #[test]
+fn what_kernels_pass_on_is_right_step_after_step() {
+    let options = Options { host_path: false, relays: Relays::NONE, ..Options::default() };
+    for (ranks, blocks) in [(3, 1), (4, 3)] {
+        let copies: Vec<_> = (1..ranks).map(|to| (0, to, LEAST_SHARED_BYTES + 40)).collect();
+        let (parts, ends, mut shared, _) = divided((ranks, ranks), &copies, &options).expect("between ranks");
+        assert!(parts.parts[1].copies().any(|copy| matches!(copy.from, Place::Destination { .. })), "passed on");
+        for near in [Near::All(blocks), Near::Some(blocks), Near::None] {
+            shared.near = near;
+            assert!(run(&parts, &ends, &shared, 10, blocks, None));
+        }
+    }
+}
+
+#[test]
 fn inboxes_are_for_few_bytes_that_go_straight_between_ranks() {
     let one_path = Options { max_paths: 1, ..Options::default() };
     let most = 512 << 10;
     let eager = |copies: &[(u32, u32, u64)], options: &Options| divided((3, 3), copies, options).expect("between ranks").3;
     let is_eager = |copies: &[(u32, u32, u64)], options: &Options| eager(copies, options).is_some();
-    let credits = |copies: &[(u32, u32, u64)]| eager(copies, &one_path).expect("few").credits.into_keys().collect::<Vec<_>>();
+    let flags = |copies: &[(u32, u32, u64)]| eager(copies, &one_path).expect("few").flags.into_keys().collect::<Vec<_>>();
     assert!(is_eager(&[(0, 1, most), (1, 0, 8)], &one_path));
     assert!(is_eager(&[(0, 1, 8), (1, 2, 8), (1, 0, 8), (2, 1, 8), (0, 2, 0)], &one_path));
     assert!(!is_eager(&[(0, 1, most), (0, 1, 1), (1, 0, 8)], &one_path), "too many bytes");
-    assert_eq!(credits(&[(0, 1, 8), (1, 0, 8), (0, 2, 8)]), [(2, 0)], "what comes back says that an inbox is free, if anything does");
-    assert_eq!(credits(&[(0, 1, 8), (1, 2, 8), (2, 0, 8)]), [(0, 2), (1, 0), (2, 1)]);
+    assert_eq!(flags(&[(0, 1, 8), (1, 0, 8), (0, 2, 8)]), [(0, 1), (0, 2), (1, 0), (2, 0)], "back too where no bytes go");
     assert!(!is_eager(&[(0, 1, most), (1, 0, most)], &several_paths()), "through other GPUs");
     assert!(!is_eager(&[(0, 1, 8), (1, 0, 8)].repeat(30), &one_path), "more than one launch takes");
 }
@@ -686,6 +704,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         slot_bytes: program.rings.iter().map(|ring| ring.slot_bytes).collect(),
         host_rings: program.rings.iter().map(|ring| ring.device.is_host()).collect(),
         inside: shapes.iter().map(|shape| shape.src_device == shape.dst_device).collect(),
+        first: (0..shapes.len()).collect(),
         flags: zeros(parts.flags.len() as u64),
         near: Near::None,
     };

@@ -90,6 +90,13 @@ impl Machine {
         machine
     }
 
+    /// The same machine with other fixed costs.
+    pub fn with_costs(&self, costs: Costs) -> Machine {
+        let mut machine = self.clone();
+        machine.topology.costs = costs;
+        machine
+    }
+
     /// The same machine where each resource has so many times its capacity, more than 0. Routes stay what they are: copy engines take the way
     /// that they are wired for, however slow it is. The topology that it was compiled from stays too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {
