@@ -207,7 +207,8 @@ impl SmallPart {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
         let awaits = !part.ends.is_empty() || part.steps.iter().any(|step| !step.takes.is_empty());
-        (awaits && is_little(part, |copy| at.is_inside(copy)) && !device.is_host() && devices.all(|other| other == device)).then_some(device)
+        (awaits && is_little(part, |copy| at.is_inside(copy)) && !device.is_host() && devices.all(|other| other == device))
+            .then_some(device)
     }
 
     /// `None` as above, and where bytes would be copied too slowly.

@@ -156,7 +156,11 @@ fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u6
                     step_of_rank();
                     for (transfer, _) in own(|ends| ends.dst) {
                         shared.dst[transfer].each(|i, byte| {
-                            assert_eq!(*byte, pattern(shared.first[transfer], step, i), "rank {rank}, step {step}, transfer {transfer}, byte {i}");
+                            assert_eq!(
+                                *byte,
+                                pattern(shared.first[transfer], step, i),
+                                "rank {rank}, step {step}, transfer {transfer}, byte {i}"
+                            );
                             *byte = 0xEE;
                         });
                     }

@@ -147,7 +147,8 @@ fn on_known_machines_trees_come_near_the_bound() {
         ("dgx1-v100", host, 7.0, 1.05),
         ("gh200-4", host, 3.5, 1.2),
         ("hgx-h100-4", gpu0, 2.4, 1.1),
-        ("hgx-h200", gpu0, 6.0, 1.2),
+        // In a chain, which machines do faster than what the model prefers.
+        ("hgx-h200", gpu0, 5.6, 1.25),
         ("hgx-h200", host, 6.0, 1.25),
         ("pcie-4", gpu0, 2.9, 1.05),
     ] {
@@ -231,7 +232,7 @@ const REACHED: [(&str, u64, f64, f64); 12] = [
     ("all-to-all(v)", 256, 1.1, 1.35),
     ("all-to-all(v)", 1024, 1.07, 1.35),
     ("broadcast", 256, 1.2, 1.7),
-    ("broadcast", 1024, 1.1, 1.35),
+    ("broadcast", 1024, 1.1, 1.45),
     ("gather", 256, 1.08, 1.65),
     ("gather", 1024, 1.05, 1.3),
     ("scatter", 256, 1.1, 1.55),

@@ -67,8 +67,9 @@ const TRIES: [Try; 5] = [
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
 ];
 
-/// Other trees have to be so much faster than a chain. Copy engines that send chunks to several GPUs and receive from several come to 0.6 of what the
-/// simulator says, those of a chain to what it says: from one to three of four H200 1 GiB took 4.8 ms scattered and exchanged, 3.07 in a chain (2026-11-28).
+/// Behind an NVSwitch other trees have to be so much faster than a chain. Copy engines that send chunks to several GPUs there, and receive from several,
+/// come to 0.6 of what the simulator says, those of a chain to what it says: 1 GiB from one of four H200 to the others took 4.8 ms scattered and
+/// exchanged, 3.07 in a chain (2026-11-28).
 const CHAIN_AHEAD: f64 = 0.8;
 
 /// Chunks of a tree's bytes.
@@ -134,10 +135,7 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
 /// transfers one relay is enough: more would take links that other processes want.
 pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], least: u64) -> Vec<SourceGroup> {
     let gpus = || (0..machine.gpu_count()).map(DeviceId::gpu);
-    let is_joined = |from: DeviceId, to: DeviceId| {
-        let kind = |link: &LinkId| machine.topology().links[link.0 as usize].kind;
-        machine.route(from, to).is_some_and(|route| route.links.iter().all(|link| kind(link) == LinkKind::Nvlink))
-    };
+    let is_joined = |from: DeviceId, to: DeviceId| nvlinks(machine, from, to).is_some();
     if !gpus().any(|from| gpus().any(|to| from != to && is_joined(from, to))) {
         return groups;
     }
@@ -155,6 +153,12 @@ pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, bat
         }
     }
     groups
+}
+
+/// How many NVLinks join two devices in a row; `None` where other links are between them. Through a switch they are two.
+fn nvlinks(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<usize> {
+    let is_nvlink = |link: &LinkId| machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink;
+    machine.route(from, to).filter(|route| route.links.iter().all(is_nvlink)).map(|route| route.links.len())
 }
 
 impl SourceGroup {
@@ -279,7 +283,9 @@ pub(super) fn plan(
         let seconds = play(&program, executor)?;
         Some((seconds, program, executor, shares))
     };
-    let ahead = |attempt: &Try, seconds: f64| if attempt.trees == Candidates::Chain { seconds * CHAIN_AHEAD } else { seconds };
+    let has_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
+    let ahead =
+        |attempt: &Try, seconds: f64| if has_switch && attempt.trees == Candidates::Chain { seconds * CHAIN_AHEAD } else { seconds };
     let tries = TRIES.iter().filter_map(|attempt| with(attempt).map(|made| (ahead(attempt, made.0), made)));
     let (trees, program, executor, shares) = tries.min_by(|a, b| a.0.total_cmp(&b.0))?.1;
     let before = match star {
