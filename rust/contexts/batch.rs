@@ -295,3 +295,46 @@ fn overlap(batch: &[Located], a: ByteRange, b: ByteRange) -> Error {
         second_bytes: bytes(b),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn meet(a: &ByteRange, b: &ByteRange) -> bool {
+        a.space == b.space && a.first <= b.last && b.first <= a.last && [a.end, b.end].contains(&End::Destination)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
+
+        /// Pieces one behind the other with gaps, as paged caches have them, and some anywhere.
+        #[test]
+        fn an_overlap_is_found_where_one_is_and_nowhere_else(
+            gaps in prop::collection::vec((0_u64..3, 1_u64..20), 0..40),
+            anywhere in prop::collection::vec((0_u32..2, 0_u64..900, 1_u64..20, any::<bool>()), 0..6),
+            is_reversed in any::<bool>(),
+        ) {
+            let mut next = 0;
+            let mut pieces: Vec<_> = gaps.into_iter().map(|(gap, bytes)| {
+                next += gap + bytes;
+                (0, next - bytes, bytes, true)
+            }).collect();
+            pieces.extend(anywhere);
+            if is_reversed {
+                pieces.reverse();
+            }
+            let range = |(transfer, (space, first, bytes, is_written)): (usize, (u32, u64, u64, bool))| {
+                let end = if is_written { End::Destination } else { End::Source };
+                ByteRange { space, first, last: first + bytes - 1, transfer, end }
+            };
+            let ranges: Vec<ByteRange> = pieces.into_iter().enumerate().map(range).collect();
+            let of = |end| ranges.iter().copied().filter(move |range| range.end == end);
+            let is_one = (0..ranges.len()).any(|at| ranges[..at].iter().any(|other| meet(other, &ranges[at])));
+            match first_overlap(of(End::Destination), of(End::Source)) {
+                None => prop_assert!(!is_one),
+                Some((a, b)) => prop_assert!(meet(&a, &b) && a.transfer < b.transfer),
+            }
+        }
+    }
+}

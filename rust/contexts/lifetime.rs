@@ -76,7 +76,7 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
-/// Host memory that a plan takes for each transfer beside the planner: two requests, two shapes, ranges that are sorted, ends and allocations.
+/// Host memory that a plan takes for each transfer beside the planner: a request, shapes, ranges and their order, ends and allocations.
 const BOUND_BYTES: usize = 768;
 
 /// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.

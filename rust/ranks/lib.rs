@@ -15,7 +15,7 @@
 //! | `addresses`, `binding` | where everything lies in this process, and a part that is bound to it |
 //! | `steps` | a plan as one rank executes it |
 //! | `part` | one rank's part, enqueued |
-//! | `eager` | steps in which ranks put few bytes to each other, and nobody asks |
+//! | `eager` | steps in which ranks put few bytes into each other's inboxes, and nobody asks |
 //! | `agreed` | which variant of a plan all ranks take in a step |
 //! | `lateness` | whether a kernel or streams wait for ranks that may be late |
 //! | [`message`] | messages between ranks, matched as MPI does |

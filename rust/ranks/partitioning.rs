@@ -2,7 +2,7 @@
 
 use super::transfers::{HandedIn, TransferName};
 use crate::contexts::Error;
-use crate::plan::{self, Options, PartitionForecast, PartitionVariant, Shape};
+use crate::plan::{self, Options, PartitionForecast, PartitionVariant, Passing, Shape};
 use crate::program::ranks::{Parts, RankedBatch};
 use crate::program::{MOST_PARTITIONS, PartitionFlags, PartitionMove, Partitions, add_partition_flags};
 use crate::topology::Machine;
@@ -77,7 +77,7 @@ impl Partitioning {
         let is_auto = matches!(self.agent, Agent::Auto { .. });
         let count = self.count.or(tuned.filter(|_| is_auto));
         // Partitions pass one relay at most.
-        let options = &Options { passes_on: false, ..*options };
+        let options = &Options { passing: Passing::Off, ..*options };
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);

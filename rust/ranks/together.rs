@@ -13,7 +13,7 @@ use crate::adapt;
 use crate::backend::{MemoryKind, SignalWait};
 use crate::contexts::batch::{ByteRange, first_overlap};
 use crate::contexts::{End, Error};
-use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Place, Program, Relays, Shape};
+use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Passing, Place, Program, Relays, Shape};
 use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
 use crate::topology::{DeviceId, hash};
@@ -118,7 +118,7 @@ impl Together {
                 let address = |end: NodeEnd| requests[end.rank as usize].windows[end.window as usize].address + end.offset;
                 number_sources(&mut shapes, transfers.iter().map(|transfer| (transfer.src.rank, address(transfer.src))));
                 let of_kernels = Arc::new(node.machine.with_costs(node.machine.costs().between_kernels()));
-                let straight = Options { host_path: false, relays: Relays::NONE, ..*options };
+                let straight = Options { host_path: false, relays: Relays::NONE, passing: Passing::Kernels, ..*options };
                 let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
                 let passed_on = (node.signal_wait() == SignalWait::Kernel && shapes.iter().any(|shape| shape.source != 0))
                     .then(|| plan::plan(&of_kernels, &shapes, &straight).ok())

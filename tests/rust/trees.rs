@@ -4,7 +4,7 @@ use crate::common::{self, Random};
 use crate::fluid_bound::wired;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
-use mpgpu_core::plan::{Options, Plan, PlanError, Shape, TimeBound, plan, validate};
+use mpgpu_core::plan::{Options, Passing, Plan, PlanError, Shape, TimeBound, plan, validate};
 use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset, preset_names};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ fn played(machine: &Machine, batch: &[Shape]) -> (f64, f64) {
 fn between_gpus_that_no_nvlink_joins_bytes_pass_several_relays_where_that_gains() {
     let machine = Machine::new(preset("dgx1-v100").expect("a preset")).expect("well formed");
     let one = |src: u32, dst: u32, mib: u64| [shape(DeviceId::gpu(src), DeviceId::gpu(dst), mib << 20, 0)];
-    let without = Options { passes_on: false, ..Options::default() };
+    let without = Options { passing: Passing::Off, ..Options::default() };
     for (mib, gain) in [(32, 1.2), (256, 1.5), (1024, 1.6)] {
         let batch = one(0, 7, mib);
         let (several, one) = (planned(&machine, &batch), plan(&machine, &batch, &without).expect("a plan"));

@@ -53,7 +53,7 @@ pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, 
 pub use bound::TimeBound;
 pub use candidates::{Reason, Rejection};
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
-pub use options::{Options, PlanError, Relays, Tuned, WEIGHTS};
+pub use options::{Options, Passing, PlanError, Relays, Tuned, WEIGHTS};
 pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};
 pub use planned::{PathPlan, Plan, ThreadUse, TransferPlan};
 pub use planner::plan;

@@ -29,10 +29,22 @@ pub struct Options {
     pub staging_bytes: u64,
     /// Threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the driver.
     pub threads: u32,
-    /// Whether bytes may pass several devices: destinations of one source, or relays in a row.
-    pub passes_on: bool,
+    /// Who passes bytes over several devices: destinations of one source, or relays in a row.
+    pub passing: Passing,
     /// What measurements say about the split, where a tuning file is in force.
     pub tuned: Option<Tuned>,
+}
+
+/// Who passes on bytes that a device has got.
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Passing {
+    /// Nobody: they go from their source, over one relay at most.
+    Off,
+    /// Copy engines.
+    #[default]
+    CopyEngines,
+    /// Kernels of the ranks whose GPUs these are.
+    Kernels,
 }
 
 impl Options {
@@ -121,7 +133,7 @@ impl Default for Options {
             min_bytes: None,
             staging_bytes: 64 << 20,
             threads: 0,
-            passes_on: true,
+            passing: Passing::default(),
             tuned: None,
         }
     }

@@ -3,7 +3,7 @@
 use super::alternative::Alternative;
 use super::candidates::Reason;
 use super::mechanism;
-use super::options::{Options, PlanError, check};
+use super::options::{Options, Passing, PlanError, check};
 use super::pageable;
 use super::planned::Plan;
 use super::selection::Selection;
@@ -45,7 +45,7 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
         let rest = if rest.is_empty() { None } else { Some(plan_as_it_is(machine, &rest, options).ok()?) };
         trees::plan(machine, batch, options, groups, rest.as_ref(), star)
     };
-    let may_pass_on = options.max_paths > 1 && options.passes_on;
+    let may_pass_on = options.max_paths > 1 && options.passing != Passing::Off;
     let groups = trees::groups(batch, options);
     let unjoined = |groups, least| if may_pass_on { trees::with_unjoined(groups, machine, batch, least) } else { groups };
     let star = match star {

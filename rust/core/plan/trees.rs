@@ -15,7 +15,7 @@ use super::candidates::{Reason, Rejection};
 use super::executor;
 use super::lower::copying_device;
 use super::network::{Commodity, Draws, Network, Tree};
-use super::options::Options;
+use super::options::{Options, Passing};
 use super::planned::{PathPlan, Plan, TransferPlan};
 use super::planner::LEAST_GAIN;
 use super::split::{Column, split};
@@ -94,7 +94,7 @@ struct Source {
 
 /// The groups of a batch of which several transfers can pass on what they have. Members that cannot are left to the rest of the batch.
 pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
-    if options.max_paths < 2 || !options.passes_on {
+    if options.max_paths < 2 || options.passing == Passing::Off {
         return Vec::new();
     }
     struct Found {
@@ -283,9 +283,10 @@ pub(super) fn plan(
         let seconds = play(&program, executor)?;
         Some((seconds, program, executor, shares))
     };
-    let has_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
+    let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
+    let prefers_chain = is_behind_switch && options.passing == Passing::CopyEngines;
     let ahead =
-        |attempt: &Try, seconds: f64| if has_switch && attempt.trees == Candidates::Chain { seconds * CHAIN_AHEAD } else { seconds };
+        |attempt: &Try, seconds: f64| if prefers_chain && attempt.trees == Candidates::Chain { seconds * CHAIN_AHEAD } else { seconds };
     let tries = TRIES.iter().filter_map(|attempt| with(attempt).map(|made| (ahead(attempt, made.0), made)));
     let (trees, program, executor, shares) = tries.min_by(|a, b| a.0.total_cmp(&b.0))?.1;
     let before = match star {

@@ -1,7 +1,7 @@
 //! Random machines, batches and options, from one seed, for property tests.
 #![allow(dead_code, unused_imports)]
 
-use mpgpu_core::plan::{Engine, Options, Relays, Shape, Tuned};
+use mpgpu_core::plan::{Engine, Options, Passing, Relays, Shape, Tuned};
 use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use proptest::prelude::ProptestConfig;
@@ -156,7 +156,7 @@ pub fn options(random: &mut Random) -> Options {
         min_bytes: random.chance(20).then(|| random.below(1 << 16)),
         staging_bytes: [1 << 14, 1 << 16, 1 << 20, 64 << 20][random.below(4) as usize],
         threads: if random.chance(60) { 1 + random.below(12) as u32 } else { 0 },
-        passes_on: true,
+        passing: Passing::default(),
         tuned: random.chance(30).then(|| Tuned {
             host_share: 50 + random.below(19_951) as u16,
             relay_share: 50 + random.below(19_951) as u16,
