@@ -13,14 +13,13 @@ use crate::adapt;
 use crate::backend::{MemoryKind, SignalWait};
 use crate::contexts::batch::{ByteRange, first_overlap};
 use crate::contexts::{End, Error};
-use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Passing, Place, Program, Relays, Shape};
+use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Passing, Place, PlanError, Program, Relays, Shape};
 use crate::program::PartitionMove;
 use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
-use crate::topology::{DeviceId, hash};
+use crate::topology::{DeviceId, Machine, hash};
 use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// What all ranks have made alike, of one variant.
 pub(super) struct Together {
@@ -117,17 +116,20 @@ impl Together {
             None => {
                 let address = |end: NodeEnd| requests[end.rank as usize].windows[end.window as usize].address + end.offset;
                 number_sources(&mut shapes, transfers.iter().map(|transfer| (transfer.src.rank, address(transfer.src))));
-                let of_kernels = Arc::new(node.machine.with_costs(node.machine.costs().between_kernels()));
-                let straight = Options { host_path: false, relays: Relays::NONE, passing: Passing::Kernels, ..*options };
                 let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
-                let passed_on = (node.signal_wait() == SignalWait::Kernel && shapes.iter().any(|shape| shape.source != 0))
-                    .then(|| plan::plan(&of_kernels, &shapes, &straight).ok())
-                    .flatten()
-                    .filter(|plan| kernels_pass_on(plan, &batch));
-                let (machine, options) = if passed_on.is_some() { (&of_kernels, &straight) } else { (&node.machine, options) };
-                let plan = |options: &Options| plan::plan(machine, &shapes, options);
-                let best = passed_on.map_or_else(|| plan(options), Ok)?;
-                let all = if adapts { adapt::variants(best, options, plan)? } else { vec![best] };
+                let by = |machine: &Machine, options: &Options| -> Result<Vec<plan::Plan>, PlanError> {
+                    let plan = |options: &Options| plan::plan(machine, &shapes, options);
+                    let best = plan(options)?;
+                    if adapts { adapt::variants(best, options, plan) } else { Ok(vec![best]) }
+                };
+                let with_kernels = || {
+                    let straight = Options { host_path: false, relays: Relays::NONE, passing: Passing::Kernels, ..*options };
+                    let all = by(&node.machine.with_costs(node.machine.costs().between_kernels()), &straight).ok()?;
+                    kernels_pass_on(&all[0], &batch).then_some(all)
+                };
+                let may_pass_on = node.signal_wait() == SignalWait::Kernel && shapes.iter().any(|shape| shape.source != 0);
+                let passed_on = if may_pass_on { with_kernels() } else { None };
+                let all = passed_on.map_or_else(|| by(&node.machine, options), Ok)?;
                 let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, how: PartitionMove::Early };
                 (all.into_iter().map(whole).collect(), None)
             }
