@@ -1,7 +1,7 @@
 //! What the host backend costs: bandwidth of one large copy beside one `memcpy` thread in the same run, and the fixed cost of an
 //! execution.
 //!
-//! `cargo bench --bench host_backend`
+//! `cargo bench -p mpgpu-benches --bench host_backend`
 
 use criterion::{Criterion, Throughput};
 use mpgpu_backend::{Backend, Completion, Endpoints, Execution, StreamHandle};

@@ -5,7 +5,7 @@
 //! (`driver.c`), compiled here. Goals on a current server core: a hit 300 ns, an execution 500 ns, all of ours around a graph's launch
 //! 100 ns, or 350 ns when its memory has left the caches.
 //!
-//! `cargo bench --bench overhead`
+//! `cargo bench -p mpgpu-benches --bench overhead`
 
 use criterion::{Criterion, criterion_group};
 use mpgpu::abi::*;
@@ -252,7 +252,7 @@ fn with_idle_driver() {
     std::fs::create_dir_all(&folder).expect("a folder for the driver");
     let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
     let flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"];
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/driver.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("driver.c");
     let compiled = Command::new(&compiler).args(flags).arg(source).arg("-o").arg(folder.join("libcuda.so")).status();
     assert!(compiled.is_ok_and(|status| status.success()), "{compiler} does not compile benches/driver.c");
     let program = std::env::current_exe().expect("this program");

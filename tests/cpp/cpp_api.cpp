@@ -2,7 +2,6 @@
 // The C++ API on the library itself, on virtual devices: what a program that follows the documentation can rely on.
 #include <mpgpu/mpgpu.hpp>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

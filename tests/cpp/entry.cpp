@@ -3,7 +3,6 @@
 #include <mpgpu/entry.hpp>
 #include <mpgpu/mpgpu.hpp>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

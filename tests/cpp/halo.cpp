@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Halo exchanges between virtual devices of one process: every cell of every array, ghost cells or not, is compared
 // with a mesh that is held in one piece.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "halo_reference.hpp"
 
 #include <mpgpu/halo.hpp>

@@ -3,7 +3,6 @@
 // runs under ThreadSanitizer: messages are written and read without atomics.
 #include <mpgpu/halo.hpp>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

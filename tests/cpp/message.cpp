@@ -2,7 +2,6 @@
 // message.hpp on the host backend, by one rank that sends to itself.
 #include <mpgpu/mpgpu.hpp>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

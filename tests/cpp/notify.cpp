@@ -2,7 +2,6 @@
 // notify.hpp on the host backend: kernels are functions of a stream.
 #include <mpgpu/notify.hpp>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <chrono>

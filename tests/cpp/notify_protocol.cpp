@@ -3,7 +3,6 @@
 // ThreadSanitizer: what is handed over is written and read without atomics.
 #include <mpgpu/notify.cuh>
 
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // mpgpu/trigger.cuh in its form for the CPU: threads are blocks of one thread. Every mapping from blocks to partitions,
 // in random orders, with consumers that look at each partition as soon as it has arrived.
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
 #include <mpgpu/mpgpu.hpp>
