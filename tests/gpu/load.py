@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Weights from a safetensors file onto a GPU: by safetensors as it is (from 0.8 on it reads each tensor into pinned memory by one thread),
 mapped and moved by `tensor.to`, the same under libmpgpu_preload.so, and by mpgpu.torch.load; and tensors in ordinary memory by `tensor.to`.
-Every tensor is compared. Needs torch with CUDA and safetensors; no compiler.
+And how long one tensor alone takes. Every tensor is compared. Needs torch with CUDA and safetensors; no compiler.
 
     python3 tests/gpu/load.py [--gib 8] [--folder FOLDER] [--preload libmpgpu_preload.so] [--cold]
 
@@ -63,11 +63,25 @@ def load(way: str, path: Path) -> dict[str, Any]:
     return {name: tensor.to("cuda:0") for name, tensor in tensors.items()}
 
 
+def load_one(way: str, path: Path, name: str) -> Any:
+    """One tensor alone: the soonest that a program can have bytes of the file."""
+    from safetensors import safe_open
+
+    if way == "mpgpu":
+        import mpgpu.torch
+
+        return mpgpu.torch.load(path, {name: "cuda:0"})[name]
+    if way == "to":
+        return ordinary[name].to("cuda:0")
+    with safe_open(path, framework="pt", device="cuda:0" if way == "file" else "cpu") as file:
+        return file.get_tensor(name).to("cuda:0")
+
+
 ordinary: dict[str, Any] = {}
 
 
 def measure(way: str, path: Path, cold: bool) -> None:
-    """In a process of its own: prints seconds of each load, the time to the first tensor's bytes, and whether all was right."""
+    """In a process of its own: prints seconds of each load and of one tensor before it, and whether all was right."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -80,8 +94,16 @@ def measure(way: str, path: Path, cold: bool) -> None:
         mpgpu.default_context()
     if way == "to":
         ordinary.update({name: tensor.clone() for name, tensor in load_file(path).items()})
-    seconds, right = [], True
+    with safe_open(path, framework="pt") as file:
+        first = next(iter(file.keys()))
+    seconds, first_seconds, right = [], [], True
     for _ in range(1 if cold else 4):
+        if cold:
+            forget(path)
+        begin = time.monotonic()
+        load_one(way, path, first)
+        torch.cuda.synchronize()
+        first_seconds.append(time.monotonic() - begin)
         if cold:
             forget(path)
         begin = time.monotonic()
@@ -94,7 +116,7 @@ def measure(way: str, path: Path, cold: bool) -> None:
                 right = right and torch.equal(loaded[name].cpu().view(torch.int16), file.get_tensor(name).view(torch.int16))
         del loaded
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-    print(json.dumps({"seconds": seconds, "right": right, "resident": resident}))
+    print(json.dumps({"seconds": seconds, "first_seconds": first_seconds, "right": right, "resident": resident}))
 
 
 def main() -> int:
@@ -139,7 +161,8 @@ def main() -> int:
             wrong += not found["right"]
             rates = " ".join(f"{size / each * 1e-9:6.1f}" for each in found["seconds"])
             print(
-                f"{name:50} GB/s {rates}  {'right' if found['right'] else 'WRONG'}, {found['resident'] / 2**30:.1f} GiB resident",
+                f"{name:50} GB/s {rates}  {'right' if found['right'] else 'WRONG'}, {found['resident'] / 2**30:.1f} GiB resident,",
+                "one tensor alone " + " ".join(f"{each * 1e3:.1f}" for each in found["first_seconds"]) + " ms",
                 flush=True,
             )
     print("gpu load: every tensor was right" if not wrong else f"gpu load: {wrong} ways FAILED")
