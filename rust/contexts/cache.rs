@@ -1,6 +1,6 @@
 //! The same request again is a look-up.
 //!
-//! Two levels, both bounded, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
+//! Two levels, both bounded by plans and by the transfers of all together, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
 //! allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in their order, devices, kinds
 //! of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only its addresses are
 //! checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
@@ -57,7 +57,32 @@ pub struct CacheStatistics {
     pub entries: u64,
 }
 
-type Lru<K, V> = LruCache<K, Arc<V>, ahash::RandomState>;
+/// Transfers of all entries together: of long lists, which a program with a paged cache sends another of each time, ten are kept and not hundreds. A
+/// transfer takes some 90 bytes.
+const MOST_TRANSFERS: usize = 1 << 20;
+
+/// Entries of which the least recently used go.
+#[derive(Debug)]
+struct Lru<K: Key, V> {
+    entries: LruCache<K, Arc<V>, ahash::RandomState>,
+    transfers: usize,
+}
+
+trait Key: Hash + Eq {
+    fn transfers(&self) -> usize;
+}
+
+impl Key for Request {
+    fn transfers(&self) -> usize {
+        self.batch.len()
+    }
+}
+
+impl Key for ShapeRequest {
+    fn transfers(&self) -> usize {
+        self.batch.len()
+    }
+}
 
 /// A bounded store of plans.
 #[derive(Debug)]
@@ -77,20 +102,14 @@ struct CacheState {
 impl Cache {
     /// A cache of at most `bound` plans, and as many shapes. 0 keeps nothing.
     pub fn new(bound: usize) -> Self {
-        // Not LruCache::new(bound): that takes the memory for `bound` entries at once.
-        let state = CacheState {
-            plans: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
-            shapes: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
-            choices: LruCache::unbounded_with_hasher(ahash::RandomState::new()),
-            statistics: CacheStatistics::default(),
-        };
+        let state = CacheState { plans: Lru::new(), shapes: Lru::new(), choices: Lru::new(), statistics: CacheStatistics::default() };
         Cache { bound, state: Mutex::new(state) }
     }
 
     /// The plan of this request, if it is here.
     pub fn get(&self, request: &Request) -> Option<Arc<Plan>> {
         let mut state = lock(&self.state);
-        let plan = state.plans.get(request).cloned();
+        let plan = state.plans.entries.get(request).cloned();
         if plan.is_some() {
             state.statistics.hits += 1;
         } else {
@@ -102,7 +121,7 @@ impl Cache {
     /// The planner's result for this shape, if it is here. Counted where it was requested, and is not a variant of what was.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
-        let planned = state.shapes.get(shape).cloned();
+        let planned = state.shapes.entries.get(shape).cloned();
         state.statistics.shape_hits += u64::from(is_requested && planned.is_some());
         planned
     }
@@ -112,10 +131,11 @@ impl Cache {
         // Declared before the guard, so that what is dropped is dropped after the lock is released.
         let evicted;
         let mut state = lock(&self.state);
-        let kept = keep(&mut state.plans, self.bound, request, plan);
+        let kept = state.plans.keep(self.bound, request, plan);
         evicted = kept.evicted;
-        state.statistics.evictions += u64::from(evicted.is_some());
+        state.statistics.evictions += evicted.len() as u64;
         drop(state);
+        drop(evicted);
         kept.value
     }
 
@@ -123,7 +143,7 @@ impl Cache {
     pub fn insert_shape(&self, shape: ShapeRequest, planned: Arc<plan::Plan>) -> Arc<plan::Plan> {
         let evicted;
         let mut state = lock(&self.state);
-        let kept = keep(&mut state.shapes, self.bound, shape, planned);
+        let kept = state.shapes.keep(self.bound, shape, planned);
         evicted = kept.evicted;
         drop(state);
         drop(evicted);
@@ -132,14 +152,14 @@ impl Cache {
 
     /// What plans of this shape choose by, if any has been made.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
-        lock(&self.state).choices.get(shape).cloned()
+        lock(&self.state).choices.entries.get(shape).cloned()
     }
 
     /// Keeps what plans of this shape choose by; as [`insert`](Cache::insert).
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
-        let kept = keep(&mut state.choices, self.bound, shape, Arc::new(choice));
+        let kept = state.choices.keep(self.bound, shape, Arc::new(choice));
         evicted = kept.evicted;
         drop(state);
         drop(evicted);
@@ -148,21 +168,21 @@ impl Cache {
 
     /// What plans choose by, of each shape that has been planned.
     pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
-        lock(&self.state).choices.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
+        lock(&self.state).choices.entries.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
     }
 
     /// What the cache has done so far.
     pub fn statistics(&self) -> CacheStatistics {
         let state = lock(&self.state);
-        CacheStatistics { entries: state.plans.len() as u64, ..state.statistics }
+        CacheStatistics { entries: state.plans.entries.len() as u64, ..state.statistics }
     }
 
     /// Drops everything. The counters stay.
     pub fn clear(&self) {
         let mut state = lock(&self.state);
-        let plans = std::mem::replace(&mut state.plans, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
-        let shapes = std::mem::replace(&mut state.shapes, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
-        let choices = std::mem::replace(&mut state.choices, LruCache::unbounded_with_hasher(ahash::RandomState::new()));
+        let plans = std::mem::replace(&mut state.plans, Lru::new());
+        let shapes = std::mem::replace(&mut state.shapes, Lru::new());
+        let choices = std::mem::replace(&mut state.choices, Lru::new());
         drop(state);
         drop((plans, shapes, choices));
     }
@@ -170,18 +190,33 @@ impl Cache {
 
 struct Insertion<K, V> {
     value: Arc<V>,
-    evicted: Option<(K, Arc<V>)>,
+    evicted: SmallVec<[(K, Arc<V>); 1]>,
 }
 
-fn keep<K: std::hash::Hash + Eq, V>(entries: &mut Lru<K, V>, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
-    if bound == 0 {
-        return Insertion { value, evicted: None };
+impl<K: Key, V> Lru<K, V> {
+    fn new() -> Self {
+        // Not LruCache::new(bound): that takes the memory for `bound` entries at once.
+        Lru { entries: LruCache::unbounded_with_hasher(ahash::RandomState::new()), transfers: 0 }
     }
-    // One look-up: the key may be long.
-    if let Some(earlier) = entries.put(key, value.clone()) {
-        entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
-        return Insertion { value: earlier, evicted: None };
+
+    /// Keeps the newest entry whatever its transfers.
+    fn keep(&mut self, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
+        let mut evicted = SmallVec::new();
+        if bound == 0 {
+            return Insertion { value, evicted };
+        }
+        let transfers = key.transfers();
+        // One look-up: the key may be long.
+        if let Some(earlier) = self.entries.put(key, value.clone()) {
+            self.entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
+            return Insertion { value: earlier, evicted };
+        }
+        self.transfers += transfers;
+        while self.entries.len() > bound || (self.transfers > MOST_TRANSFERS && self.entries.len() > 1) {
+            let Some((key, value)) = self.entries.pop_lru() else { break };
+            self.transfers -= key.transfers();
+            evicted.push((key, value));
+        }
+        Insertion { value, evicted }
     }
-    let evicted = if entries.len() > bound { entries.pop_lru() } else { None };
-    Insertion { value, evicted }
 }

@@ -184,8 +184,9 @@ fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
 
 /// Whether so little is moved that a kernel does it as fast as copy engines.
 pub(super) fn is_little(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> bool {
+    let flags = part.begins.len() + part.ends.len() + part.steps.iter().map(|step| step.takes.len() + step.raises.len()).sum::<usize>();
     let bytes: u64 = part.copies().map(|copy| weight(copy, &is_inside)).sum();
-    part.copies().count() <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
+    part.copies().count() + flags <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
 }
 
 /// Whether the order of two copies matters: one writes what the other reads or writes.

@@ -126,6 +126,23 @@ fn the_least_recently_used_plan_goes_first() {
 }
 
 #[test]
+fn of_long_lists_few_are_kept() {
+    let context = context(256);
+    let many = 1 << 18;
+    let (a, b) = (alloc(&context, 0, 16 * many), alloc(&context, 1, 16 * many));
+    // One transfer of each is shorter.
+    let list =
+        |number: u64| -> Vec<Transfer> { (0..many).map(|i| transfer(b + i * 16, a + i * 16, if i == number { 4 } else { 8 })).collect() };
+    for number in 0..5 {
+        plan(&context, &list(number));
+    }
+    // Of 2^20 transfers in all.
+    assert_eq!(counts(&context), (0, 5, 0, 1, 4));
+    plan(&context, &list(1));
+    assert_eq!(counts(&context), (1, 5, 0, 1, 4));
+}
+
+#[test]
 fn a_cache_of_no_plans_keeps_none_and_plans_all_the_same() {
     let context = context(0);
     let (a, b) = (alloc(&context, 0, 64), alloc(&context, 1, 64));
