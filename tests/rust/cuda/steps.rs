@@ -150,7 +150,7 @@ fn a_captured_step_is_the_launch_of_any_step() {
 #[test]
 fn flags_that_a_stream_takes_or_raises_lie_in_host_memory_and_so_do_all_where_kernels_do_not_wait() {
     double::start(2, true);
-    let pair = Pair::new(double::whole_with_chunks(), [16 << 20, 4096], |config| config);
+    let pair = Pair::new(double::whole_with_chunks(), [32 << 20, 4096], |config| config);
     let [raise, take] = [Does::Raise(At::Host), Does::Take(At::Host, 0)];
     assert_eq!(pair.step([0, 1]), [(vec![raise, take, Does::Copy(4096), raise, take], 1)], "copy engines move the other part");
     double::start(2, true);
