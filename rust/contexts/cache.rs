@@ -1,9 +1,9 @@
 //! The same request again is a look-up.
 //!
-//! Two levels, both bounded by plans and by the transfers of all together, both least recently used. By request: addresses, devices, sizes, kinds of memory, the identity of the
-//! allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in their order, devices, kinds
-//! of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only its addresses are
-//! checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+//! Two levels, both bounded by plans and by the transfers of all together; the least recently used go. By request: addresses, devices, sizes, kinds
+//! of memory, the identity of the allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in
+//! their order, devices, kinds of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only
+//! its addresses are checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
 
 use super::batch::Batch;
 use super::choosing::SharedChoice;
@@ -205,6 +205,7 @@ impl<K: Key, V> Lru<K, V> {
         if bound == 0 {
             return Insertion { value, evicted };
         }
+        // Counted before the key is given away.
         let transfers = key.transfers();
         // One look-up: the key may be long.
         if let Some(earlier) = self.entries.put(key, value.clone()) {
