@@ -7,7 +7,7 @@
 //!
 //! `cargo bench -p mpgpu-benches --bench overhead`
 
-use criterion::{Criterion, criterion_group};
+use criterion::{BatchSize, Criterion, criterion_group};
 use mpgpu::abi::*;
 use mpgpu_backend::*;
 use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
@@ -223,6 +223,30 @@ fn execute(criterion: &mut Criterion) {
     }
 }
 
+/// `Context::plan` of 10^5 pieces whose sizes it has planned before, at other addresses: paged caches send another list each time. No list is in order.
+fn plan_another_list(criterion: &mut Criterion) {
+    const BYTES: u64 = 16 << 10;
+    const PIECES: u64 = 100_000;
+    let context = idle_context("hgx-h200");
+    let [src, dst] = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), (PIECES + 1) * BYTES).expect("memory"));
+    let mut turn = 0;
+    let list = || -> Vec<Transfer> {
+        turn = (turn + 16) % BYTES;
+        let pages = (0..PIECES).map(|at| (at * 7919 % PIECES, at * 3001 % PIECES));
+        let transfer = |(to, from)| Transfer {
+            dst: dst + to * BYTES + turn,
+            dst_device: DeviceId::gpu(1),
+            src: src + from * BYTES + turn,
+            src_device: DeviceId::gpu(0),
+            bytes: BYTES,
+        };
+        pages.map(transfer).collect()
+    };
+    criterion.bench_function("another list of 100,000 pieces", |bench| {
+        bench.iter_batched_ref(list, |list| context.plan(list, &PlanOptions::default()).expect("a plan"), BatchSize::PerIteration);
+    });
+}
+
 /// Executions of a plan with variants, which are measured now and then, and of the same plan without.
 fn execute_measured(criterion: &mut Criterion) {
     let context = idle_context("hgx-h200");
@@ -406,7 +430,7 @@ fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_st
 criterion_group! {
     name = overhead;
     config = Criterion::default().sample_size(50);
-    targets = plan_cache_hit, execute, execute_measured, execute_on_cuda
+    targets = plan_cache_hit, plan_another_list, execute, execute_measured, execute_on_cuda
 }
 
 fn main() {

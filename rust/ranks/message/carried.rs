@@ -7,7 +7,7 @@
 
 use super::Messenger;
 use super::buffers::{ImportedBuffer, MessagePlace, Through};
-use super::movement::{Ends, raise};
+use super::movement::raise;
 use super::operation::Kept;
 use crate::backend::{BackendError, StreamHandle};
 use crate::contexts::Error;
@@ -122,7 +122,7 @@ impl Messenger {
         kept.bounce = Some(bounce);
         let handle = self.export_bounce(bounce)?;
         let (src, dst) = if place.is_send { (place.address, bounce.address) } else { (bounce.address, place.address) };
-        let plan = self.plan_of(&Ends { device: place.device, src, dst, bytes, memory: [0; 2] })?;
+        let plan = self.plan_of(dst, src, bytes)?;
         let (lane, event) = self.lane(place.device, kept.slot)?;
         if !backend.is_idle(stream) {
             backend.record_event(event, stream)?;
@@ -191,11 +191,11 @@ impl Messenger {
         let (is_send, bytes) = (memory.is_send.load(Ordering::Relaxed), memory.bytes.load(Ordering::Relaxed));
         let bytes = if is_send { bytes } else { bytes.min(other.bytes()) };
         let mut kept = Kept { slot, ..Kept::default() };
-        let (their_address, their_device, _) = self.address_of(&mut kept, theirs, other, bytes)?;
+        let (their_address, their_device) = self.address_of(&mut kept, theirs, other, bytes)?;
         kept.imported.iter().for_each(|imported| _ = lock(&self.carried.imported).insert(slot, Arc::clone(imported)));
         let (src, dst) = if is_send { (address, their_address) } else { (their_address, address) };
         let device = [device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let plan = self.plan_of(&Ends { device, src, dst, bytes, memory: [0; 2] })?;
+        let plan = self.plan_of(dst, src, bytes)?;
         let (lane, _) = self.lane(device, slot)?;
         let awaited: Vec<_> =
             [own, other].iter().filter(|slot| slot.ready.load(Ordering::Acquire) == 0).map(|slot| raise(&slot.ready)).collect();

@@ -10,29 +10,18 @@
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
-use crate::backend::{
-    Action, ActionGrid, Backend, BackendError, Completion, CompletionState, Endpoints, EventHandle, Execution, PlanState, Report, Signal,
-    SignalWait, StreamHandle, no_completion,
-};
+use crate::backend::{Backend, BackendError, Completion, CompletionState, EventHandle, Report, Signal, StreamHandle, no_completion};
 use crate::contexts::{Error, Plan, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::{copy_host, raise_host};
 use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
-use crate::plan::{Lane as ProgramLane, Program};
 use crate::sync::lock;
 use crate::topology::DeviceId;
 use std::any::Any;
-use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Up to this size a kernel waits, copies and raises, as in a small part of a node plan.
+/// So few move in the caller's stream, which they hold up for less than a lane takes to be joined.
 const SMALL_BYTES: u64 = 128 << 10;
-
-/// The same where the kernel would save no wait, but one call of two. Estimated: one thread block takes 2 us for as much.
-const SMALL_BYTES_COME: u64 = 32 << 10;
-
-/// Kernels that wait on a GPU at a time. It runs 128 at once at most, and what the other ranks wait for may be a kernel of the program.
-const MOST_WAITING_KERNELS: usize = 32;
 
 /// A stream of the messenger's own, and an event that joins it to the caller's.
 #[derive(Debug)]
@@ -44,8 +33,6 @@ pub(super) struct MessageLane {
     last: Option<(u32, u64)>,
     /// What it was given last may never end.
     is_retired: bool,
-    /// In it a kernel waits, or has waited.
-    has_kernel: bool,
 }
 
 /// Notes in one operation why it fails.
@@ -117,16 +104,6 @@ impl CompletionState for Landed {
     }
 }
 
-/// Both ends of a movement.
-pub(super) struct Ends {
-    pub device: DeviceId,
-    pub src: u64,
-    pub dst: u64,
-    pub bytes: u64,
-    /// The allocations of destination and source, 0 for one that is not known.
-    pub memory: [u64; 2],
-}
-
 impl Messenger {
     /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
@@ -153,7 +130,7 @@ impl Messenger {
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
         // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
-        let (their_address, their_device, their_allocation) = match self.address_of(kept, theirs, other, bytes) {
+        let (their_address, their_device) = match self.address_of(kept, theirs, other, bytes) {
             Err(why) if why.is_not_supported() && theirs.rank != self.mailboxes.rank() => {
                 return self.hand_over(kept, place, theirs, stream, bytes, &why);
             }
@@ -166,11 +143,7 @@ impl Messenger {
             Through::Nothing => 0,
         };
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let [(dst, dst_memory), (src, src_memory)] = {
-            let (own, theirs) = ((own_address, place.allocation), (their_address, their_allocation));
-            if is_send { [theirs, own] } else { [own, theirs] }
-        };
-        let ends = Ends { device, src, dst, bytes, memory: [dst_memory, src_memory] };
+        let (dst, src) = if is_send { (their_address, own_address) } else { (own_address, their_address) };
         let has_come = other.ready.load(Ordering::Acquire) != 0;
         let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
         if has_come && is_for_cpu && backend.is_idle(stream) {
@@ -180,8 +153,9 @@ impl Messenger {
             [other, own].into_iter().for_each(MessageSlot::end);
             return Ok(());
         }
+        let plan = self.plan_of(dst, src, bytes)?;
         if has_come && bytes <= SMALL_BYTES {
-            return self.move_in(kept, &ends, own, other, stream, true);
+            return self.move_in(kept, plan, own, other, stream, true);
         }
         let (lane, event) = self.lane(device, kept.slot)?;
         let is_idle = backend.is_idle(stream);
@@ -189,51 +163,23 @@ impl Messenger {
             backend.record_event(event, stream)?;
             backend.stream_wait_event(lane, event)?;
         }
-        self.move_in(kept, &ends, own, other, lane, has_come)
+        self.move_in(kept, plan, own, other, lane, has_come)
     }
 
     /// Enqueues in `stream` the wait for the other side, the copy, and the end of both operations.
     fn move_in(
         &self,
         kept: &mut Kept,
-        ends: &Ends,
+        plan: Option<Arc<Plan>>,
         own: &MessageSlot,
         other: &MessageSlot,
         stream: StreamHandle,
         has_come: bool,
     ) -> Result<(), Error> {
         let context = &self.node.context;
-        let backend = context.backend();
-        let raises = [raise(&other.moved), raise(&own.moved)];
-        // A kernel that does not wait keeps no other from running, so only whoever has asked for operations gets none.
-        let may_wait = self.node.signal_wait() == SignalWait::Kernel;
-        let by_kernel = may_wait || has_come && ends.bytes <= SMALL_BYTES_COME && context.config().signal_wait.is_none();
-        // Bytes that lie differently in their words are copied one by one.
-        let pieces = if (ends.src ^ ends.dst).is_multiple_of(4) { 1 } else { 16 };
-        let is_small = ends.bytes <= SMALL_BYTES / pieces && !ends.device.is_host();
-        if is_small && by_kernel && context.config().verify != Verify::Bytes && (has_come || self.may_wait_in_kernel(ends.device, stream)) {
-            let take = (!has_come).then_some(Action::Take(raise(&other.ready).counter));
-            let copy = (ends.bytes > 0).then_some(Action::Copy(0));
-            let actions: Vec<Action> =
-                take.into_iter().chain(copy).chain(raises.iter().map(|signal| Action::Raise(signal.counter))).collect();
-            let program = Program {
-                sources: Vec::new(),
-                transfers: copy.map(|_| ends.bytes).into_iter().collect(),
-                lanes: vec![ProgramLane::new(ends.device)],
-                rings: Vec::new(),
-                ops: Vec::new(),
-            };
-            let endpoints: Arc<[Endpoints]> = copy.map(|_| Endpoints { dst: ends.dst, src: ends.src }).into_iter().collect();
-            let state = PlanState::of(ends.memory.into_iter().map(NonZeroU64::new));
-            let (program, nothing) = (Arc::new(program), Arc::from([]));
-            let execution = Execution { state: Some(&state), ..Execution::new(&program, &endpoints, &nothing, stream) };
-            if backend.stream_run_actions(&execution, &actions, ActionGrid::default())? {
-                return Ok(());
-            }
-        }
-        let plan = self.plan_of(ends)?;
         if !has_come {
-            backend.stream_wait_signals(stream, &[raise(&other.ready)], context.config().signal_wait.unwrap_or_default())?;
+            let by = context.config().signal_wait.unwrap_or_default();
+            context.backend().stream_wait_signals(stream, &[raise(&other.ready)], by)?;
         }
         let enqueued = match plan {
             Some(plan) if context.config().verify == Verify::Bytes => plan.execute(stream).map(|verified| kept.verified = Some(verified)),
@@ -248,8 +194,7 @@ impl Messenger {
     }
 
     /// What copies bytes, if there are any.
-    pub(super) fn plan_of(&self, ends: &Ends) -> Result<Option<Arc<Plan>>, Error> {
-        let (dst, src, bytes) = (ends.dst, ends.src, ends.bytes);
+    pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64) -> Result<Option<Arc<Plan>>, Error> {
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
         (bytes > 0).then(plan).transpose()
@@ -270,16 +215,16 @@ impl Messenger {
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
-    /// Where the other side's bytes are in this process, its device and the number of the allocation here.
+    /// Where the other side's bytes are in this process, and on which device.
     pub(super) fn address_of(
         &self,
         kept: &mut Kept,
         theirs: SlotId,
         other: &MessageSlot,
         bytes: u64,
-    ) -> Result<(u64, DeviceId, u64), Error> {
+    ) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
-            return Ok((0, DeviceId::HOST, 0));
+            return Ok((0, DeviceId::HOST));
         }
         match other.buffer() {
             #[cfg(feature = "fault-injection")]
@@ -292,14 +237,13 @@ impl Messenger {
                     let why = format!("rank {} names {bytes} bytes at {offset}, which its memory does not have", theirs.rank);
                     return Err(IpcError::Corrupt(why).into());
                 };
-                let allocation = imported.allocation;
                 kept.imported = Some(imported);
-                Ok((address, self.node.device_here(DeviceId(device)), allocation))
+                Ok((address, self.node.device_here(DeviceId(device))))
             }
             SlotBuffer::Inline if bytes > INLINE_BYTES => {
                 Err(IpcError::Corrupt(format!("rank {} names {bytes} bytes in a slot, which has {INLINE_BYTES}", theirs.rank)).into())
             }
-            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST, 0)),
+            SlotBuffer::Inline => Ok((self.mailboxes.inline_address(theirs), DeviceId::HOST)),
             SlotBuffer::None => Err(BackendError::InvalidPointer(0).into()),
         }
     }
@@ -359,27 +303,18 @@ impl Messenger {
         })
     }
 
-    /// Whether one more kernel may wait in a lane.
-    fn may_wait_in_kernel(&self, device: DeviceId, stream: StreamHandle) -> bool {
-        let mut lanes = lock(&self.lanes);
-        let waiting = lanes.iter().filter(|lane| lane.device == device && lane.has_kernel && !self.is_idle(lane)).count();
-        let may = waiting < MOST_WAITING_KERNELS;
-        lanes.iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.has_kernel = may);
-        may
-    }
-
     /// A stream for one operation, in which no other is at work.
     pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
         let mut lanes = lock(&self.lanes);
         if let Some(lane) = lanes.iter_mut().find(|lane| lane.device == device && !lane.is_retired && self.is_idle(lane)) {
-            (lane.last, lane.has_kernel) = (last, false);
+            lane.last = last;
             return Ok((lane.stream, lane.event));
         }
         let stream = backend.create_stream(device)?;
         let event = backend.create_event().inspect_err(|_| drop(backend.destroy_stream(stream)))?;
-        lanes.push(MessageLane { stream, event, device, last, is_retired: false, has_kernel: false });
+        lanes.push(MessageLane { stream, event, device, last, is_retired: false });
         Ok((stream, event))
     }
 
