@@ -236,26 +236,27 @@ pub struct ByteRange {
 }
 
 /// Two ranges that overlap, at least one of them written; the one of the earlier transfer first. O(n log n).
-pub fn first_overlap(written: impl Iterator<Item = ByteRange>, read: impl Iterator<Item = ByteRange>) -> Option<(ByteRange, ByteRange)> {
-    let mut ranges: SmallVec<[ByteRange; 8]> = SmallVec::with_capacity(written.size_hint().1.unwrap_or(0));
+pub fn first_overlap(
+    written: impl Iterator<Item = ByteRange> + Clone,
+    read: impl Iterator<Item = ByteRange>,
+) -> Option<(ByteRange, ByteRange)> {
     // Sources apart from everything that is written need no place in the order: of long lists half the work.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
     let (mut last, mut in_order) = (None, true);
-    for range in written {
+    for range in written.clone() {
         match hulls.iter_mut().find(|hull| hull.space == range.space) {
             Some(hull) => (hull.first, hull.last) = (hull.first.min(range.first), hull.last.max(range.last)),
             None => hulls.push(range),
         }
         in_order &= last.replace((range.space, range.last)) < Some((range.space, range.first));
-        ranges.push(range);
     }
-    let written = ranges.len();
     let is_near =
         |range: &ByteRange| hulls.iter().any(|hull| hull.space == range.space && hull.first <= range.last && range.first <= hull.last);
-    read.filter(is_near).for_each(|range| ranges.push(range));
-    if in_order && ranges.len() == written {
+    let near: SmallVec<[ByteRange; 8]> = read.filter(is_near).collect();
+    if in_order && near.is_empty() {
         return None;
     }
+    let ranges: SmallVec<[ByteRange; 8]> = written.chain(near).collect();
     // Numbers, because sorting moves them about: space, which is below 2^24, first byte, place in the list.
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
