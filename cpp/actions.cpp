@@ -18,12 +18,11 @@ struct ThreadGroup {
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
-    static void pause() { std::this_thread::yield(); }
     // Builtins, because std::atomic_ref came with C++20. A thread that waits has its core from whoever it waits for.
     static uint64_t load(uint64_t flag) {
         const uint64_t value = __atomic_load_n(at(flag), __ATOMIC_ACQUIRE);
         if (value == 0) {
-            pause();
+            std::this_thread::yield();
         }
         return value;
     }
@@ -32,10 +31,9 @@ struct ThreadGroup {
     static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
 
     static bool tell(bool said) { return said; }
-    static uint64_t arrive(uint64_t words, uint32_t word) {
+    static uint64_t depart(uint64_t words, uint32_t word) {
         return __atomic_fetch_add(at(words + word * 8), 1, __ATOMIC_ACQ_REL);
     }
-    static uint64_t depart(uint64_t words, uint32_t word) { return arrive(words, word); }
     static void open(uint64_t gate, uint64_t number) { __atomic_store_n(at(gate), number, __ATOMIC_RELEASE); }
     static bool is_open(uint64_t gate, uint64_t number) { return load(gate) >= number; }
     static uint64_t read(uint64_t word) { return __atomic_load_n(at(word), __ATOMIC_RELAXED); }

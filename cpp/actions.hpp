@@ -4,11 +4,10 @@
 // As in segment_copy.hpp the body does not ask where it runs: a group of lanes is its argument. On a GPU that is a
 // thread block, on a CPU one thread, by which the protocol is tested on machines without a GPU.
 //
-// Several blocks divide the copies. The first block takes the flags, and opens a gate in memory of this GPU for the
-// others, which look at flags too where these are near: so they need not wait for the gate. A near flag counts blocks:
-// each raises it by one, so that none waits for another, and who takes it knows how many they are. One in host memory,
-// where the node's atomics do not reach, is raised by the last block. Blocks that the GPU cannot run yet hold up
-// nothing but their share of the copies.
+// A flag lies in memory of the GPU that takes it, and counts the blocks of the kernel that raises it: each adds one, so
+// that none waits for another, and who takes it knows how many they are. Several blocks divide the copies. The first
+// block takes the flags, and opens a gate in memory of this GPU for the others, which look at the flags too and need
+// not wait for the gate. Blocks that the GPU cannot run yet hold up nothing but their share of the copies.
 #pragma once
 
 #include "segment_copy.hpp"
@@ -17,19 +16,15 @@
 namespace mpgpu {
 
 constexpr uint32_t kActionsPerLaunch = 120;
-// Those of a message or of a step of two ranks: the driver copies the argument of each launch, and the GPU fetches it.
+// Those of a step of two ranks: the driver copies the argument of each launch, and the GPU fetches it.
 constexpr uint32_t kFewActions = 8;
 // Lanes of each of several blocks.
 constexpr uint32_t kWideLanes = 512;
 
-// Of a flag that is raised, in `src`: it is near, in memory of the GPU that takes it.
-constexpr uint64_t kNear = 1;
-
 // The argument of a launch. An action with bytes is a copy. Without, one with `dst` takes the flag at this address:
-// awaits it, and sets it back to 0. A near one is up when it has counted `src` blocks; with `src` 0 it lies in host
-// memory, and only the first block looks at it, because many threads that look there take the link from copies. One
-// with `src` alone raises the flag there; neither: what comes before is done before what comes after. Copies run in no
-// particular order, except before flags are raised and after flags are taken.
+// awaits that it has counted `src` blocks, and sets it back to 0. One with `src` alone raises the flag there; neither,
+// of one block alone: what comes before is done before what comes after. Copies run in no particular order, except
+// before flags are raised and after flags are taken.
 //
 // Of steps that differ by turns there are two lists, one behind the other, and a word that says which is next.
 template <uint32_t Most> struct ActionListOf {
@@ -37,7 +32,7 @@ template <uint32_t Most> struct ActionListOf {
     // Of several blocks: kActionWords words of this GPU's memory, 0 between launches, which follow each other.
     uint64_t words;
     // A word in host memory which ends all waits once it is not 0. The one behind it is set to 1 by a launch that has
-    // waited for long. None at address 0.
+    // waited for long.
     uint64_t stop;
     // The word of this GPU's memory that says which list is next: 0 or 1. None at address 0.
     uint64_t turn;
@@ -49,17 +44,15 @@ template <uint32_t Most> struct ActionListOf {
 using ActionList = ActionListOf<kActionsPerLaunch>;
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
-// Words of a launch: the last gate that is open, blocks that have left, then blocks that have come to each meeting.
-constexpr uint32_t kActionWords = kActionsPerLaunch + 2;
+// Words of a launch: the last gate that is open, and blocks that have left.
+constexpr uint32_t kActionWords = 2;
 
 // `Group` has: `lane()` of `lanes()` in `block()` of `blocks()`; `barrier()`, at which all lanes of the block meet and
 // after which each sees what others wrote; for flags `load`, which acquires, `raise` and `add`, which release for the
-// whole node what the lane has written and seen, `lower`, which does neither, and `pause`. One lane acquires and
-// releases for all, with a barrier between: a fence by each would wait for what it has lowered in host memory, 2.4
-// of 8.9 us one way (two H200). For words: `arrive`, which counts one more, returns how many there were, releases and
-// acquires; `depart`, the same without order; `open` and `is_open`, which release and acquire; `clear`; and `tell`, a
-// barrier by which all lanes learn what lane 0 says. For the word of turns `read` and `write`, the latter also for the
-// one behind `stop`.
+// whole node what the lane has written and seen, and `lower`, which does neither. One lane acquires and releases for
+// all, with a barrier between. For words: `depart`, which counts one more, and returns how many there were; `open` and
+// `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all lanes learn what lane 0 says. For
+// the word of turns `read` and `write`, the latter also for the one behind `stop`.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -82,7 +75,7 @@ template <uint32_t Most, class Group> class ActionRun {
             } else if (is_raise(action)) {
                 raise(next, end);
             } else {
-                order();
+                group.barrier();
             }
             next = end;
         }
@@ -96,7 +89,6 @@ template <uint32_t Most, class Group> class ActionRun {
     const Segment *const actions;
     // What follows all blocks count alike.
     uint32_t tiles = 0; // modulo blocks
-    uint32_t meetings = 0;
     uint32_t gates = 0;
     bool has_copied = false;
 
@@ -159,7 +151,7 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD void await(const Segment &flag) const {
         for (uint32_t looks = 1; !is_up(flag); ++looks) {
-            if (list.stop != 0 && looks % kLooksPerStop == 0) {
+            if (looks % kLooksPerStop == 0) {
                 if (group.load(list.stop) != 0) {
                     return;
                 }
@@ -167,21 +159,14 @@ template <uint32_t Most, class Group> class ActionRun {
                     group.write(list.stop + 8, 1);
                 }
             }
-            // A look at host memory takes its link.
-            if (flag.src == 0) {
-                group.pause();
-            }
         }
     }
 
-    MPGPU_HD bool is_up(const Segment &flag) const {
-        const uint64_t raised = group.load(flag.dst);
-        return flag.src == 0 ? raised != 0 : raised >= flag.src;
-    }
+    MPGPU_HD bool is_up(const Segment &flag) const { return group.load(flag.dst) >= flag.src; }
 
     MPGPU_HD bool are_up(uint32_t next, uint32_t end) const {
         for (; next < end; ++next) {
-            if (actions[next].src == 0 || !is_up(actions[next])) {
+            if (!is_up(actions[next])) {
                 return false;
             }
         }
@@ -193,48 +178,14 @@ template <uint32_t Most, class Group> class ActionRun {
             group.barrier();
         }
         // What comes before the first copy is the first block's. One that is alone writes what others would have added.
-        if (!has_copied || group.blocks() == 1) {
-            for (uint32_t i = next + group.lane(); group.block() == 0 && i < end; i += group.lanes()) {
-                const uint64_t flag = actions[i].src;
-                group.raise(flag & ~kNear, (flag & kNear) != 0 ? group.blocks() : 1);
-            }
-            return;
-        }
-        bool are_near = true;
-        for (uint32_t i = next; i < end; ++i) {
-            if ((actions[i].src & kNear) == 0) {
-                are_near = false;
-            } else if ((i - next) % group.lanes() == group.lane()) {
-                group.add(actions[i].src & ~kNear);
+        const bool is_whole = !has_copied || group.blocks() == 1;
+        for (uint32_t i = next + group.lane(); i < end && (!is_whole || group.block() == 0); i += group.lanes()) {
+            if (is_whole) {
+                group.raise(actions[i].src, group.blocks());
+            } else {
+                group.add(actions[i].src);
             }
         }
-        if (are_near || !is_last()) {
-            return;
-        }
-        for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-            if ((actions[i].src & kNear) == 0) {
-                group.raise(actions[i].src, 1);
-            }
-        }
-    }
-
-    MPGPU_HD void order() {
-        if (group.blocks() == 1) {
-            group.barrier();
-        } else if (is_last()) {
-            open();
-            group.barrier();
-        } else {
-            pass([] { return false; });
-        }
-    }
-
-    // Whether this block is the last to come here. All that blocks did before is then visible to it.
-    MPGPU_HD bool is_last() {
-        group.barrier();
-        const uint32_t word = 2 + meetings++;
-        return group.blocks() == 1 ||
-               group.tell(group.lane() == 0 && group.arrive(list.words, word) + 1 == group.blocks());
     }
 
     MPGPU_HD void open() {
@@ -263,7 +214,7 @@ template <uint32_t Most, class Group> class ActionRun {
     }
 
     MPGPU_HD void clear() const {
-        for (uint32_t i = group.lane(); group.blocks() > 1 && i < 2 + meetings; i += group.lanes()) {
+        for (uint32_t i = group.lane(); group.blocks() > 1 && i < kActionWords; i += group.lanes()) {
             group.clear(list.words, i);
         }
         if (list.turn != 0 && group.lane() == 0) {

@@ -48,31 +48,21 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
 
 namespace {
 
-// Flags lie in memory of this GPU, or in host memory that every GPU of the node reads and writes; those that it raises
-// also in memory of another GPU.
+// Flags that it takes lie in memory of this GPU, those that it raises in memory of others.
 struct BlockGroup {
     __device__ uint32_t lane() const { return threadIdx.x; }
     __device__ uint32_t lanes() const { return blockDim.x; }
     __device__ uint32_t block() const { return blockIdx.x; }
     __device__ uint32_t blocks() const { return gridDim.x; }
     __device__ void barrier() const { __syncthreads(); }
-    // As for mpgpu_wait_signals.
-    __device__ void pause() const { __nanosleep(64); }
     __device__ uint64_t load(uint64_t flag) const { return acquire(flag); }
-    __device__ void raise(uint64_t flag, uint64_t value = 1) const { release(flag, value); }
+    __device__ void raise(uint64_t flag, uint64_t value) const { release(flag, value); }
     __device__ void add(uint64_t flag) const {
         asm volatile("red.add.release.sys.u64 [%0], 1;" : : "l"(flag) : "memory");
     }
     // Its rank has taken it by then, and raises one of its own, which releases, before another may raise it again.
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
     __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }
-    // What a block has written may lie in another GPU, whose readers see a flag that the last block raises.
-    __device__ uint64_t arrive(uint64_t words, uint32_t word) const {
-        __threadfence_system();
-        uint64_t before;
-        asm volatile("atom.add.acq_rel.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
-        return before;
-    }
     // What blocks have written is for work that comes after the kernel.
     __device__ uint64_t depart(uint64_t words, uint32_t word) const {
         uint64_t before;

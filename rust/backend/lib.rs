@@ -146,10 +146,8 @@ pub enum SignalWait {
 /// What a small part of a step is made of, in order ([`Backend::stream_run_actions`]).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Waits for the flag at this address to be raised, and sets it back.
-    Take(u64),
-    /// The same of a near flag, in memory of the GPU whose kernel it is: each block of the kernel that raises it counts one more.
-    TakeNear {
+    /// Waits for a flag in memory of the kernel's GPU, and sets it back: each block of the kernel that raises it counts one more.
+    Take {
         /// Its address.
         flag: u64,
         /// Of that kernel.
@@ -157,11 +155,9 @@ pub enum Action {
     },
     /// Copies the transfer of this number of the execution.
     Copy(u32),
-    /// Raises the flag at this address, after all that comes before.
+    /// Raises a flag in memory of another GPU, after all that comes before.
     Raise(u64),
-    /// The same of a near flag of another GPU.
-    RaiseNear(u64),
-    /// What comes before is done before what comes after. Copies have no other order among themselves.
+    /// What comes before is done before what comes after, of one block alone. Copies have no other order among themselves.
     Order,
 }
 
@@ -169,10 +165,8 @@ impl Action {
     /// As kernels take it (`cpp/actions.hpp`), with the ends and the bytes of the execution's transfers.
     pub fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
         match self {
-            Action::Take(flag) => Segment { dst: flag, src: 0, bytes: 0 },
-            Action::TakeNear { flag, blocks } => Segment { dst: flag, src: u64::from(blocks), bytes: 0 },
+            Action::Take { flag, blocks } => Segment { dst: flag, src: u64::from(blocks), bytes: 0 },
             Action::Raise(flag) => Segment { dst: 0, src: flag, bytes: 0 },
-            Action::RaiseNear(flag) => Segment { dst: 0, src: flag | 1, bytes: 0 },
             Action::Order => Segment { dst: 0, src: 0, bytes: 0 },
             Action::Copy(transfer) => {
                 let Endpoints { dst, src } = ends[transfer as usize];
@@ -188,7 +182,7 @@ pub struct ActionGrid {
     /// Of several blocks: [`ActionGrid::WORDS`] words of the GPU's memory, which stand at 0 between launches that follow each other.
     pub words: u64,
     /// A counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. The word behind it is set to 1 by a launch that has
-    /// waited for 0.1 ms or so. With 0 the flags themselves are such.
+    /// waited for 0.1 ms or so.
     pub stop: u64,
     /// A word of the GPU's memory, 0 or 1: which half of the actions the launch does. It is the other one then. With 0 all actions are one list.
     pub turn: u64,
@@ -203,7 +197,7 @@ impl ActionGrid {
     }
 
     /// See [`ActionGrid::words`].
-    pub const WORDS: u64 = MOST_ACTIONS as u64 + 2;
+    pub const WORDS: u64 = 2;
     /// Up to so many bytes one block is as fast as several.
     const NARROW_BYTES: u64 = 16 << 10;
     /// A word of 16 bytes for each lane of a block.
@@ -587,11 +581,9 @@ pub trait Backend: Send + Sync {
         let _ = (stream, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
-    /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. Flags
-    /// as for [`stream_take_flags`](Backend::stream_take_flags); with [`ActionGrid::stop`] they may also lie in memory of the GPU, and of others
-    /// those that it raises. `false`, and nothing is enqueued, where this backend has no such kernel, or the stream is not of the GPU of the
-    /// program's lane, or that GPU does not reach all memory by itself. With a state that names allocations, they are those that the ends lie in
-    /// now: what is known of one holds for all of it, and the driver is not asked again.
+    /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. `false`,
+    /// and nothing is enqueued, where this backend has no such kernel, or the stream is not of the GPU of the program's lane, or that GPU does not
+    /// reach all memory by itself.
     fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
         let _ = (execution, actions, grid);
         Ok(false)

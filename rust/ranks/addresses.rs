@@ -94,6 +94,19 @@ impl Bindings<'_> {
         if neighbours.is_empty() { None } else { Some(Arc::new(PlanPlaces { plan, own: at(rank)?, neighbours })) }
     }
 
+    /// Kernels know near flags alone: where one is not, both its ranks do their parts by streams, and then so do others who share flags with them.
+    pub fn leave_to_streams(&mut self) {
+        let flags = &self.together.parts.flags;
+        while let Some(far) = (0..flags.len()).find(|flag| {
+            let Flag { raiser, taker } = flags[*flag];
+            self.near_blocks(FlagId(*flag as u32)).is_none()
+                && [raiser, taker].iter().any(|rank| self.kernels[*rank as usize].blocks.is_some())
+        }) {
+            let Flag { raiser, taker } = flags[far];
+            [raiser, taker].iter().for_each(|rank| self.kernels[*rank as usize].blocks = None);
+        }
+    }
+
     /// See [`Addresses`].
     pub fn flag_address(&self, flag: FlagId) -> u64 {
         self.flag(flag)

@@ -150,8 +150,10 @@ impl NodeGroup {
             takers: bindings.near.keys().copied().collect(),
         });
         bindings.kernels = call.all(told)?;
+        bindings.leave_to_streams();
         let all_near = (0..).zip(&together.parts.flags).all(|(flag, _)| bindings.near_blocks(FlagId(flag)).is_some());
         let bound = small.and_then(|small| {
+            let small = small.filter(|_| bindings.kernels[self.rank() as usize].blocks.is_some());
             let small =
                 small.map(|mut small| match (&together.eager, bindings.near.get(&self.rank()).zip(together.near_of(self.rank()))) {
                     (Some(eager), Some((base, near))) if all_near => small.by_turns(part, self.rank(), eager, &bindings, base + near.turn),

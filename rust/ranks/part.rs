@@ -4,10 +4,9 @@
 //! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
 //! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
 //!
-//! A part in which little is moved is one kernel instead, which takes and raises flags itself. Flags between two kernels lie in memory of the GPU
-//! that takes them, where a look costs no way over PCIe; all others lie in host memory, because the CPU ends waits of streams there when a rank is
-//! lost. The waits of a kernel end by a word in host memory, at which it looks now and then. A flag is the same wherever it lies: one rank raises
-//! it to 1 and one sets it back to 0, in each step.
+//! A part in which little is moved is one kernel instead, which takes and raises flags itself, where those who raise and take them are kernels too.
+//! Such flags are near: they lie in memory of the GPU that takes them, where a look costs no way over PCIe. All others lie in host memory, because
+//! the CPU ends waits of streams there when a rank is lost. The waits of a kernel end by a word in host memory, at which it looks now and then.
 
 use super::eager::Eager;
 use crate::backend::{
@@ -27,7 +26,7 @@ pub(super) trait Addresses {
     fn place(&self, place: Place) -> u64;
     /// Of a flag.
     fn flag(&self, flag: FlagId) -> u64;
-    /// Of a flag that lies in memory of the GPU that takes it, the blocks of the kernel that raises it.
+    /// Of a near flag the blocks of the kernel that raises it.
     fn near_blocks(&self, flag: FlagId) -> Option<u32>;
     /// Of the first byte of a rank's inboxes.
     fn inbox(&self, rank: u32) -> u64;
@@ -77,7 +76,7 @@ pub(super) struct SmallPart {
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
     pub grid: ActionGrid,
-    /// Several blocks would not be faster, or could wait for each other.
+    /// Several blocks would not be faster, or would have to wait for each other, which takes room for all at once.
     pub is_narrow: bool,
 }
 
@@ -227,7 +226,6 @@ impl SmallPart {
         };
         let actions = SmallPart::actions_of(part, at);
         let effort: u64 = part.copies().map(effort).sum();
-        // Blocks that wait for each other need room for all at once, which the program's kernels may have.
         let is_narrow = actions.contains(&Action::Order) || part.copies().any(|copy| at.is_host(copy.from) || at.is_host(copy.to));
         if actions.len() > MOST_ACTIONS || effort > if is_narrow { NARROW_BYTES } else { small_bytes(part, |copy| at.is_inside(copy)) } {
             return None;
@@ -311,13 +309,12 @@ impl SmallPart {
     }
 
     fn take(flag: FlagId, at: &impl Addresses) -> Action {
-        let address = at.flag(flag);
-        at.near_blocks(flag).map_or(Action::Take(address), |blocks| Action::TakeNear { flag: address, blocks })
+        // Until all ranks have told nobody knows.
+        Action::Take { flag: at.flag(flag), blocks: at.near_blocks(flag).unwrap_or(0) }
     }
 
     fn raise(flag: FlagId, at: &impl Addresses) -> Action {
-        let address = at.flag(flag);
-        if at.near_blocks(flag).is_some() { Action::RaiseNear(address) } else { Action::Raise(address) }
+        Action::Raise(at.flag(flag))
     }
 }
 
@@ -556,13 +553,9 @@ impl BoundPart {
         if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends) }
     }
 
-    /// Whether one kernel does it, and how many of the flags that it takes lie on its GPU, of how many.
-    pub fn kernel_flags(&self) -> Option<(usize, usize)> {
-        let SmallPart { actions, grid, .. } = self.small.as_ref()?;
-        // Of one turn.
-        let actions = &actions[..actions.len() / if grid.turn == 0 { 1 } else { 2 }];
-        let near = actions.iter().filter(|action| matches!(action, Action::TakeNear { .. })).count();
-        Some((near, near + actions.iter().filter(|action| matches!(action, Action::Take(_))).count()))
+    /// Whether one kernel does it, of how many blocks.
+    pub fn kernel_blocks(&self) -> Option<u32> {
+        self.small.as_ref().map(|small| small.grid.blocks)
     }
 
     /// Gives streams and events back, once. Enqueued work still finishes.

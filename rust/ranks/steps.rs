@@ -322,9 +322,9 @@ impl NodePlan {
                 part.lanes.len()
             );
         }
-        let kernel_flags = lock(&self.parts).all.first().and_then(BoundPart::kernel_flags);
-        if let Some((near, takes)) = kernel_flags {
-            let _ = writeln!(text, "  one kernel does this rank's part: of {takes} flags that it takes {near} are on its GPU");
+        let blocks = lock(&self.parts).all.first().and_then(BoundPart::kernel_blocks);
+        if let Some(blocks) = blocks {
+            let _ = writeln!(text, "  one kernel does this rank's part; blocks: {blocks}");
         }
         let holds: Vec<String> = self.holds().iter().map(|(device, bytes)| format!("{} on {device}", size(*bytes))).collect();
         if !holds.is_empty() {

@@ -41,13 +41,6 @@ impl Memory {
     }
 }
 
-#[derive(Copy, Clone, PartialEq, Eq)]
-enum Near {
-    None,
-    Some(u32),
-    All(u32),
-}
-
 /// Memory of all ranks: ends of transfers, staging rings, flags.
 struct Shared {
     src: Vec<Memory>,
@@ -62,8 +55,8 @@ struct Shared {
     flags: Vec<AtomicU64>,
     /// Of each rank two.
     inboxes: Vec<Memory>,
-    /// Every other flag is near, or all, raised by kernels of so many blocks. Where it lies makes no difference on a CPU.
-    near: Near,
+    /// Of the kernels that raise flags. Where these lie makes no difference on a CPU.
+    blocks: u32,
 }
 
 impl Addresses for Shared {
@@ -80,12 +73,8 @@ impl Addresses for Shared {
         (&raw const self.flags[flag.0 as usize]).expose_provenance() as u64
     }
 
-    fn near_blocks(&self, flag: FlagId) -> Option<u32> {
-        match self.near {
-            Near::All(blocks) => Some(blocks),
-            Near::Some(blocks) if flag.0.is_multiple_of(2) => Some(blocks),
-            _ => None,
-        }
+    fn near_blocks(&self, _: FlagId) -> Option<u32> {
+        Some(self.blocks)
     }
 
     fn inbox(&self, rank: u32) -> u64 {
@@ -178,7 +167,7 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB.
+/// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB. `stop` is of two words.
 fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
     let addresses = [address_of(words), stop, turn];
     let run_block = |block| {
@@ -199,12 +188,14 @@ fn segments(actions: &[Action], execution: &Execution<'_>) -> Vec<Segment> {
     actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect()
 }
 
-/// Every rank's part by a kernel of so many blocks, by turns through inboxes where these are. `false` where one is none for a kernel.
-fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u32, eager: Option<&Eager>) -> bool {
+/// Every rank's part by a kernel, by turns through inboxes where these are. `false` where one is none for a kernel of so many blocks.
+fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Option<&Eager>) -> bool {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
     // A rank that waits for nobody takes no part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
-    if of_ranks.iter().enumerate().any(|(rank, small)| small.is_none() && raised_for_nothing(rank)) {
+    let blocks = shared.blocks;
+    let is_none = |small: &Option<SmallPart>| small.as_ref().is_none_or(|small| small.is_narrow && blocks > 1);
+    if of_ranks.iter().enumerate().any(|(rank, small)| is_none(small) && raised_for_nothing(rank)) {
         return false;
     }
     let nothing: Arc<[u64]> = Arc::from([]);
@@ -218,8 +209,8 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, blocks: u3
         let small = small.as_ref()?;
         let turn = small.grid.turn;
         let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
-        let words = zeros(ActionGrid::WORDS);
-        Some(move || launch(&actions, blocks, &words, 0, turn))
+        let (words, stop) = (zeros(ActionGrid::WORDS), zeros(2));
+        Some(move || launch(&actions, blocks, &words, address_of(&stop), turn))
     });
     run_steps(ends, shared, steps, kernels);
     true
@@ -263,7 +254,7 @@ impl Addresses for ForStreams<'_> {
 }
 
 /// Every rank's part by a kernel that has inboxes, or by streams, as the bits of `forms` say by turns.
-fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), blocks: u32, eager: &Eager) {
+fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), eager: &Eager) {
     let (backend, nothing): (_, Arc<[u64]>) = (AtOnce::default(), Arc::from([]));
     let turns = zeros(parts.parts.len() as u64);
     let for_streams = ForStreams(shared, zeros(parts.flags.len() as u64));
@@ -271,10 +262,10 @@ fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, 
         let small = SmallPart::new(part, shared)?.by_turns(part, rank as u32, eager, shared, address_of(&turns[rank..]));
         let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
         let mut by_streams = BoundPart::new(part, &for_streams, None, None, &backend).expect("bound");
-        let (words, turn, backend, mut step) = (zeros(ActionGrid::WORDS), small.grid.turn, &backend, 0);
+        let (words, stop, turn, backend, mut step) = (zeros(ActionGrid::WORDS), zeros(2), small.grid.turn, &backend, 0);
         Some(move || {
             if forms >> (step % 64) & 1 == 0 {
-                launch(&actions, blocks, &words, 0, turn);
+                launch(&actions, shared.blocks, &words, address_of(&stop), turn);
             } else {
                 by_streams.enqueue(CALLERS, false, backend).expect("done");
             }
@@ -396,12 +387,12 @@ impl Backend for AtOnce {
             return Ok(false);
         }
         self.kernels.fetch_add(1, Ordering::Relaxed);
-        launch(&segments(actions, execution), 1, &[], 0, 0);
+        launch(&segments(actions, execution), 1, &[], address_of(&zeros(2)), 0);
         Ok(true)
     }
 }
 
-/// Every rank's part as it is bound to streams, in a caller's stream. Returns how many kernels have waited for flags.
+/// Every rank's part as it is bound to streams, in a caller's stream, or to kernels of one block. Returns how many kernels have waited for flags.
 fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool, stream: StreamHandle, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
@@ -450,7 +441,7 @@ fn divided(
         inside: shapes.iter().zip(&ends).map(|(shape, ends)| stays(shape, *ends)).collect(),
         first: (0..shapes.len()).map(first).collect(),
         flags: zeros(parts.flags.len() as u64),
-        near: Near::Some(1),
+        blocks: 1,
     };
     // A rank that has to do with itself alone needs no flags, and its copies are the backend's.
     let moving = ends.iter().zip(&shapes).filter(|(_, shape)| shape.bytes > 0).map(|(ends, _)| *ends);
@@ -470,7 +461,7 @@ fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) 
     let one_path = Options { max_paths: 1, ..Options::default() };
     let (parts, ends, shared, eager) = divided((ranks, ranks), &copies, &one_path).expect("between ranks");
     let eager = eager.expect("straight, and few");
-    (parts, ends, Shared { near: Near::All(blocks), ..shared }, eager)
+    (parts, ends, Shared { blocks, ..shared }, eager)
 }
 
 /// Copies from a rank to one that is further by so many, and bytes back: none in half of the cases.
@@ -496,8 +487,8 @@ proptest! {
         let divided = divided((ranks, gpus), &copies, &several_paths());
         prop_assume!(divided.is_some());
         let (parts, ends, mut shared, _) = divided.expect("as assumed");
-        shared.near = Near::Some(blocks);
-        prop_assume!(run(&parts, &ends, &shared, 50, blocks, None));
+        shared.blocks = blocks;
+        prop_assume!(run(&parts, &ends, &shared, 50, None));
     }
 
     #[test]
@@ -507,7 +498,7 @@ proptest! {
         blocks in 1_u32..=4,
     ) {
         let (parts, ends, shared, eager) = divided_straight(ranks, copies, blocks);
-        prop_assert!(run(&parts, &ends, &shared, 50, blocks, Some(&eager)));
+        prop_assert!(run(&parts, &ends, &shared, 50, Some(&eager)));
     }
 
     #[test]
@@ -518,7 +509,7 @@ proptest! {
         blocks in 1_u32..=3,
     ) {
         let (parts, ends, shared, eager) = divided_straight(ranks, copies, blocks);
-        run_in_both_forms(&parts, &ends, &shared, (64, forms), blocks, &eager);
+        run_in_both_forms(&parts, &ends, &shared, (64, forms), &eager);
     }
 
     #[test]
@@ -566,7 +557,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
             inside: vec![ends.src == ends.dst],
             first: vec![0],
             flags: zeros(parts.flags.len() as u64),
-            near: Near::Some(1),
+            blocks: 1,
         };
         shared.dst[0].base = shared.src[0].base % 16 + shared.dst[0].base.next_multiple_of(16) + dst_offset;
         parts.parts.iter().map(|part| SmallPart::new(part, &shared).map(|small| small.actions)).collect::<Vec<_>>()
@@ -574,9 +565,8 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
     let away = EndRanks { src: 0, dst: 1 };
     let parts = small(super::SMALL_BYTES, 0, away);
     let [Some(sender), Some(receiver)] = &parts[..] else { panic!("{parts:?}") };
-    assert!(matches!(sender[..], [Action::TakeNear { .. }, Action::Copy(0), Action::Raise(_)]), "{sender:?}");
-    assert!(matches!(receiver[..], [Action::RaiseNear(_), Action::Take(_)]), "{receiver:?}");
-    // The receiver moves nothing, so one kernel may wait for it whatever the sender does.
+    assert!(matches!(sender[..], [Action::Take { blocks: 1, .. }, Action::Copy(0), Action::Raise(_)]), "{sender:?}");
+    assert!(matches!(receiver[..], [Action::Raise(_), Action::Take { blocks: 1, .. }]), "{receiver:?}");
     assert!(matches!(&small(super::SMALL_BYTES + 1, 0, away)[..], [None, Some(_)]));
     assert!(matches!(&small(super::SMALL_BYTES / 2, 8, away)[..], [Some(_), Some(_)]));
     assert!(matches!(&small(super::SMALL_BYTES / 8, 1, away)[..], [None, Some(_)]), "copied byte by byte");
@@ -595,8 +585,8 @@ fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
     };
     for actions in actions(most / 2) {
         let actions = actions.expect("a kernel's");
-        let is_raise = |action: &Action| matches!(action, Action::Raise(_) | Action::RaiseNear(_));
-        let is_take = |action: &Action| matches!(action, Action::Take(_) | Action::TakeNear { .. });
+        let is_raise = |action: &Action| matches!(action, Action::Raise(_));
+        let is_take = |action: &Action| matches!(action, Action::Take { .. });
         let [ready, go, Action::Copy(_), there, Action::Copy(_), done] = &actions[..] else { panic!("{actions:?}") };
         assert!([ready, there].into_iter().all(is_raise) && [go, done].into_iter().all(is_take), "{actions:?}");
     }
@@ -610,10 +600,8 @@ fn what_kernels_pass_on_is_right_step_after_step() {
         let copies: Vec<_> = (1..ranks).map(|to| (0, to, LEAST_SHARED_BYTES + 40)).collect();
         let (parts, ends, mut shared, _) = divided((ranks, ranks), &copies, &options).expect("between ranks");
         assert!(parts.parts[1].copies().any(|copy| matches!(copy.from, Place::Destination { .. })), "passed on");
-        for near in [Near::All(blocks), Near::Some(blocks), Near::None] {
-            shared.near = near;
-            assert!(run(&parts, &ends, &shared, 10, blocks, None));
-        }
+        shared.blocks = blocks;
+        assert!(run(&parts, &ends, &shared, 10, None));
     }
 }
 
@@ -633,22 +621,23 @@ fn inboxes_are_for_few_bytes_that_go_straight_between_ranks() {
 }
 
 #[test]
-fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leaves_its_words_ready() {
+fn a_kernel_whose_peer_is_lost_ends_its_waits_and_leaves_its_words_ready() {
     let (from, to) = (Memory::new(20_000), Memory::new(20_000));
     let flags = zeros(4);
     let flag = |index: u64| address_of(&flags) + 8 * index;
     let copy = Segment { dst: to.base, src: from.base, bytes: 20_000 };
-    let [near, far, raised] = [Action::TakeNear { flag: flag(0), blocks: 2 }, Action::Take(flag(1)), Action::Raise(flag(2))]
-        .map(|action| action.segment(&[], &[]));
+    let [one, other, raised] =
+        [Action::Take { flag: flag(0), blocks: 2 }, Action::Take { flag: flag(1), blocks: 1 }, Action::Raise(flag(2))]
+            .map(|action| action.segment(&[], &[]));
     for blocks in [1, 3] {
-        for actions in [&[near, copy, raised, far][..], &[far, near, copy, raised, near, copy], &[copy, raised, far, raised]] {
+        for actions in [&[one, copy, raised, other][..], &[other, one, copy, raised, one, copy], &[copy, raised, other, copy]] {
             let (words, stop) = (zeros(ActionGrid::WORDS), zeros(2));
             flags[2].store(0, Ordering::Relaxed);
             thread::scope(|scope| {
                 scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
                 stop[0].store(1, Ordering::Release);
             });
-            assert_eq!(flags[2].load(Ordering::Acquire), 1, "what follows the wait is done");
+            assert_eq!(flags[2].load(Ordering::Acquire), u64::from(blocks), "what follows the wait is done");
         }
     }
 }
@@ -656,7 +645,7 @@ fn a_kernel_whose_peer_is_lost_ends_its_waits_wherever_their_flags_lie_and_leave
 #[test]
 fn a_kernel_that_waits_for_long_says_so_and_one_whose_flag_is_up_does_not() {
     let (flags, words, stop) = (zeros(1), zeros(ActionGrid::WORDS), zeros(2));
-    let take = [Action::Take(address_of(&flags)).segment(&[], &[])];
+    let take = [Action::Take { flag: address_of(&flags), blocks: 1 }.segment(&[], &[])];
     let wait = || launch(&take, 1, &words, address_of(&stop), 0);
     flags[0].store(1, Ordering::Release);
     wait();
@@ -710,7 +699,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         inside: shapes.iter().map(|shape| shape.src_device == shape.dst_device).collect(),
         first: (0..shapes.len()).collect(),
         flags: zeros(parts.flags.len() as u64),
-        near: Near::None,
+        blocks: 1,
     };
     // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
     let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };

@@ -1,14 +1,12 @@
 //! Which GPUs reach the memory of a plan by themselves. Found out once for each plan, because asking the driver for an address takes about
 //! as long as a launch.
 
-use super::attributes::UNNUMBERED;
 use super::device::Primary;
 use super::driver::lock;
 use super::kernel::{Copier, HostEnds};
 use super::parts::Core;
 use crate::backend::{BackendError, Endpoints, Execution, PlanState};
 use crate::bridge::Segment;
-use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::iter;
 use std::ops::Range;
@@ -109,43 +107,6 @@ impl Core {
         let own = self.sharing.ends_for(&self.gpus, gpu, execution.endpoints).map(|ends| (gpu, ends));
         lock(&self.reached).note(execution.endpoints, asked, all, shut_out, own).host = host;
         Ok(reached)
-    }
-
-    /// The ends of an execution as kernels of `gpu` have them; `None` where they do not reach all of them. Found out once for a plan, or for each
-    /// allocation where the execution names them.
-    pub fn ends_for_kernel(&self, execution: &Execution<'_>, gpu: usize) -> Result<Option<SmallVec<[Endpoints; 4]>>, BackendError> {
-        let Some(state) = execution.state else {
-            let is_reached = self.plan_is_reached(execution, gpu)?;
-            return Ok(is_reached.then(|| self.own_ends(execution, gpu).as_deref().unwrap_or(execution.endpoints).into()));
-        };
-        let mut ends = SmallVec::new();
-        let memory = state.memory.chunks_exact(2).map(|pair| (pair[0], pair[1])).chain(iter::repeat((0, 0)));
-        for ((end, &bytes), (dst, src)) in execution.endpoints.iter().zip(&execution.program.transfers).zip(memory) {
-            let Some(dst) = self.reached_at(gpu, end.dst, bytes, dst)? else { return Ok(None) };
-            let Some(src) = self.reached_at(gpu, end.src, bytes, src)? else { return Ok(None) };
-            ends.push(Endpoints { dst, src });
-        }
-        Ok(Some(ends))
-    }
-
-    /// Where kernels of `gpu` have so many bytes of an allocation, if they reach them.
-    fn reached_at(&self, gpu: usize, address: u64, bytes: u64, allocation: u64) -> Result<Option<u64>, BackendError> {
-        if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
-            return Ok(opened);
-        }
-        if lock(&self.reached).has_memory(gpu, allocation) {
-            return Ok(Some(address));
-        }
-        let known = self.gpus.attributes(address)?;
-        if !self.kernel_reaches(gpu, address, bytes, &known)? {
-            return Ok(None);
-        }
-        // What this backend has mapped is open as a whole. A number that says which memory it is, and not only where, is never another's.
-        let is_numbered = allocation != 0 && allocation & UNNUMBERED == 0;
-        if is_numbered && (known.uniform_range().is_some() || allocation >> 63 != 0) {
-            lock(&self.reached).note_memory(gpu, allocation);
-        }
-        Ok(Some(address))
     }
 
     /// Whether there is memory in a plan that not even copies of `gpu` may enter. Whether it reaches all has been asked.

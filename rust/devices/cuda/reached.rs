@@ -2,7 +2,7 @@
 
 use super::kernel::HostEnds;
 use crate::backend::Endpoints;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 /// What was found out, plan by plan.
@@ -12,8 +12,6 @@ pub(super) struct Reached {
     plans: HashMap<usize, Reach, ahash::RandomState>,
     /// With this many, those that are gone are dropped.
     sweep_at: usize,
-    /// GPUs, and allocations whose every byte their kernels reach.
-    memory: HashSet<(usize, u64), ahash::RandomState>,
 }
 
 #[derive(Debug)]
@@ -36,20 +34,6 @@ impl Reached {
     /// What is known of a plan with these ends.
     pub fn of(&self, ends: &Arc<[Endpoints]>) -> Option<&Reach> {
         self.plans.get(&Arc::as_ptr(ends).cast::<u8>().addr())
-    }
-
-    /// Whether kernels of a GPU are known to reach an allocation.
-    pub fn has_memory(&self, gpu: usize, allocation: u64) -> bool {
-        self.memory.contains(&(gpu, allocation))
-    }
-
-    /// They do, for as long as there is that allocation.
-    pub fn note_memory(&mut self, gpu: usize, allocation: u64) {
-        const MOST: usize = 4096;
-        if self.memory.len() >= MOST {
-            self.memory.clear();
-        }
-        self.memory.insert((gpu, allocation));
     }
 
     /// Notes what was found out of the GPUs in `known`, of one of them with ends of its own.

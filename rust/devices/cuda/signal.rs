@@ -132,16 +132,16 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| lane.is_none_or(|lane| lane.device == DeviceId(gpu as i32))) else {
                 return Ok(false);
             };
-            let Some(ends) = self.ends_for_kernel(execution, gpu)? else { return Ok(false) };
-            let flags = actions.iter().filter_map(|action| if let Action::Take(flag) = action { Some(*flag) } else { None });
-            match grid.stop {
-                0 => self.enter_flags(execution.stream, flags)?,
-                stop => self.enter_flags(execution.stream, [stop].into_iter())?,
+            if !self.plan_is_reached(execution, gpu)? {
+                return Ok(false);
             }
+            let own = self.own_ends(execution, gpu);
+            let ends = own.as_deref().unwrap_or(execution.endpoints);
+            self.enter_flags(execution.stream, [grid.stop].into_iter())?;
             let actions: SmallVec<[Segment; 16]> =
-                actions.iter().map(|action| action.segment(&ends, &execution.program.transfers)).collect();
-            // SAFETY: the GPU reaches every end. Flags are pinned memory that has one address for the CPU and all GPUs (`share`), or memory of GPUs
-            // that `action_reach` has found this one to reach; the caller keeps all of it for as long as the stream works.
+                actions.iter().map(|action| action.segment(ends, &execution.program.transfers)).collect();
+            // SAFETY: the GPU reaches every end, and, as `action_reach` has found, all flags. `stop` is pinned memory that has one address for the
+            // CPU and all GPUs (`share`). The caller keeps all of it for as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, &actions, grid, raw) }?;
             Ok(true)
         })

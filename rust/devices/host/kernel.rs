@@ -38,7 +38,7 @@ pub unsafe fn copy_segments(segments: &[Segment], grid: Grid) {
 /// # Safety
 ///
 /// Copies as for [`copy_segments`]; flags live until the call returns, and threads look at them through atomics alone. So are `addresses`:
-/// with several blocks the words of all, and `stop` and `turn`, or 0. Each block runs once.
+/// with several blocks the words of all, `stop`, and `turn` or 0. Each block runs once.
 pub unsafe fn run_actions(actions: &[Segment], addresses: &[u64; 3], tile_shift: u32, block: u32, blocks: u32) {
     // SAFETY: pointer and length are those of a slice, and of an array of three; the caller vouches for the rest.
     unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), tile_shift.clamp(4, 30), block, blocks) }

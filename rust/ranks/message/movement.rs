@@ -216,13 +216,7 @@ impl Messenger {
     }
 
     /// Where the other side's bytes are in this process, and on which device.
-    pub(super) fn address_of(
-        &self,
-        kept: &mut Kept,
-        theirs: SlotId,
-        other: &MessageSlot,
-        bytes: u64,
-    ) -> Result<(u64, DeviceId), Error> {
+    pub(super) fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
         }
