@@ -581,15 +581,19 @@ pub trait Backend: Send + Sync {
         let _ = (stream, flags);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
-    /// Enqueues as one kernel what one rank does in a step in which little is moved: `actions`, whose copies are transfers of `execution`. `false`,
-    /// and nothing is enqueued, where this backend has no such kernel, or the stream is not of the GPU of the program's lane, or that GPU does not
-    /// reach all memory by itself.
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
-        let _ = (execution, actions, grid);
+    /// Enqueues as one kernel of `device` what one rank does in a step in which little is moved: [actions](Action::segment), whose copies' ends are as
+    /// [`action_reach`](Backend::action_reach) has them. `false`, and nothing is enqueued, where the stream is of another GPU.
+    fn stream_run_actions(
+        &self,
+        stream: StreamHandle,
+        device: DeviceId,
+        actions: &[Segment],
+        grid: ActionGrid,
+    ) -> Result<bool, BackendError> {
+        let _ = (stream, device, actions, grid);
         Ok(false)
     }
-    /// How a kernel of `device` reaches the ends of a program's transfers. An error where [`stream_run_actions`](Backend::stream_run_actions)
-    /// would return `false` in every stream.
+    /// How a kernel of `device` reaches the ends of a program's transfers. An error where it does not, or this backend has no such kernel.
     fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         let _ = (device, program, ends);
         Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for flags", self.name())))

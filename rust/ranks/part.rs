@@ -10,7 +10,8 @@
 
 use super::eager::Eager;
 use crate::backend::{
-    Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Signal, StreamHandle,
+    Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Segment, Signal,
+    StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program, Shape};
 use crate::program::PartitionMove;
@@ -80,6 +81,13 @@ pub(super) struct SmallPart {
     pub is_narrow: bool,
 }
 
+/// The same with all addresses, as its GPU has them.
+struct BoundKernel {
+    actions: Box<[Segment]>,
+    device: DeviceId,
+    grid: ActionGrid,
+}
+
 /// With more bytes on each lane the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two
 /// H100 a kernel of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at
 /// 23 MB. Each further lane costs copy engines as much again (three lanes of H200: 63 us).
@@ -121,7 +129,7 @@ pub(super) struct ProducerOrders {
 /// What this rank does in each step.
 pub(super) struct BoundPart {
     /// In place of segments, where one kernel does all.
-    small: Option<SmallPart>,
+    kernel: Option<BoundKernel>,
     begins: Vec<Signal>,
     /// Of a part that moves partitions.
     armed: Option<Armed>,
@@ -277,6 +285,13 @@ impl SmallPart {
         SmallPart { actions: actions.into(), program: Arc::new(program), endpoints: ends.into(), grid, ..self }
     }
 
+    fn bind(self, backend: &dyn Backend) -> Result<BoundKernel, BackendError> {
+        let SmallPart { actions, program, endpoints, device, grid, .. } = self;
+        let ends = backend.action_reach(device, &program, &endpoints)?.ends;
+        let actions = actions.iter().map(|action| action.segment(&ends, &program.transfers)).collect();
+        Ok(BoundKernel { actions, device, grid })
+    }
+
     /// What the kernel does, with flags where they are now. Copies that nobody waits for come last.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
         let take = |flag: &FlagId| SmallPart::take(*flag, at);
@@ -328,13 +343,14 @@ impl BoundPart {
         armed: Option<Armed>,
         backend: &dyn Backend,
     ) -> Result<BoundPart, BackendError> {
+        let kernel = small.map(|small| small.bind(backend)).transpose()?;
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
         // The segment of each step, and the last one of each lane.
         let mut segment_of: Vec<usize> = Vec::new();
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
-        for step in part.steps.iter().filter(|_| small.is_none()) {
+        for step in part.steps.iter().filter(|_| kernel.is_none()) {
             let lane = step.lane as usize;
             let follows = step.takes.is_empty() && step.awaits.is_empty() && step.after.is_empty();
             let index = match open[lane].filter(|index| follows && drafts[*index].raises.is_empty()) {
@@ -380,14 +396,14 @@ impl BoundPart {
         });
         let segments: Vec<PartSegment> = segments.collect();
         // Of each lane but the first.
-        let others: Vec<DeviceId> = match &small {
-            Some(small) => vec![small.device],
+        let others: Vec<DeviceId> = match &kernel {
+            Some(kernel) => vec![kernel.device],
             None => (1..part.lanes.len()).map(device).collect(),
         };
         let fork = backend.create_event()?;
         let end = backend.create_event().inspect_err(|_| drop(backend.destroy_event(fork)))?;
         let mut bound = BoundPart {
-            small,
+            kernel,
             begins: part.begins.iter().map(raise).collect(),
             armed,
             written: part.written.iter().map(raise).collect(),
@@ -490,9 +506,8 @@ impl BoundPart {
     }
 
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
-        let nothing = Arc::from([]);
-        if let Some(SmallPart { actions, program, endpoints, grid, .. }) = &self.small {
-            let run = |stream| backend.stream_run_actions(&Execution::new(program, endpoints, &nothing, stream), actions, *grid);
+        if let Some(BoundKernel { actions, device, grid }) = &self.kernel {
+            let run = |stream| backend.stream_run_actions(stream, *device, actions, *grid);
             if run(stream)? {
                 return Ok(());
             }
@@ -502,7 +517,7 @@ impl BoundPart {
             backend.stream_wait_event(own, self.fork)?;
             if !run(own)? {
                 let why =
-                    "the GPU that works for this rank no longer reaches all memory of the plan; destroy it on all ranks, and plan again";
+                    "the GPU that works for this rank no longer has the library's kernels; destroy the plan on all ranks, and plan again";
                 return Err(BackendError::NotSupported(why.into()));
             }
             backend.record_event(joined, own)?;
@@ -522,6 +537,7 @@ impl BoundPart {
             }
             self.lanes.iter().try_for_each(|(lane, _)| backend.stream_wait_event(*lane, self.fork))?;
         }
+        let nothing = Arc::from([]);
         for segment in &self.segments {
             let lane = stream_of(segment.lane);
             segment.after.iter().try_for_each(|end| backend.stream_wait_event(lane, self.marks[*end]))?;
@@ -555,7 +571,7 @@ impl BoundPart {
 
     /// Whether one kernel does it, of how many blocks.
     pub fn kernel_blocks(&self) -> Option<u32> {
-        self.small.as_ref().map(|small| small.grid.blocks)
+        self.kernel.as_ref().map(|kernel| kernel.grid.blocks)
     }
 
     /// Gives streams and events back, once. Enqueued work still finishes.

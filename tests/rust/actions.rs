@@ -3,10 +3,10 @@
 
 use super::{Addresses, Armed, BoundPart, Eager, SmallPart, stays};
 use crate::backend::{
-    Action, ActionGrid, Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, MemoryKind, Signal,
-    StreamHandle,
+    Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction,
+    MemoryKind, Signal, StreamHandle,
 };
-use crate::plan::{self, Copy, LEAST_SHARED_BYTES, Options, Place, Relays, Shape};
+use crate::plan::{self, Copy, LEAST_SHARED_BYTES, Options, Place, Program, Relays, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
 use crate::program::{PartitionMove, Partitions, add_partition_flags};
 use crate::sync::{Mutex, lock};
@@ -184,8 +184,8 @@ fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn
     assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "ready for the next launch");
 }
 
-fn segments(actions: &[Action], execution: &Execution<'_>) -> Vec<Segment> {
-    actions.iter().map(|action| action.segment(execution.endpoints, &execution.program.transfers)).collect()
+fn segments(small: &SmallPart) -> Vec<Segment> {
+    small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect()
 }
 
 /// Every rank's part by a kernel, by turns through inboxes where these are. `false` where one is none for a kernel of so many blocks.
@@ -198,7 +198,6 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Opt
     if of_ranks.iter().enumerate().any(|(rank, small)| is_none(small) && raised_for_nothing(rank)) {
         return false;
     }
-    let nothing: Arc<[u64]> = Arc::from([]);
     let turns = zeros(parts.parts.len() as u64);
     let by_turns = |(rank, small): (usize, Option<SmallPart>)| match eager {
         None => small,
@@ -207,8 +206,7 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Opt
     let of_ranks: Vec<Option<SmallPart>> = of_ranks.into_iter().enumerate().map(by_turns).collect();
     let kernels = of_ranks.iter().map(|small| {
         let small = small.as_ref()?;
-        let turn = small.grid.turn;
-        let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
+        let (turn, actions) = (small.grid.turn, segments(small));
         let (words, stop) = (zeros(ActionGrid::WORDS), zeros(2));
         Some(move || launch(&actions, blocks, &words, address_of(&stop), turn))
     });
@@ -255,12 +253,12 @@ impl Addresses for ForStreams<'_> {
 
 /// Every rank's part by a kernel that has inboxes, or by streams, as the bits of `forms` say by turns.
 fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), eager: &Eager) {
-    let (backend, nothing): (_, Arc<[u64]>) = (AtOnce::default(), Arc::from([]));
+    let backend = AtOnce::default();
     let turns = zeros(parts.parts.len() as u64);
     let for_streams = ForStreams(shared, zeros(parts.flags.len() as u64));
     let of_ranks = parts.parts.iter().enumerate().map(|(rank, part)| {
         let small = SmallPart::new(part, shared)?.by_turns(part, rank as u32, eager, shared, address_of(&turns[rank..]));
-        let actions = segments(&small.actions, &Execution::new(&small.program, &small.endpoints, &nothing, CALLERS));
+        let actions = segments(&small);
         let mut by_streams = BoundPart::new(part, &for_streams, None, None, &backend).expect("bound");
         let (words, stop, turn, backend, mut step) = (zeros(ActionGrid::WORDS), zeros(2), small.grid.turn, &backend, 0);
         Some(move || {
@@ -382,13 +380,16 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], _: ActionGrid) -> Result<bool, BackendError> {
-        if execution.stream == ELSEWHERE {
+    fn stream_run_actions(&self, stream: StreamHandle, _: DeviceId, actions: &[Segment], _: ActionGrid) -> Result<bool, BackendError> {
+        if stream == ELSEWHERE {
             return Ok(false);
         }
         self.kernels.fetch_add(1, Ordering::Relaxed);
-        launch(&segments(actions, execution), 1, &[], address_of(&zeros(2)), 0);
+        launch(actions, 1, &[], address_of(&zeros(2)), 0);
         Ok(true)
+    }
+    fn action_reach(&self, _: DeviceId, _: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
+        Ok(ActionReach { ends: Arc::clone(ends), processors: 1 })
     }
 }
 

@@ -7,8 +7,8 @@ use super::identity::identity;
 use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
-    Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
-    HostFunction, Identity, LostPeer, Moment, Signal, SignalWait, StreamHandle,
+    ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
+    HostFunction, Identity, LostPeer, Moment, Segment, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::discover::Seen;
@@ -233,8 +233,14 @@ impl Backend for CudaBackend {
         self.0.take_flags(stream, raises, flags)
     }
 
-    fn stream_run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
-        self.0.run_actions(execution, actions, grid)
+    fn stream_run_actions(
+        &self,
+        stream: StreamHandle,
+        device: DeviceId,
+        actions: &[Segment],
+        grid: ActionGrid,
+    ) -> Result<bool, BackendError> {
+        self.0.run_actions(stream, device, actions, grid)
     }
 
     fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {

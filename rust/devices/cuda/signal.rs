@@ -20,7 +20,7 @@ use super::kernel::SIGNALS_PER_WAIT;
 use super::parts::Core;
 use super::streams::Found;
 use crate::backend::{
-    Action, ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle,
+    ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle,
 };
 use crate::bridge::Segment;
 use crate::ipc::signal;
@@ -121,28 +121,18 @@ impl Core {
     }
 
     /// Flags and copies of one rank by one kernel, which waits in place of the stream.
-    pub fn run_actions(&self, execution: &Execution<'_>, actions: &[Action], grid: ActionGrid) -> Result<bool, BackendError> {
+    pub fn run_actions(&self, stream: StreamHandle, device: DeviceId, actions: &[Segment], grid: ActionGrid) -> Result<bool, BackendError> {
         if actions.len() > MOST_ACTIONS {
             return Ok(false);
         }
-        self.gpus.load_kernels();
-        self.with_stream(execution.stream, |primary, raw| {
-            let gpu = primary.gpu();
-            let lane = execution.program.lanes.first();
-            let Some(kernel) = primary.kernel().filter(|_| lane.is_none_or(|lane| lane.device == DeviceId(gpu as i32))) else {
+        self.with_stream(stream, |primary, raw| {
+            let Some(kernel) = primary.kernel().filter(|_| device == DeviceId(primary.gpu() as i32)) else {
                 return Ok(false);
             };
-            if !self.plan_is_reached(execution, gpu)? {
-                return Ok(false);
-            }
-            let own = self.own_ends(execution, gpu);
-            let ends = own.as_deref().unwrap_or(execution.endpoints);
-            self.enter_flags(execution.stream, [grid.stop].into_iter())?;
-            let actions: SmallVec<[Segment; 16]> =
-                actions.iter().map(|action| action.segment(ends, &execution.program.transfers)).collect();
-            // SAFETY: the GPU reaches every end, and, as `action_reach` has found, all flags. `stop` is pinned memory that has one address for the
-            // CPU and all GPUs (`share`). The caller keeps all of it for as long as the stream works.
-            unsafe { kernel.run(self.gpus.driver, &actions, grid, raw) }?;
+            self.enter_flags(stream, [grid.stop].into_iter())?;
+            // SAFETY: as `action_reach` has found, the GPU reaches every end and all flags. `stop` is pinned memory that has one address for the CPU
+            // and all GPUs (`share`). The caller keeps all of it for as long as the stream works.
+            unsafe { kernel.run(self.gpus.driver, actions, grid, raw) }?;
             Ok(true)
         })
     }

@@ -3,7 +3,7 @@
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
 use crate::backend::{
-    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle,
+    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Segment, Signal, SignalWait, StreamHandle,
 };
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
@@ -253,16 +253,15 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu() {
     let address = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let page = Page::new(&backend);
     let [own, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
-    let nothing: Arc<[u64]> = Arc::new([]);
-    let actions = [Action::Raise(address), Action::Take { flag: address + 8, blocks: 1 }, Action::Copy(0), Action::Order];
-    let run = |stream, actions: &[Action]| {
+    let actions = [Action::Raise(address), Action::Take { flag: address + 8, blocks: 1 }, Action::Copy(0), Action::Order]
+        .map(|action| action.segment(&page.endpoints, &page.program.transfers));
+    let run = |stream, actions: &[Segment]| {
         let before = calls("cuLaunchKernel");
-        let grid = ActionGrid { stop: address, ..ActionGrid::default() };
-        let ran = backend.stream_run_actions(&Execution::new(&page.program, &page.endpoints, &nothing, stream), actions, grid);
+        let ran = backend.stream_run_actions(stream, GPU0, actions, ActionGrid { stop: address, ..ActionGrid::default() });
         (ran, calls("cuLaunchKernel") - before)
     };
     assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
-    assert!(matches!(run(own, &[Action::Order; 121]), (Ok(false), 0)), "one launch takes 120");
+    assert!(matches!(run(own, &[actions[3]; 121]), (Ok(false), 0)), "one launch takes 120");
     let ran = run(own, &actions);
     assert!(matches!(ran, (Ok(true), 1)), "{ran:?}");
     assert_eq!(calls("cuStreamBatchMemOp"), 0, "the kernel waits in place of the stream");
@@ -276,18 +275,15 @@ fn waits_of_a_kernel_for_flags_on_its_gpu_end_by_a_word_in_host_memory_and_are_t
     let [own, theirs] = [GPU0, GPU1].map(|gpu| backend.allocate_shared(gpu, 64).expect("memory"));
     let page = Page::new(&backend);
     let [stream, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
-    let nothing: Arc<[u64]> = Arc::new([]);
     let actions = [
         Action::Raise(theirs),
         Action::Take { flag: own, blocks: 1 },
         Action::Copy(0),
         Action::Raise(theirs + 8),
         Action::Take { flag: own + 8, blocks: 1 },
-    ];
-    let run = || {
-        let execution = Execution::new(&page.program, &page.endpoints, &nothing, stream);
-        backend.stream_run_actions(&execution, &actions, ActionGrid { stop: host, ..ActionGrid::default() })
-    };
+    ]
+    .map(|action| action.segment(&page.endpoints, &page.program.transfers));
+    let run = || backend.stream_run_actions(stream, GPU0, &actions, ActionGrid { stop: host, ..ActionGrid::default() });
     assert!(matches!(run(), Ok(true)));
     backend.synchronize_stream(stream).expect("nobody has gone");
     assert!(matches!(run(), Ok(true)));

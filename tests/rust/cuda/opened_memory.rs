@@ -164,7 +164,6 @@ fn a_kernel_of_each_gpu_has_opened_memory_at_its_own_address() {
     let (theirs, ours) = import(&backend);
     // SAFETY: memory of the double is host memory, of this size.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut::<u8>(src as usize), BYTES as usize) }.fill(0x5A);
-    let nothing: Arc<[u64]> = Arc::new([]);
     let grid = ActionGrid { stop: flags + 8, ..ActionGrid::default() };
     for gpu in [0, 1].map(DeviceId::gpu) {
         let stream = backend.create_stream(gpu).expect("a stream");
@@ -172,8 +171,9 @@ fn a_kernel_of_each_gpu_has_opened_memory_at_its_own_address() {
             Arc::new(Program { sources: Vec::new(), transfers: vec![1], lanes: vec![Lane::new(gpu)], rings: vec![], ops: vec![] });
         let run = |at: u64| {
             let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst: ours + at, src: src + at }]);
-            let execution = Execution::new(&program, &endpoints, &nothing, stream);
-            backend.stream_run_actions(&execution, &[Action::Copy(0), Action::Raise(flags)], grid)
+            let ends = backend.action_reach(gpu, &program, &endpoints).expect("it reaches them").ends;
+            let actions = [Action::Copy(0), Action::Raise(flags)].map(|action| action.segment(&ends, &program.transfers));
+            backend.stream_run_actions(stream, gpu, &actions, grid)
         };
         (0..BYTES).for_each(|at| assert!(matches!(run(at), Ok(true))));
         assert_arrived(theirs);
