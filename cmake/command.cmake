@@ -27,7 +27,7 @@ add_custom_target(mpgpu_command ALL
     COMMAND "${MPGPU_COMMAND}" pages "${MPGPU_COMMAND_SHARE}"
     WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
     BYPRODUCTS "${MPGPU_COMMAND}"
-    COMMENT "Building the mpgpu command"
+    COMMENT "Building the mpgpu command, which takes minutes the first time"
     COMMAND_EXPAND_LISTS USES_TERMINAL VERBATIM)
 # Not beside another cargo, which would wait for this one's target folder.
 add_dependencies(mpgpu_command mpgpu_archive)
@@ -38,7 +38,7 @@ if(MPGPU_BUILD_BENCH)
         COMMAND ${MPGPU_BENCH_LINE}
         WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
         BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/bin/mpgpu-bench"
-        COMMENT "Building mpgpu-bench"
+        COMMENT "Building mpgpu-bench, which takes minutes the first time"
         COMMAND_EXPAND_LISTS USES_TERMINAL VERBATIM)
     add_dependencies(mpgpu_bench mpgpu_command)
     if(MPGPU_INSTALL)

@@ -32,7 +32,7 @@ impl Sums {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// A line for each outcome that there was; empty where no process has copied.
+    /// A line for each outcome that there was, or one that says that no process has copied.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -56,7 +56,7 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
         }
     }
     if text.is_empty() {
-        return text;
+        return "mpgpu: no process called a copy function of CUDA's\n".to_owned();
     }
     let _ = writeln!(
         text,
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn what_was_counted_is_told_and_what_cannot_be_is_left_out() {
         let mut bytes = [0; BYTES];
-        assert_eq!(report(&bytes, true), "");
+        assert_eq!(report(&bytes, true), "mpgpu: no process called a copy function of CUDA's\n");
         let mut put = |at: usize, word: u64| bytes[8 * at..8 * at + 8].copy_from_slice(&word.to_le_bytes());
         for (at, word) in [(1, 1), (2, 2), (3, 1), (4, 1_500_000), (5, 4), (6, 1), (7, 4), (8, 4096), (9, 0), (10, 0)].into_iter() {
             put(at, word);
