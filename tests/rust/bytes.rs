@@ -24,7 +24,7 @@ struct Arena {
 }
 
 /// Host memory that the context has not allocated.
-enum Ordinary {
+pub(crate) enum Ordinary {
     Own(Vec<u8>),
     /// A file's, mapped.
     Mapped {
@@ -34,7 +34,7 @@ enum Ordinary {
 }
 
 impl Ordinary {
-    fn mapped(bytes: usize) -> Ordinary {
+    pub(crate) fn mapped(bytes: usize) -> Ordinary {
         // SAFETY: a new file and a new mapping of it; the file lives as long as that.
         let base = unsafe {
             let file = libc::memfd_create(c"mpgpu-test".as_ptr(), libc::MFD_CLOEXEC);
@@ -47,7 +47,7 @@ impl Ordinary {
         Ordinary::Mapped { base: base.expose_provenance(), bytes }
     }
 
-    fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         match self {
             Ordinary::Own(bytes) => bytes.as_ptr() as u64,
             Ordinary::Mapped { base, .. } => *base as u64,

@@ -9,6 +9,7 @@
 mod executions;
 
 use self::executions::{Access, Campaign, Machine};
+use crate::bytes::Ordinary;
 use crate::common::{self, is_long, setting};
 use crate::node::{self, context_options};
 use mpgpu::abi::*;
@@ -68,9 +69,9 @@ impl Machine for Wired {
     }
 }
 
-/// All memory of the host backend is memory of the process. Other memory is ordinary host memory.
+/// All memory of the host backend is memory of the process. Other memory is ordinary host memory, of the process's own or of a file that is mapped.
 #[derive(Default)]
-struct HostMemory(BTreeMap<usize, Vec<u8>>);
+struct HostMemory(BTreeMap<usize, Ordinary>);
 
 impl Access for HostMemory {
     fn fill(&mut self, _: i32, address: usize, byte: u8, count: usize) {
@@ -86,12 +87,12 @@ impl Access for HostMemory {
         unsafe { std::ptr::copy_nonoverlapping(std::ptr::with_exposed_provenance(address), bytes.as_mut_ptr(), bytes.len()) };
     }
     fn wait(&mut self) {}
-    fn allocate(&mut self, device: i32, bytes: usize, _: u64) -> Option<usize> {
+    fn allocate(&mut self, device: i32, bytes: usize, kind: u64) -> Option<usize> {
         if device >= 0 {
             return None;
         }
-        let mut memory = vec![0; bytes];
-        let address = memory.as_mut_ptr().expose_provenance();
+        let memory = if kind.is_multiple_of(2) { Ordinary::mapped(bytes) } else { Ordinary::Own(vec![0; bytes]) };
+        let address = memory.address() as usize;
         self.0.insert(address, memory);
         Some(address)
     }
