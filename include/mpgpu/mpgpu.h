@@ -184,9 +184,9 @@ typedef enum {
 
 /// How streams wait for signals.
 typedef enum {
-    /// What `MPGPU_SIGNAL_WAIT` says. Without it by operations; where each rank of a node has a GPU of its own, a step of
-    /// a node plan in which a rank moves at most 4 MiB by one kernel, which waits for the other ranks itself; after steps in
-    /// which they were late by operations.
+    /// What `MPGPU_SIGNAL_WAIT` says. Without it by operations; steps of node plans in which little is moved, between ranks
+    /// that have a GPU each, by one kernel of each rank, and after steps in which ranks were late by operations:
+    /// docs/reference/waiting.md.
     MP_SIGNAL_WAIT_DEFAULT = 0,
     /// By an operation of the stream, which takes nothing of the GPU.
     MP_SIGNAL_WAIT_OPERATION = 1,
