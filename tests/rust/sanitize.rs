@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// A fresh folder for one test, with a `compute-sanitizer` that runs the program and does what its answer asks for, GPUs, and a
-/// clock that stands still but for a test that hangs, which goes on by all the time that it was given: a busy machine changes nothing.
+/// clock that stands still but for a test that hangs, which goes on by all the time that it was given: a busy machine changes nothing. Nobody sees
+/// the clock while it is written.
 fn folder(name: &str, gpus: usize) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -39,7 +40,7 @@ exit $status"#,
         &format!(
             "case $*.$2 in
 *--list*) {listed} exit 0 ;;
-*.hangs) [ -n \"$LIMIT\" ] || exec sleep 1000; echo $(($(cat '{clock}') + LIMIT)) >'{clock}'; exit 124 ;;
+*.hangs) [ -n \"$LIMIT\" ] || exec sleep 1000; echo $(($(cat '{clock}') + LIMIT)) >'{clock}.new'; mv '{clock}.new' '{clock}'; exit 124 ;;
 *.fails) echo 'test result: FAILED. 0 passed; 1 failed'; exit 101 ;;
 *.skips) echo 'skipped: test skips: needs 2 GPUs, and 1 is in sight' ;;
 esac
