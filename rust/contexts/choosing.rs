@@ -301,9 +301,10 @@ impl<M: Measurement> Choosing<M> {
 impl Known {
     /// For people, without an end of line.
     pub fn sentence(&self) -> String {
-        let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {} times", time(median), self.measured));
+        let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
+        let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {}", time(median), times(self.measured)));
         let in_force = if self.is_in_force { ", in force" } else { "" };
-        format!("{}: modelled {}, {measured}; executed {} times{in_force}", self.name, time(self.predicted), self.executions)
+        format!("{}: modelled {}, {measured}; executed {}{in_force}", self.name, time(self.predicted), times(self.executions))
     }
 
     /// For programs.

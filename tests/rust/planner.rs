@@ -309,6 +309,21 @@ fn nine_of_ten_plans_are_within_three_per_cent_of_the_best_that_a_search_from_th
     assert!(losses.len() > 100 && far.len() * 10 <= losses.len(), "{} of {}: {far:?}", far.len(), losses.len());
 }
 
+/// What the thread that issues has to do for one more chunk is nothing to one copy, and much to a batch of many pipelines.
+#[test]
+fn batches_of_many_pipelines_wait_no_longer_for_chunks_than_in_larger_ones() {
+    let both_ways = [shape(0, 1, 16 * MIB), shape(1, 0, 16 * MIB)];
+    let ring: Vec<Shape> = (0..8).map(|i| shape(i, (i + 1) % 8, 256 * MIB)).collect();
+    for (name, batch) in [("gh200-4", &both_ways[..]), ("dgx1-v100", &ring)] {
+        let machine = machine(name);
+        let seconds = |options: &Options| simulated(&machine, &planned(&machine, batch, options));
+        let larger = [2, 4, 8, 16].map(|mib| seconds(&Options { chunk_bytes: Some(mib * MIB), ..Options::default() }));
+        let best = larger.into_iter().fold(f64::INFINITY, f64::min);
+        let by_default = seconds(&Options::default());
+        assert!(by_default <= 1.02 * best, "{name}: {by_default} s, in larger chunks {best}");
+    }
+}
+
 #[test]
 fn two_relays_for_the_host_come_from_different_uplinks() {
     // Index order (0, 1) loses a fifth: both draw on one uplink.

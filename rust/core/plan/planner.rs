@@ -2,19 +2,29 @@
 
 use super::alternative::Alternative;
 use super::candidates::Reason;
-use super::mechanism;
 use super::options::{Options, Passing, PlanError, check};
 use super::pageable;
 use super::planned::Plan;
 use super::selection::Selection;
 use super::staging::NoRoom;
 use super::trees;
+use super::{executor, mechanism};
 use crate::program::Shape;
 use crate::topology::Machine;
 
 /// The least gain for which several paths are taken. Figures differ by a few per cent between hosts of the same kind, so a smaller
 /// modelled gain is as likely a loss.
 pub(super) const LEAST_GAIN: f64 = 0.02;
+
+/// By how many times fewer chunks are worth a try where a batch has too many for the thread that issues them. On a path alone a chunk costs its
+/// hand-over; in a batch of many pipelines, whose chunks are issued one by one, it keeps all others waiting.
+const COARSER: u32 = 4;
+
+/// The least modelled gain for which a plan has fewer: the simulator often sees less.
+const LEAST_GAIN_COARSER: f64 = 0.05;
+
+/// From which part of a plan's time on its chunks are too many: so much of it goes by until the last one is issued.
+const MOSTLY_ISSUE: f64 = 0.5;
 
 /// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
@@ -42,8 +52,14 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
 fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result<Plan, PlanError>) -> Result<Plan, PlanError> {
     let with = |groups: &[trees::SourceGroup], star: Option<&Plan>| {
         let rest: Vec<Shape> = trees::rest_of(batch, groups).into_iter().map(|transfer| batch[transfer as usize]).collect();
-        let rest = if rest.is_empty() { None } else { Some(plan_as_it_is(machine, &rest, options).ok()?) };
-        trees::plan(machine, batch, options, groups, rest.as_ref(), star)
+        if rest.is_empty() {
+            return trees::plan(machine, batch, options, groups, None, star);
+        }
+        // Beside the chunks of trees those of the rest are soon too many.
+        let beside = |rest: Plan| trees::plan(machine, batch, options, groups, Some(&rest), star);
+        let fine = plan_in_chunks(machine, &rest, options, 1).ok()?;
+        let coarse = if is_staged(&fine) { plan_in_chunks(machine, &rest, options, COARSER).ok() } else { None };
+        [Some(fine), coarse].into_iter().flatten().filter_map(beside).min_by(|a, b| a.predicted.total_cmp(&b.predicted))
     };
     let may_pass_on = options.max_paths > 1 && options.passing != Passing::Off;
     let groups = trees::groups(batch, options);
@@ -60,13 +76,32 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
     Ok(if groups.len() > many { with(&groups, Some(&best)).unwrap_or(best) } else { best })
 }
 
-/// Plans a batch, its pageable ends left to the driver.
+/// Plans a batch, its pageable ends left to the driver, by fewer chunks where that ends earlier.
+fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
+    let fine = plan_in_chunks(machine, batch, options, 1)?;
+    let issued = executor::issue(options, machine.costs()) * fine.program.ops.len() as f64;
+    if !is_staged(&fine) || options.chunk_bytes.is_some() || issued < MOSTLY_ISSUE * fine.predicted {
+        return Ok(fine);
+    }
+    let coarse = plan_in_chunks(machine, batch, options, COARSER)
+        .ok()
+        .filter(|coarse| coarse.predicted <= fine.predicted * (1.0 - LEAST_GAIN_COARSER));
+    Ok(coarse.unwrap_or(fine))
+}
+
+/// Whether chunks wait for each other.
+fn is_staged(plan: &Plan) -> bool {
+    plan.program.ops.iter().any(|op| !op.after.is_empty())
+}
+
+/// Plans a batch, its pageable ends left to the driver, in chunks as the options have them, or `coarser` times fewer than is best
+/// for each path alone.
 ///
 /// Never slower than one path for each transfer, as far as the model knows: several paths are used only where they are expected
 /// to gain 2 % or more over it, or where [`Tuned::several`](super::Tuned::several) says that they were measured to.
-fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
+fn plan_in_chunks(machine: &Machine, batch: &[Shape], options: &Options, coarser: u32) -> Result<Plan, PlanError> {
     check(machine, batch, options)?;
-    let mut selection = Selection::new(machine, batch, options)?;
+    let mut selection = Selection::new(machine, batch, options, coarser)?;
     let no_room = |NoRoom { transfer, ring_bytes, .. }| {
         let staging_bytes = options.staging_bytes;
         PlanError::Staging { transfer: transfer as usize, staging_bytes, ring_bytes }

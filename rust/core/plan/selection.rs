@@ -59,10 +59,12 @@ pub(super) struct Selection<'a> {
     pub closed: Vec<Option<Reason>>,
     /// The largest chunk that rings in host memory have room for, two at a time.
     pub host_chunk: u64,
+    /// How many times fewer chunks there are than is best for each path alone.
+    coarser: u32,
 }
 
 impl<'a> Selection<'a> {
-    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options) -> Result<Self, PlanError> {
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options, coarser: u32) -> Result<Self, PlanError> {
         let Demands { all: demands, of: demand_of, aggregated } = Demands::new(batch);
         let (mut found, mut of, mut rejected) = (Vec::new(), Vec::with_capacity(demands.len()), Vec::with_capacity(demands.len()));
         for (number, demand) in (0..).zip(&demands) {
@@ -91,6 +93,7 @@ impl<'a> Selection<'a> {
             rejected,
             closed,
             host_chunk: u64::MAX,
+            coarser,
         })
     }
 
@@ -114,16 +117,20 @@ impl<'a> Selection<'a> {
 
     /// The number of chunks with which the model wants so many bytes on a candidate.
     pub fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
-        let model = self.model(candidate);
         let via = self.candidates[candidate].via;
         match via.and_then(|via| self.options.chunk(via, bytes)) {
             Some(chunk) => u32::try_from(bytes.div_ceil(chunk.max(1))).unwrap_or(u32::MAX).max(1),
             None => {
-                let best = model.best_chunks(self.machine.costs(), bytes);
+                let best = self.best_chunks(candidate, bytes);
                 let is_in_host = via.is_some_and(DeviceId::is_host);
                 if is_in_host { best.max(u32::try_from(bytes.div_ceil(self.host_chunk)).unwrap_or(u32::MAX)) } else { best }
             }
         }
+    }
+
+    /// The same apart from what staging rings have room for.
+    pub fn best_chunks(&self, candidate: usize, bytes: u64) -> u32 {
+        self.model(candidate).best_chunks(self.machine.costs(), bytes).div_ceil(self.coarser)
     }
 
     /// What a path carries while a lane waits between two chunks. Less is not worth a pipeline of its own.

@@ -104,8 +104,7 @@ impl Selection<'_> {
             None => {
                 let (path, bytes) = (draft.first.candidate, draft.bytes);
                 // Chunks as long as each other; not where many pieces follow each other, whose last chunks are short in any case.
-                let chunks =
-                    if self.aggregated { self.model(path).best_chunks(self.machine.costs(), bytes) } else { self.chunks(path, bytes) };
+                let chunks = if self.aggregated { self.best_chunks(path, bytes) } else { self.chunks(path, bytes) };
                 bytes.div_ceil(u64::from(chunks)).next_multiple_of(GRAIN).min(bytes)
             }
         };

@@ -20,7 +20,7 @@ impl Score for Simulated<'_> {
         let mut scenario = Scenario::new(self.machine, plan.options.staging_bytes);
         let bound = scenario.bind(&plan.program, &shapes)?;
         scenario.execute(bound, Executor::of(plan.executor), 0);
-        Ok(scenario.run().seconds)
+        Ok(scenario.seconds())
     }
 
     /// Simulated times have no noise, but no machine would show a gain of less than half a per cent.

@@ -259,6 +259,11 @@ impl<'a> Scenario<'a> {
         run::Run::new(self).until_done(None)
     }
 
+    /// Seconds until the last execution is done; the same as [`Scenario::run`] says, for less where nothing else is asked.
+    pub fn seconds(&self) -> f64 {
+        run::Run::new(self).seconds()
+    }
+
     /// Runs it, and shows every stretch of time in which all rates were constant and something moved.
     pub fn run_observed(&self, mut observe: impl FnMut(&Segment<'_>)) -> Simulation {
         run::Run::new(self).until_done(Some(&mut observe))

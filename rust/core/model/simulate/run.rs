@@ -261,7 +261,21 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    pub fn until_done(mut self, mut observe: Option<Observe<'_>>) -> Simulation {
+    /// Runs it, and tells what there was.
+    pub fn until_done(mut self, observe: Option<Observe<'_>>) -> Simulation {
+        self.run_to_end(observe);
+        let ops = self.ops.iter().map(|op| OpTimes { execution: op.execution as usize, index: op.index, begin: op.begin, end: op.end });
+        let executions = self.executions.iter().map(|execution| execution.times).collect();
+        report::report(self.scenario, ops.collect(), executions, &self.uses)
+    }
+
+    /// Runs it. When the last execution is done.
+    pub fn seconds(mut self) -> f64 {
+        self.run_to_end(None);
+        self.executions.iter().map(|execution| execution.times.done).fold(0.0, f64::max)
+    }
+
+    fn run_to_end(&mut self, mut observe: Option<Observe<'_>>) {
         for execution in 0..self.executions.len() {
             if self.executions[execution].conditions == 0 {
                 self.start_lanes(execution);
@@ -293,9 +307,6 @@ impl<'s, 'a> Run<'s, 'a> {
                 self.share();
             }
         }
-        let ops = self.ops.iter().map(|op| OpTimes { execution: op.execution as usize, index: op.index, begin: op.begin, end: op.end });
-        let executions = self.executions.iter().map(|execution| execution.times).collect();
-        report::report(self.scenario, ops.collect(), executions, &self.uses)
     }
 
     fn enter(&mut self, time: f64, event: Event) {
