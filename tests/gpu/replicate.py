@@ -4,9 +4,9 @@
 and by mpgpu, which lets GPUs pass on what they have. NCCL broadcasts from GPU 0 beside it. Every byte is compared. Needs torch with CUDA,
 and two GPUs; no compiler.
 
-    python3 tests/gpu/replicate.py [--gib 8]
+    python3 tests/gpu/replicate.py [--gib 8] [--model]
 
---gib is the size of the model. The last line says whether all was right; exits with 1 where it was not, with 77 without two GPUs.
+--gib is the size of the model; with --model it is moved alone, in a minute and not in three. The last line says whether all was right; exits with 1 where it was not, with 77 without two GPUs.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def model(kind: str, gib: float, place: Callable[[Any], Any]) -> bool:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=8)
+    parser.add_argument("--model", action="store_true")
     arguments = parser.parse_args()
     count = torch.cuda.device_count()
     if count < 2:
@@ -110,14 +111,16 @@ if __name__ == "__main__":
         sys.exit(77)
     print(f"{torch.cuda.get_device_name(0)} x{count}, torch {torch.__version__}", flush=True)
     streams = [torch.cuda.Stream(gpu) for gpu in range(count)]
-    pinned = mpgpu.torch.empty(4 << 30, torch.uint8)
-    pinned.random_(0, 255)
-    right = buffers("pinned, to all GPUs", pinned, list(range(count)))
-    ordinary = torch.empty(4 << 30, dtype=torch.uint8).random_(0, 255)
-    right = buffers("ordinary memory, to all GPUs", ordinary, list(range(count))) and right
-    if count > 2:
-        right = buffers("from GPU 0 to all others", pinned.to("cuda:0"), list(range(1, count))) and right
-    del ordinary
+    right = True
+    if not arguments.model:
+        pinned = mpgpu.torch.empty(4 << 30, torch.uint8)
+        pinned.random_(0, 255)
+        right = buffers("pinned, to all GPUs", pinned, list(range(count)))
+        ordinary = torch.empty(4 << 30, dtype=torch.uint8).random_(0, 255)
+        right = buffers("ordinary memory, to all GPUs", ordinary, list(range(count))) and right
+        if count > 2:
+            right = buffers("from GPU 0 to all others", pinned.to("cuda:0"), list(range(1, count))) and right
+        del ordinary
     right = model("pinned", arguments.gib, mpgpu.torch.pin) and right
     right = model("ordinary memory", arguments.gib, lambda state: state) and right
     print("all is right" if right else "something is WRONG")
