@@ -91,7 +91,7 @@ struct BoundKernel {
 /// With more bytes on each lane the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two
 /// H100 a kernel of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at
 /// 23 MB. Each further lane costs copy engines as much again (three lanes of H200: 63 us).
-const SMALL_BYTES: u64 = 20 << 20;
+pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
 /// More lanes than these were not measured.
 const MOST_LANES: usize = 3;
