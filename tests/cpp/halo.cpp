@@ -311,6 +311,15 @@ TEST_CASE("forms that are compared take turns in rows, and neither a first excha
         return 5e-3 * exchanges;
     }));
     CHECK(longest == 5);
+    // A machine that is busy for a moment when each is alone makes no row of one.
+    int calls = 0;
+    longest = 0;
+    const std::vector<double> held_up = halo::detail::least_seconds(2, [&](std::size_t, int exchanges) {
+        longest = std::max(longest, exchanges);
+        return ++calls == 3 ? 1.0 : 0.5e-3 * exchanges;
+    });
+    CHECK(longest == 16);
+    CHECK(held_up == std::vector<double>{0.5e-3, 0.5e-3});
     int slow = 0;
     const std::vector<double> of_slow = halo::detail::least_seconds(3, [&](std::size_t, int exchanges) {
         slow += exchanges;

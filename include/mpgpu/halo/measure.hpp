@@ -46,6 +46,7 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     std::vector<bool> refused(forms, false);
     std::vector<double> least(forms, never);
     double spent = 0;
+    double quickest = never;
     int row = 1;
     for (int round = 0; round < most_rounds && spent < enough; ++round) {
         double all = 0;
@@ -59,10 +60,12 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
                 all += seconds;
             }
         }
-        // The first exchange of a plan also loads kernels and maps memory, and the second is alone.
-        spent += round > 0 ? all : 0;
+        // The first exchange of a plan also loads kernels and maps memory, and the second is alone. Where something
+        // else keeps the machine busy for a moment, the quicker of the two says how long rows may be.
+        quickest = std::min(quickest, all);
+        spent += round > 1 ? all : round * quickest;
         if (round == 1) {
-            row = static_cast<int>(std::clamp(enough / 2 / all, 1.0, most_in_a_row));
+            row = static_cast<int>(std::clamp(enough / 2 / quickest, 1.0, most_in_a_row));
         }
         if (round == 0 || (round == 1 && row > 1)) {
             least.assign(forms, never);
