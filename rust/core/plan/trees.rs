@@ -68,8 +68,8 @@ const TRIES: [Try; 5] = [
 ];
 
 /// Behind an NVSwitch copy engines that send chunks to several GPUs, and receive from several, come to this part of what the simulator says, those of
-/// a chain to what it says: from one of four H200 to the others 1 GiB took 4.8 ms scattered and exchanged, 3.07 in a chain; 32 MiB scattered 0.28, of
-/// which the simulator said 0.16 (2026-11-28).
+/// a chain to what it says: from one of four H200 to the others 1 GiB took 4.8 ms scattered and exchanged, 3.07 in a chain, 16 MiB 0.255 and 0.140
+/// (2026-11-28).
 const SCATTERED: f64 = 0.6;
 
 /// So near to what capacities allow, in parts of it, nothing else is tried: lists of hundreds of tensors are simulated once and not five times.
