@@ -58,7 +58,7 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
         // Beside the chunks of trees those of the rest are soon too many.
         let beside = |rest: Plan| trees::plan(machine, batch, options, groups, Some(&rest), star);
         let fine = plan_in_chunks(machine, &rest, options, 1).ok()?;
-        let coarse = if is_staged(&fine) { plan_in_chunks(machine, &rest, options, COARSER).ok() } else { None };
+        let coarse = in_fewer_chunks(machine, &rest, options, &fine);
         [Some(fine), coarse].into_iter().flatten().filter_map(beside).min_by(|a, b| a.predicted.total_cmp(&b.predicted))
     };
     let may_pass_on = options.max_paths > 1 && options.passing != Passing::Off;
@@ -80,18 +80,17 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
 fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     let fine = plan_in_chunks(machine, batch, options, 1)?;
     let issued = executor::issue(options, machine.costs()) * fine.program.ops.len() as f64;
-    if !is_staged(&fine) || options.chunk_bytes.is_some() || issued < MOSTLY_ISSUE * fine.predicted {
+    if issued < MOSTLY_ISSUE * fine.predicted {
         return Ok(fine);
     }
-    let coarse = plan_in_chunks(machine, batch, options, COARSER)
-        .ok()
-        .filter(|coarse| coarse.predicted <= fine.predicted * (1.0 - LEAST_GAIN_COARSER));
-    Ok(coarse.unwrap_or(fine))
+    let gains = |coarse: &Plan| coarse.predicted <= fine.predicted * (1.0 - LEAST_GAIN_COARSER);
+    Ok(in_fewer_chunks(machine, batch, options, &fine).filter(gains).unwrap_or(fine))
 }
 
-/// Whether chunks wait for each other.
-fn is_staged(plan: &Plan) -> bool {
-    plan.program.ops.iter().any(|op| !op.after.is_empty())
+/// The same as `fine` in fewer chunks. `None` where it has none that wait for each other, or the caller has said how large they are.
+fn in_fewer_chunks(machine: &Machine, batch: &[Shape], options: &Options, fine: &Plan) -> Option<Plan> {
+    let is_staged = fine.program.ops.iter().any(|op| !op.after.is_empty());
+    if is_staged && options.chunk_bytes.is_none() { plan_in_chunks(machine, batch, options, COARSER).ok() } else { None }
 }
 
 /// Plans a batch, its pageable ends left to the driver, in chunks as the options have them, or `coarser` times fewer than is best
