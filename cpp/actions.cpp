@@ -39,6 +39,7 @@ struct ThreadGroup {
     static uint64_t read(uint64_t word) { return __atomic_load_n(at(word), __ATOMIC_RELAXED); }
     static void write(uint64_t word, uint64_t value) { __atomic_store_n(at(word), value, __ATOMIC_RELAXED); }
     static void clear(uint64_t words, uint32_t word) { lower(words + word * 8); }
+    static void let_next_begin() {}
 
   private:
     static uint64_t *at(uint64_t flag) { return reinterpret_cast<uint64_t *>(static_cast<uintptr_t>(flag)); }

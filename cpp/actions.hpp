@@ -52,7 +52,8 @@ constexpr uint32_t kActionWords = 2;
 // whole node what the lane has written and seen, and `lower`, which does neither. One lane acquires and releases for
 // all, with a barrier between. For words: `depart`, which counts one more, and returns how many there were; `open` and
 // `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all lanes learn what lane 0 says. For
-// the word of turns `read` and `write`, the latter also for the one behind `stop`.
+// the word of turns `read` and `write`, the latter also for the one behind `stop`. `let_next_begin` lets the GPU bring
+// in the next kernel, which waits until this one has ended.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -61,23 +62,27 @@ template <uint32_t Most, class Group> class ActionRun {
 
     MPGPU_HD void run() {
         uint32_t next = 0;
-        while (next < list.count) {
-            const uint32_t end = end_of_kind(next);
-            const Segment &action = actions[next];
+        MPGPU_ROLLED while (next < list.count) {
+            const Segment action = actions[next];
             if (action.bytes > 0) {
-                copy(next, end);
+                copy(action);
+                ++next;
             } else if (is_take(action)) {
+                const uint32_t end = end_of<is_take>(next);
                 // Where flags alone are left to take, other blocks make room for the program's kernels.
                 if (end == list.count && group.block() != 0) {
                     break;
                 }
                 take(next, end);
+                next = end;
             } else if (is_raise(action)) {
+                const uint32_t end = end_of<is_raise>(next);
                 raise(next, end);
+                next = end;
             } else {
                 group.barrier();
+                ++next;
             }
-            next = end;
         }
         leave();
     }
@@ -96,36 +101,30 @@ template <uint32_t Most, class Group> class ActionRun {
     MPGPU_HD static bool is_raise(const Segment &action) {
         return action.bytes == 0 && action.dst == 0 && action.src != 0;
     }
-    MPGPU_HD static uint32_t kind(const Segment &action) {
-        return action.bytes > 0 ? 0 : is_take(action) ? 1 : is_raise(action) ? 2 : 3;
-    }
 
-    MPGPU_HD uint32_t end_of_kind(uint32_t next) const {
-        uint32_t end = next + 1;
-        while (end < list.count && kind(actions[end]) == kind(actions[next])) {
-            ++end;
-        }
-        return end;
+    // Behind the last of the same kind in a row.
+    template <bool (*is_same)(const Segment &)> MPGPU_HD uint32_t end_of(uint32_t next) const {
+        do {
+            ++next;
+        } while (next < list.count && is_same(actions[next]));
+        return next;
     }
 
     // Tiles of all copies are numbered through, and blocks take them by turns.
-    MPGPU_HD void copy(uint32_t next, uint32_t end) {
+    MPGPU_HD void copy(const Segment &action) {
         has_copied = true;
         const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
         const uint32_t blocks = group.blocks();
-        for (; next < end; ++next) {
-            const Segment &action = actions[next];
-            const uint64_t count = (action.bytes + tile_bytes - 1) >> list.tile_shift;
-            const uint32_t first = group.block() + (group.block() < tiles ? blocks : 0) - tiles;
-            for (uint64_t tile = first; tile < count; tile += blocks) {
-                const uint64_t offset = tile << list.tile_shift;
-                const uint64_t rest = action.bytes - offset;
-                detail::copy_tile(action.dst + offset, action.src + offset,
-                                  static_cast<uint32_t>(rest < tile_bytes ? rest : tile_bytes), group.lane(),
-                                  group.lanes());
-            }
-            tiles = static_cast<uint32_t>((tiles + count) % blocks);
+        const uint32_t count = static_cast<uint32_t>((action.bytes + tile_bytes - 1) >> list.tile_shift);
+        uint32_t tile = group.block() + (group.block() < tiles ? blocks : 0) - tiles;
+        MPGPU_ROLLED for (; tile < count; tile += blocks) {
+            const uint64_t offset = static_cast<uint64_t>(tile) << list.tile_shift;
+            const uint64_t rest = action.bytes - offset;
+            detail::copy_tile(action.dst + offset, action.src + offset,
+                              static_cast<uint32_t>(rest < tile_bytes ? rest : tile_bytes), group.lane(),
+                              group.lanes());
         }
+        tiles = (tiles + count) % blocks;
     }
 
     // Each lane takes a flag of its own: one look takes about a microsecond.
@@ -208,6 +207,7 @@ template <uint32_t Most, class Group> class ActionRun {
     // The last block to leave makes the words ready for the next launch.
     MPGPU_HD void leave() {
         group.barrier();
+        group.let_next_begin();
         if (group.blocks() == 1 || group.tell(group.lane() == 0 && group.depart(list.words, 1) + 1 == group.blocks())) {
             clear();
         }

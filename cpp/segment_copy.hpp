@@ -96,7 +96,7 @@ MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint
     // 64-bit, so that no sum with `lanes` can wrap.
     uint64_t i = lane;
     const uint64_t stride = lanes;
-    for (; i + 3 * stride < words; i += 4 * stride) {
+    MPGPU_ROLLED for (; i + 3 * stride < words; i += 4 * stride) {
         const Word a = src[i];
         const Word b = src[i + stride];
         const Word c = src[i + 2 * stride];
@@ -106,8 +106,16 @@ MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint
         dst[i + 2 * stride] = c;
         dst[i + 3 * stride] = d;
     }
-    for (; i < words; i += stride) {
+    MPGPU_ROLLED for (; i < words; i += stride) {
         dst[i] = src[i];
+    }
+}
+
+// The same for the few in front of the first word border and behind the last.
+MPGPU_HD inline void copy_bytes(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
+    MPGPU_ROLLED for (uint32_t i = lane; i < bytes; i += lanes) {
+        reinterpret_cast<Word1 *>(static_cast<uintptr_t>(dst))[i] =
+            reinterpret_cast<const Word1 *>(static_cast<uintptr_t>(src))[i];
     }
 }
 
@@ -120,9 +128,9 @@ MPGPU_HD inline void copy_aligned(uint64_t dst, uint64_t src, uint32_t bytes, ui
     const uint32_t head = to_border < bytes ? to_border : bytes;
     const uint32_t words = (bytes - head) / size;
     const uint32_t body = words * size;
-    copy_words<Word1>(dst, src, head, lane, lanes);
+    copy_bytes(dst, src, head, lane, lanes);
     copy_words<Word>(dst + head, src + head, words, lane, lanes);
-    copy_words<Word1>(dst + head + body, src + head + body, bytes - head - body, lane, lanes);
+    copy_bytes(dst + head + body, src + head + body, bytes - head - body, lane, lanes);
 }
 
 // The widest word to which both addresses have the same distance decides. Faces of doubles agree modulo 8 at least.

@@ -80,17 +80,33 @@ struct BlockGroup {
     __device__ uint64_t read(uint64_t word) const { return *reinterpret_cast<const volatile uint64_t *>(word); }
     __device__ void write(uint64_t word, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(word) = value; }
     __device__ void clear(uint64_t words, uint32_t word) const { lower(words + word * 8); }
+    __device__ void let_next_begin() const {
+#if __CUDA_ARCH__ >= 900
+        asm volatile("griddepcontrol.launch_dependents;");
+#endif
+    }
 };
+
+// A launch may be brought in before what it follows has ended (CUDA C++ Programming Guide, "Programmatic Dependent
+// Launch"). This waits until all of that has ended and its writes are visible, where it was; it is the first thing that
+// such a kernel does.
+__device__ void begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" : : : "memory");
+#endif
+}
 
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_actions(const __grid_constant__ mpgpu::ActionList list) {
+    begin();
     mpgpu::run_actions(list, BlockGroup{});
 }
 
 // The same with an argument that is a fourteenth as long.
 extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
+    begin();
     mpgpu::run_actions(list, BlockGroup{});
 }

@@ -245,6 +245,8 @@ driver_functions! {
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
+        // CUDA 11.8.
+        cuLaunchKernelEx = "cuLaunchKernelEx" (*const sys::CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
         // CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
         // Not every platform has these: not those without a file system of their own, say.

@@ -1,17 +1,21 @@
 //! The GPU build of the fused copy kernel, one launch of which moves many segments, and of the one that waits for signals.
 //!
 //! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver translates for the GPU at hand when one
-//! is first needed. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ.
+//! is first needed. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ. Since Hopper a kernel
+//! of actions can be brought in while the kernel before it in the stream ends, and waits for that end itself; those kernels are PTX of
+//! their own.
 
 use super::driver::handle;
-use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call};
+use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
 use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
 use crate::bridge::Segment;
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
+/// Of compute capability 9.0, whose kernels of actions wait for the end of what they follow.
+const EARLY_PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel_sm90.ptx"), "\0");
 
 /// As in `cpp/segment_copy.hpp`.
 pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
@@ -68,6 +72,9 @@ struct SignalList {
 
 /// As in `cpp/actions.hpp`.
 const FEW_ACTIONS: usize = 8;
+
+/// CUDA 12.3 is the first that captures a launch that is brought in early.
+const EARLY_IN_GRAPHS: i32 = 12030;
 const WIDE_LANES: c_uint = 512;
 
 /// The argument of a launch, `mpgpu::ActionListOf<N>`.
@@ -119,6 +126,15 @@ impl ActionWidth {
     }
 }
 
+/// Has a launch brought in before the kernel that it follows has ended.
+fn early() -> sys::CUlaunchAttribute {
+    // SAFETY: integers and pointers, for which zero is a value.
+    let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+    attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
+    attribute
+}
+
 /// The kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
@@ -129,6 +145,8 @@ pub(super) struct Kernel {
     actions: usize,
     /// Takes one of [`FEW_ACTIONS`].
     few_actions: usize,
+    /// Launches of both are brought in before what they follow has ended.
+    is_early: bool,
     /// Takes a [`Many`].
     many: usize,
     /// Takes a [`Few`].
@@ -187,15 +205,19 @@ impl Kernel {
     /// Loads the kernel into the current context, which is that of `device`.
     pub fn load(driver: &Driver, device: CUdevice) -> Result<Kernel, BackendError> {
         let mut module: CUmodule = std::ptr::null_mut();
+        let is_early = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) >= 9
+            && driver.cuLaunchKernelEx.is_some()
+            && driver.version() >= EARLY_IN_GRAPHS;
+        let image = if is_early { EARLY_PTX } else { PTX };
         // SAFETY: the image is PTX that ends with a NUL; the output is valid for the call.
-        unsafe { call!(driver, cuModuleLoadData(&mut module, PTX.as_ptr().cast())) }?;
-        Kernel::in_module(driver, device, module).inspect_err(|_| {
+        unsafe { call!(driver, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
+        Kernel::in_module(driver, device, module, is_early).inspect_err(|_| {
             // SAFETY: loaded above, and nobody else knows it.
             unsafe { (driver.cuModuleUnload)(module) };
         })
     }
 
-    fn in_module(driver: &Driver, device: CUdevice, module: CUmodule) -> Result<Kernel, BackendError> {
+    fn in_module(driver: &Driver, device: CUdevice, module: CUmodule, is_early: bool) -> Result<Kernel, BackendError> {
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
             // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
@@ -213,6 +235,7 @@ impl Kernel {
             wait: function(c"mpgpu_wait_signals")?,
             actions: function(c"mpgpu_run_actions")?,
             few_actions: function(c"mpgpu_run_few_actions")?,
+            is_early,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
@@ -262,8 +285,26 @@ impl Kernel {
         let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid);
         let launch = |function: usize, list: *mut c_void| {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
-            // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
-            unsafe { call!(driver, cuLaunchKernel(handle(function), blocks, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+            let (function, arguments) = (handle(function), arguments.as_mut_ptr());
+            if !self.is_early {
+                // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
+                return unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) };
+            }
+            let mut early = early();
+            let config = sys::CUlaunchConfig {
+                gridDimX: blocks,
+                gridDimY: 1,
+                gridDimZ: 1,
+                blockDimX: lanes,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: 0,
+                hStream: stream.cast(),
+                attrs: &raw mut early,
+                numAttrs: 1,
+            };
+            // SAFETY: as above, and the kernel waits for the end of what comes before it (`begin` in its source).
+            unsafe { call_optional!(driver, cuLaunchKernelEx(&config, function, arguments, none)) }
         };
         if actions.len() <= FEW_ACTIONS {
             let mut list = ActionList::<FEW_ACTIONS>::new(actions, grid, tile_shift);
@@ -341,22 +382,25 @@ mod tests {
 
     #[test]
     fn the_layout_of_a_launch_is_that_of_the_kernels_source() {
+        let in_ptx = |text: String| [PTX, EARLY_PTX].iter().all(|ptx| ptx.contains(&text));
         let header = include_str!("../../../cpp/segment_copy.hpp");
         for constant in ["kSegmentsPerLaunch = 120;", "kFewSegments = 32;", "kTileShift = 14;", "kLanes = 256;"] {
             assert!(header.contains(constant), "{constant}");
         }
         for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
-            assert!(PTX.contains(&format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
+            assert!(in_ptx(format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
         for constant in ["kActionsPerLaunch = 120;", "kFewActions = 8;", "kWideLanes = 512;", "kActionWords = 2;"] {
             assert!(include_str!("../../../cpp/actions.hpp").contains(constant), "{constant}");
         }
         assert_eq!((MOST_ACTIONS, ActionGrid::WORDS), (120, 2));
         for (name, bytes) in [("actions", size_of::<ActionList<MOST_ACTIONS>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())] {
-            assert!(PTX.contains(&format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
+            assert!(in_ptx(format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
         }
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
-        assert!(PTX.contains(&format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
+        assert!(in_ptx(format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
+        // A launch that is brought in early has to wait, one in each kernel of actions.
+        assert_eq!([PTX, EARLY_PTX].map(|ptx| ptx.matches("griddepcontrol.wait;").count()), [0, 2]);
     }
 
     #[test]
@@ -394,7 +438,8 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, many: 0x10, few: 0x20, most_blocks: 132.into() };
+        let kernel =
+            Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, is_early: false, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
             kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))

@@ -11,7 +11,7 @@ mod chunks;
 mod graphs;
 
 pub use self::chunks::{GRANULARITY, whole_with_chunks, with_chunks};
-pub use self::graphs::{captured, whole};
+pub use self::graphs::{captured, whole, whole_with_early_launches};
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUmodule, CUstream, Code, Driver, code};
 use crate::bridge::Segment;

@@ -248,23 +248,31 @@ fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_o
 
 #[test]
 fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu() {
-    double::start(2, true);
-    let backend = CudaBackend::on(double::whole(), 1).expect("the double has GPUs");
-    let address = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
-    let page = Page::new(&backend);
-    let [own, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
-    let actions = [Action::Raise(address), Action::Take { flag: address + 8, blocks: 1 }, Action::Copy(0), Action::Order]
-        .map(|action| action.segment(&page.endpoints, &page.program.transfers));
-    let run = |stream, actions: &[Segment]| {
-        let before = calls("cuLaunchKernel");
-        let ran = backend.stream_run_actions(stream, GPU0, actions, ActionGrid { stop: address, ..ActionGrid::default() });
-        (ran, calls("cuLaunchKernel") - before)
-    };
-    assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
-    assert!(matches!(run(own, &[actions[3]; 121]), (Ok(false), 0)), "one launch takes 120");
-    let ran = run(own, &actions);
-    assert!(matches!(ran, (Ok(true), 1)), "{ran:?}");
-    assert_eq!(calls("cuStreamBatchMemOp"), 0, "the kernel waits in place of the stream");
+    for (driver, launch) in [(double::whole(), "cuLaunchKernel"), (double::whole_with_early_launches(), "cuLaunchKernelEx")] {
+        double::start(2, true);
+        let backend = CudaBackend::on(driver, 1).expect("the double has GPUs");
+        let address = backend.allocate_shared(DeviceId::HOST, 64).expect("memory");
+        let page = Page::new(&backend);
+        let [own, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+        let actions = [Action::Raise(address), Action::Take { flag: address + 8, blocks: 1 }, Action::Copy(0), Action::Order]
+            .map(|action| action.segment(&page.endpoints, &page.program.transfers));
+        let launches = || ["cuLaunchKernel", "cuLaunchKernelEx"].map(calls);
+        let run = |stream, actions: &[Segment]| {
+            let before = launches();
+            let ran = backend.stream_run_actions(stream, GPU0, actions, ActionGrid { stop: address, ..ActionGrid::default() });
+            let [plain, early] = launches();
+            let all = plain + early - before.iter().sum::<u32>();
+            assert_eq!(calls(launch), plain + early, "a driver that can brings it in early");
+            (ran, all)
+        };
+        assert!(matches!(run(other, &actions), (Ok(false), 0)), "its lane is of another GPU");
+        assert!(matches!(run(own, &[actions[3]; 121]), (Ok(false), 0)), "one launch takes 120");
+        for actions in [&actions[..], &[actions[3]; 120]] {
+            let ran = run(own, actions);
+            assert!(matches!(ran, (Ok(true), 1)), "{ran:?}");
+        }
+        assert_eq!(calls("cuStreamBatchMemOp"), 0, "the kernel waits in place of the stream");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::bridge::Segment;
 use crate::ipc::signal;
 use cudarc::driver::sys;
 use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::LazyLock;
 
@@ -73,6 +73,13 @@ pub fn whole() -> &'static Driver {
         cuLaunchKernel: launch_kernel,
         ..driver().clone()
     });
+    &DRIVER
+}
+
+/// The same that also brings launches in early.
+pub fn whole_with_early_launches() -> &'static Driver {
+    static DRIVER: LazyLock<Driver> =
+        LazyLock::new(|| Driver { cuDriverGetVersion: version, cuLaunchKernelEx: Some(launch_early), ..whole().clone() });
     &DRIVER
 }
 
@@ -379,7 +386,31 @@ unsafe extern "C" fn launch_kernel(
     arguments: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Code {
-    call("cuLaunchKernel", |node| {
+    launched("cuLaunchKernel", function, blocks, arguments)
+}
+
+unsafe extern "C" fn version(out: *mut c_int) -> Code {
+    put(out, 12030)
+}
+
+/// The same of a kernel that waits itself for the end of what it follows.
+unsafe extern "C" fn launch_early(
+    config: *const sys::CUlaunchConfig,
+    function: CUfunction,
+    arguments: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Code {
+    // SAFETY: the backend passes a configuration and its attributes.
+    let (config, attributes) = unsafe { (&*config, std::slice::from_raw_parts((*config).attrs, (*config).numAttrs as usize)) };
+    let early = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    // SAFETY: the attribute says which member it is.
+    assert!(matches!(attributes, [one] if one.id == early && unsafe { one.value.programmaticStreamSerializationAllowed } == 1));
+    assert_eq!([config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ, config.sharedMemBytes], [1, 1, 1, 1, 0]);
+    launched("cuLaunchKernelEx", function, config.gridDimX, arguments)
+}
+
+fn launched(name: &'static str, function: CUfunction, blocks: c_uint, arguments: *mut *mut c_void) -> Code {
+    call(name, |node| {
         // SAFETY: the backend passes the argument of the function.
         let segments = unsafe { segments(function, arguments) };
         let are_actions = [ACTIONS, FEW_ACTIONS].contains(&function.addr());
