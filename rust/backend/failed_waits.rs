@@ -10,8 +10,8 @@
 //! While no stream waits for anybody, all of this costs one load.
 
 use super::{BackendError, Signal};
+use ahash::{HashMap, HashSet};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -56,6 +56,13 @@ pub struct Allocation {
     pub kind: MemoryKind,
 }
 
+impl Allocation {
+    /// Whether a byte lies in it.
+    pub fn has(&self, address: u64) -> bool {
+        address >= self.base && address - self.base < self.bytes
+    }
+}
+
 /// A caller's stream: what `mp_stream_t` holds (a `cudaStream_t` on CUDA). 0 is the default stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StreamHandle(pub usize);

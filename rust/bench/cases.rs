@@ -201,8 +201,8 @@ pub const CASES: &[Case] = &[
     Case {
         name: "put_latency",
         description: "A small put with signal, GPU 0 to another process on GPU 1, stream to stream: half of a round trip, of many that both \
-                      processes have enqueued beforehand, so no host takes part. Against the signal without a put. `issue` is of a put, a \
-                      raise and a wait.",
+                      processes have enqueued beforehand, so no host takes part. Against the signal without a put, and a node plan of the same transfer \
+                      each way, which is one call. `issue` is of a put, a raise and a wait.",
         sizes: &[8],
         run: |bench, case, size| bench.put_latency(case, size),
         ..PAIR

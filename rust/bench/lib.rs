@@ -15,6 +15,7 @@
 //! | `report` | the table and the JSON |
 //! | `look` | one line for each kind of copy: what `mpgpu bench` shows |
 
+mod ball;
 mod cases;
 mod compare;
 mod driver_graph;

@@ -9,7 +9,9 @@
 //! | `echo put\|signal FIRST TRIPS` | enqueues: wait for its counter, answer with a put and a signal, or with the signal alone |
 //! | `drain` | blocks until that is done |
 //! | `leave` | unmaps |
+//! | `meet SOCKET` | is rank 1 of a node, whose ball it passes on: `pass TRIPS` enqueues, `rest` blocks until that is done |
 
+use super::ball::Ball;
 use super::cases::Leg;
 use super::memory::{Buffers, Pattern, free};
 use super::plain::{self, Plain};
@@ -20,6 +22,7 @@ use mpgpu_core::topology::DeviceId;
 use mpgpu_ipc::{Handle, signal};
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
@@ -141,7 +144,7 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     let stream = context.create_stream(THERE)?;
     let pattern = Pattern::of_seed(context, bytes, 1, seed)?;
     let side = Side::new(context, &mut *plain, &pattern, THERE, bytes)?;
-    let mut bench: Option<Mapped<'_>> = None;
+    let (mut bench, mut ball): (Option<Mapped<'_>>, Option<Ball>) = Default::default();
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", side.describe()?)?;
     for line in std::io::stdin().lock().lines() {
@@ -170,7 +173,10 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
                     }
                 }
                 ["drain"] => context.synchronize_stream(stream)?,
-                ["leave"] => bench = None,
+                ["leave"] => (bench, ball) = (None, None),
+                ["meet", socket] => ball = Some(Ball::new(context, 1, Path::new(socket), bytes)?),
+                ["pass", trips] => ball.as_ref().ok_or("pass before meet")?.enqueue(trips.parse()?)?,
+                ["rest"] => ball.as_ref().ok_or("rest before meet")?.synchronize()?,
                 _ => return Err(format!("{line}: there is no such order").into()),
             }
             Ok(())
@@ -214,9 +220,15 @@ impl<'a> Neighbour<'a> {
 
     /// Has an order carried out.
     pub fn tell(&self, order: &str) -> Result<(), Failure> {
+        self.tell_beside(order, || Ok(()))
+    }
+
+    /// The same while this process does its part.
+    pub fn tell_beside<T>(&self, order: &str, part: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
+        let done = part();
         let answer = self.process.answer(order)?;
-        if answer == "done" { Ok(()) } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
+        if answer == "done" { done } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
     }
 
     /// Lets it map what it is to answer into.

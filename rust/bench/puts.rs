@@ -5,8 +5,9 @@
 //! put without the signal, which separates the cost of the signal from that of another process's memory; and against itself until its
 //! stream is done, which is later than its arrival. Each follows an execution of the same plan that is not timed, as in a loop over one
 //! buffer; `by turns` it follows a copy into other memory. Latency is half of a round trip from stream to stream, of many that both processes
-//! enqueue beforehand.
+//! enqueue beforehand; and that of a node plan of one transfer, which is put, signal and wait in one call.
 
+use super::ball::Ball;
 use super::compare::{Comparison, Contestant, Samples, contest};
 use super::peer::{HERE, Neighbour, Side};
 use super::{Bench, Case, Failure};
@@ -156,8 +157,11 @@ impl Bench<'_> {
         self.context.synchronize_stream(stream)?;
         side.buffers.poison(&mut **self.plain.borrow_mut())?;
         peer.tell("poison")?;
+        let socket = std::env::temp_dir().join(format!("mpgpu-bench-{}", std::process::id()));
+        let order = format!("meet {}", socket.display());
+        let mut ball = peer.tell_beside(&order, || Ball::new(self.context, 0, &socket, size))?;
         let rounds = self.repeat.unwrap_or(TURNS);
-        let mut samples = ["mpgpu", "the signal alone"].map(Samples::new);
+        let mut samples = ["mpgpu", "the signal alone", "a node plan"].map(Samples::new);
         let mut first = 1;
         for turn in 0..=rounds {
             for (what, samples) in ["put", "signal"].into_iter().zip(&mut samples) {
@@ -187,6 +191,27 @@ impl Bench<'_> {
         }
         peer.tell("check")?;
         side.buffers.check(&mut **self.plain.borrow_mut(), &self.pattern)?;
+        peer.tell_beside("pass 1", || ball.enqueue(1))?;
+        ball.synchronize()?;
+        for turn in 0..=rounds {
+            let thrown = ball.change(u64::from(turn))?;
+            ball.close()?;
+            let issue = peer.tell_beside(&format!("pass {TRIPS}"), || {
+                let start = Instant::now();
+                ball.enqueue(TRIPS)?;
+                Ok(start.elapsed())
+            })?;
+            let start = Instant::now();
+            ball.open();
+            ball.synchronize()?;
+            let total = start.elapsed();
+            peer.tell("rest")?;
+            ball.has_come(&thrown)?;
+            if turn > 0 {
+                samples[2].add((issue.as_secs_f64() / TRIPS as f64, total.as_secs_f64() / (2 * TRIPS) as f64));
+            }
+        }
+        ball.end();
         peer.tell("leave")?;
         self.context.synchronize_stream(opener)?;
         [stream, opener].into_iter().try_for_each(|stream| self.context.destroy_stream(stream))?;

@@ -182,6 +182,8 @@ impl<const N: usize> Default for SlotWords<N> {
 }
 
 /// See the module. Plain words are written by one rank before it publishes the slot or commits a match, and read after that.
+///
+/// CPUs that wait look at the first line all the time, so it has what a match does not write.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MessageSlot {
@@ -193,32 +195,32 @@ pub struct MessageSlot {
     pub moved: Plain,
     /// The bytes are in their own rank's buffer, or out of it, where they pass through another.
     pub finished: Plain,
-    state: AtomicU64,
-    /// By this the mailbox's index is made anew.
-    pub(super) order: AtomicU64,
-    /// The other operation of a match. Of a receive, writing it is the match.
-    partner: AtomicU64,
-    status: AtomicU64,
-    /// The rank that moves the bytes, counted from 1.
-    mover: AtomicU64,
     /// How often the slot has been used.
     uses: AtomicU64,
     is_send: Plain,
     is_buffered: Plain,
+    buffer: Plain,
     /// Counted from 1; 0 is any.
     peer: Plain,
     tag: Plain,
     mask: Plain,
     bytes: Plain,
-    buffer: Plain,
-    offset: Plain,
-    device: Plain,
-    handle: SlotWords<16>,
+    state: AtomicU64,
+    /// By this the mailbox's index is made anew.
+    pub(super) order: AtomicU64,
+    /// The other operation of a match. Of a receive, writing it is the match.
+    partner: AtomicU64,
+    /// The rank that moves the bytes, counted from 1.
+    mover: AtomicU64,
+    status: AtomicU64,
     /// The message, on both sides once it has matched.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
     metadata_bytes: Plain,
+    offset: Plain,
+    device: Plain,
+    handle: SlotWords<16>,
     metadata: SlotWords<{ METADATA_BYTES / 8 }>,
     text: SlotWords<{ TEXT_BYTES / 8 }>,
     inline: SlotWords<{ INLINE_BYTES as usize / 8 }>,

@@ -63,7 +63,7 @@ impl Core {
     /// Enqueues a copy. Between memory that the driver knows by the call that takes nothing else: an end that its owner has freed is an
     /// error there. To `cuMemcpyAsync` such an end is host memory, which it reads or writes at once, and the process dies (H200, driver
     /// 580). Both take the same time, and pinned memory is memory of a device to both.
-    fn enqueue_copy(&self, execution: &Execution<'_>, copy: &Copy, state: &PlanState, stream: usize) -> Result<(), BackendError> {
+    pub fn enqueue_copy(&self, execution: &Execution<'_>, copy: &Copy, state: &PlanState, stream: usize) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let Segment { dst, src, bytes } = segment(execution, copy);
         if state.knows(copy.from) && state.knows(copy.to) {

@@ -29,7 +29,7 @@ pub(super) struct Events {
     next: AtomicUsize,
     /// Not held while the driver records or waits, which blocks while the queue of a stream is full. Each recording is of another
     /// `CUevent`, so until it is there the event stands for the one before.
-    events: Mutex<HashMap<usize, EventRecord>>,
+    events: Mutex<HashMap<usize, EventRecord, ahash::RandomState>>,
 }
 
 pub(super) fn is_ours(event: EventHandle) -> bool {

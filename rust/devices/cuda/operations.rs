@@ -18,7 +18,6 @@ impl Core {
             // SAFETY: the caller's event and stream.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
-        self.events.recorded(event)?;
         let behind = self.behind(stream, &found);
         let recording = Recording { gpu: found.gpu, mark: Arc::new(primary.record(stream.0)?), behind };
         self.events.note(event, recording)

@@ -32,6 +32,15 @@ impl Core {
         if execution.program.ops.is_empty() {
             return Ok(());
         }
+        if timing.is_none() && threads.is_none() && !capturing && self.is_plain(execution, callers_gpu, state) {
+            let copies = &execution.program.ops[0].copies;
+            let enqueued = copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, state, execution.stream.0));
+            return enqueued.inspect_err(|_| {
+                let _outside = OutsideCapture::enter(self.gpus.driver);
+                // SAFETY: the caller's stream; as below.
+                unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
+            });
+        }
         let (placed, is_reached) = self.placed(execution, callers_gpu, state)?;
         let caller = Caller::new(execution.stream.0, callers_gpu);
         let mut lanes: SmallVec<[Lane<'_>; 8]> = SmallVec::new();
@@ -75,6 +84,14 @@ impl Core {
             }
         }
         enqueued
+    }
+
+    /// Whether all there is to do is one operation of plain copies in the caller's stream, whose GPU is known to reach all memory at the addresses
+    /// that the execution has: as most small plans and messages are.
+    fn is_plain(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> bool {
+        matches!((&execution.program.lanes[..], &execution.program.ops[..]), ([_], [op]) if op.mechanism == Mechanism::Copy)
+            && state.is_reached(callers_gpu)
+            && self.own_ends(execution, callers_gpu).is_none()
     }
 
     /// Where each lane runs, and whether that is as the program has it, by GPUs that reach all memory of the plan. Refuses copies that no GPU

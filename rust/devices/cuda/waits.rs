@@ -2,7 +2,7 @@
 
 use crate::backend::{Allocation, Signal};
 use crate::ipc::signal;
-use std::collections::HashMap;
+use ahash::HashMap;
 
 /// Waits that streams have been given, or are about to be, and that may not be satisfied yet.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ mod tests {
         for value in (0..10_000).chain(0..10) {
             [0x1000, 0x1008].into_iter().for_each(|counter| waits.capture(Signal { counter, value }));
         }
-        assert_eq!(waits.captured, HashMap::from([(0x1000, 9999), (0x1008, 9999)]));
+        assert_eq!(waits.captured, HashMap::from_iter([(0x1000, 9999), (0x1008, 9999)]));
         // Counters run over.
         waits.capture(Signal { counter: 0x1000, value: u64::MAX });
         waits.capture(Signal { counter: 0x1000, value: 3 });

@@ -1,0 +1,80 @@
+//! A put with signal as one call: a node plan of one transfer, which both processes execute (`put_latency`).
+
+use super::Failure;
+use mpgpu::{Buffer, Context, ContextOptions, Device, Half, Node, Plan, PlanOptions, Stream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes that go from rank 0 to rank 1, and back, each time by a node plan.
+pub struct Ball {
+    /// There, and back.
+    plans: Vec<Plan>,
+    stream: Stream,
+    /// What rank 0 throws. Rank 1 passes on what it has caught.
+    thrown: Buffer<u8>,
+    caught: Buffer<u8>,
+    gate: Arc<AtomicBool>,
+}
+
+impl Ball {
+    /// Both processes call it, with the same path of a socket that is not there yet.
+    pub fn new(context: &mpgpu_contexts::Context, rank: u32, socket: &Path, bytes: u64) -> Result<Ball, Failure> {
+        let config = context.config();
+        let options = ContextOptions { backend: Some(config.backend), topology: config.topology.clone(), ..ContextOptions::default() };
+        let context = Context::with_options(&options)?;
+        let device = Device::gpu(rank);
+        let node = Node::at_socket(&context, rank, 2, socket, &[device])?;
+        let memory = || Buffer::zeroed(&context, device, usize::try_from(bytes)?).map_err(Failure::from);
+        let (thrown, caught) = (memory()?, memory()?);
+        let pass = |from: u32, source: &Buffer<u8>, destination: &Buffer<u8>| {
+            let half = if from == rank { Half::send(1 - rank, 0, source) } else { Half::receive(from, 0, destination) };
+            node.exchange([half], &PlanOptions::default())
+        };
+        let there = pass(0, &thrown, &caught)?;
+        let back = pass(1, &caught, &caught)?;
+        Ok(Ball { plans: vec![there, back], stream: Stream::new(&context, device)?, thrown, caught, gate: Arc::default() })
+    }
+
+    /// Enqueues so many round trips.
+    pub fn enqueue(&self, trips: u64) -> Result<(), Failure> {
+        (0..trips).try_for_each(|_| self.plans.iter().try_for_each(|plan| plan.enqueue(&self.stream)))?;
+        Ok(())
+    }
+
+    /// What is enqueued from now on waits until it is opened.
+    pub fn close(&self) -> Result<(), Failure> {
+        self.gate.store(false, Ordering::Relaxed);
+        let gate = Arc::clone(&self.gate);
+        Ok(self.stream.launch_host(move || {
+            while !gate.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+        })?)
+    }
+
+    pub fn open(&self) {
+        self.gate.store(true, Ordering::Release);
+    }
+
+    /// Memory that another rank has mapped goes once both have done this.
+    pub fn end(&mut self) {
+        self.plans.clear();
+    }
+
+    pub fn synchronize(&self) -> Result<(), Failure> {
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Has rank 0 throw other bytes from now on.
+    pub fn change(&self, round: u64) -> Result<Vec<u8>, Failure> {
+        let bytes: Vec<u8> = (0..self.thrown.len() as u64).map(|at| (at * 7 + round * 31 + 1) as u8).collect();
+        self.thrown.write(&self.stream, &bytes)?;
+        Ok(bytes)
+    }
+
+    /// Whether these have come back.
+    pub fn has_come(&self, bytes: &[u8]) -> Result<(), Failure> {
+        if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans have brought back other bytes".into()) }
+    }
+}
