@@ -94,7 +94,7 @@ impl Messenger {
             self.pass_through_host(kept, place, own, stream, bytes)?;
         } else if !(place.is_send && place.is_buffered()) {
             kept.comes = true;
-            self.raise_come(kept.slot, stream)?;
+            self.raise_come(kept.slot, stream, 1)?;
         }
         [own, self.mailboxes.slot(theirs)].into_iter().for_each(|slot| slot.give_to(theirs.rank));
         let watch = {

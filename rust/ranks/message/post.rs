@@ -169,7 +169,9 @@ impl Messenger {
         let place = self.place(address, bytes, true)?;
         let mut kept = self.prepare(&place, None, (0, 0), &[], true)?;
         let (slot, own) = (kept.slot, self.mailboxes.own(kept.slot));
-        let offered = if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream) };
+        // Whoever gets the descriptor comes at once, and its stream would have to wait. One whose last flag was just seen counts as busy for a microsecond
+        // more, so it is looked at twice.
+        let offered = if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream, 2) };
         kept.comes = true;
         if let Err(error) = offered {
             self.give_back_unused(kept);
@@ -264,7 +266,7 @@ impl Messenger {
     /// Has the caller's stream say that whoever moves the bytes of an operation may begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
-        self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
+        self.raise_come(kept.slot, stream, 1).or_else(|error| self.retract(kept, error))
     }
 
     /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
