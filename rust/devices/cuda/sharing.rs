@@ -8,7 +8,7 @@ use super::gpus::Gpus;
 use super::ipc::{Opened, close, close_through, open_through};
 use super::memory::{SPREAD_FROM, domain_of, own_id};
 use super::pools::Pools;
-use super::waits::{Waits, contains};
+use super::waits::Waits;
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
 use crate::backend::host_memory::PageRange;
@@ -277,13 +277,13 @@ impl Sharing {
         let mut waits = lock(&self.waits);
         self.note_lost_peer(allocation, peer);
         let Waits { pending, captured, failed } = &mut *waits;
-        for wanted in pending.extract_if(.., |wanted| contains(allocation, wanted.counter)) {
+        for wanted in pending.extract_if(.., |wanted| allocation.has(wanted.counter)) {
             // Before the stream goes on, so that whoever sees it finished is told.
             if self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer })) {
                 failed.push(wanted);
             }
         }
-        for (counter, value) in captured.extract_if(|counter, _| contains(allocation, *counter)) {
+        for (counter, value) in captured.extract_if(|counter, _| allocation.has(*counter)) {
             let wanted = Signal { counter, value };
             self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer }));
             // Reached or not: the program may set it back, and launch the graph again.

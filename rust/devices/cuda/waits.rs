@@ -35,14 +35,10 @@ impl Waits {
 
     /// Takes out what lies in an allocation that is about to go.
     pub fn forget(&mut self, allocation: &Allocation) {
-        self.captured.retain(|counter, _| !contains(allocation, *counter));
-        self.pending.retain(|wanted| !contains(allocation, wanted.counter));
-        self.failed.retain(|wanted| !contains(allocation, wanted.counter));
+        self.captured.retain(|counter, _| !allocation.has(*counter));
+        self.pending.retain(|wanted| !allocation.has(wanted.counter));
+        self.failed.retain(|wanted| !allocation.has(wanted.counter));
     }
-}
-
-pub(super) fn contains(allocation: &Allocation, address: u64) -> bool {
-    address.checked_sub(allocation.base).is_some_and(|offset| offset < allocation.bytes)
 }
 
 #[cfg(test)]
