@@ -113,6 +113,7 @@ fn what_the_driver_lacks_is_named_with_what_is_without_it() {
     for (function, level, line) in [
         ("cuMemcpyBatchAsync", Level::Slow, "one by one"),
         ("cuGraphInstantiateWithFlags", Level::Slow, "streams"),
+        ("cuLaunchKernelEx", Level::Slow, "a microsecond more"),
         ("cuStreamGetId", Level::Slow, "cuStreamGetId"),
         ("cuStreamBatchMemOp", Level::Refused, "signals"),
         ("cuIpcGetMemHandle", Level::Refused, "cudaMalloc"),

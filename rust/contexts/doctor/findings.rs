@@ -105,7 +105,7 @@ fn driver(facts: &Facts, cuda: &gpus::GpuFacts) -> Vec<Finding> {
 }
 
 /// Optional driver functions: feature, functions, CUDA version that has them, level and effect without them.
-const FEATURES: [(&str, &[&str], &str, Level, &str); 7] = [
+const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
     ("batched copies", &["cuMemcpyBatchAsync"], "13.0", Slow, "many small copies are issued one by one"),
     (
         "graphs",
@@ -114,6 +114,7 @@ const FEATURES: [(&str, &[&str], &str, Level, &str); 7] = [
         Slow,
         "plans run on streams, each copy issued separately",
     ),
+    ("kernels brought in early", &["cuLaunchKernelEx"], "12.3", Slow, "small steps of ranks take a microsecond more on Hopper"),
     ("stream numbers", &["cuStreamGetId"], "12.0", Slow, "each execution makes more driver calls"),
     ("counters in streams", &["cuStreamBatchMemOp"], "11.7", Refused, "signals between processes are refused"),
     (

@@ -17,9 +17,9 @@ const PAGE: u64 = 4096;
 const FILL: [u8; 2] = [0x11, 0x22];
 
 /// What stands in a slot around the handle of its memory, in words from that on.
-const TAG: isize = -6;
-const BYTES: isize = -4;
-const BUFFER: isize = -3;
+const BUFFER: isize = -16;
+const TAG: isize = -14;
+const BYTES: isize = -12;
 const OFFSET: isize = -2;
 
 /// Tag of the operation whose slot is damaged.
