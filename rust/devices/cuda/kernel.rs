@@ -72,10 +72,10 @@ struct SignalList {
 
 /// As in `cpp/actions.hpp`.
 const FEW_ACTIONS: usize = 8;
+const WIDE_LANES: c_uint = 512;
 
 /// CUDA 12.3 is the first that captures a launch that is brought in early.
 const EARLY_IN_GRAPHS: i32 = 12030;
-const WIDE_LANES: c_uint = 512;
 
 /// The argument of a launch, `mpgpu::ActionListOf<N>`.
 #[repr(C)]
