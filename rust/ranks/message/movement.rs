@@ -285,9 +285,7 @@ impl Messenger {
     /// Has the caller's stream say that it has come to an operation, or says so where one of so many looks finds that it has nothing to do.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle, looks: u32) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
-        // Into no bytes nothing is written, whatever the stream still does.
-        let has_come = own.bytes() == 0 && !own.is_send();
-        if has_come || (0..looks).any(|_| self.node.context.backend().is_idle(stream)) {
+        if (0..looks).any(|_| self.node.context.backend().is_idle(stream)) {
             [&own.ready, &own.come].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
             return Ok(());
         }

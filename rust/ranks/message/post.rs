@@ -28,6 +28,10 @@ pub struct Outgoing<'a> {
 /// Bytes of an encoded [`Descriptor`].
 pub const DESCRIPTOR_BYTES: usize = 64;
 
+/// How often it is asked whether a stream is idle where the other side mostly comes at once, and its stream would have to wait: for messages of no
+/// bytes and described buffers. A stream whose last flag was just seen counts as busy for a microsecond more.
+const LOOKS_AT_LATENCY: u32 = 2;
+
 const MAGIC: [u8; 8] = *b"mpgpu-md";
 
 /// A buffer that a rank of the node may fetch, once: a plain value.
@@ -169,9 +173,8 @@ impl Messenger {
         let place = self.place(address, bytes, true)?;
         let mut kept = self.prepare(&place, None, (0, 0), &[], true)?;
         let (slot, own) = (kept.slot, self.mailboxes.own(kept.slot));
-        // Whoever gets the descriptor comes at once, and its stream would have to wait. One whose last flag was just seen counts as busy for a microsecond
-        // more, so it is looked at twice.
-        let offered = if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream, 2) };
+        let offered =
+            if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream, LOOKS_AT_LATENCY) };
         kept.comes = true;
         if let Err(error) = offered {
             self.give_back_unused(kept);
@@ -266,7 +269,8 @@ impl Messenger {
     /// Has the caller's stream say that whoever moves the bytes of an operation may begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
-        self.raise_come(kept.slot, stream, 1).or_else(|error| self.retract(kept, error))
+        let looks = if self.mailboxes.own(kept.slot).bytes() == 0 { LOOKS_AT_LATENCY } else { 1 };
+        self.raise_come(kept.slot, stream, looks).or_else(|error| self.retract(kept, error))
     }
 
     /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
