@@ -78,3 +78,10 @@ impl Ball {
         if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans have brought back other bytes".into()) }
     }
 }
+
+impl Drop for Ball {
+    /// A stream that is destroyed waits for what is in it, also where an error came while the gate was closed.
+    fn drop(&mut self) {
+        self.open();
+    }
+}
