@@ -3,11 +3,15 @@
 
 #if defined(__CUDACC__)
 #define MPGPU_HD __host__ __device__
-// A loop as it stands. A GPU fetches the code of a kernel anew at each launch, and a small one is over before that
-// pays.
-#define MPGPU_ROLLED _Pragma("unroll 1")
 #else
 #define MPGPU_HD
+#endif
+
+// A loop as it stands. A GPU fetches the code of a kernel anew at each launch, and a small one is over before that
+// pays. Only the compiler of the GPU's half knows the pragma.
+#if defined(__CUDA_ARCH__)
+#define MPGPU_ROLLED _Pragma("unroll 1")
+#else
 #define MPGPU_ROLLED
 #endif
 
