@@ -94,8 +94,8 @@ impl Core {
     /// Has a stream raise counters, then wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
     /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
-        raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;
+        raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.with_stream(stream, |_, raw| {
             let raises = raises.iter().map(|signal| operation(SignalOperation::Raise, *signal));
             let takes = flags.iter().flat_map(|&flag| {
@@ -227,10 +227,11 @@ impl Core {
     }
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
-        for signal in signals {
-            self.sharing.read_signal(signal.counter)?;
-        }
-        self.with_stream(stream, |_, raw| self.gpus.operate(raw, SignalOperation::Raise, signals))
+        self.with_stream(stream, |_, raw| {
+            // After a reset, which finding the stream notices, other memory may lie where the counters were.
+            signals.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
+            self.gpus.operate(raw, SignalOperation::Raise, signals)
+        })
     }
 }
 

@@ -723,10 +723,10 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
         node(|node| [0, 1].into_iter().for_each(|gpu| node.reset(gpu)));
         let other = is_made_anew.then(|| {
             let other = context_on(driver);
-            other.allocate(GPU0, 64).expect("memory");
-            other.allocate(GPU1, 64).expect("memory");
-            other
+            (other.allocate(GPU0, 64).expect("memory"), other.allocate(GPU1, 64).expect("memory"), other)
         });
+        // Memory that is allocated anew may lie where this was.
+        let counters = other.iter().map(|(theirs, ..)| *theirs).chain([host[0]]);
         #[track_caller]
         fn refused<T: std::fmt::Debug>(result: Result<T, Error>) {
             let error = result.expect_err("it is gone").to_string();
@@ -739,7 +739,9 @@ fn after_a_reset_a_context_refuses_everything_and_goes_without_touching_what_is_
             refused(context.record_event(event, stream));
             refused(context.stream_wait_event(stream, event));
             refused(context.launch_host(stream, Box::new(|| ())));
-            refused(context.stream_raise_signals(stream, &[Signal { counter: host[0], value: 1 }]));
+            for counter in counters.clone() {
+                refused(context.stream_raise_signals(stream, &[Signal { counter, value: 1 }]));
+            }
         }
         refused(context.synchronize_event(event));
         refused(context.allocate(GPU0, 1));
