@@ -17,7 +17,7 @@ use super::registered::Registrations;
 use super::staging::Staging;
 use super::state::{ContextState, LAST_PATIENCE};
 use crate::adapt;
-use crate::backend::{Allocation, Backend, BackendError, Endpoints, GraphStatistics, SignalWait};
+use crate::backend::{Backend, BackendError, Endpoints, GraphStatistics, SignalWait};
 use crate::fault;
 use crate::headroom::headroom;
 use crate::ipc::{PATIENCE, fork};
@@ -169,13 +169,8 @@ impl Context {
     /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
     /// a rank without neighbours need not be treated apart.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
-        self.plan_known(transfers, &[], options)
-    }
-
-    /// The same where whoever asks has just looked up these allocations, and keeps them.
-    pub fn plan_known(&self, transfers: &[Transfer], known: &[Option<Allocation>], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
         let config = &self.shared.config;
-        self.plan_located(transfers, known, options.adapt.unwrap_or(config.adapt), |machine, batch| match &self.tuning {
+        self.plan_located(transfers, options.adapt.unwrap_or(config.adapt), |machine, batch| match &self.tuning {
             Some(tuning) => {
                 let shapes: SmallVec<[Shape; 4]> = batch.iter().map(|t| t.shape).collect();
                 options.resolve_tuned(config, tuning.advice(machine, &shapes, options.engine(config)).as_ref())
@@ -190,13 +185,12 @@ impl Context {
         // Checks the staging bound against the context's.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
-        self.plan_located(transfers, &[], false, |_, _| Ok(*options))
+        self.plan_located(transfers, false, |_, _| Ok(*options))
     }
 
     fn plan_located(
         &self,
         transfers: &[Transfer],
-        known: &[Option<Allocation>],
         adapt: bool,
         options: impl FnOnce(&Machine, &[Located]) -> Result<Options, Error>,
     ) -> Result<Arc<Plan>, Error> {
@@ -206,9 +200,7 @@ impl Context {
         let alive_at = self.shared.holdings.frees();
         // Filled in place: a look-up should not move half a kilobyte about.
         let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
-        let find =
-            |address| known.iter().flatten().find(|one| one.has(address)).map_or_else(|| self.shared.locate(address), |one| Ok(Some(*one)));
-        batch::locate(transfers, machine, &find, &mut request.batch)?;
+        batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
         request.options = options(machine, &request.batch)?;
         if let Some(plan) = self.cache.get(&request) {
             return Ok(plan);

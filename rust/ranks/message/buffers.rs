@@ -42,8 +42,6 @@ pub(super) struct MessagePlace {
     pub is_send: bool,
     /// As this context numbers devices.
     pub device: DeviceId,
-    /// That it lies in, where others map that.
-    pub allocation: Option<Allocation>,
     pub through: Through,
 }
 
@@ -81,7 +79,6 @@ pub(super) struct ImportedBuffer {
     address: u64,
     /// What is mapped.
     bytes: u64,
-    pub allocation: Option<Allocation>,
     /// When it was used last, in uses of all.
     used: AtomicU64,
 }
@@ -144,7 +141,7 @@ impl Messenger {
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
-            return Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: None, through: Through::Nothing });
+            return Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through: Through::Nothing });
         }
         if address == 0 {
             return refuse(format!("data is NULL, but {bytes} bytes are to be moved"));
@@ -177,7 +174,7 @@ impl Messenger {
         match self.export(&allocation, address, bytes) {
             Ok((handle, offset)) => {
                 let through = Through::Direct { handle, offset, device: device.0 };
-                Ok(MessagePlace { address, bytes, is_send, device: allocation.device, allocation: Some(allocation), through })
+                Ok(MessagePlace { address, bytes, is_send, device: allocation.device, through })
             }
             Err(Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_))) if is_host => {
                 self.buffered(address, bytes, is_send)
@@ -194,7 +191,7 @@ impl Messenger {
             let handle = self.export_bounce(bounce).inspect_err(|_| self.give_bounce_back(bounce))?;
             Through::Bounce(bounce, handle)
         };
-        Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, allocation: None, through })
+        Ok(MessagePlace { address, bytes, is_send, device: DeviceId::HOST, through })
     }
 
     pub(super) fn export_bounce(&self, bounce: Bounce) -> Result<HandleBytes, Error> {
@@ -292,8 +289,7 @@ impl Messenger {
         let instead = (!device.is_host()).then(|| self.node.device_here(device));
         let (address, _) = self.node.context.state().import_through(&Handle::decode(handle)?, instead)?;
         let bytes = self.node.context.state().import_at(address).map_or(0, |import| import.bytes_from(address));
-        let allocation = self.node.context.state().locate(address)?;
-        let imported = Arc::new(ImportedBuffer { address, bytes, allocation, used: AtomicU64::new(now) });
+        let imported = Arc::new(ImportedBuffer { address, bytes, used: AtomicU64::new(now) });
         imports.insert(*handle, Arc::clone(&imported));
         Ok(imported)
     }

@@ -122,7 +122,7 @@ impl Messenger {
         kept.bounce = Some(bounce);
         let handle = self.export_bounce(bounce)?;
         let (src, dst) = if place.is_send { (place.address, bounce.address) } else { (bounce.address, place.address) };
-        let plan = self.plan_of(dst, src, bytes, [None; 2])?;
+        let plan = self.plan_of(dst, src, bytes)?;
         let (lane, event) = self.lane(place.device, kept.slot)?;
         if !backend.is_idle(stream) {
             backend.record_event(event, stream)?;
@@ -195,7 +195,7 @@ impl Messenger {
         kept.imported.iter().for_each(|imported| _ = lock(&self.carried.imported).insert(slot, Arc::clone(imported)));
         let (src, dst) = if is_send { (address, their_address) } else { (their_address, address) };
         let device = [device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
-        let plan = self.plan_of(dst, src, bytes, [None; 2])?;
+        let plan = self.plan_of(dst, src, bytes)?;
         let (lane, _) = self.lane(device, slot)?;
         let awaited: Vec<_> =
             [own, other].iter().filter(|slot| slot.ready.load(Ordering::Acquire) == 0).map(|slot| raise(&slot.ready)).collect();

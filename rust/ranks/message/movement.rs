@@ -10,9 +10,7 @@
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
 use super::operation::Kept;
-use crate::backend::{
-    Allocation, Backend, BackendError, Completion, CompletionState, EventHandle, Report, Signal, StreamHandle, no_completion,
-};
+use crate::backend::{Backend, BackendError, Completion, CompletionState, EventHandle, Report, Signal, StreamHandle, no_completion};
 use crate::contexts::{Error, Plan, PlanOptions, Transfer, Verify};
 use crate::ipc::mailbox::{copy_host, raise_host};
 use crate::ipc::{INLINE_BYTES, IpcError, MessageSlot, SlotBuffer, SlotId, SlotState, SlotStatus};
@@ -155,8 +153,7 @@ impl Messenger {
             [other, own].into_iter().for_each(MessageSlot::end);
             return Ok(());
         }
-        let known = [place.allocation, kept.imported.as_ref().and_then(|imported| imported.allocation)];
-        let plan = self.plan_of(dst, src, bytes, known)?;
+        let plan = self.plan_of(dst, src, bytes)?;
         if has_come && bytes <= SMALL_BYTES {
             return self.move_in(kept, plan, own, other, stream, true);
         }
@@ -196,10 +193,10 @@ impl Messenger {
         self.end_in_order(kept, own, other, stream)
     }
 
-    /// What copies bytes, if there are any. Of their ends these allocations are known.
-    pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64, known: [Option<Allocation>; 2]) -> Result<Option<Arc<Plan>>, Error> {
+    /// What copies bytes, if there are any.
+    pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64) -> Result<Option<Arc<Plan>>, Error> {
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
-        let plan = || self.node.context.plan_known(&[transfer], &known, &PlanOptions::default());
+        let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
         (bytes > 0).then(plan).transpose()
     }
 

@@ -75,7 +75,7 @@ const RECEIVE: Calls<'static> = &[
 /// Of the send that it takes.
 const SEND: Calls<'static> = &[
     ("cuCtxGetCurrent", 3),
-    ("cuCtxGetId", 2),
+    ("cuCtxGetId", 4),
     ("cuCtxPopCurrent", 1),
     ("cuCtxPushCurrent", 1),
     ("cuMemcpyDtoDAsync", 1),
@@ -107,19 +107,19 @@ fn a_small_message_is_a_copy_an_operation_and_few_questions_to_the_driver() {
     let [receive, send] = steady(&messenger, memory, StreamHandle(0));
     let [current, id, capturing] = [("cuCtxGetCurrent", 3), ("cuCtxGetId", 2), ("cuStreamIsCapturing", 1)];
     assert_calls(&receive, &[current, id, ("cuStreamBatchMemOp", 1), capturing], "a default stream");
-    let [current, id] = [("cuCtxGetCurrent", 4), ("cuCtxGetId", 2)];
+    let [current, id] = [("cuCtxGetCurrent", 4), ("cuCtxGetId", 4)];
     assert_calls(&send, &[current, id, ("cuMemcpyDtoDAsync", 1), ("cuStreamBatchMemOp", 1), capturing], "a default stream");
     drop(entered);
     messenger.destroy().expect("destroyed");
 }
 
 #[test]
-fn memory_of_others_is_looked_up_once_for_each_post() {
+fn memory_of_others_is_looked_up_for_each_post_and_for_the_plan_of_its_copy() {
     let (context, messenger) = rank(2, None);
     let memory = [0; 2].map(|_| node(|node| node.give_shareable(BYTES, 0)).expect("memory"));
     let stream = context.create_stream(GPU0).expect("a stream");
     let calls = steady(&messenger, memory, stream);
-    assert_eq!(calls.map(|calls| calls.get("cuPointerGetAttributes").copied()), [Some(1), Some(1)]);
+    assert_eq!(calls.map(|calls| calls.get("cuPointerGetAttributes").copied()), [Some(1), Some(3)]);
     messenger.destroy().expect("destroyed");
 }
 
