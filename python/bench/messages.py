@@ -4,7 +4,8 @@
 
 What `Channel.send` costs beyond `mp_send`, as execute.py has it for plans: in the same run and in alternation, less what cffi takes for
 as many calls of a function that does nothing; microseconds of processor time of the calling thread. And a ping-pong of 4 KiB between two
-processes, by the C functions, by threads that wait, and by tasks that await: microseconds one way, medians and quartiles of rounds.
+processes, by the C functions, by threads that wait, and by tasks that await, with receives that are posted ahead and without: microseconds
+one way, medians and quartiles of rounds.
 
 At last latency and bandwidth by size, up to --most, as tests/gpu/messages has them for C: channels from memory of one device to that of
 the other, beside the same staged, as programs do whose messages know nothing of GPUs: the whole buffer is copied into pinned host memory,
@@ -21,6 +22,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any, Callable
 
 import mpgpu
@@ -198,52 +200,84 @@ def by_size(rank: int, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mp
         size *= 8 if size < 1 << 16 else 4
 
 
+Post = Callable[[], Any]
+
+
+def in_turn(rank: int, send: Post, receive: Post) -> Iterator[Any]:
+    """What is to be waited for, each as soon as it is posted."""
+    for turn in range(2 * ROUND_TRIPS):
+        yield send() if turn % 2 == rank else receive()
+
+
+def ahead(rank: int, send: Post, receive: Post) -> Iterator[Any]:
+    """The same with each receive posted while the ball is on its way to the other, as benchmarks of MPI and UCX do."""
+    incoming = receive() if rank else None
+    for trip in range(ROUND_TRIPS):
+        if rank:
+            yield incoming
+        sent = send()
+        if not rank or trip + 1 < ROUND_TRIPS:
+            incoming = receive()
+        yield sent
+        if not rank:
+            yield incoming
+
+
 def ping_pong(rank: int, folder: str, gpu: bool, most: int) -> None:
     context = mpgpu.Context("cuda" if gpu else "host")
     device = rank % context.gpus
     node = mpgpu.Node(rank=rank, ranks=2, socket=os.path.join(folder, "ranks"), devices=[device], context=context)
     channel = mpgpu.Channel(node, 1 - rank)
-    ball = context.empty(4096, device=device, shared=True)
+    out, into = [context.empty(4096, device=device, shared=True) for _ in range(2)]
     stream = mpgpu.Stream(device, context=context)
-    messenger, memory, tag = channel._messenger._handle, ffi.cast("void *", ball.address), channel._tag
+    messenger, tag = channel._messenger._handle, channel._tag
+    src, dst = [ffi.cast("void *", ball.address) for ball in (out, into)]
     sent, received = ffi.new("mp_request_t *"), ffi.new("mp_request_t *")
 
-    def by_c() -> None:
-        for _ in range(ROUND_TRIPS):
-            for turn in (0, 1):
-                if turn == rank:
-                    lib.mp_send(messenger, memory, 4096, 1 - rank, tag, NULL, 0, stream._handle, sent)
-                    assert lib.mp_wait(sent, NULL) == 0
-                else:
-                    lib.mp_receive(messenger, memory, 4096, 1 - rank, tag, 2**64 - 1, stream._handle, received)
-                    assert lib.mp_wait(received, NULL) == 0
+    def c_send() -> Any:
+        lib.mp_send(messenger, src, 4096, 1 - rank, tag, NULL, 0, stream._handle, sent)
+        return sent
 
-    def by_wait() -> None:
-        for _ in range(ROUND_TRIPS):
-            for turn in (0, 1):
-                (channel.send(ball, stream) if turn == rank else channel.receive(ball, stream)).synchronize()
+    def c_receive() -> Any:
+        lib.mp_receive(messenger, dst, 4096, 1 - rank, tag, 2**64 - 1, stream._handle, received)
+        return received
 
-    async def by_await() -> None:
-        for _ in range(ROUND_TRIPS):
-            for turn in (0, 1):
-                await (channel.send(ball, stream) if turn == rank else channel.receive(ball, stream))
+    def send() -> mpgpu.Message:
+        return channel.send(out, stream)
+
+    def receive() -> mpgpu.Receive:
+        return channel.receive(into, stream)
+
+    def by_c(order: Any) -> None:
+        for request in order(rank, c_send, c_receive):
+            assert lib.mp_wait(request, NULL) == 0
+
+    def by_wait(order: Any) -> None:
+        for message in order(rank, send, receive):
+            message.synchronize()
+
+    async def by_await(order: Any) -> None:
+        for message in order(rank, send, receive):
+            await message
 
     loop = asyncio.new_event_loop()
-    cases: dict[str, Callable[[], Any]] = {
+    ways: dict[str, Callable[[Any], Any]] = {
         "C: mp_send, mp_receive, mp_wait": by_c,
         "channel, synchronize()": by_wait,
-        "channel, await": lambda: loop.run_until_complete(by_await()),
+        "channel, await": lambda order: loop.run_until_complete(by_await(order)),
     }
+    cases = {f"{name}{words}": (play, order) for order, words in ((ahead, ""), (in_turn, "; in turn")) for name, play in ways.items()}
     readings: dict[str, list[float]] = {name: [] for name in cases}
     for round_number in range(ROUNDS + 1):
-        for name, play in cases.items():
+        for name, (play, order) in cases.items():
             started = time.perf_counter()
-            play()
+            play(order)
             if round_number:  # the first is to warm up
                 readings[name].append((time.perf_counter() - started) / ROUND_TRIPS / 2 * 1e6)
     loop.close()
     if rank == 0:
-        print(f"ping-pong of 4096 bytes between memory of device {device} and of the other process, one way:")
+        print(f"ping-pong of 4096 bytes between memory of device {device} and of the other process, one way; receives are posted ahead,")
+        print("or, in turn, when what came before has ended:")
         for name, values in readings.items():
             print_readings(name, values)
     by_size(rank, channel, stream, context, device, most)
