@@ -201,6 +201,7 @@ def by_size(rank: int, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mp
 
 
 Post = Callable[[], Any]
+Order = Callable[[int, Post, Post], Iterator[Any]]
 
 
 def in_turn(rank: int, send: Post, receive: Post) -> Iterator[Any]:
@@ -210,7 +211,7 @@ def in_turn(rank: int, send: Post, receive: Post) -> Iterator[Any]:
 
 
 def ahead(rank: int, send: Post, receive: Post) -> Iterator[Any]:
-    """The same with each receive posted while the ball is on its way to the other, as benchmarks of MPI and UCX do."""
+    """The same with each receive posted while the ball is on its way to the other, as in tests/gpu/messages and UCX's tag_lat."""
     incoming = receive() if rank else None
     for trip in range(ROUND_TRIPS):
         if rank:
@@ -248,20 +249,20 @@ def ping_pong(rank: int, folder: str, gpu: bool, most: int) -> None:
     def receive() -> mpgpu.Receive:
         return channel.receive(into, stream)
 
-    def by_c(order: Any) -> None:
+    def by_c(order: Order) -> None:
         for request in order(rank, c_send, c_receive):
             assert lib.mp_wait(request, NULL) == 0
 
-    def by_wait(order: Any) -> None:
+    def by_wait(order: Order) -> None:
         for message in order(rank, send, receive):
             message.synchronize()
 
-    async def by_await(order: Any) -> None:
+    async def by_await(order: Order) -> None:
         for message in order(rank, send, receive):
             await message
 
     loop = asyncio.new_event_loop()
-    ways: dict[str, Callable[[Any], Any]] = {
+    ways: dict[str, Callable[[Order], Any]] = {
         "C: mp_send, mp_receive, mp_wait": by_c,
         "channel, synchronize()": by_wait,
         "channel, await": lambda order: loop.run_until_complete(by_await(order)),

@@ -94,8 +94,8 @@ impl Core {
     /// Has a stream raise counters, then wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
     /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
-        self.enter_flags(stream, flags.iter().copied())?;
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
+        self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
             let raises = raises.iter().map(|signal| operation(SignalOperation::Raise, *signal));
             let takes = flags.iter().flat_map(|&flag| {
