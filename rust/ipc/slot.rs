@@ -14,7 +14,7 @@ pub const INLINE_BYTES: u64 = 1024;
 
 const TEXT_BYTES: usize = 192;
 
-/// Lets streams go on that wait for a flag which was not raised. Whoever moves the bytes raises it to 1 all the same.
+/// Lets streams go on that wait for a flag which was not raised. Whoever was to raise it sets it to 1 all the same.
 const RELEASED: u64 = 2;
 
 /// In place of a partner: the operation is a buffer that may be fetched.
@@ -187,10 +187,8 @@ impl<const N: usize> Default for SlotWords<N> {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MessageSlot {
-    /// Its rank's stream has come to the operation. Whoever moves the bytes may set it back.
+    /// Its rank's stream has come to the operation.
     pub ready: Plain,
-    /// The same, and stays up.
-    pub come: Plain,
     /// The bytes have moved, or never will.
     pub moved: Plain,
     /// The bytes are in their own rank's buffer, or out of it, where they pass through another.
@@ -236,7 +234,7 @@ impl MessageSlot {
 
     /// Its rank prepares it; nobody else looks at it.
     pub fn prepare(&self, rank: u32, of: &Preparation<'_>) {
-        for flag in [&self.ready, &self.come, &self.moved, &self.finished] {
+        for flag in [&self.ready, &self.moved, &self.finished] {
             flag.store(0, Ordering::Relaxed);
         }
         self.partner.store(0, Ordering::Relaxed);
@@ -428,7 +426,12 @@ impl MessageSlot {
 
     /// Whether its rank's stream has come to it.
     pub fn has_come(&self) -> bool {
-        self.come.load(Ordering::Acquire) != 0
+        is_raised(&self.ready)
+    }
+
+    /// Lets whoever waits for its rank's stream go on, which may never come to it.
+    pub fn let_go(&self) {
+        let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Whether the bytes have moved, or never will.

@@ -94,7 +94,7 @@ impl Messenger {
             self.pass_through_host(kept, place, own, stream, bytes)?;
         } else if !(place.is_send && place.is_buffered()) {
             kept.comes = true;
-            self.raise_come(kept.slot, stream, 1)?;
+            self.raise_come(kept.slot, stream)?;
         }
         [own, self.mailboxes.slot(theirs)].into_iter().for_each(|slot| slot.give_to(theirs.rank));
         let watch = {
@@ -133,12 +133,12 @@ impl Messenger {
         if place.is_send {
             copy()?;
             kept.comes = true;
-            return Ok(backend.stream_raise_signals(lane, &[&own.ready, &own.come].map(raise))?);
+            return Ok(backend.stream_raise_signals(lane, &[raise(&own.ready)])?);
         }
         // The other rank ends the movement when the bytes are in the piece, and the lane the operation.
         (kept.is_buffered, kept.comes) = (true, true);
         own.pass_through();
-        [&own.ready, &own.come].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
+        own.ready.store(1, Ordering::Release);
         let emptied = backend
             .stream_wait_signals(lane, &[raise(&own.moved)], self.node.context.config().signal_wait.unwrap_or_default())
             .map_err(Error::from)

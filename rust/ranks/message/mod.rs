@@ -127,6 +127,9 @@ pub struct Messenger {
     slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
+    /// Whether looking again is worth its microseconds: where the stream of the last operation of few bytes had come when it was looked at last.
+    /// One that is at work for long is looked at once.
+    looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,
     held: Mutex<MessengerMemory>,
@@ -215,6 +218,7 @@ impl Messenger {
             slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: Vec::new() }),
             live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
+            looks_again: AtomicBool::new(true),
             buffers: Buffers::default(),
             carried: Carried::new(capacity.slots),
             held: Mutex::new(std::mem::take(held)),
@@ -380,7 +384,7 @@ impl Messenger {
                 } else if !theirs.has_come() {
                     // The stream that moves the bytes goes on, and tells of the end.
                     own.fail(SlotStatus::PeerGone, "");
-                    theirs.ready.store(1, Ordering::Release);
+                    theirs.let_go();
                 }
             }
             _ => {}

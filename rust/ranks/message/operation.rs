@@ -29,7 +29,7 @@ pub(super) struct Kept {
     pub is_buffered: bool,
     /// Work that nobody can wait for may still look at the slot, so it is used no more.
     pub is_torn: bool,
-    /// Its rank's stream raises `come`.
+    /// Its rank's stream raises `ready`.
     pub comes: bool,
     pub bounce: Option<Bounce>,
     /// Memory of the other rank that its bytes move from or to.

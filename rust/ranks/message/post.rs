@@ -28,10 +28,6 @@ pub struct Outgoing<'a> {
 /// Bytes of an encoded [`Descriptor`].
 pub const DESCRIPTOR_BYTES: usize = 64;
 
-/// How often it is asked whether a stream is idle where the other side mostly comes at once, and its stream would have to wait: for messages of no
-/// bytes and described buffers. A stream whose last flag was just seen counts as busy for a microsecond more.
-const LOOKS_AT_LATENCY: u32 = 2;
-
 const MAGIC: [u8; 8] = *b"mpgpu-md";
 
 /// A buffer that a rank of the node may fetch, once: a plain value.
@@ -173,8 +169,7 @@ impl Messenger {
         let place = self.place(address, bytes, true)?;
         let mut kept = self.prepare(&place, None, (0, 0), &[], true)?;
         let (slot, own) = (kept.slot, self.mailboxes.own(kept.slot));
-        let offered =
-            if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream, LOOKS_AT_LATENCY) };
+        let offered = if place.is_buffered() { self.copy_in(slot, &place, stream) } else { self.raise_come(slot, stream) };
         kept.comes = true;
         if let Err(error) = offered {
             self.give_back_unused(kept);
@@ -269,8 +264,7 @@ impl Messenger {
     /// Has the caller's stream say that whoever moves the bytes of an operation may begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
-        let looks = if self.mailboxes.own(kept.slot).bytes() == 0 { LOOKS_AT_LATENCY } else { 1 };
-        self.raise_come(kept.slot, stream, looks).or_else(|error| self.retract(kept, error))
+        self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
     /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
@@ -283,9 +277,7 @@ impl Messenger {
                 slot.fail(SlotStatus::Failed, &error.to_string());
             }
         }
-        for flag in [&own.ready, &own.come] {
-            flag.store(1, Ordering::Release);
-        }
+        own.ready.store(1, Ordering::Release);
         if own.is_send() {
             // Of a receive its own stream raises it, which must have seen the end before the slot is used again.
             own.finished.store(1, Ordering::Release);
@@ -322,7 +314,7 @@ impl Messenger {
     /// Gives a slot back that nobody else has seen.
     fn give_back_unused(&self, kept: Kept) {
         let own = self.mailboxes.own(kept.slot);
-        for flag in [&own.come, &own.moved, &own.finished] {
+        for flag in [&own.ready, &own.moved, &own.finished] {
             flag.store(1, Ordering::Release);
         }
         self.spend(kept);

@@ -195,6 +195,37 @@ fn few_bytes_of_the_host_and_none_are_moved_without_a_word_to_a_stream_that_has_
     messenger.destroy().expect("destroyed");
 }
 
+/// A stream whose last flag was just seen is asked again; one that is at work for long costs no more than the first of its posts.
+#[test]
+fn a_stream_that_is_at_work_for_long_is_asked_again_once() {
+    let (context, messenger) = rank(2, Some(SignalWait::Operation));
+    let counters = context.allocate_shared(DeviceId::HOST, 64).expect("memory");
+    let [src, dst] = [0; 2].map(|_| context.allocate(GPU0, BYTES as u64).expect("memory"));
+    let stream = context.create_stream(GPU0).expect("a stream");
+    node(|node| node.room = Some(64));
+    let receive = |()| {
+        let (posted, calls) = asked(|| messenger.receive(dst, BYTES as u64, &PATTERN, stream).expect("posted"));
+        (posted, calls["cuStreamQuery"])
+    };
+    for value in 1..=2 {
+        let wait = Signal { counter: counters, value };
+        context.backend().stream_wait_signals(stream, &[wait], SignalWait::Operation).expect("enqueued");
+        let busy = [(); 3].map(receive);
+        context.backend().raise_signal(wait).expect("raised");
+        context.synchronize_stream(stream).expect("it goes on");
+        let idle = [(); 2].map(receive);
+        assert_eq!(busy.each_ref().map(|(_, queries)| *queries), [3, 1, 1]);
+        assert_eq!(idle.each_ref().map(|(_, queries)| *queries), [1, 1]);
+        for (received, _) in busy.into_iter().chain(idle) {
+            let message = Outgoing { address: src, bytes: BYTES as u64, rank: 0, tag: 7, metadata: &[] };
+            let sent = messenger.send(&message, stream).expect("posted");
+            [&received, &sent].into_iter().for_each(|operation| operation.wait().expect("it ends"));
+        }
+    }
+    node(|node| node.room = None);
+    messenger.destroy().expect("destroyed");
+}
+
 /// A stream that has work says itself when it has come to a receive; so the bytes come after that work.
 #[test]
 fn the_bytes_come_after_earlier_work_of_both_streams() {
