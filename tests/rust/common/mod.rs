@@ -36,13 +36,8 @@ pub fn is_long() -> bool {
     std::env::var("LONG_TESTS").is_ok_and(|value| value == "1")
 }
 
-/// Memory of this process that is in RAM, without what malloc keeps of what was freed.
+/// Memory of this process that is in RAM.
 pub fn resident_bytes() -> u64 {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: needs nothing of its caller.
-    unsafe {
-        libc::malloc_trim(0);
-    }
     let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
