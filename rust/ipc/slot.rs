@@ -429,6 +429,11 @@ impl MessageSlot {
         is_raised(&self.ready)
     }
 
+    /// Whether whoever waits for its rank's stream may go on: that has come, or never will.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Acquire) != 0
+    }
+
     /// Lets whoever waits for its rank's stream go on, which may never come to it.
     pub fn let_go(&self) {
         let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);

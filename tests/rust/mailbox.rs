@@ -244,7 +244,7 @@ fn whoever_waits_for_a_stream_is_let_go_and_knows_that_it_has_not_come() {
     let [slot, come] = [0, 1].map(|slot| all[0].own(slot));
     come.ready.store(1, Ordering::Release);
     [slot, come].into_iter().for_each(MessageSlot::let_go);
-    let seen = [slot, come].map(|slot| (slot.ready.load(Ordering::Acquire) >= 1, slot.has_come()));
+    let seen = [slot, come].map(|slot| (slot.is_ready(), slot.has_come()));
     assert_eq!(seen, [(true, false), (true, true)]);
     slot.ready.store(1, Ordering::Release);
     assert!(slot.has_come(), "the stream came after all, and the slot may be used again");

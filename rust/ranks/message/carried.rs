@@ -197,8 +197,7 @@ impl Messenger {
         let device = [device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
         let plan = self.plan_of(dst, src, bytes)?;
         let (lane, _) = self.lane(device, slot)?;
-        let awaited: Vec<_> =
-            [own, other].iter().filter(|slot| slot.ready.load(Ordering::Acquire) == 0).map(|slot| raise(&slot.ready)).collect();
+        let awaited: Vec<_> = [own, other].iter().filter(|slot| !slot.is_ready()).map(|slot| raise(&slot.ready)).collect();
         if !awaited.is_empty() {
             backend.stream_wait_signals(lane, &awaited, self.node.context.config().signal_wait.unwrap_or_default())?;
         }

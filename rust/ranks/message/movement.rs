@@ -154,7 +154,7 @@ impl Messenger {
         let device = [place.device, their_device].into_iter().find(|device| !device.is_host()).unwrap_or_else(|| self.node.own_device());
         let (dst, src) = if is_send { (their_address, own_address) } else { (own_address, their_address) };
         let is_small = bytes <= SMALL_BYTES;
-        let has_come = if is_small { self.comes(other) } else { other.ready.load(Ordering::Acquire) != 0 };
+        let has_come = if is_small { self.comes(other) } else { other.is_ready() };
         let is_for_cpu = bytes == 0 || bytes <= INLINE_BYTES && place.device.is_host() && their_device.is_host();
         if has_come && is_for_cpu && backend.is_idle(stream) {
             if bytes > 0 {
@@ -178,12 +178,11 @@ impl Messenger {
 
     /// Whether the other side of few bytes has come, or comes soon.
     fn comes(&self, other: &MessageSlot) -> bool {
-        let has_come = || other.ready.load(Ordering::Acquire) != 0;
         let until = self.looks_again.load(Ordering::Relaxed).then(|| Instant::now() + SOON);
-        while !has_come() && until.is_some_and(|until| Instant::now() < until) {
+        while !other.is_ready() && until.is_some_and(|until| Instant::now() < until) {
             std::hint::spin_loop();
         }
-        let comes = has_come();
+        let comes = other.is_ready();
         self.looks_again.store(comes, Ordering::Relaxed);
         comes
     }
