@@ -8,14 +8,14 @@
 //! T ≥ Σ_flows bytes · cheapest way(y) / Σ y_r     for any prices y ≥ 0
 //! ```
 //!
-//! The best prices are the dual of the linear program of the flow ([`network`](super::network)). The resources that have a price in the end are the cut
+//! The best prices are the dual of the linear program of the flow ([`flow`](super::flow)). The resources that have a price in the end are the cut
 //! that limits the batch: together they are busy from beginning to end.
 
 use super::network::{Commodity, Network};
 use super::planned::Plan;
 use super::trees::load;
 use crate::program::Shape;
-use crate::topology::{Machine, ResourceId};
+use crate::topology::{Machine, MemoryKind, ResourceId};
 use crate::units::time;
 use std::collections::BTreeMap;
 
@@ -32,11 +32,12 @@ pub struct TimeBound {
 }
 
 impl TimeBound {
-    /// Of a batch on a machine.
+    /// The bound of a batch on a machine.
     pub fn new(machine: &Machine, batch: &[Shape]) -> TimeBound {
-        let network = Network::new(machine, |_| true);
-        let flows = flows(&network, batch);
-        let explored = network.explore(&flows, &vec![0.0; machine.resources().len()]);
+        // Threads move pageable bytes through rings of host memory.
+        let is_pageable = |shape: &Shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
+        let network = Network::of_least_draws(machine, batch.iter().any(is_pageable));
+        let explored = network.explore(&flows(&network, batch), &vec![0.0; machine.resources().len()]);
         let all: f64 = explored.prices.iter().sum();
         let parts = (0..).zip(explored.prices).map(|(resource, price)| (ResourceId(resource), price / all));
         let mut limits: Vec<(ResourceId, f64)> = parts.filter(|(_, part)| *part >= LEAST_PART).collect();

@@ -18,7 +18,9 @@
 //! | `pageable` | ordinary host memory, which threads copy to and from |
 //! | `lower` | shares to a [`Program`] |
 //! | `trees` | bytes that several devices pass on: one source for many destinations, and paths over several relays |
-//! | `network` | devices as a network, and the trees through it that are cheapest under prices |
+//! | `network` | the devices of a machine as a network for the bytes of a batch |
+//! | `ways` | the cheapest ways and trees through it under prices |
+//! | `flow` | how bytes flow best over any number of relays, and the prices that prove it |
 //! | `partition` | the same for transfers that move in partitions |
 //! | `bound` | how soon a batch could be done at best, and what limits it |
 //! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
@@ -33,6 +35,7 @@ mod choose;
 mod demand;
 mod describe;
 mod executor;
+mod flow;
 mod lower;
 mod mechanism;
 mod network;
@@ -48,6 +51,7 @@ mod split;
 mod staging;
 mod timeline;
 mod trees;
+mod ways;
 
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
 pub use bound::TimeBound;

@@ -1,0 +1,366 @@
+//! The best flow of a batch's bytes through a network: over any number of relays, and along any trees.
+//!
+//! The trees worth knowing are the cheapest under prices of resources, in two phases: prices that rise with the load (Garg and Könemann 2007), and then,
+//! where [`MOST_VARIABLES`] allows it, those of the linear program over the known trees (Kelley 1960), until no cheaper tree is found. The
+//! same prices prove how soon the batch can be done at best ([`bound`](super::bound)).
+
+use super::network::{Commodity, Draws, Network, Tree};
+use super::split::{Column, split};
+use super::ways::Ways;
+use ahash::HashMap;
+use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
+
+/// Rounds of prices that rise with the load.
+const ROUNDS: u32 = 48;
+/// How steeply they rise: the busiest resource has e^STEEP times the price of an idle one.
+const STEEP: f64 = 12.0;
+/// Most solutions of the linear program, and the part of the bound below which another does not pay.
+const MOST_TURNS: usize = 24;
+const CLOSE: f64 = 2e-3;
+/// Most prices and commodities of a linear program together: its time grows with more than the square of their number.
+const MOST_VARIABLES: usize = 400;
+
+/// The trees that a search has found.
+pub(super) struct Explored {
+    /// Of each commodity the trees that were the cheapest under some prices.
+    pub trees: Vec<Vec<Tree>>,
+    /// Bytes on each of them by the rounds of rising prices.
+    bytes: Vec<Vec<f64>>,
+    /// Seconds below which no flow can be done, beside what is there already.
+    pub seconds: f64,
+    /// Prices that prove it, by resource.
+    pub prices: Vec<f64>,
+}
+
+/// The best flow that is known, which is fractional and costs nothing but capacity.
+#[allow(dead_code)]
+pub(super) struct NetworkFlow {
+    /// For each commodity its trees with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a commodity with one
+    /// destination is a path: its copies in their order, over any number of relays.
+    pub shares: Vec<Vec<(Tree, f64)>>,
+    /// Seconds for which the flow, and what is there already, keep the busiest resource busy.
+    pub seconds: f64,
+    /// Seconds below which no flow can be done.
+    pub bound: f64,
+}
+
+/// A search for the trees of some commodities.
+struct Search<'a> {
+    network: &'a Network,
+    flows: &'a [Commodity],
+    /// Seconds that each resource is busy already.
+    busy: &'a [f64],
+    /// Place of each known tree among those of its commodity.
+    seen: Vec<HashMap<Tree, usize>>,
+    /// Draws of each known tree, and its commodity.
+    known: Vec<(usize, Draws)>,
+    found: Explored,
+}
+
+impl Network {
+    /// Finds how the bytes of commodities, each of which can reach its destinations, flow best beside what keeps resources busy already (seconds of each
+    /// resource of the machine).
+    ///
+    /// `seconds` is at most 0.2 % above the least where the linear program is affordable, and some per cent above it on larger networks. Shares with few
+    /// bytes are the caller's to drop.
+    #[allow(dead_code)]
+    pub fn flow(&self, flows: &[Commodity], busy: &[f64]) -> NetworkFlow {
+        let mut explored = self.explore(flows, busy);
+        let work = |explored: &Explored| -> Vec<Vec<Draws>> {
+            let of = |(flow, trees): (&Commodity, &Vec<Tree>)| trees.iter().map(|tree| self.work(flow, tree)).collect();
+            flows.iter().zip(&explored.trees).map(of).collect()
+        };
+        let work = work(&explored);
+        let busiest = |bytes: &[Vec<f64>]| {
+            let mut loads = busy.to_vec();
+            for (draws, bytes) in work.iter().flatten().zip(bytes.iter().flatten()) {
+                draws.iter().for_each(|(resource, seconds)| loads[*resource as usize] += seconds * bytes);
+            }
+            loads.into_iter().fold(0.0, f64::max)
+        };
+        let mut bytes = std::mem::take(&mut explored.bytes);
+        let mut seconds = busiest(&bytes);
+        if is_affordable(flows, &work, busy) {
+            let solved = divided(flows, &explored.trees, &work, busy).filter(|solved| busiest(solved) < seconds);
+            if let Some(solved) = solved {
+                (seconds, bytes) = (busiest(&solved), solved);
+            }
+        }
+        let shares = explored.trees.into_iter().zip(bytes).map(|(trees, bytes)| {
+            let mut shares: Vec<(Tree, f64)> = trees.into_iter().zip(bytes).filter(|(_, bytes)| *bytes > 0.0).collect();
+            shares.sort_by(|a, b| b.1.total_cmp(&a.1));
+            shares
+        });
+        NetworkFlow { shares: shares.collect(), seconds, bound: explored.seconds }
+    }
+
+    /// Looks for trees of commodities, each of which can reach its destinations, beside what keeps resources busy already (seconds of each).
+    pub fn explore(&self, flows: &[Commodity], busy: &[f64]) -> Explored {
+        let none = || vec![Vec::new(); flows.len()];
+        let found = Explored { trees: none(), bytes: vec![Vec::new(); flows.len()], seconds: 0.0, prices: vec![0.0; self.resources] };
+        let mut search =
+            Search { network: self, flows, busy, seen: flows.iter().map(|_| HashMap::default()).collect(), known: Vec::new(), found };
+        let loads = search.by_rising_prices();
+        let is_used = |(load, busy): (&f64, &f64)| *load > 0.0 || *busy > 0.0;
+        if flows.len() + loads.iter().zip(busy).filter(|of| is_used(*of)).count() <= MOST_VARIABLES {
+            search.by_linear_program(largest(&loads) + largest(busy));
+        }
+        search.found
+    }
+
+    /// A cheap tree of each commodity, and a price below which they cannot be together. It is what they cost where each of them is the cheapest.
+    fn cheapest(&self, flows: &[Commodity], prices: &[f64]) -> (f64, Vec<Tree>) {
+        let (mut cost, mut trees) = (0.0, Vec::with_capacity(flows.len()));
+        let all_pass = self.may_pass.iter().all(|may| *may);
+        let shared = Ways::new(self, prices, &[]);
+        let mut last = None;
+        for flow in flows {
+            let mut steps = Vec::new();
+            // Destinations pass on what they have, whether or not they may pass other bytes.
+            cost += flow.bytes
+                * if all_pass || flow.to.len() == 1 {
+                    let ways = last.take().filter(|(src, _)| *src == flow.src).map(|(_, ways)| ways);
+                    let ways = ways.unwrap_or_else(|| shared.from(flow.src, prices));
+                    let price = ways.tree(flow, flows.len(), &mut steps);
+                    last = Some((flow.src, ways));
+                    price
+                } else {
+                    Ways::new(self, prices, &flow.to).from(flow.src, prices).tree(flow, flows.len(), &mut steps)
+                };
+            trees.push(tidy(self.devices.len(), flow, &steps));
+        }
+        (cost, trees)
+    }
+}
+
+impl Search<'_> {
+    /// The first phase. Returns the seconds for which its flow keeps each resource busy.
+    fn by_rising_prices(&mut self) -> Vec<f64> {
+        let Search { network, flows, busy, .. } = *self;
+        let (mut loads, mut prices) = (vec![0.0; network.resources], vec![1.0; network.resources]);
+        for round in 1..=ROUNDS {
+            let (cost, trees) = network.cheapest(flows, &prices);
+            self.prove(cost, &prices);
+            for (at, tree) in trees.into_iter().enumerate() {
+                let bytes = flows[at].bytes / f64::from(ROUNDS);
+                let work = tree.iter().flat_map(|hop| network.work_of(&flows[at], *hop));
+                work.for_each(|(resource, seconds)| loads[*resource as usize] += seconds * bytes);
+                let place = self.learn(at, tree);
+                self.found.bytes[at][place] += bytes;
+            }
+            // What is busy already is so in every round. Relative to the busiest there will be at the end, as it now seems.
+            let part = f64::from(round) / f64::from(ROUNDS);
+            let all: Vec<f64> = loads.iter().zip(busy).map(|(load, busy)| load + busy * part).collect();
+            let most = largest(&all);
+            prices.iter_mut().zip(all).for_each(|(price, load)| *price = (STEEP * part * load / most).exp());
+        }
+        let (cost, _) = network.cheapest(flows, &prices);
+        self.prove(cost, &prices);
+        loads
+    }
+
+    /// The second phase; `scale` is the order of the time.
+    fn by_linear_program(&mut self, scale: f64) {
+        for _ in 0..MOST_TURNS {
+            let Some((reached, prices)) = self.solve(scale) else { break };
+            let (cost, trees) = self.network.cheapest(self.flows, &prices);
+            self.prove(cost, &prices);
+            if self.found.seconds >= reached * (1.0 - CLOSE) {
+                break;
+            }
+            trees.into_iter().enumerate().for_each(|(at, tree)| _ = self.learn(at, tree));
+        }
+    }
+
+    /// Keeps prices if they prove more than those before: who moves commodities in `T` seconds has at most `T` times the sum of all prices to spend.
+    fn prove(&mut self, cost: f64, prices: &[f64]) {
+        let fixed: f64 = self.busy.iter().zip(prices).map(|(seconds, price)| seconds * price).sum();
+        let seconds = (cost + fixed) / prices.iter().sum::<f64>();
+        if seconds > self.found.seconds {
+            (self.found.seconds, self.found.prices) = (seconds, prices.to_vec());
+        }
+    }
+
+    /// Adds a tree of a commodity if it is new. Returns its place.
+    fn learn(&mut self, at: usize, tree: Tree) -> usize {
+        let Search { network, flows, seen, known, found, .. } = self;
+        if let Some(place) = seen[at].get(&tree) {
+            return *place;
+        }
+        known.push((at, network.work(&flows[at], &tree)));
+        seen[at].insert(tree.clone(), found.trees[at].len());
+        found.trees[at].push(tree);
+        found.bytes[at].push(0.0);
+        found.trees[at].len() - 1
+    }
+
+    /// Prices under which the known trees together cost most, and how much: who keeps to these trees is no sooner done.
+    fn solve(&self, scale: f64) -> Option<(f64, Vec<f64>)> {
+        let Search { flows, busy, known, .. } = self;
+        let mut problem = Problem::new(OptimizationDirection::Maximize);
+        let mut is_used: Vec<bool> = busy.iter().map(|seconds| *seconds > 0.0).collect();
+        known.iter().flat_map(|(_, work)| work).for_each(|(resource, _)| is_used[*resource as usize] = true);
+        let prices: Vec<_> =
+            is_used.iter().zip(*busy).map(|(used, seconds)| used.then(|| problem.add_var(seconds / scale, (0.0, 1.0)))).collect();
+        let costs: Vec<_> = flows.iter().map(|_| problem.add_var(1.0, (0.0, f64::INFINITY))).collect();
+        for (at, work) in known {
+            let price = |(resource, seconds): &(u32, f64)| Some((prices[*resource as usize]?, -seconds * flows[*at].bytes / scale));
+            let row: Vec<_> = work.iter().filter_map(price).chain([(costs[*at], 1.0)]).collect();
+            problem.add_constraint(row, ComparisonOp::Le, 0.0);
+        }
+        let all: Vec<_> = prices.iter().flatten().map(|price| (*price, 1.0)).collect();
+        problem.add_constraint(all, ComparisonOp::Le, 1.0);
+        let mut options = SolveOptions::default();
+        options.presolve = false;
+        let solution = problem.solve_with(options).ok()?.into_solution().ok()?;
+        let found = prices.into_iter().map(|price| price.map_or(0.0, |price| solution.var_value(price).max(0.0))).collect();
+        (solution.objective() > 0.0).then(|| (solution.objective() * scale, found))
+    }
+}
+
+/// True if the bytes of commodities can be divided among known trees by a linear program.
+fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool {
+    let mut is_used: Vec<bool> = busy.iter().map(|seconds| *seconds > 0.0).collect();
+    work.iter().flatten().flatten().for_each(|(resource, _)| is_used[*resource as usize] = true);
+    flows.len() + is_used.iter().filter(|used| **used).count() <= MOST_VARIABLES
+}
+
+/// Bytes of each tree, so that the busiest resource is done as early as the known trees allow. `None` where the solver gives up.
+fn divided(flows: &[Commodity], trees: &[Vec<Tree>], work: &[Vec<Draws>], busy: &[f64]) -> Option<Vec<Vec<f64>>> {
+    let column = |transfer: usize, copies: usize, work: Draws| {
+        let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
+        // Among trees that are as good, the one of fewer copies.
+        let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + copies as f64);
+        Column { transfer: transfer as u32, fixed: 0.0, line: (0.0, slowest), work: work.into(), link_time }
+    };
+    let own = trees.iter().zip(work).enumerate();
+    let own = own.flat_map(|(at, (trees, work))| trees.iter().zip(work).map(move |(tree, work)| column(at, tree.len(), work.clone())));
+    let scale = flows.first()?.bytes;
+    let rest = (0..).zip(busy).filter(|(_, seconds)| **seconds > 0.0).map(|(resource, seconds)| (resource, seconds / scale));
+    let columns: Vec<Column> = own.chain([column(flows.len(), 0, rest.collect())]).collect();
+    let demands: Vec<f64> = flows.iter().map(|flow| flow.bytes).chain([scale]).collect();
+    let mut bytes = split(&columns, &demands, busy.len()).ok()?.into_iter();
+    trees.iter().map(|trees| trees.iter().map(|_| bytes.next()).collect()).collect()
+}
+
+fn largest(seconds: &[f64]) -> f64 {
+    seconds.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
+}
+
+/// The same copies as a tree of a network of so many devices: where the ways to two devices meet, one of them goes on.
+fn tidy(devices: usize, flow: &Commodity, steps: &[(usize, usize)]) -> Tree {
+    let mut is_reached = vec![false; devices];
+    is_reached[flow.src] = true;
+    // Each step stands behind one that reaches the device where it begins.
+    let is_new = |(from, to): &&(usize, usize)| is_reached[*from] && !std::mem::replace(&mut is_reached[*to], true);
+    let mut tree: Tree = steps.iter().filter(is_new).copied().collect();
+    let mut copies = vec![0; devices];
+    tree.iter().for_each(|(from, _)| copies[*from] += 1);
+    for at in (0..tree.len()).rev() {
+        let (from, to) = tree[at];
+        if copies[to] == 0 && !flow.to.contains(&to) {
+            copies[from] -= 1;
+            tree.remove(at);
+        }
+    }
+    tree
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Devices of which each pair may be joined by an edge with a resource of its own, and prices of these.
+    fn network(devices: usize, edges: &[(usize, usize, u32)]) -> (Network, Vec<f64>) {
+        let pairs: Vec<(usize, usize)> = edges.iter().map(|(from, to, _)| (*from, *to)).collect();
+        (Network::of_edges(devices, &pairs), edges.iter().map(|edge| f64::from(edge.2)).collect())
+    }
+
+    /// The least price of all sets of edges that lead from device 0 to some others, by trying them.
+    fn by_trying(network: &Network, prices: &[f64], to: &[usize]) -> f64 {
+        let count = network.devices.len();
+        let pairs = (0..count * count).map(|at| (at / count, at % count)).filter(|(from, to)| network.joins(*from, *to));
+        let edges: Vec<(usize, usize, usize)> = pairs.map(|(from, to)| (from, to, network.draws(from, to, false)[0].0 as usize)).collect();
+        let mut least = f64::INFINITY;
+        for set in 0_u32..1 << edges.len() {
+            let chosen = || (0..).zip(&edges).filter(|(at, _)| set >> at & 1 == 1).map(|(_, edge)| edge);
+            let mut reached = vec![0];
+            while let Some((_, to, _)) = chosen().find(|(from, to, _)| reached.contains(from) && !reached.contains(to)) {
+                reached.push(*to);
+            }
+            if to.iter().all(|to| reached.contains(to)) {
+                least = least.min(chosen().map(|edge| prices[edge.2]).sum());
+            }
+        }
+        least
+    }
+
+    #[test]
+    fn bytes_flow_over_two_relays_where_that_helps() {
+        // A direct copy, and one over two relays.
+        let (network, _) = network(4, &[(0, 3, 0), (0, 1, 0), (1, 2, 0), (2, 3, 0)]);
+        let flow = network.flow(&[Commodity { src: 0, to: vec![3], bytes: 2.0 }], &[0.0; 4]);
+        assert!((flow.seconds - 1.0).abs() < 1e-6 && (flow.bound - 1.0).abs() < 2e-3, "{} {}", flow.seconds, flow.bound);
+        let mut paths: Vec<&Tree> = flow.shares[0].iter().map(|share| &share.0).collect();
+        paths.sort();
+        assert_eq!(paths, [&vec![(0, 1), (1, 2), (2, 3)], &vec![(0, 3)]]);
+        // A relay's link is busy for all the time already.
+        let busy = network.flow(&[Commodity { src: 0, to: vec![3], bytes: 2.0 }], &[0.0, 0.0, 2.0, 0.0]);
+        assert!((busy.seconds - 2.0).abs() < 1e-6 && busy.shares[0][0].0 == [(0, 3)] && busy.shares[0][0].1 > 1.999, "{:?}", busy.shares);
+    }
+
+    proptest! {
+        // A failing case is printed; nothing is written into the source tree.
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_cheapest_tree_is_found(
+            devices in 2..6_usize,
+            edges in prop::collection::vec((0..6_usize, 0..6_usize, 0..20_u32), 0..12),
+            wanted in 1..32_usize,
+        ) {
+            let edges: Vec<_> = edges.into_iter().map(|(from, to, price)| (from % devices, to % devices, price)).collect();
+            let (network, prices) = network(devices, &edges);
+            let flow = |to: &[usize]| Commodity { src: 0, to: to.to_vec(), bytes: 1.0 };
+            let to: Vec<usize> = (1..devices).filter(|device| wanted >> device & 1 == 1).collect();
+            let can_reach = to.iter().all(|to| network.reaches(&flow(&[*to]), *to));
+            if !to.is_empty() && can_reach {
+                let (cost, trees) = network.cheapest(&[flow(&to)], &prices);
+                let least = by_trying(&network, &prices, &to);
+                prop_assert_eq!(cost, least);
+                // The tree costs that, and reaches each device once.
+                let work = network.work(&flow(&to), &trees[0]);
+                prop_assert_eq!(work.iter().map(|(edge, _)| prices[*edge as usize]).sum::<f64>(), least);
+                for (at, (from, to)) in trees[0].iter().enumerate() {
+                    prop_assert!(*from == 0 || trees[0][..at].iter().any(|hop| hop.1 == *from));
+                    prop_assert!(*to != 0 && trees[0][..at].iter().all(|hop| hop.1 != *to));
+                }
+                prop_assert!(to.iter().all(|to| trees[0].iter().any(|hop| hop.1 == *to)));
+            }
+        }
+
+        #[test]
+        fn all_bytes_flow_and_no_flow_is_faster(
+            devices in 2..6_usize,
+            edges in prop::collection::vec((0..6_usize, 0..6_usize, 0..20_u32), 1..16),
+            flows in prop::collection::vec((0..6_usize, 0..6_usize, 1..20_u32), 1..5),
+        ) {
+            let edges: Vec<_> = edges.into_iter().map(|(from, to, price)| (from % devices, to % devices, price)).collect();
+            let (network, prices) = network(devices, &edges);
+            let flow = |(src, to, bytes)| Commodity { src: src % devices, to: vec![to % devices], bytes: f64::from(bytes) };
+            let flows: Vec<Commodity> = flows.into_iter().map(flow).filter(|flow| flow.src != flow.to[0] && network.reaches(flow, flow.to[0])).collect();
+            let found = network.flow(&flows, &vec![0.0; prices.len()]);
+            let mut loads = vec![0.0; prices.len()];
+            for (flow, shares) in flows.iter().zip(&found.shares) {
+                prop_assert!((shares.iter().map(|share| share.1).sum::<f64>() / flow.bytes - 1.0).abs() < 1e-6);
+                for (path, bytes) in shares {
+                    prop_assert!(path[0].0 == flow.src && path[path.len() - 1].1 == flow.to[0] && path.windows(2).all(|hops| hops[0].1 == hops[1].0));
+                    network.work(flow, path).iter().for_each(|(edge, work)| loads[*edge as usize] += work * bytes);
+                }
+            }
+            prop_assert!((loads.into_iter().fold(0.0, f64::max) - found.seconds).abs() <= 1e-9 * found.seconds);
+            prop_assert!(found.bound <= found.seconds * (1.0 + 1e-9) && found.seconds <= found.bound * 1.005, "{} {}", found.bound, found.seconds);
+        }
+    }
+}

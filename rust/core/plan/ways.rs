@@ -1,0 +1,281 @@
+//! The cheapest ways and trees through a [`Network`] under prices of resources.
+//!
+//! The ways between all devices are found once for each set of prices (Floyd 1962). Bytes that begin in host memory leave it at the price of a plain copy,
+//! whereas bytes that only pass the host leave it at that of a staged one, so a host that is a source has rows of its own.
+//!
+//! A cheapest tree may branch in any device. To at most [`MOST_MEMBERS`] destinations it is found exactly (Dreyfus and Wagner 1971). To more, each
+//! destination is joined to the tree by its cheapest way (Takahashi and Matsuyama 1980); no tree costs less than the farthest destination, nor less than
+//! the cheapest copy into each destination together.
+
+use super::network::{Commodity, Network, Tree};
+
+/// Destinations to which the cheapest tree is sought exactly.
+const MOST_MEMBERS: usize = 8;
+/// Steps that exact trees of all commodities may take together for one set of prices.
+const MOST_STEPS: usize = 1 << 24;
+
+/// Prices of a byte between every two devices, and how it goes there.
+pub(super) struct Ways<'n> {
+    network: &'n Network,
+    /// Price of a copy between two devices whose bytes stay at the second.
+    last: Vec<f64>,
+    /// Of a way to a device that passes the bytes on: the price, and the first device after its start.
+    passing: Table,
+    /// Of a way to the device where the bytes stay: the price, and the device before it.
+    ending: Table,
+    /// Price of the cheapest copy into each device.
+    nearest: Vec<f64>,
+    /// True for devices that bytes may pass.
+    may_pass: Vec<bool>,
+}
+
+/// Prices and devices, by two devices or by one.
+struct Table {
+    price: Vec<f64>,
+    device: Vec<u32>,
+}
+
+impl Table {
+    fn new(price: Vec<f64>, device: impl Fn(usize) -> u32) -> Table {
+        Table { device: (0..price.len()).map(device).collect(), price }
+    }
+
+    fn improve(&mut self, at: usize, price: f64, device: u32) {
+        if price < self.price[at] {
+            (self.price[at], self.device[at]) = (price, device);
+        }
+    }
+
+    fn get(&self, at: usize) -> (f64, usize) {
+        (self.price[at], self.device[at] as usize)
+    }
+}
+
+/// The cheapest ways for bytes of one source.
+pub(super) struct WaysFrom<'w> {
+    ways: &'w Ways<'w>,
+    src: usize,
+    /// Ways that begin in host memory, to devices that pass bytes on and to those where they stay.
+    own: Option<(Table, Table)>,
+}
+
+impl<'n> Ways<'n> {
+    /// Finds the cheapest ways; bytes may pass `also`, too.
+    pub fn new(network: &'n Network, prices: &[f64], also: &[usize]) -> Ways<'n> {
+        let count = network.devices.len();
+        let is_host: Vec<bool> = network.devices.iter().map(|device| device.is_host()).collect();
+        let mut may_pass = network.may_pass.clone();
+        also.iter().for_each(|device| may_pass[*device] = true);
+        let price = |from: usize, to: usize, is_passing: bool| network.price(from, to, is_passing, prices);
+        // No copy engine copies between host memories.
+        let joined = |from: usize, to: usize| from != to && !(is_host[from] && is_host[to]) && network.joins(from, to);
+        let all = || (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
+        let edge = |ends: bool| {
+            let price = |(from, to): (usize, usize)| {
+                if joined(from, to) { price(from, to, is_host[from] || (is_host[to] && !ends)) } else { f64::INFINITY }
+            };
+            all().map(price).collect::<Vec<f64>>()
+        };
+        let (first, last) = (edge(false), edge(true));
+        let mut nearest = vec![f64::INFINITY; count];
+        for (from, to) in all().filter(|(from, to)| from != to && network.joins(*from, *to)) {
+            nearest[to] = nearest[to].min(price(from, to, false)).min(price(from, to, true));
+        }
+        let mut passing = Table::new(first, |at| (at % count) as u32);
+        (0..count).for_each(|device| passing.price[device * count + device] = 0.0);
+        passing.close(count, &may_pass);
+        let mut ending = Table::new(passing.price.clone(), |at| (at / count) as u32);
+        for (from, to) in all().filter(|(from, to)| from != to) {
+            let at = from * count + to;
+            if is_host[to] {
+                ending.price[at] = f64::INFINITY;
+                for by in (0..count).filter(|by| may_pass[*by] || *by == from) {
+                    ending.improve(at, passing.price[from * count + by] + last[by * count + to], by as u32);
+                }
+            } else if ending.price[at].is_finite() {
+                // The bytes of a GPU's last copy cost the same whether they stay or not.
+                let mut before = from;
+                while passing.device[before * count + to] as usize != to {
+                    before = passing.device[before * count + to] as usize;
+                }
+                ending.device[at] = before as u32;
+            }
+        }
+        // Bytes branch only where they may pass.
+        for (from, to) in all().filter(|(from, to)| from != to && !may_pass[*to]) {
+            passing.price[from * count + to] = f64::INFINITY;
+        }
+        Ways { network, last, passing, ending, nearest, may_pass }
+    }
+
+    /// The ways for bytes that begin in `src`.
+    pub fn from(&self, src: usize, prices: &[f64]) -> WaysFrom<'_> {
+        let Ways { network, last, passing, .. } = self;
+        if !network.devices[src].is_host() {
+            return WaysFrom { ways: self, src, own: None };
+        }
+        let count = network.devices.len();
+        let direct = |to: usize| if network.joins(src, to) && to != src { network.price(src, to, false, prices) } else { f64::INFINITY };
+        let first: Vec<f64> = (0..count).map(|to| if network.devices[to].is_host() { f64::INFINITY } else { direct(to) }).collect();
+        let mut to_pass = Table::new(first.clone(), |to| to as u32);
+        to_pass.price[src] = 0.0;
+        for by in (0..count).filter(|by| self.may_pass[*by] && first[*by].is_finite()) {
+            (0..count).for_each(|to| to_pass.improve(to, first[by] + passing.price[by * count + to], by as u32));
+        }
+        (0..count).filter(|to| *to != src && !self.may_pass[*to]).for_each(|to| to_pass.price[to] = f64::INFINITY);
+        let mut to_end = Table::new((0..count).map(direct).collect(), |_| src as u32);
+        to_end.price[src] = 0.0;
+        for by in (0..count).filter(|by| *by != src && self.may_pass[*by]) {
+            (0..count).for_each(|to| to_end.improve(to, to_pass.price[by] + last[by * count + to], by as u32));
+        }
+        WaysFrom { ways: self, src, own: Some((to_pass, to_end)) }
+    }
+}
+
+impl Table {
+    /// Ways over any number of devices that bytes may pass, from the copies between every two.
+    fn close(&mut self, count: usize, may_pass: &[bool]) {
+        for by in (0..count).filter(|by| may_pass[*by]) {
+            let row: Vec<f64> = self.price[by * count..][..count].to_vec();
+            for from in 0..count {
+                let (first, after) = self.get(from * count + by);
+                if from != by && first.is_finite() {
+                    for (to, rest) in row.iter().enumerate() {
+                        self.improve(from * count + to, first + rest, after as u32);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl WaysFrom<'_> {
+    fn end(&self, from: usize, to: usize) -> (f64, usize) {
+        match &self.own {
+            Some((_, ending)) if from == self.src => ending.get(to),
+            _ => self.ways.ending.get(from * self.devices() + to),
+        }
+    }
+
+    fn pass(&self, from: usize, to: usize) -> (f64, usize) {
+        match &self.own {
+            Some((passing, _)) if from == self.src => passing.get(to),
+            _ => self.ways.passing.get(from * self.devices() + to),
+        }
+    }
+
+    fn devices(&self) -> usize {
+        self.ways.network.devices.len()
+    }
+
+    fn way_passing(&self, mut from: usize, to: usize, steps: &mut Tree) {
+        while from != to {
+            let next = self.pass(from, to).1;
+            steps.push((from, next));
+            from = next;
+        }
+    }
+
+    fn way(&self, from: usize, to: usize, steps: &mut Tree) {
+        if from != to {
+            let last = self.end(from, to).1;
+            self.way_passing(from, last, steps);
+            steps.push((last, to));
+        }
+    }
+
+    /// Adds the copies of a cheap tree of one of `flows` commodities, and returns a price that no tree of it is below: that of this tree where it is the
+    /// cheapest.
+    pub fn tree(&self, flow: &Commodity, flows: usize, steps: &mut Tree) -> f64 {
+        let mut members = flow.to.clone();
+        if members.len() == 1 {
+            self.way(self.src, members[0], steps);
+            return self.end(self.src, members[0]).0;
+        }
+        let count = self.devices();
+        let can_be_exact = flows.saturating_mul(count * count) <= MOST_STEPS >> members.len().min(MOST_MEMBERS);
+        if can_be_exact && members.len() <= MOST_MEMBERS {
+            return self.cheapest_tree(&members, steps);
+        }
+        // The farthest say most.
+        members.sort_by(|a, b| self.end(self.src, *b).0.total_cmp(&self.end(self.src, *a).0));
+        let farthest = self.end(self.src, members[0]).0;
+        let into_each: f64 = members.iter().map(|member| self.ways.nearest[*member]).sum();
+        let exact = if can_be_exact { self.cheapest_tree(&members[..MOST_MEMBERS], &mut Vec::new()) } else { 0.0 };
+        self.join(members, steps);
+        farthest.max(into_each).max(exact)
+    }
+
+    /// Joins each of the destinations to the tree by its cheapest way, the nearest first.
+    fn join(&self, mut members: Vec<usize>, steps: &mut Tree) {
+        let mut nearest: Vec<(f64, usize)> = members.iter().map(|to| (self.end(self.src, *to).0, self.src)).collect();
+        while let Some(at) = (0..members.len()).min_by(|a, b| nearest[*a].0.total_cmp(&nearest[*b].0)) {
+            let (to, (_, from)) = (members.swap_remove(at), nearest.swap_remove(at));
+            let first = steps.len();
+            self.way(from, to, steps);
+            for at in first..steps.len() {
+                let reached = steps[at].1;
+                if let Some(passed) = members.iter().position(|member| *member == reached) {
+                    members.swap_remove(passed);
+                    nearest.swap_remove(passed);
+                }
+                for (to, nearest) in members.iter().zip(&mut nearest) {
+                    let price = self.end(reached, *to).0;
+                    if price < nearest.0 {
+                        *nearest = (price, reached);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds the copies of the cheapest tree to several devices, and returns its price. For each set of them and each device it finds the price of
+    /// bringing the bytes from there to all of the set: the device passes the set on to another, where it falls into two.
+    fn cheapest_tree(&self, to: &[usize], steps: &mut Tree) -> f64 {
+        let (count, sets) = (self.devices(), 1 << to.len());
+        // Price, where the set falls into two, and one of these.
+        let mut best: Vec<(f64, usize, usize)> = vec![(f64::INFINITY, 0, 0); sets * count];
+        let mut split: Vec<(f64, usize)> = vec![(f64::INFINITY, 0); count];
+        for set in 1..sets {
+            if set & (set - 1) == 0 {
+                let member = to[set.trailing_zeros() as usize];
+                (0..count).for_each(|from| best[set * count + from] = (self.end(from, member).0, member, 0));
+                continue;
+            }
+            split.fill((f64::INFINITY, 0));
+            // Each division once: the lowest of the set is in the first.
+            let lowest = set & set.wrapping_neg();
+            let rest = set ^ lowest;
+            let mut other = rest;
+            while other != 0 {
+                let (a, b) = ((set ^ other) * count, other * count);
+                for (at, split) in split.iter_mut().enumerate() {
+                    let price = best[a + at].0 + best[b + at].0;
+                    if price < split.0 {
+                        *split = (price, set ^ other);
+                    }
+                }
+                other = (other - 1) & rest;
+            }
+            for from in 0..count {
+                for (at, (price, one)) in split.iter().enumerate() {
+                    let price = self.pass(from, at).0 + price;
+                    if price < best[set * count + from].0 {
+                        best[set * count + from] = (price, at, *one);
+                    }
+                }
+            }
+        }
+        let mut left = vec![(sets - 1, self.src)];
+        while let Some((set, from)) = left.pop() {
+            let (_, at, one) = best[set * count + from];
+            if one == 0 {
+                self.way(from, at, steps);
+            } else {
+                self.way_passing(from, at, steps);
+                left.extend([(one, at), (set ^ one, at)]);
+            }
+        }
+        best[(sets - 1) * count + self.src].0
+    }
+}
