@@ -10,7 +10,6 @@ from typing import Any, Callable, NoReturn, SupportsIndex
 
 from ._native import ffi as _ffi  # made by maturin of include/mpgpu/mpgpu.h (python/build.rs)
 from ._native import lib as _lib
-from ._words import in_python
 from .errors import BY_STATUS, Error
 
 ffi: Any = _ffi
@@ -69,7 +68,7 @@ def failure(status: int) -> Error:
     info = sized("mp_error_info_t *")
     message, driver_code, argument = "", 0, None
     if lib.mp_last_error_info(info) == 0 and info.status == status:
-        message = in_python(string(info.message)) if info.message != NULL else ""
+        message = string(info.message) if info.message != NULL else ""
         driver_code = int(info.driver_code)
         argument = string(info.argument) if info.argument != NULL else None
     name = string(lib.mp_status_string(status))

@@ -340,7 +340,8 @@ pub enum BackendError {
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
 /// Why other host memory is refused, on every backend.
-pub const HOST_MEMORY_IS_SHARED_BY: &str = "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared";
+pub const HOST_MEMORY_IS_SHARED_BY: &str =
+    "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
 
 /// Programs whose graphs a backend keeps where nobody says how many.
 pub const USUAL_GRAPHS: usize = 128;

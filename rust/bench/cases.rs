@@ -63,7 +63,7 @@ pub const CASES: &[Case] = &[
         name: "d2d_bidir",
         description: "GPU 0 to GPU 1 and GPU 1 to GPU 0 at once. Both directions share PCIe links and host memory, so the host path gains less. \
                       Against plain copies in streams that nothing orders, and in streams forked from one caller's stream and joined to it, \
-                      which is the order that mp_execute keeps.",
+                      which is the order that an executed plan keeps.",
         sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M, 1024 * M],
         legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes), copy(gpu(1), gpu(0), bytes)],
         run: |bench, case, size| bench.step(case, size, &[Manner::Streams, Manner::Joined]),

@@ -57,7 +57,7 @@ pub enum Error {
     AddressOverflow { transfer: usize, end: End, address: u64, bytes: u64 },
     /// Memory of a GPU was expected.
     #[error(
-        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) is not memory of {} that this context knows; allocate it with mp_alloc",
+        "transfer {transfer}: {end} {address:#x} ({bytes} bytes) is not memory of {} that this context knows; allocate it in this context",
         DeviceId(*device).in_words()
     )]
     NotDeviceMemory { transfer: usize, end: End, address: u64, bytes: u64, device: i32 },
@@ -94,28 +94,28 @@ pub enum Error {
     /// The memory that a plan was made for has been freed since.
     #[error("transfer {transfer}: {end} {address:#x} was freed or unregistered after the plan was made; plan again")]
     MemoryFreed { transfer: usize, end: End, address: u64 },
-    /// An address that `mp_alloc` of this context has not returned.
-    #[error("{0:#x} was not returned by mp_alloc of this context, or was freed already")]
+    /// Address that this context has not allocated.
+    #[error("{0:#x} was not allocated in this context, or was freed already")]
     NotAllocated(u64),
     /// Memory that cannot be registered.
     #[error("{address:#x} ({bytes} bytes) cannot be registered: {reason}")]
     NotRegistrable { address: u64, bytes: u64, reason: String },
     /// An address that was not registered.
-    #[error("{0:#x} was not registered with mp_memory_register of this context, or was unregistered already")]
+    #[error("{0:#x} was not registered with this context, or was unregistered already")]
     NotRegistered(u64),
     /// Bytes would be written where none may be.
     #[error("transfer {transfer}: {end} {address:#x} is memory that may not be written and was registered so; map it writable")]
     ReadOnly { transfer: usize, end: End, address: u64 },
     /// An address that lies in no memory that the backend knows.
     #[error(
-        "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it with mp_alloc, or on CUDA with cudaMalloc"
+        "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it in this context, or on CUDA with cudaMalloc"
     )]
     NotShareable { address: u64, bytes: u64 },
     /// The range leaves its allocation.
     #[error("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)")]
     OutOfMemoryRange { address: u64, bytes: u64, base: u64, size: u64 },
     /// An address that importing has not returned, or not as often as it was closed.
-    #[error("{0:#x} was not returned by mp_memory_import of this context, or was closed already")]
+    #[error("{0:#x} was not imported by this context, or was closed already")]
     NotImported(u64),
     /// The address of a counter is not one.
     #[error("signal {index}: {counter:#x} {reason}")]

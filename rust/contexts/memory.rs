@@ -59,7 +59,8 @@ impl Context {
         }
         let after = shared.backend.mark_end(stream, &[], Report::End)?.ok_or_else(no_completion)?;
         if after.is_captured() {
-            let why = "a captured stream has no order to free memory in, because its graph may run later or again: use mp_free";
+            let why =
+                "a captured stream has no order to free memory in, because its graph may run later or again: free it without a stream";
             return Err(Error::NotSupported(why.into()));
         }
         let bytes = shared.holdings.take(address)?;

@@ -104,7 +104,7 @@ impl Context {
             if !counter.is_multiple_of(8) {
                 return Err(bad("is not aligned to 8 bytes"));
             }
-            let unknown = "is not memory that this context knows: allocate it with mp_alloc_shared";
+            let unknown = "is not memory that this context knows: allocate it as memory shared between processes";
             let allocation = self.shared.locate(counter)?.ok_or_else(|| bad(unknown))?;
             if allocation.bytes - (counter - allocation.base) < 8 {
                 return Err(bad("runs out of its allocation: a counter has 8 bytes"));

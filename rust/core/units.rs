@@ -56,7 +56,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// The devices of a machine as callers number them, for messages: `GPUs 0 to 3, MP_DEVICE_HOST and MP_DEVICE_HOST_NUMA(1)`.
+/// The devices of a machine as callers number them, for messages: `GPUs 0 to 3, the host and host NUMA domain 1`.
 pub fn devices(gpus: u32, hosts: u32) -> String {
     let gpus = match gpus {
         0 => "no GPU".to_owned(),
@@ -65,9 +65,9 @@ pub fn devices(gpus: u32, hosts: u32) -> String {
     };
     match hosts {
         0 => format!("{gpus} and no host domain"),
-        1 => format!("{gpus} and MP_DEVICE_HOST"),
-        2 => format!("{gpus}, MP_DEVICE_HOST and MP_DEVICE_HOST_NUMA(1)"),
-        _ => format!("{gpus}, MP_DEVICE_HOST and MP_DEVICE_HOST_NUMA(1) to ({})", hosts - 1),
+        1 => format!("{gpus} and the host"),
+        2 => format!("{gpus}, the host and host NUMA domain 1"),
+        _ => format!("{gpus}, the host and host NUMA domains 1 to {}", hosts - 1),
     }
 }
 
@@ -77,9 +77,9 @@ mod tests {
 
     #[test]
     fn devices_are_named_as_there_are() {
-        assert_eq!(devices(4, 8), "GPUs 0 to 3, MP_DEVICE_HOST and MP_DEVICE_HOST_NUMA(1) to (7)");
-        assert_eq!(devices(4, 2), "GPUs 0 to 3, MP_DEVICE_HOST and MP_DEVICE_HOST_NUMA(1)");
-        assert_eq!(devices(1, 1), "GPU 0 and MP_DEVICE_HOST");
+        assert_eq!(devices(4, 8), "GPUs 0 to 3, the host and host NUMA domains 1 to 7");
+        assert_eq!(devices(4, 2), "GPUs 0 to 3, the host and host NUMA domain 1");
+        assert_eq!(devices(1, 1), "GPU 0 and the host");
         assert_eq!(devices(0, 0), "no GPU and no host domain");
     }
 

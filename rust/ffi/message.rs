@@ -46,7 +46,7 @@ fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
         MP_ANY_RANK => None,
         _ => Some(
             u32::try_from(rank)
-                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or MP_ANY_RANK")))?,
+                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or the value for any rank")))?,
         ),
     };
     Ok(Pattern { source, tag, mask })

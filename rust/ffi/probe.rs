@@ -61,7 +61,7 @@ pub unsafe extern "C" fn mp_context_probed(context: mp_context_t, text: *mut c_c
         let out = TextOut::new(text, capacity, length)?;
         let context = find(context)?;
         let probed = context.probed().ok_or_else(|| {
-            let message = "this context has not been probed: call mp_context_probe first".to_owned();
+            let message = "this context has not been probed: probe it first".to_owned();
             Failure::argument(mp_status_t::MP_ERROR_TOPOLOGY, c"context", message)
         })?;
         out.write(&probed)

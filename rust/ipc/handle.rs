@@ -95,7 +95,7 @@ impl Handle {
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
             let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-            return Err(IpcError::Corrupt(format!("the handle starts with {found}: these are not the bytes that mp_memory_export wrote")));
+            return Err(IpcError::Corrupt(format!("the handle starts with {found}: these are not the bytes of exported memory")));
         }
         if number(bytes, 12) != checksum(bytes) {
             return Err(IpcError::Corrupt("the handle's checksum is wrong: bytes were lost or changed on the way".into()));

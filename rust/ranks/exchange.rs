@@ -52,12 +52,12 @@ pub enum Collective {
 }
 
 const COLLECTIVES: [(Collective, &str); 6] = [
-    (Collective::Create, "mp_node_create"),
-    (Collective::Plan, "mp_node_plan"),
-    (Collective::PlanPartitioned, "mp_node_plan with partitions"),
-    (Collective::TunePartitions, "mp_node_tune_partitions"),
-    (Collective::Messenger, "mp_messenger_create"),
-    (Collective::Fail, "mp_node_fail"),
+    (Collective::Create, "node creation"),
+    (Collective::Plan, "a node plan"),
+    (Collective::PlanPartitioned, "a node plan with partitions"),
+    (Collective::TunePartitions, "the tuning of partitions"),
+    (Collective::Messenger, "messenger creation"),
+    (Collective::Fail, "the report of a failure"),
 ];
 
 impl Collective {
@@ -171,7 +171,7 @@ impl Exchange {
             if let Some((_, outer)) = caller.inside.filter(|(thread, _)| *thread == own) {
                 let (inner, outer) = (call.name(), outer.name());
                 let reason =
-                    format!("{inner} was called by a callback of {outer} on the same node, which waits for it: call it afterwards");
+                    format!("{inner} was started by a callback of {outer} on the same node, which waits for it: start it afterwards");
                 return Err(Error::NodeArgument { argument: c"node", reason });
             }
             caller.waiting += 1;

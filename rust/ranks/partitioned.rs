@@ -205,7 +205,7 @@ impl PartitionWords {
         let mut state = lock(&self.state);
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
         match state.armed {
-            None => refuse("its transfers move in partitions, and it is not armed: call mp_plan_arm before what makes them ready"),
+            None => refuse("its transfers move in partitions, and it is not armed: arm the plan before the work that makes them ready"),
             Some(armed) if armed != is_captured => refuse("it was armed outside of this capture: arm and execute it in one"),
             Some(_) => {
                 state.armed = None;

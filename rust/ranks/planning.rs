@@ -172,7 +172,7 @@ impl NodeGroup {
                 let piece = size(REGISTERED_PIECE);
                 return refuse(format!(
                     "{address:#x} ({bytes} bytes) is registered memory of several pieces: hand in windows that end where addresses are multiples of \
-                     {piece}, or allocate it with mp_alloc"
+                     {piece}, or allocate it in the context"
                 ));
             }
             told.push(ToldWindow { device: device.0, is_pageable, address, bytes });

@@ -411,7 +411,7 @@ impl NodePlan {
     /// The flags of a plan whose transfers move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_deref().ok_or_else(|| {
-            let reason = "its transfers do not move in partitions: hand partitions to mp_node_plan".into();
+            let reason = "its transfers do not move in partitions: plan them with partitions".into();
             Error::NodeArgument { argument: c"plan", reason }
         })
     }

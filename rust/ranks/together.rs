@@ -96,7 +96,7 @@ impl Together {
             let (src_device, src_kind) = look(transfer.src, End::Source)?;
             let pageable = [dst_kind, src_kind].contains(&MemoryKind::Pageable);
             if pageable && transfer.dst.rank != transfer.src.rank && transfer.bytes > 0 {
-                let reason = "ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared on MP_DEVICE_HOST";
+                let reason = "pageable host memory is not visible to another rank; allocate it as host memory shared between processes";
                 return Err(failed(index, End::Source, reason.into()));
             }
             shapes.push(Shape { source: 0, dst_device, src_device, dst_kind, src_kind, bytes: transfer.bytes });

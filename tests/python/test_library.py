@@ -13,7 +13,6 @@ import sys
 import mpgpu
 import pytest
 from mpgpu._library import ffi, lib
-from mpgpu._words import IN_PYTHON, in_python
 from mpgpu.errors import BY_STATUS
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2]
@@ -31,28 +30,6 @@ def test_every_status_has_an_exception():
     statuses = re.findall(r"^ +(MP_ERROR_\w+) = \d+", HEADER, re.MULTILINE)
     assert sorted(BY_STATUS) == sorted(statuses)
     assert all(issubclass(kind, mpgpu.Error) for kind in BY_STATUS.values())
-
-
-def names_in_texts():
-    """Names of C in the texts of the library; not its statuses, which exceptions have, nor its structs, which the package fills."""
-    tokens = re.compile(r'//[^\n]*|r(#*)".*?"\1|"((?:[^"\\]|\\.)*)"|\'(?:[^\\\']|\\.)\'', re.DOTALL)
-    for folder in ("core", "measure", "backend", "ipc", "devices", "contexts", "ranks", "ffi"):
-        for file in (SOURCES / "rust" / folder).rglob("*.rs"):
-            for token in tokens.finditer(file.read_text(encoding="utf-8")):
-                # Without what is filled in.
-                text = re.sub(r"\{[^}]*\}", "", token[2] or "")
-                for name in re.findall(r"\b(?:mp|MP)_\w+", text):
-                    if not re.fullmatch(r"MP_ERROR_\w+|MP_SUCCESS|\w+_INIT|\w+_t", name):
-                        yield name
-
-
-def test_texts_name_what_python_has():
-    assert set(names_in_texts()) == set(IN_PYTHON)
-    for here in IN_PYTHON.values():
-        attribute = re.match(r"mpgpu\.(\w+)", here)
-        assert attribute is None or hasattr(mpgpu, attribute[1])
-    assert in_python("allocate it with mp_alloc_shared on MP_DEVICE_HOST") == "allocate it with mpgpu.empty(…, shared=True) on mpgpu.HOST"
-    assert in_python("MP_DEVICE_HOST_NUMA(1): MP_ERROR_TOPOLOGY, amp_alloc") == "mpgpu.host(1): MP_ERROR_TOPOLOGY, amp_alloc"
 
 
 @pytest.mark.parametrize(

@@ -520,7 +520,7 @@ fn unknown_devices_are_refused() {
     // SAFETY: the outputs are valid for the call.
     ok(unsafe { mp_context_get_info(node.context, null_mut(), &mut gpus, &mut hosts) });
     assert_eq!(gpus, 4);
-    let named = ["device 4", "MP_DEVICE_HOST_NUMA(1)", "device 2147483647", "MP_DEVICE_HOST_NUMA(2147483647)"];
+    let named = ["device 4", "host NUMA domain 1", "device 2147483647", "host NUMA domain 2147483647"];
     for (device, name) in [gpus, -1 - hosts, i32::MAX, i32::MIN].into_iter().zip(named) {
         let (mut memory, mut stream, mut held) = (poison(), poison(), device_statistics());
         // SAFETY: the outputs are valid for the calls.
@@ -640,7 +640,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     node.free(a);
     // SAFETY: the address is not given out any more, which is what is tested.
     let message = refused(unsafe { mp_free(node.context, a.cast()) }, MP_ERROR_INVALID_POINTER);
-    assert!(message.contains("was not returned by mp_alloc of this context, or was freed already"), "{message}");
+    assert!(message.contains("was not allocated in this context, or was freed already"), "{message}");
     // SAFETY: as above: inside an allocation, but not its start.
     refused(unsafe { mp_free(node.context, b.wrapping_add(1).cast()) }, MP_ERROR_INVALID_POINTER);
     node.still_works();
@@ -677,7 +677,7 @@ fn ranges_outside_their_allocation_are_refused() {
         (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) runs out", a.wrapping_add(1))),
         (transfer(b, 1, outside, 0, 8), format!("transfer 0: source {outside:p} (8 bytes) is not memory of device 0")),
         (transfer(a, 1, b, 1, 8), format!("transfer 0: destination {a:p} (8 bytes) lies in memory of device 0")),
-        (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of MP_DEVICE_HOST")),
+        (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of the host")),
         (transfer(a, MP_DEVICE_HOST, b, 1, 8), "transfer 0: destination".to_owned()),
         (transfer(h, MP_DEVICE_HOST, b, 1, 4097), "transfer 0: destination".to_owned()),
         (transfer(b, 1, null(), 0, 8), "transfer 0: source is null, but 8 bytes are to be moved".to_owned()),
@@ -701,21 +701,21 @@ fn ranges_outside_their_allocation_are_refused() {
 }
 
 #[test]
-fn numbers_that_the_header_names_are_named_in_messages() {
+fn messages_name_devices_in_words_of_no_language() {
     let node = Node::new(c"beluga");
     let (mut memory, mut ranks, mut messenger) = (null_mut(), null_mut(), null_mut());
-    for (device, name) in [(MP_DEVICE_AUTO, "MP_DEVICE_AUTO"), (-5, "MP_DEVICE_HOST_NUMA(4)"), (9, "device 9")] {
-        let expected = format!("{name} does not exist: this context has GPUs 0 to 3 and MP_DEVICE_HOST");
+    for (device, name) in [(MP_DEVICE_AUTO, "an automatic device"), (-5, "host NUMA domain 4"), (9, "device 9")] {
+        let expected = format!("{name} does not exist: this context has GPUs 0 to 3 and the host");
         // SAFETY: the output is valid for the call.
         assert_eq!(refused(unsafe { mp_alloc(node.context, device, 8, &mut memory) }, MP_ERROR_INVALID_DEVICE), expected);
     }
     let (a, b) = (node.alloc(0, 8), node.alloc(1, 8));
     let message = refused(node.try_plan(&[transfer(a, 0, b, -5, 8)], null_mut()).0, MP_ERROR_INVALID_DEVICE);
-    assert!(message.starts_with("transfer 0: source MP_DEVICE_HOST_NUMA(4) does not exist"), "{message}");
+    assert!(message.starts_with("transfer 0: source host NUMA domain 4 does not exist"), "{message}");
     let mut options =
         mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 1, socket: null(), failure: null() };
     let host = [MP_DEVICE_HOST];
-    for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "MP_DEVICE_HOST is no GPU")] {
+    for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "the host is no GPU")] {
         options.devices = devices;
         // SAFETY: the output is valid for the call.
         let status = unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), &options, &mut ranks) };
@@ -727,7 +727,7 @@ fn numbers_that_the_header_names_are_named_in_messages() {
     ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
     // SAFETY: nothing is sent.
     let sent = unsafe { mp_send(messenger, null(), 0, MP_ANY_RANK as u32, 0, null(), 0, null_mut(), null_mut()) };
-    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=MP_ANY_RANK: must be below 1, the number of ranks");
+    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=any: must be below 1, the number of ranks");
     ok(mp_messenger_destroy(messenger));
     ok(mp_node_destroy(ranks));
     node.still_works();

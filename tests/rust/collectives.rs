@@ -276,7 +276,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
     as_ranks(2, |rank, seat| {
         let node = node(rank, seat);
         let error = if rank == 0 { plan(&node).expect_err("another call") } else { node.messenger(options).expect_err("another call") };
-        let own = ["mp_node_plan", "mp_messenger_create"];
+        let own = ["a node plan", "messenger creation"];
         let expected = format!(
             "rank {}: it is in {}, its call 1, and this rank in {}, its call 1",
             1 - rank,
@@ -289,7 +289,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
-        let kinds = ["mp_node_plan, its call 3", "mp_node_plan with partitions, its call 3"];
+        let kinds = ["a node plan, its call 3", "a node plan with partitions, its call 3"];
         assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
         // Options that differ are named, on the rank that differs as its own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
@@ -317,7 +317,7 @@ fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
         let nodes = [0, 1].map(|_| node(rank, Box::new(Shared(seat.clone()))));
         for turn in 0..2 {
             let error = plan(&nodes[(rank as usize + turn) % 2]).expect_err("another node").to_string();
-            assert!(error.contains("mp_node_plan of another node"), "{error}");
+            assert!(error.contains("a node plan of another node"), "{error}");
         }
         nodes.iter().for_each(|node| plan(node).expect("in one order"));
     });
@@ -349,10 +349,10 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
         let error = plan(first).expect_err("it has failed");
         assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
         if rank == 1 {
-            assert!(error.to_string().contains("mp_node_plan, its call 2, and this rank in mp_node_plan, its call 1"), "{error}");
+            assert!(error.to_string().contains("a node plan, its call 2, and this rank in a node plan, its call 1"), "{error}");
             // Its second call meets the third of rank 0, which has had one more.
             let error = plan(second).expect_err("out of step").to_string();
-            assert!(error.contains("its call 3, and this rank in mp_node_plan, its call 2"), "{error}");
+            assert!(error.contains("its call 3, and this rank in a node plan, its call 2"), "{error}");
         } else {
             for _ in 0..2 {
                 assert!(matches!(plan(second).expect_err("out of step"), Error::RankFailed { rank: 1, .. }));
@@ -449,7 +449,7 @@ fn a_call_within_the_allgather_of_its_own_node_is_refused() {
         let status = mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut());
         refused(status, MP_ERROR_ALLGATHER);
         let message = (*user).message.take().expect("it was called");
-        assert!(message.starts_with("mp_node_plan was called by a callback of mp_node_plan on the same node"), "{message}");
+        assert!(message.starts_with("a node plan was started by a callback of a node plan on the same node"), "{message}");
         (*user).node = null_mut();
         ok(mp_node_plan(node, null(), 0, null(), 0, null(), null(), &mut null_mut()));
     }

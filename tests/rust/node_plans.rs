@@ -560,7 +560,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    let shared = "it is host memory that was not allocated for other processes; allocate it with mp_alloc_shared";
+    let shared = "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
     assert!(errors.iter().all(|error| error.to_string().contains(shared)), "{errors:?}");
     let ordinary = vec![0_u8; 4096];
     let errors = refused(|rank, context| {
@@ -570,7 +570,11 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, 0, "transfer 0: ordinary host memory cannot be reached by another rank; allocate it with mp_alloc_shared");
+    said(
+        &errors,
+        0,
+        "transfer 0: pageable host memory is not visible to another rank; allocate it as host memory shared between processes",
+    );
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 2 {
@@ -601,7 +605,7 @@ fn a_node_is_refused_on_all_ranks_alike() {
         let gpus: &[DeviceId] = if rank == 1 { &[DeviceId::HOST] } else { &[] };
         NodeGroup::new(&context, rank, 2, seat, gpus).expect_err("no GPU").to_string()
     });
-    assert_eq!(errors, ["rank 1: MP_DEVICE_HOST is no GPU", "MP_DEVICE_HOST is no GPU"]);
+    assert_eq!(errors, ["rank 1: the host is no GPU", "the host is no GPU"]);
     let context = context("beluga", None);
     let meeting = Meeting::new(1);
     let error = NodeGroup::new(&context, 3, 3, Box::new(Seat(meeting, 0)), &[]).expect_err("no such rank");

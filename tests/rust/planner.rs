@@ -489,7 +489,7 @@ fn plan_error(machine: &Machine, batch: &[Shape], options: &Options) -> PlanErro
 fn errors_name_the_value_and_the_remedy() {
     let machine = machine("beluga");
     let unknown = plan_error(&machine, &[shape(0, 1, 8), shape(0, 7, 8)], &Options::default());
-    assert_eq!(unknown.to_string(), "transfer 1: device 7 does not exist: this machine has GPUs 0 to 3 and MP_DEVICE_HOST");
+    assert_eq!(unknown.to_string(), "transfer 1: device 7 does not exist: this machine has GPUs 0 to 3 and the host");
     let none = plan_error(&machine, &[], &Options { max_paths: 0, ..Options::default() });
     assert_eq!(none.to_string(), "max_paths=0: must be 1 or more");
     let tiny = plan_error(&machine, &[], &Options { chunk_bytes: Some(1), ..Options::default() });

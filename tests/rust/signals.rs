@@ -469,7 +469,7 @@ fn counters_that_are_none_are_refused() {
         (null_mut(), "signal 1: 0x0 is no counter: it is NULL"),
         (memory.wrapping_add(4), "is not aligned to 8 bytes"),
         (memory.wrapping_add(16), "runs out of its allocation"),
-        (own.as_ptr().cast_mut().cast(), "allocate it with mp_alloc_shared"),
+        (own.as_ptr().cast_mut().cast(), "allocate it as memory shared between processes"),
     ] {
         let signals = [good, signal(counter.cast(), 1)];
         // SAFETY: the list is valid for the calls.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
 
@@ -306,6 +307,57 @@ fn no_type_has_eighty_methods() {
         most = methods.0.into_values().fold(most, usize::max);
     }
     assert!(most > 30, "they are counted");
+}
+
+/// Collects the string literals of a file, those in macros and attributes included, but for documentation and tests.
+#[derive(Default)]
+struct Texts(Vec<String>);
+
+impl Texts {
+    fn add_arguments(&mut self, parsed: syn::Result<Punctuated<syn::Expr, syn::Token![,]>>) {
+        parsed.into_iter().flatten().for_each(|argument| self.visit_expr(&argument));
+    }
+}
+
+impl<'a> Visit<'a> for Texts {
+    fn visit_item_mod(&mut self, module: &'a ItemMod) {
+        if !is_test(&module.attrs) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_attribute(&mut self, attribute: &'a Attribute) {
+        if let syn::Meta::List(list) = &attribute.meta {
+            self.add_arguments(list.parse_args_with(Punctuated::parse_terminated));
+        }
+    }
+
+    fn visit_macro(&mut self, called: &'a syn::Macro) {
+        self.add_arguments(called.parse_body_with(Punctuated::parse_terminated));
+    }
+
+    fn visit_lit_str(&mut self, text: &'a syn::LitStr) {
+        self.0.push(text.value());
+    }
+}
+
+/// Callers in C++, Fortran, Python, Rust and of the command read the messages too. `rust/ffi` names the enumerators that a number may be.
+#[test]
+fn messages_name_no_functions_and_devices_of_c() {
+    let mut named = Vec::new();
+    let mut count = 0;
+    for name in CRATES.into_iter().filter(|name| *name != "bench") {
+        for (module, file) in parsed(name) {
+            let mut texts = Texts::default();
+            texts.visit_file(&file);
+            count += texts.0.len();
+            let is_name = |word: &&str| word.starts_with("mp_") || (word.starts_with("MP_") && name != "ffi");
+            let words = texts.0.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')).filter(is_name);
+            named.extend(words.map(|word| format!("{word} in {name}: {}", text(&module))));
+        }
+    }
+    assert!(named.is_empty(), "names of C in messages:\n{}", named.join("\n"));
+    assert!(count > 1000, "{count}: messages are found");
 }
 
 /// `packaging/notices` writes the file anew.

@@ -1,4 +1,4 @@
-//! `mpgpu tune partitions`: what a program has tried with its own kernels, by `mp_node_tune_partitions`.
+//! `mpgpu tune partitions`: the trials that a program has made with its own kernels.
 
 use crate::arguments::{Failure, write_file};
 use crate::draw::{HeatMap, heat};
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub const EXAMPLES: &str = "Examples:\n  \
-    MPGPU_TUNING_FILE=tuning.toml ./app               a program that calls mp_node_tune_partitions\n  \
+    MPGPU_TUNING_FILE=tuning.toml ./app               a program that tunes partitions with its kernels\n  \
     mpgpu tune partitions tuning.toml                 what it has tried, and how long a step took\n  \
     mpgpu tune partitions tuning.toml --svg tried.svg granularity against who moves, speed-up as colour\n\n\
     Speed-ups are over one partition, which copy engines move after the kernel, of as many blocks.";
@@ -31,7 +31,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
     let tried: Vec<Tried> = tuning.partitions.into_iter().filter(|of| !of.trials.is_empty()).map(Tried::new).collect();
     if tried.is_empty() {
         return Err(format!(
-            "{file}: no program has kept trials in it; mp_node_tune_partitions does, where MPGPU_TUNING_FILE names a file"
+            "{file}: no program has kept trials in it; a program that tunes partitions does, where MPGPU_TUNING_FILE names a file"
         )
         .into());
     }

@@ -172,7 +172,7 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     }
     if let Some(gpus) = list(cuda, |gpu| !gpu.has_descriptors) {
         let line = format!("memory of pools and of cuMemCreate on {gpus} cannot be shared with other processes");
-        found.push(not_well(Refused, "features", line, "share memory of cudaMalloc or mp_alloc"));
+        found.push(not_well(Refused, "features", line, "share memory of cudaMalloc or of mpgpu"));
     }
     if found.is_empty() {
         found.push(well("features", "batched copies, graphs, counters in streams, CUDA IPC, pools and descriptors of memory"));
@@ -387,7 +387,7 @@ fn host_memory(host: &HostFacts) -> Vec<Finding> {
     if let Err(reason) = &host.placing
         && all > 1
     {
-        let line = format!("memory cannot be placed on a NUMA node (mbind: {reason}): mp_alloc on host1 may use another node");
+        let line = format!("memory cannot be placed on a NUMA node (mbind: {reason}): memory that mpgpu allocates on host1 may use another node");
         found.push(not_well(Slow, "memory", line, "container: --cap-add SYS_NICE, or a seccomp profile that allows mbind"));
     }
     if found.is_empty() {

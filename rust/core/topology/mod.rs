@@ -60,12 +60,12 @@ impl DeviceId {
     pub const fn is_host(self) -> bool {
         self.0 < 0
     }
-    /// As callers of the C ABI know it, for messages: `device 3`, and where the header has a name for the number, the name.
+    /// Returns its name in messages, whatever the language of the caller: `device 3`, `the host`, `host NUMA domain 1`.
     pub fn in_words(self) -> String {
         match self {
-            DeviceId::HOST => "MP_DEVICE_HOST".to_owned(),
-            DeviceId::AUTO => "MP_DEVICE_AUTO".to_owned(),
-            DeviceId(number) if self.is_host() => format!("MP_DEVICE_HOST_NUMA({})", !number),
+            DeviceId::HOST => "the host".to_owned(),
+            DeviceId::AUTO => "an automatic device".to_owned(),
+            DeviceId(number) if self.is_host() => format!("host NUMA domain {}", !number),
             DeviceId(number) => format!("device {number}"),
         }
     }

@@ -66,7 +66,7 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
         return Ok(Way::Descriptor);
     }
     Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; ask for that handle type, or allocate with \
-         cudaMalloc or mp_alloc")
+         cudaMalloc or mpgpu")
 }
 
 impl Core {
@@ -90,7 +90,7 @@ impl Core {
         if bytes > size - (address - base) {
             return Err(BackendError::NotSupported(format!(
                 "{address:#x} ({bytes} bytes) cannot be shared with another process: it is mapped from several chunks by cuMemMap; export each \
-                 chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mp_alloc (PyTorch: without \
+                 chunk by itself (this one is {base:#x}, {size} bytes), or allocate with cudaMalloc or mpgpu (PyTorch: without \
                  expandable_segments)"
             )));
         }
@@ -129,7 +129,7 @@ impl Core {
                 if allocation.bytes >= PAGED_FROM && !allocation.bytes.is_multiple_of(SHARED_PAGE) && !self.memory.is_own(allocation.base) {
                     log::info!(
                         "{:#x}: {} bytes are no multiple of {SHARED_PAGE}, so other processes map them in small pages and some copies take 6 % \
-                         longer: make the allocation a multiple of that, or take memory from mp_alloc",
+                         longer: make the allocation a multiple of that, or allocate it with mpgpu",
                         allocation.base,
                         allocation.bytes
                     );
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(way(MemoryKind::Device, traits(false, true, 0)), Ok(Way::Pool));
         assert_eq!(way(MemoryKind::Device, traits(false, true, 1)), Ok(Way::Pool));
         let remedies = [
-            (MemoryKind::Pinned, traits(false, false, 0), "allocate it with mp_alloc_shared"),
+            (MemoryKind::Pinned, traits(false, false, 0), "allocate it as memory shared between processes"),
             (MemoryKind::Device, traits(false, false, 8), "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"),
         ];
         for (kind, traits, remedy) in remedies {

@@ -49,7 +49,7 @@ fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     BackendError::NotSupported(format!(
         "memory of another process cannot be opened through GPU {gpu}: another library of this process, for instance UCX within MPI, has this \
          allocation open, or memory that was freed and lay there ({error}); keep allocations that MPI has sent until the program \
-         ends, or allocate with mp_alloc_shared what MPI does not send"
+         ends, or allocate as memory shared between processes what MPI does not send"
     ))
 }
 

@@ -249,7 +249,7 @@ impl Sharing {
         self.at(counter, touched).flatten().ok_or_else(|| {
             BackendError::NotSupported(format!(
                 "the signal at {counter:#x} is not in host memory that other processes can map, where GPUs of all processes and the CPU reach \
-                 signals; allocate it with mp_alloc_shared on MP_DEVICE_HOST"
+                 signals; allocate it as host memory shared between processes"
             ))
         })
     }

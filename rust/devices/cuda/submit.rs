@@ -168,7 +168,7 @@ impl Core {
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let by_thread = execution.program.ops.iter().any(|op| op.mechanism == Mechanism::Thread);
     let why = if by_thread {
-        "threads copy its pageable memory, which a graph cannot ask for; use memory of mp_alloc, or set MPGPU_HOST_THREADS=0"
+        "threads copy its pageable memory, which a graph cannot ask for; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"
     } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"
     } else if !execution.after.is_empty() && execution.program.rings.is_empty() {

@@ -227,8 +227,8 @@ impl Messenger {
         self.free_bounces(surplus);
         if is_full {
             return Err(Error::QueueFull(format!(
-                "messages of ordinary memory that have not ended take {all} bytes of host memory, and {bytes} more are above {MOST_BOUNCE_BYTES}: wait \
-                 for some first, or use memory of mp_alloc_shared"
+                "messages in pageable memory that have not ended take {all} bytes of host memory, and {bytes} more are above {MOST_BOUNCE_BYTES}: wait \
+                 for some first, or use memory shared between processes"
             )));
         }
         let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);

@@ -59,7 +59,7 @@ impl Descriptor {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let words = [word(1), word(2), word(3), word(4)];
         if bytes[..8] != MAGIC || word(5) != checksum(&words) {
-            let reason = "these are not the bytes that mp_message_describe wrote".into();
+            let reason = "these are not the bytes of a message descriptor".into();
             return Err(Error::NodeArgument { argument: c"descriptor", reason });
         }
         let [messenger, slot, uses, bytes] = words;
@@ -326,7 +326,7 @@ impl Messenger {
             return Ok(());
         }
         // A receive may be from any rank, a send is to one.
-        let named = if rank == u32::MAX { "MP_ANY_RANK".into() } else { rank.to_string() };
+        let named = if rank == u32::MAX { "any".into() } else { rank.to_string() };
         Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={named}: must be below {ranks}, the number of ranks") })
     }
 

@@ -289,7 +289,10 @@ fn host_memory_is_shared_where_it_was_allocated_for_that_and_refused_with_the_re
         let own = backend.allocate(DeviceId::HOST, bytes).expect("memory");
         let known = backend.locate(own).expect("an answer").expect("known");
         for refused in [backend.export(&known).map(drop), backend.read_signal(own).map(drop)] {
-            assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("mp_alloc_shared")), "{bytes}: {refused:?}");
+            assert!(
+                matches!(&refused, Err(BackendError::NotSupported(why)) if why.contains("shared between processes")),
+                "{bytes}: {refused:?}"
+            );
         }
         let counter = backend.allocate_shared(DeviceId::HOST, bytes).expect("memory");
         let known = backend.locate(counter).expect("an answer").expect("known");
@@ -485,7 +488,7 @@ fn of_memory_mapped_from_several_chunks_one_chunk_is_shared_and_more_refused_wit
     assert_eq!((second.base, second.bytes, second.device), (base + (1 << 20), 1 << 20, GPU1));
     for (at, bytes) in [(0, 3 << 20), (0, (1 << 20) + 1), ((2 << 20) - 1, 2)] {
         let refused = backend.exportable(base + at, bytes);
-        let says = |why: &str| ["several chunks", "export each chunk", "mp_alloc"].iter().all(|part| why.contains(part));
+        let says = |why: &str| ["several chunks", "export each chunk", "cudaMalloc or mpgpu"].iter().all(|part| why.contains(part));
         assert!(matches!(&refused, Err(BackendError::NotSupported(why)) if says(why)), "{refused:?}");
     }
     node(|node| node.chunk = Some(3 << 20));

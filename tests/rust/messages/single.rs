@@ -142,7 +142,7 @@ fn messages_of_ordinary_memory_are_bounded_in_bytes_and_their_memory_goes_back()
                 Err(error) => break error,
             }
         };
-        assert!(matches!(&refused, Error::QueueFull(text) if text.contains("mp_alloc")), "{refused}");
+        assert!(matches!(&refused, Error::QueueFull(text) if text.contains("use memory shared between processes")), "{refused}");
         assert_eq!((sent.len(), held() - before), (128, 512 << 20));
         let to = rank.memory(BYTES, 0);
         for operation in sent {
