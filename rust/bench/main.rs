@@ -1,0 +1,5 @@
+//! The program `mpgpu-bench`.
+
+fn main() -> std::process::ExitCode {
+    mpgpu_bench::main()
+}
