@@ -114,18 +114,19 @@ impl<T: Element> Buffer<T> {
     /// # Panics
     /// Where the range leaves the buffer, as slices do.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<T> {
+        // Wider than an index: the end of `0..=usize::MAX` is none.
         let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(start) => start + 1,
+            Bound::Included(start) => *start as u128,
+            Bound::Excluded(start) => *start as u128 + 1,
             Bound::Unbounded => 0,
         };
         let end = match range.end_bound() {
-            Bound::Included(end) => end + 1,
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.len,
+            Bound::Included(end) => *end as u128 + 1,
+            Bound::Excluded(end) => *end as u128,
+            Bound::Unbounded => self.len as u128,
         };
-        assert!(start <= end && end <= self.len, "elements {start} to {end} of a buffer of {}", self.len);
-        Slice { buffer: self.clone(), range: start..end }
+        assert!(start <= end && end <= self.len as u128, "elements {start} to {end} of a buffer of {}", self.len);
+        Slice { buffer: self.clone(), range: start as usize..end as usize }
     }
 
     /// Copies elements into the buffer, after all earlier work in `stream`, and waits for that.

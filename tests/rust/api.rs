@@ -132,6 +132,12 @@ fn what_does_not_go_together_is_refused_with_its_place() {
 }
 
 #[test]
+#[should_panic(expected = "elements 0 to 18446744073709551616 of a buffer of 10")]
+fn a_range_to_the_last_number_is_not_an_empty_slice() {
+    let _ = Buffer::<u8>::zeroed(&context(), Device::gpu(0), 10).unwrap().slice(0..=usize::MAX);
+}
+
+#[test]
 #[should_panic(expected = "elements 5 to 11 of a buffer of 10")]
 fn a_range_outside_of_its_buffer_panics() {
     let _ = Buffer::<u8>::zeroed(&context(), Device::gpu(0), 10).unwrap().slice(5..11);
