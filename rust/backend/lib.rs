@@ -19,6 +19,7 @@ pub mod fault;
 pub mod host_memory;
 pub mod panics;
 mod plan_state;
+mod remaining;
 mod segment;
 mod shared;
 pub mod sync;

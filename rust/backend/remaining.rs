@@ -1,0 +1,106 @@
+//! Signals that are to end a process in which only threads of the library remain.
+//!
+//! A program may leave `main` by `pthread_exit`, and its other threads may end as well. The process then lives on in the library's threads. They
+//! block all signals, so that no handler of the program runs on them, and a SIGTERM would stay pending for ever. So one thread watches such
+//! signals without taking them: a program's thread that accepts them, by a handler, `sigwait` or a signalfd, gets them as if the library were not
+//! there. Only if one is pending and no thread of the program is left, the watching thread unblocks it. The signal then does what the program has
+//! set: it ends the process, or calls a handler.
+
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Signals by which users and batch systems end a process.
+const ENDING: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// Stack of the thread, which lists the threads of the process.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Time between two looks at a signal that stays pending because the program blocks it.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The process that has the thread: a child of `fork` has none.
+static WATCHED: AtomicU32 = AtomicU32::new(0);
+
+/// Starts the thread if this process has none. The caller blocks all signals. After a failure the next call tries again.
+pub fn watch() {
+    let process = std::process::id();
+    if WATCHED.swap(process, Ordering::Relaxed) == process {
+        return;
+    }
+    let started = ending_signals().and_then(|signals| {
+        let named = std::thread::Builder::new().name("mpgpu-ending".into()).stack_size(STACK_BYTES);
+        named.spawn(move || serve(&signals))
+    });
+    if let Err(error) = started {
+        WATCHED.store(0, Ordering::Relaxed);
+        log::debug!("a process of which only the library's threads are left will not end by SIGTERM: {error}");
+    }
+}
+
+fn set() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: the set is valid for the calls, which fill it.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        ENDING.iter().for_each(|signal| _ = libc::sigaddset(set.as_mut_ptr(), *signal));
+        set.assume_init()
+    }
+}
+
+/// A descriptor that is readable while one of the signals is pending. Nobody reads it.
+fn ending_signals() -> io::Result<OwnedFd> {
+    // SAFETY: a set that is valid for the call.
+    let descriptor = unsafe { libc::signalfd(-1, &set(), libc::SFD_CLOEXEC) };
+    // SAFETY: a new descriptor, and ours to close.
+    if descriptor < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }) }
+}
+
+fn serve(signals: &OwnedFd) {
+    loop {
+        match poll(&mut [PollFd::new(signals, PollFlags::IN)], None) {
+            Ok(_) if is_alone() => accept(),
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+        // The thread to which a signal goes is about to take it, or the program blocks it for now.
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Returns true if all threads of the process are the library's, but for those that have ended.
+fn is_alone() -> bool {
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return false };
+    tasks.flatten().all(|task| std::fs::read_to_string(task.path().join("stat")).map_or(true, |stat| !is_program(&stat)))
+}
+
+/// Returns true if a thread's line of `proc(5)`, "7 (name) S …", is that of a thread of the program that has not ended.
+fn is_program(stat: &str) -> bool {
+    let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')) else { return true };
+    !name.starts_with("mpgpu-") && !rest.trim_start().starts_with(['Z', 'X'])
+}
+
+/// Lets pending signals through to this thread.
+fn accept() {
+    // SAFETY: a set that is valid for the calls. A handler of the program may run, as it would on any thread that accepts the signal.
+    unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set(), std::ptr::null_mut());
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set(), std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_program;
+
+    #[test]
+    fn threads_that_have_ended_and_those_of_the_library_are_not_the_program_s() {
+        assert!(is_program("7 (a.out) S 1 7 7"));
+        assert!(is_program("7 (odd) name) R 1 7 7"));
+        assert!(!is_program("7 (a.out) Z 1 7 7"));
+        assert!(!is_program("9 (mpgpu-copy) S 1 7 7"));
+    }
+}
