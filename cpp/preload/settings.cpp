@@ -19,8 +19,11 @@ settings values;
 
 /// A number of bytes, or one of K, M, G, T of 1024.
 bool read_size(const char *text, std::size_t &bytes) {
-    char *end = nullptr;
-    const unsigned long long number = std::strtoull(text, &end, 10);
+    std::uint64_t number = 0;
+    const auto [end, error] = std::from_chars(text, text + std::strlen(text), number);
+    if (error != std::errc()) {
+        return false;
+    }
     constexpr std::string_view units = "KMGT";
     std::string_view unit = end;
     unsigned shift = 0;
@@ -32,7 +35,7 @@ bool read_size(const char *text, std::size_t &bytes) {
         }
     }
     bytes = static_cast<std::size_t>(number) << shift;
-    return *text >= '0' && *text <= '9' && unit.empty() && (bytes >> shift) == number;
+    return unit.empty() && (bytes >> shift) == number;
 }
 
 /// `all`, or numbers of GPUs; nothing for `used`.
@@ -80,7 +83,10 @@ bool read() {
         values.on = false;
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;
-    values.report = std::getenv("MPGPU_PRELOAD_REPORT");
+    // Programs that set their title overwrite the environment that they were started with, and the report is written at
+    // their end, when static objects may be gone.
+    const char *report = std::getenv("MPGPU_PRELOAD_REPORT");
+    values.report = report == nullptr ? nullptr : strdup(report);
     values.counts_all = values.report != nullptr || std::getenv("MPGPU_PRELOAD_SUMS") != nullptr;
     const char *verify = std::getenv("MPGPU_VERIFY");
     values.verify = verify != nullptr && std::strcmp(verify, "bytes") == 0;

@@ -19,7 +19,7 @@ struct settings {
     std::optional<std::uint64_t> gpus;
     /// `MPGPU_RELAY_GPUS` is set, which the library reads.
     bool names_relays = false;
-    /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null.
+    /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null. A copy, which is never freed.
     const char *report = nullptr;
     /// Whether anybody asks for counts, so that small copies are counted too.
     bool counts_all = false;

@@ -365,6 +365,14 @@ void copies() {
     }
 }
 
+/// A program that writes its title over the environment that it was started with.
+void retitled() {
+    char *const block = std::getenv("MPGPU_PRELOAD_REPORT");
+    check(block != nullptr, "a report is asked for");
+    std::memset(block, 'x', std::strlen(block));
+    copies();
+}
+
 void left_alone() {
     const std::vector<form> forms = all_forms();
     CUstream stream = new_stream();
@@ -935,6 +943,7 @@ int main(int count, char **arguments) {
         find_driver(way);
         const std::vector<std::pair<const char *, void (*)()>> cases = {
             {"copies", copies},
+            {"retitled", retitled},
             {"left_alone", left_alone},
             {"known", known},
             {"pools", pools},
