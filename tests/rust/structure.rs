@@ -360,6 +360,28 @@ fn messages_name_no_functions_and_devices_of_c() {
     assert!(count > 1000, "{count}: messages are found");
 }
 
+/// `cmake --build --parallel` without a number starts a compiler for each source file under make.
+#[test]
+fn no_script_builds_with_an_unbounded_number_of_compilers() {
+    let mut builds = 0;
+    for folder in ["tests", "tests/gpu", "tests/python", "examples", "packaging", "docs"] {
+        for entry in std::fs::read_dir(root().join(folder)).expect("a folder").flatten().filter(|entry| entry.path().is_file()) {
+            let Ok(text) = std::fs::read_to_string(entry.path()) else { continue };
+            for line in text.lines().filter(|line| line.contains("cmake --build")) {
+                let mut numbers =
+                    line.match_indices("--parallel").map(|(at, found)| line[at + found.len()..].trim_start_matches([' ', '=']));
+                assert!(
+                    numbers.all(|number| number.starts_with(['"', '$', '1', '2', '3', '4', '8'])),
+                    "{}: {line}",
+                    entry.path().display()
+                );
+                builds += 1;
+            }
+        }
+    }
+    assert!(builds >= 4, "{builds} builds are found");
+}
+
 /// `packaging/notices` writes the file anew.
 #[test]
 fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
