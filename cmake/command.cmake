@@ -1,4 +1,4 @@
-# The mpgpu command with its manual pages and shell completions, and mpgpu-bench: bin/ and share/ in the build folder. cargo knows what is
+# The mpgpu command with its manual pages and shell completions: bin/ and share/ in the build folder. cargo knows what is
 # current.
 
 include(GNUInstallDirs)
@@ -12,16 +12,11 @@ if(NOT MPGPU_BIN_TO_LIB MATCHES "^\\.\\./(lib|lib64|lib/${CMAKE_SYSTEM_PROCESSOR
     list(APPEND MPGPU_COMMAND_ENVIRONMENT "MPGPU_LIBRARY_FOLDER=${MPGPU_BIN_TO_LIB}")
 endif()
 
-# mpgpu_command_line(<variable> <binary> <folder of its package>): what builds and installs it into bin/.
-function(mpgpu_command_line variable binary folder)
-    set(${variable} "${CMAKE_COMMAND}" -E env ${MPGPU_COMMAND_ENVIRONMENT} "${MPGPU_CARGO}" install --quiet --path ${folder} --bin ${binary}
-        --root "${CMAKE_CURRENT_BINARY_DIR}" --no-track --force --profile "$<IF:$<CONFIG:Debug>,dev,release>" --locked
-        --target-dir "${MPGPU_CARGO_TARGET_DIR}" "$<$<BOOL:${MPGPU_OFFLINE}>:--offline>" PARENT_SCOPE)
-endfunction()
-
 set(MPGPU_COMMAND "${CMAKE_CURRENT_BINARY_DIR}/bin/mpgpu")
 set(MPGPU_COMMAND_SHARE "${CMAKE_CURRENT_BINARY_DIR}/share")
-mpgpu_command_line(MPGPU_COMMAND_LINE mpgpu rust/cli)
+set(MPGPU_COMMAND_LINE "${CMAKE_COMMAND}" -E env ${MPGPU_COMMAND_ENVIRONMENT} "${MPGPU_CARGO}" install --quiet --path rust/cli --bin mpgpu
+    --root "${CMAKE_CURRENT_BINARY_DIR}" --no-track --force --profile "$<IF:$<CONFIG:Debug>,dev,release>" --locked
+    --target-dir "${MPGPU_CARGO_TARGET_DIR}" "$<$<BOOL:${MPGPU_OFFLINE}>:--offline>")
 add_custom_target(mpgpu_command ALL
     COMMAND ${MPGPU_COMMAND_LINE}
     COMMAND "${MPGPU_COMMAND}" pages "${MPGPU_COMMAND_SHARE}"
@@ -31,20 +26,6 @@ add_custom_target(mpgpu_command ALL
     COMMAND_EXPAND_LISTS USES_TERMINAL VERBATIM)
 # Not beside another cargo, which would wait for this one's target folder.
 add_dependencies(mpgpu_command mpgpu_archive)
-
-if(MPGPU_BUILD_BENCH)
-    mpgpu_command_line(MPGPU_BENCH_LINE mpgpu-bench rust/bench)
-    add_custom_target(mpgpu_bench ALL
-        COMMAND ${MPGPU_BENCH_LINE}
-        WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
-        BYPRODUCTS "${CMAKE_CURRENT_BINARY_DIR}/bin/mpgpu-bench"
-        COMMENT "Building mpgpu-bench, which takes minutes the first time"
-        COMMAND_EXPAND_LISTS USES_TERMINAL VERBATIM)
-    add_dependencies(mpgpu_bench mpgpu_command)
-    if(MPGPU_INSTALL)
-        install(PROGRAMS "${CMAKE_CURRENT_BINARY_DIR}/bin/mpgpu-bench" DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT mpgpu)
-    endif()
-endif()
 
 if(MPGPU_INSTALL)
     install(PROGRAMS "${MPGPU_COMMAND}" DESTINATION "${CMAKE_INSTALL_BINDIR}" COMPONENT mpgpu)

@@ -287,6 +287,11 @@ pub fn find(name: &str) -> Result<&'static Case, String> {
     })
 }
 
+/// The case of a name, or with `all` every case.
+pub fn named(name: &str) -> Result<&'static [Case], String> {
+    if name == "all" { Ok(CASES) } else { find(name).map(std::slice::from_ref) }
+}
+
 /// Names and descriptions, for `--list`.
 pub fn list() -> String {
     const WIDTH: usize = 100;

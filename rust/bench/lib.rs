@@ -1,4 +1,4 @@
-//! mpgpu against plain copies, in one run: the program `mpgpu-bench`, and the first look of `mpgpu bench`. Every byte is checked.
+//! mpgpu against plain copies, in one run: the first look of `mpgpu bench`, and the cases of `mpgpu bench --case`. Every byte is checked.
 //!
 //! | file | one idea |
 //! | --- | --- |
@@ -13,7 +13,7 @@
 //! | `phases` | what a graph costs, step by step |
 //! | `overhead` | what `mp_execute` costs the calling thread |
 //! | `report` | the table and the JSON |
-//! | `look` | one line for each kind of copy: what `mpgpu bench` shows |
+//! | `look` | one line for each kind of copy: what `mpgpu bench` shows without `--case` |
 
 mod ball;
 mod cases;
@@ -30,8 +30,8 @@ mod puts;
 mod report;
 mod steps;
 
-use cases::{CASES, Case, HOST_BACKEND_LARGEST};
-use clap::Parser;
+use cases::{Case, HOST_BACKEND_LARGEST};
+use clap::Args;
 use compare::Comparison;
 pub use look::{LOOKS, Looked, Row, look, peer};
 use memory::{Buffers, Pattern};
@@ -41,60 +41,40 @@ use plain::Plain;
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::error::Error;
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 /// Why the benchmark stopped.
 pub type Failure = Box<dyn Error>;
 
-/// Measures mpgpu against plain copies on this machine, and checks every byte.
-#[derive(Parser)]
-#[command(
-    version,
-    max_term_width = 100,
-    after_help = "Examples:\n  \
-        mpgpu-bench --list\n  \
-        mpgpu-bench --case d2d,latency --json result.json\n  \
-        mpgpu-bench --case d2d --sizes 64M,1G --repeat 50 --plans\n\n\
-        Without a GPU the host backend is measured, against memcpy on one thread."
-)]
-struct Arguments {
+/// Cases of `mpgpu bench`, and how they are measured.
+#[derive(Args)]
+pub struct CaseArguments {
     /// Print the cases and exit
     #[arg(long)]
     list: bool,
-    /// Cases to run, separated by commas; all without it
-    #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = cases::find)]
-    case: Vec<&'static Case>,
-    /// Sizes of one transfer (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
-    #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = positive_size)]
+    /// Measure these cases, separated by commas, or `all`, with medians and spread
+    #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = cases::named, conflicts_with = "bytes")]
+    case: Vec<&'static [Case]>,
+    /// Sizes of one transfer of a case (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
+    #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = positive_size, requires = "case")]
     sizes: Vec<u64>,
     /// Rounds in which everything is timed once; by default as many as take about half a second
-    #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..), requires = "case")]
     repeat: Option<u32>,
     /// Thread blocks of 256 threads that make one copy between GPUs in d2d_narrow
-    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64), requires = "case")]
     narrow_blocks: u32,
     /// Executor to plan for, as MPGPU_ENGINE
-    #[arg(long)]
+    #[arg(long, requires = "case")]
     engine: Option<String>,
-    /// Backend, as MPGPU_BACKEND
-    #[arg(long)]
-    backend: Option<String>,
-    /// A preset's name or a topology file, as MPGPU_TOPOLOGY
-    #[arg(long)]
-    topology: Option<String>,
     /// Print the plan of each case's largest size
-    #[arg(long)]
+    #[arg(long, requires = "case")]
     plans: bool,
-    /// Write everything to this file as JSON too
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Be the other process of put_signal and put_latency: seed of the pattern, and bytes of the inbox
-    #[arg(long, hide = true, num_args = 2, value_names = ["SEED", "BYTES"])]
-    peer: Option<Vec<u64>>,
+    /// Write everything to this file as JSON too, anew after each measurement
+    #[arg(long, value_name = "FILE", requires = "case")]
+    output: Option<PathBuf>,
 }
 
 fn positive_size(text: &str) -> Result<u64, String> {
@@ -105,12 +85,16 @@ fn positive_size(text: &str) -> Result<u64, String> {
     }
 }
 
-impl Arguments {
+impl CaseArguments {
+    /// Returns true if cases are to be listed or measured, in place of a first look.
+    pub fn are_named(&self) -> bool {
+        self.list || !self.case.is_empty()
+    }
+
     /// The environment, and what the command line says in place of it.
     fn config(&self) -> Result<Config, Failure> {
-        let said = [("MPGPU_BACKEND", &self.backend), ("MPGPU_TOPOLOGY", &self.topology), ("MPGPU_ENGINE", &self.engine)];
-        let said = said.iter().filter_map(|(name, value)| Some((OsString::from(name), OsString::from(value.as_ref()?))));
-        let environment = std::env::vars_os().filter(|(name, _)| said.clone().all(|(said, _)| said != *name));
+        let said = self.engine.as_ref().map(|engine| ("MPGPU_ENGINE".into(), engine.into()));
+        let environment = std::env::vars_os().filter(|(name, _)| said.is_none() || name != "MPGPU_ENGINE");
         Ok(Config::from_pairs(environment.chain(said.clone()))?)
     }
 
@@ -132,8 +116,6 @@ struct Bench<'a> {
     pattern: Pattern<'a>,
     repeat: Option<u32>,
     narrow_blocks: u32,
-    /// What this program is told to be the other process: comes before `--peer`.
-    verb: Option<&'static str>,
 }
 
 impl Bench<'_> {
@@ -151,41 +133,24 @@ pub fn is_on_gpus(context: &Context) -> bool {
     !context.backend().is_virtual()
 }
 
-/// The program `mpgpu-bench`.
-pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("mpgpu-bench: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Runs the cases that were asked for. Progress goes to standard error, the result to standard output.
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+/// Lists the cases or measures those that were asked for, and returns what goes to standard output. Progress goes to standard error.
+pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: bool) -> Result<String, Failure> {
     if arguments.list {
-        return print(&cases::list());
+        return Ok(cases::list());
     }
     let config = arguments.config()?;
-    mpgpu::log::configure(config.log);
     // Before anything is measured: a run of minutes should not end with a file that cannot be written.
-    let mut json_file = match &arguments.json {
+    let mut json_file = match &arguments.output {
         Some(path) => Some(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?),
         None => None,
     };
-    let context = Context::open(&ContextOptions::default(), config)?;
+    let context = Context::open(options, config)?;
     let on_gpus = is_on_gpus(&context);
-    if let Some([seed, bytes]) = arguments.peer.as_deref() {
-        return peer(&context, *seed, *bytes);
-    }
     eprint!("{}", context.describe());
 
     let gpus = context.machine().gpu_count();
     let (mut skipped, mut runs) = (Vec::new(), Vec::new());
-    let chosen = if arguments.case.is_empty() { CASES.iter().collect() } else { arguments.case.clone() };
-    for case in chosen {
+    for case in arguments.case.iter().copied().flatten() {
         match case.missing(gpus, on_gpus) {
             Some(why) => {
                 eprintln!("{}: skipped, {why}", case.name);
@@ -203,21 +168,17 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         pattern: Pattern::new(&context, largest, most)?,
         repeat: arguments.repeat,
         narrow_blocks: arguments.narrow_blocks,
-        verb: None,
     };
     let mut results: Vec<Comparison> = Vec::new();
-    let mut save = |results: &[Comparison]| match &mut json_file {
-        Some(file) => rewrite(
-            file,
-            &json!({
-                "context": context.to_json(),
-                "driver": driver_version(on_gpus),
-                "skipped": skipped,
-                "results": results.iter().map(Comparison::to_json).collect::<Vec<Value>>(),
-            }),
-        ),
-        None => Ok(()),
+    let report = |results: &[Comparison]| {
+        json!({
+            "context": context.to_json(),
+            "driver": driver_version(on_gpus),
+            "skipped": skipped,
+            "results": results.iter().map(Comparison::to_json).collect::<Vec<Value>>(),
+        })
     };
+    let mut save = |results: &[Comparison]| json_file.as_mut().map_or(Ok(()), |file| rewrite(file, &report(results)));
     save(&results)?;
     for (case, bytes) in &runs {
         let what = format!("{} {}", case.name, size(*bytes));
@@ -226,6 +187,9 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         results.extend(measured);
         // After each one, so that a run that is cut short leaves what it has measured.
         save(&results)?;
+    }
+    if as_json {
+        return Ok(format!("{:#}\n", report(&results)));
     }
     let mut text = heading(&context, on_gpus) + &report::table(&results);
     if arguments.plans {
@@ -236,15 +200,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
         }
     }
-    print(&text)
-}
-
-fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        // A closed pipe (`mpgpu-bench | head`) is no error of ours.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
+    Ok(text)
 }
 
 fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {

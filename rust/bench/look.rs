@@ -24,7 +24,7 @@ const BYTES: u64 = 256 << 20;
 
 /// A kind of copy that was looked at.
 pub struct Row {
-    /// Its name in `mpgpu-bench`.
+    /// Its name as a case.
     pub case: &'static str,
     /// What a reader calls it.
     pub what: &'static str,
@@ -51,9 +51,8 @@ pub enum Looked {
     Failed(String),
 }
 
-/// Measures every kind of copy. A transfer has so many bytes, one of an all-to-all a quarter; `verb` is what makes this program the other
-/// process where [`peer`] follows.
-pub fn look(context: &Context, bytes: Option<u64>, verb: &'static str, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
+/// Measures every kind of copy. A transfer has so many bytes, one of an all-to-all a quarter.
+pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
     let on_gpus = is_on_gpus(context);
     let gpus = context.machine().gpu_count();
     let bytes = bytes.unwrap_or(if on_gpus { BYTES } else { HOST_BACKEND_LARGEST });
@@ -64,7 +63,6 @@ pub fn look(context: &Context, bytes: Option<u64>, verb: &'static str, mut done:
         pattern: Pattern::new(context, bytes, transfers)?,
         repeat: None,
         narrow_blocks: 1,
-        verb: Some(verb),
     };
     let mut rows = Vec::new();
     for (name, what) in LOOKS {

@@ -206,7 +206,7 @@ impl<'a> Neighbour<'a> {
     pub fn start(bench: &Bench<'a>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
         let (context, pattern) = (bench.context, &bench.pattern);
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(bench.verb).args(["--peer", &pattern.seed().to_string(), &bytes.to_string()]);
+        command.args(["bench", "--peer", &pattern.seed().to_string(), &bytes.to_string()]);
         command.args(["--backend", if is_on_gpus(context) { "cuda" } else { "host" }]);
         if let Some(topology) = &context.config().topology {
             command.args(["--topology", topology]);

@@ -1,9 +1,9 @@
-//! `mpgpu bench`: what mpgpu gains on this node, a line for each kind of copy, and what to do next.
+//! `mpgpu bench`: what mpgpu gains on this node, a line for each kind of copy, and what to do next; or cases by name, with their spread.
 
 use crate::arguments::{Failure, backend, size as bytes};
 use crate::text::table;
 use clap::Args;
-use mpgpu_bench::{Looked, Row, heading, is_on_gpus, look, peer};
+use mpgpu_bench::{CaseArguments, Looked, Row, heading, is_on_gpus, look, measure, peer};
 use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions};
 use mpgpu_core::units::size;
 use serde_json::{Value, json};
@@ -11,10 +11,13 @@ use serde_json::{Value, json};
 pub const EXAMPLES: &str = "\
     Plain copies of the driver, the fastest way of several, and mpgpu take turns over the same buffers; every\n\
     byte is compared. Takes well under a minute on an idle node, and ends with what to do next. The exit code\n\
-    is 1 where a kind of copy was refused or bytes were wrong. mpgpu-bench has more cases and their spread.\n\n\
+    is 1 where a kind of copy was refused or bytes were wrong. --case measures one thing by many sizes.\n\n\
     Examples:\n  \
     mpgpu bench\n  \
     mpgpu bench --bytes 1G\n  \
+    mpgpu bench --list\n  \
+    mpgpu bench --case d2d,latency --output result.json\n  \
+    mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n  \
     mpgpu bench --backend host --topology beluga      without GPUs: does it work, not how fast";
 
 /// Below this ratio a kind of copy loses, above its inverse it gains.
@@ -34,6 +37,8 @@ pub struct BenchArguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    cases: CaseArguments,
     /// Be the other process: seed of the pattern, and bytes of the inbox
     #[arg(long, hide = true, num_args = 2, value_names = ["SEED", "BYTES"])]
     peer: Option<Vec<u64>>,
@@ -49,6 +54,9 @@ fn positive(text: &str) -> Result<u64, String> {
 /// What to print, and whether every kind of copy that is possible here was made and right.
 pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
+    if arguments.cases.are_named() {
+        return Ok((measure(&arguments.cases, &options, arguments.json)?, true));
+    }
     let context = Context::open(&options, Config::from_environment()?)?;
     if let Some([seed, bytes]) = arguments.peer.as_deref() {
         return peer(&context, *seed, *bytes).map(|()| (String::new(), true));
@@ -56,7 +64,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
     let on_gpus = is_on_gpus(&context);
     // A topology that is not named and stays so was discovered.
     let is_known = !on_gpus || context.config().topology.is_some();
-    let rows = look(&context, arguments.bytes, "bench", |row| eprintln!("{}: {}", row.what, state(row)))?;
+    let rows = look(&context, arguments.bytes, |row| eprintln!("{}: {}", row.what, state(row)))?;
     let is_sound = rows.iter().all(|row| !matches!(row.result, Looked::Failed(_)));
     let next = next(&rows, on_gpus, is_known);
     let heading = heading(&context, on_gpus);
@@ -119,7 +127,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
         }
     }
     if on_gpus {
-        next.push("a program that gains: `mpgpu run -- PROGRAM` without changing it, or the API".into());
+        next.push("a program that gains: `mpgpu run PROGRAM` without changing it, or the API".into());
     }
     next
 }

@@ -28,6 +28,8 @@ pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
     Ok((text, is_sound))
 }
 
+const LEVELS: [Level; 5] = [Level::Well, Level::Absent, Level::Slow, Level::Unknown, Level::Refused];
+
 fn count(found: &[Finding], level: Level) -> usize {
     found.iter().filter(|finding| finding.level == level).count()
 }
@@ -45,8 +47,8 @@ fn to_text(facts: &Facts, found: &[Finding]) -> String {
             text += &format!("{rank}{:19}-> {remedy}\n", "");
         }
     }
-    let [well, slow, unknown, refused] = [Level::Well, Level::Slow, Level::Unknown, Level::Refused].map(|level| count(found, level));
-    text + &format!("{rank}{well} well, {slow} slow, {unknown} unknown, {refused} refused\n")
+    let counts = LEVELS.map(|level| format!("{} {}", count(found, level), level.name()));
+    text + &format!("{rank}{}\n", counts.join(", "))
 }
 
 fn to_json(facts: &Facts, found: &[Finding]) -> Value {
@@ -59,6 +61,7 @@ fn to_json(facts: &Facts, found: &[Finding]) -> Value {
         "gpus": facts.cuda.as_ref().map(|cuda| cuda.gpus.iter().map(|gpu| gpu.uuid.clone()).collect()).unwrap_or_else(|_| Vec::<String>::new()),
         "findings": findings.collect::<Vec<_>>(),
         "well": count(found, Level::Well),
+        "absent": count(found, Level::Absent),
         "slow": count(found, Level::Slow),
         "unknown": count(found, Level::Unknown),
         "refused": count(found, Level::Refused),

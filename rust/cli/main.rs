@@ -39,7 +39,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next
+    /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next; or cases
     #[command(after_help = bench::EXAMPLES)]
     Bench(bench::BenchArguments),
     /// Show a machine: as a table, a drawing, or a file to edit
@@ -83,13 +83,13 @@ enum Command {
         mpgpu probe --check --topology hgx-h200  how well does a preset predict this machine?\n\n\
         docs/reference/probe.md has the method and what it cannot see.")]
     Probe(probe::ProbeArguments),
-    /// Say what of this machine is well, what is slow and what is refused, each with a remedy
+    /// Report what of this machine is well, absent, slow or refused, each with a remedy
     #[command(after_help = "\
         One line for each check: driver and its features, GPUs in sight, MIG, MPS, peers that claim\n\
         access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm, what\n\
         sharing between processes needs, and probe and tuning files. Bytes are copied between all pairs\n\
         of GPUs, which takes a context on each; --no-trials leaves that out. Needs no GPU.\n\n\
-        The exit code is 0 where all is well or slow, and 1 where something is refused.\n\n\
+        The exit code is 1 if something is refused, else 0.\n\n\
         Examples:\n  \
         mpgpu doctor\n  \
         mpirun -n 4 mpgpu doctor --no-trials     what each rank sees; lines begin with [rank.local rank]")]
@@ -106,7 +106,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(refusal) => return explain(&refusal),
+    };
+    match run(arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -114,6 +118,21 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Prints the help or the version that was asked for, or why the arguments are refused.
+fn explain(refusal: &clap::Error) -> ExitCode {
+    let printed = refusal.print().and_then(|()| std::io::stdout().flush());
+    if let Err(error) = unless_closed(printed) {
+        eprintln!("mpgpu: standard output: {error}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::from(u8::try_from(refusal.exit_code()).unwrap_or(2))
+}
+
+/// A closed pipe (`mpgpu topo | head`) is no error of ours.
+fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
+    written.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
 /// Whether the command has nothing to complain about.
@@ -143,9 +162,7 @@ fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
         Command::Tune(arguments) => tune::run(&arguments)?,
         Command::Pages(arguments) => pages::run(Arguments::command(), &arguments)?,
     };
-    // A closed pipe (`mpgpu topo | head`) is no error of ours.
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(is_sound),
-    }
+    let mut out = std::io::stdout().lock();
+    unless_closed(out.write_all(text.as_bytes()).and_then(|()| out.flush())).map_err(|error| format!("standard output: {error}"))?;
+    Ok(is_sound)
 }

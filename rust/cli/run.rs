@@ -19,10 +19,15 @@ use sums::Sums;
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
 
+/// Exit codes of a shell, `env` and `nohup` for a program that does not exist, and for one that cannot be executed.
+const NOT_FOUND: i32 = 127;
+const NOT_EXECUTABLE: i32 = 126;
+
 pub const EXAMPLES: &str = "Examples:\n  \
-    mpgpu run -- python train.py\n  \
-    mpgpu run -- mpirun -n 4 ./simulation      where the launcher passes the environment on\n  \
-    mpgpu run --check -- ./simulation          every taken copy is compared byte by byte\n\n\
+    mpgpu run python train.py\n  \
+    mpgpu run mpirun -n 4 ./simulation      where the launcher passes the environment on\n  \
+    mpgpu run --check ./simulation          every taken copy is compared byte by byte\n\n\
+    The exit code is that of the program; 127 if it was not found, 126 if it cannot be executed.\n\
     At its end it says how many copies were taken in all processes, and why others were not.\n\
     docs/guide/unchanged.md says what gains.";
 
@@ -40,13 +45,13 @@ pub struct RunArguments {
     /// Path of libmpgpu_preload.so [default: where it is installed, or in LD_LIBRARY_PATH]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// The program and its arguments
-    #[arg(required = true, last = true)]
+    /// The program and its arguments; `--` may stand before it
+    #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
 /// Runs the program as a child of the same terminal, says what became of the copies of all processes under it, and ends as the program has
-/// ended: by its exit code or its signal. Returns where it cannot be run.
+/// ended: by its exit code or its signal. Returns only if nothing was started.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -70,13 +75,20 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     if arguments.check {
         program.env("MPGPU_VERIFY", "bytes");
     }
+    program.env("ASAN_OPTIONS", behind_sanitizers(env::var_os("ASAN_OPTIONS")));
     let sums = Sums::new()?;
     program.env("MPGPU_PRELOAD_SUMS", sums.path());
     // Before there is a child, so that no signal is lost between.
     let ignored = ignored_signals()?;
     let watched = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = SignalsInfo::new(watched.chain([SIGCHLD]))?;
-    let mut child = program.spawn().map_err(|error| format!("{} cannot be run: {error}", Path::new(&arguments.program[0]).display()))?;
+    let mut child = match program.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            eprintln!("mpgpu: {} cannot be run: {error}", Path::new(&arguments.program[0]).display());
+            std::process::exit(if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE })
+        }
+    };
     let status = wait(&mut child, &mut signals)?;
     // Nobody may read it any more: that is no reason to end otherwise than the program.
     let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
@@ -110,6 +122,18 @@ fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<Exit
             }
         }
     }
+}
+
+/// Options of AddressSanitizer that let its runtime stand behind a preloaded library. Its check of the order protects its interceptors of the C
+/// library, of which the interposer defines none. The runtime cannot be preloaded first instead: programs without it, which the program starts,
+/// would be sanitized too, and for programs under a launcher nobody knows it. Options of the user come later and win.
+fn behind_sanitizers(options: Option<OsString>) -> OsString {
+    let mut all = OsString::from("verify_asan_link_order=0");
+    if let Some(options) = options.filter(|options| !options.is_empty()) {
+        all.push(":");
+        all.push(options);
+    }
+    all
 }
 
 /// A library before those that a variable of the loader names already.

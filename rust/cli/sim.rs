@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::error::Error;
 
 pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
-    let machine = machine::named(&arguments.topology)?.machine;
+    let machine = machine::in_force(arguments.topology.as_deref())?.machine;
     let rows = rows(arguments)?;
     if arguments.kernel.is_some() && arguments.window != [1] {
         return Err("--window with --kernel: steps that compute follow each other; leave it out".into());

@@ -8,7 +8,7 @@ use clap::Args;
 use mpgpu_contexts::{self as context, BackendChoice, Config, Context, ContextOptions};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::model::timeline::{Span, Timeline};
-use mpgpu_core::plan::Plan;
+use mpgpu_core::plan::{OpPaths, Plan};
 use mpgpu_core::topology::Machine;
 use mpgpu_core::units::{size, time};
 use serde_json::{Value, json};
@@ -50,6 +50,8 @@ struct Run {
     precision: Option<f64>,
     /// What a reader should know.
     notes: Vec<String>,
+    /// [`Plan::paths_of_copies`].
+    paths: Vec<OpPaths>,
 }
 
 /// What goes to standard output.
@@ -83,7 +85,7 @@ fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
         Executor::Graph | Executor::FirstGraph => "launched as one graph",
     };
     let notes = vec![format!("{} on {}; {issued}.", summary(&plan), machine.topology().name)];
-    Ok(Run { plan, timeline, precision: None, notes, machine })
+    Ok(Run { paths: plan.paths_of_copies(), plan, timeline, precision: None, notes, machine })
 }
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
@@ -133,7 +135,8 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
         notes.push(format!("Clocks of different GPUs are joined to {}.", time(trace.precision)));
     }
     let planned = plan.planned().clone();
-    Ok(Run { machine: context.machine().clone(), plan: planned, timeline: trace.timeline, precision: Some(trace.precision), notes })
+    let paths = planned.paths_of_copies();
+    Ok(Run { machine: context.machine().clone(), plan: planned, timeline: trace.timeline, precision: Some(trace.precision), notes, paths })
 }
 
 /// What is copied, for a picture's title.
@@ -154,18 +157,15 @@ fn summary(plan: &Plan) -> String {
 }
 
 impl Run {
-    /// The path that a span belongs to: `gpu0>gpu1 via gpu2`.
+    /// Returns the path that a span belongs to: `gpu0>gpu5 via gpu1, gpu4`.
     fn path(&self, span: &Span) -> Option<String> {
-        let op = self.plan.program.ops.get(span.op? as usize)?;
-        let mut paths = self.plan.paths_of(op);
-        let (transfer, via) = paths.next()?;
-        let more = paths.count();
-        if more > 0 {
-            return Some(format!("{} transfers in one call", more + 1));
-        }
-        let shape = &self.plan.transfers[transfer as usize].shape;
-        let way = via.map_or("direct".into(), |via| format!("via {via}"));
-        Some(format!("{}>{} {way}", shape.src_device, shape.dst_device))
+        let paths = self.paths.get(span.op? as usize)?;
+        let &[only] = &paths[..] else { return Some(format!("{} transfers in one call", paths.len())) };
+        let (transfer, path) = only?;
+        let planned = &self.plan.transfers[transfer as usize];
+        let vias: Vec<String> = planned.paths[path].vias().map(|via| via.to_string()).collect();
+        let way = if vias.is_empty() { "direct".into() } else { format!("via {}", vias.join(", ")) };
+        Some(format!("{}>{} {way}", planned.shape.src_device, planned.shape.dst_device))
     }
 
     /// From the first begin to the last end of an operation.

@@ -1,4 +1,4 @@
-//! The tests of `mpgpu-bench` and of the script that measures with it.
+//! The tests of `mpgpu bench --case` and of the script that measures with it.
 
 #[path = "../rust/bench.rs"]
 mod bench;

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """What CUDA graphs cost, as figures 13 and 14 of the paper on multi-path copies by graphs (2026) show it: creation, construction,
 instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs on streams against
-graphs, by size. Runs `mpgpu-bench` on two GPUs, in about a minute.
+graphs, by size. Runs `mpgpu bench` on two GPUs, in about a minute.
 
-    python3 tests/gpu/graphs.py BENCH FOLDER
+    python3 tests/gpu/graphs.py MPGPU FOLDER
     python3 tests/gpu/graphs.py --read FOLDER
 
-BENCH is `mpgpu-bench`. Its JSON and the picture graphs.svg are left in FOLDER; --read makes tables and picture anew from there. Exits
+MPGPU is the command `mpgpu`. Its JSON and the picture graphs.svg are left in FOLDER; --read makes tables and picture anew from there. Exits
 with 77 where there are not two GPUs.
 """
 
@@ -32,9 +32,9 @@ RUNS = {
 Phases = dict[int, dict[int, tuple[dict[str, float], float, float]]]
 
 
-def run(bench: str, folder: pathlib.Path) -> None:
+def run(mpgpu: str, folder: pathlib.Path) -> None:
     for name, arguments in RUNS.items():
-        command = [bench, *arguments, "--json", str(folder / f"{name}.json")]
+        command = [mpgpu, "bench", *arguments, "--output", str(folder / f"{name}.json")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
         if done.returncode != 0:

@@ -28,7 +28,7 @@ run("${CMAKE_COMMAND}" -E chdir "${BUILD}/release" sha256sum --check --strict SH
 file(GLOB archive "${BUILD}/release/mpgpu-${VERSION}-linux-*.tar.gz")
 run("${CMAKE_COMMAND}" -E chdir "${BUILD}" "${CMAKE_COMMAND}" -E tar xf "${archive}")
 file(GLOB prefix "${BUILD}/mpgpu-${VERSION}-linux-*")
-foreach(file IN ITEMS ${bin}/mpgpu ${bin}/mpgpu-bench lib/libmpgpu.a lib/libmpgpu_preload.so lib/libmpgpu_audit.so share/man/man1/mpgpu-plan.1
+foreach(file IN ITEMS ${bin}/mpgpu lib/libmpgpu.a lib/libmpgpu_preload.so lib/libmpgpu_audit.so share/man/man1/mpgpu-plan.1
         share/bash-completion/completions/mpgpu share/licenses/mpgpu/LICENSE-THIRD-PARTY)
     if(NOT EXISTS "${prefix}/${file}")
         message(FATAL_ERROR "not in the archive: ${file}")
@@ -49,7 +49,7 @@ if(PKG_CONFIG)
     run("${CC}" "${PACKAGE_TESTS}/consumer/main.c" "${PACKAGE_TESTS}/consumer/copy_check.c" -o "${BUILD}/consumer" ${flags})
     run_consumer("${BUILD}/consumer")
 endif()
-run("${prefix}/${bin}/mpgpu-bench" --version)
+run("${prefix}/${bin}/mpgpu" bench --list)
 run("${prefix}/${bin}/mpgpu" run -- sh -c "echo $LD_PRELOAD")
 if(NOT output STREQUAL "${prefix}/lib/libmpgpu_preload.so\n")
     message(FATAL_ERROR "mpgpu run found ${output}")

@@ -1,4 +1,4 @@
-//! `mpgpu-bench` on the host backend: every case, what cannot run, the JSON.
+//! `mpgpu bench --case` on the host backend: every case, what cannot run, the JSON.
 
 use super::measure::folder;
 use serde_json::Value;
@@ -29,11 +29,11 @@ const CASES: [&str; 21] = [
 ];
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu-bench"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MPGPU_")) {
         command.env_remove(name);
     }
-    command.args(arguments).output().expect("it starts")
+    command.arg("bench").args(arguments).output().expect("it starts")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -52,7 +52,7 @@ fn every_case_runs_on_the_host_backend_and_is_reported_or_says_why_not() {
     assert!(bench(&few).status.success());
     let cases = CASES.into_iter().filter(|case| !case.starts_with("pieces")).collect::<Vec<_>>();
     let host = ["--backend", "host", "--topology", "beluga", "--case", &cases.join(",")];
-    let run = bench(&[&host[..], &["--sizes", "8,100000", "--repeat", "3", "--plans", "--json", &file]].concat());
+    let run = bench(&[&host[..], &["--sizes", "8,100000", "--repeat", "3", "--plans", "--output", &file]].concat());
     let (text, progress) = (text(&run.stdout), text(&run.stderr));
     assert!(run.status.success() && text.contains("host backend"), "{text}{progress}");
     let json: Value = serde_json::from_slice(&std::fs::read(&file).expect("written")).expect("JSON");
@@ -120,9 +120,9 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
         (["--sizes", "0"], ["0", "1 byte or more"]),
         (["--repeat", "0"], ["--repeat", "0"]),
         (["--backend", "gpu"], ["gpu", "cuda"]),
-        (["--json", "no/such/folder.json"], ["no/such/folder.json", "No such file"]),
+        (["--output", "no/such/folder.json"], ["no/such/folder.json", "No such file"]),
     ] {
-        let run = bench(&[&arguments[..], &["--topology", "no-such-file"]].concat());
+        let run = bench(&[&["--case", "d2d", "--topology", "no-such-file"], &arguments[..]].concat());
         let said = text(&run.stderr);
         assert!(!run.status.success() && parts.iter().all(|part| said.contains(part)), "{arguments:?}: {said}");
     }

@@ -110,9 +110,9 @@ fn doctor(environment: &[(&str, &str)], prefix: &str) -> (Vec<[String; 3]>, bool
         }
     }
     let count = |level: &str| found.iter().filter(|line| line[0] == level).count();
-    let counts = ["well", "slow", "unknown", "refused"].map(|level| format!("{} {level}", count(level)));
+    let counts = ["well", "absent", "slow", "unknown", "refused"].map(|level| format!("{} {level}", count(level)));
     assert_eq!(summary, counts.join(", "), "{text}");
-    assert_eq!(found.len(), ["well", "slow", "unknown", "refused"].map(count).iter().sum::<usize>(), "{text}");
+    assert_eq!(found.len(), ["well", "absent", "slow", "unknown", "refused"].map(count).iter().sum::<usize>(), "{text}");
     assert_eq!(run.status.success(), count("refused") == 0, "{text}");
     (found, run.status.success())
 }
@@ -121,7 +121,7 @@ fn doctor(environment: &[(&str, &str)], prefix: &str) -> (Vec<[String; 3]>, bool
 fn without_a_gpu_the_doctor_says_so_and_looks_at_what_is_there() {
     let (found, _) = doctor(&[], "");
     let of = |topic: &str| found.iter().find(|line| line[1] == topic).unwrap_or_else(|| panic!("{topic} in {found:?}"));
-    assert!(of("driver")[0] == "slow" && of("driver")[2].contains("host backend"), "{found:?}");
+    assert!(of("driver")[0] == "absent" && of("driver")[2].contains("host backend"), "{found:?}");
     for topic in ["memory", "limits", "shm", "sharing", "settings", "files"] {
         of(topic);
     }
@@ -504,6 +504,38 @@ fn a_timeline_is_drawn_without_arrows_where_that_is_asked_for() {
     assert!(error(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--no-arrows"]).contains("--svg"));
 }
 
+/// Paths of a plan, as `gpu0>gpu5 via gpu1, gpu4`.
+fn paths(plan: &Value) -> std::collections::BTreeSet<String> {
+    let device =
+        |number: &Value| number.as_i64().map_or(String::new(), |n| if n < 0 { format!("host{}", -1 - n) } else { format!("gpu{n}") });
+    let transfers = plan["transfers"].as_array().expect("transfers").iter();
+    let named = transfers.flat_map(|transfer| {
+        let ends = format!("{}>{}", device(&transfer["src_device"]), device(&transfer["dst_device"]));
+        transfer["paths"].as_array().expect("paths").iter().map(move |path| {
+            let earlier = path["earlier"].as_array().expect("a list").iter();
+            let vias: Vec<String> = earlier.chain(Some(&path["via"]).filter(|via| !via.is_null())).map(device).collect();
+            if vias.is_empty() { format!("{ends} direct") } else { format!("{ends} via {}", vias.join(", ")) }
+        })
+    });
+    named.collect()
+}
+
+#[test]
+fn trace_shows_the_paths_of_the_plan_and_no_others() {
+    for what in [
+        &["--topology", "dgx1-v100", "gpu0:gpu5:256M"][..],
+        &["--topology", "dgx1-v100", "gpu1:gpu2:64M", "gpu0:gpu5:256M"],
+        &["--topology", "beluga", "gpu0:gpu1:64M"],
+        &["--topology", "beluga", "--pageable", "host0:gpu1:64M"],
+        &["--topology", "hgx-h200", "gpu0:gpu1:256M", "gpu0:gpu2:256M", "gpu0:gpu3:256M"],
+    ] {
+        let trace = json(&[&["trace", "--json"], what].concat());
+        let spans = trace["spans"].as_array().expect("spans").iter();
+        let shown: std::collections::BTreeSet<String> = spans.filter_map(|span| span["path"].as_str().map(str::to_owned)).collect();
+        assert_eq!(shown, paths(&trace["plan"]), "{what:?}");
+    }
+}
+
 #[test]
 fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no_gpus() {
     let bench = |arguments: &[&str]| {
@@ -560,6 +592,53 @@ fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_
         code(run(&[], &[], "trap 'echo told; exit 3' USR1; kill -USR1 $PPID; while :; do sleep 0.01; done")),
         (Some(3), "told\n".into())
     );
+}
+
+#[test]
+fn run_needs_no_dashes_before_the_program_and_exits_as_a_shell_does_if_it_cannot_be_run() {
+    let folder = Folder::new("dashes");
+    let [library, text] = ["libmpgpu_preload.so", "text"].map(|name| folder.file(name));
+    [&library, &text].into_iter().for_each(|file| std::fs::write(file, "").expect("written"));
+    let run = |arguments: &[&str]| mpgpu_with(&[], &[&["run", "--library", &library][..], arguments].concat());
+    let echoed = run(&["--check", "sh", "-c", "echo $MPGPU_VERIFY \"$@\"; exit 5", "sh", "--check", "--", "-x"]);
+    assert_eq!((echoed.status.code(), String::from_utf8_lossy(&echoed.stdout).as_ref()), (Some(5), "bytes --check -- -x\n"));
+    for (program, code) in [("/nowhere/program", 127), ("no-program-of-this-name", 127), (&*text, 126), ("/", 126)] {
+        for arguments in [&[program][..], &["--", program]] {
+            let refused = run(arguments);
+            let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(code), "{program}: {why}");
+            assert!(why.starts_with(&format!("mpgpu: {program} cannot be run: ")), "{why}");
+        }
+    }
+}
+
+/// A program and a library that is preloaded, compiled by the C compiler.
+fn compile(folder: &Folder, name: &str, flags: &[&str], source: &str) -> Option<String> {
+    let [from, to] = [format!("{name}.c"), name.to_owned()].map(|name| folder.file(&name));
+    std::fs::write(&from, source).expect("written");
+    let compiler = std::env::var("CC").unwrap_or("cc".to_owned());
+    let compiled = Command::new(compiler).args(flags).args([&from, "-o", &to]).output().expect("a C compiler");
+    compiled.status.success().then_some(to)
+}
+
+#[test]
+fn run_lets_a_sanitized_program_find_its_faults_behind_the_interposer() {
+    let folder = Folder::new("sanitized");
+    let library = compile(&folder, "libmpgpu_preload.so", &["-shared", "-fPIC"], "int mpgpu_here = 1;\n").expect("a library");
+    let source = "#include <stdlib.h>\nint main(int argc, char **argv) {\n    (void)argv;\n    volatile char *bytes = malloc(8);\n    \
+                  bytes[argc < 2 ? 0 : 8] = 1;\n    free((void *)bytes);\n    return 3;\n}\n";
+    let Some(program) = compile(&folder, "program", &["-fsanitize=address"], source) else {
+        return crate::skip::skip("the C compiler has no AddressSanitizer");
+    };
+    let run = |environment: &[(&str, &str)], arguments: &[&str]| {
+        let run = mpgpu_with(environment, &[&["run", "--library", &library][..], arguments].concat());
+        (run.status.code(), String::from_utf8_lossy(&run.stderr).into_owned())
+    };
+    let (code, said) = run(&[], &[&program]);
+    assert_eq!(code, Some(3), "{said}");
+    // Also below a launcher, which is not sanitized, and with options of the user's.
+    let (code, said) = run(&[("ASAN_OPTIONS", "exitcode=9")], &["sh", "-c", "\"$0\" fault", &program]);
+    assert!(code == Some(9) && said.contains("heap-buffer-overflow"), "{code:?}: {said}");
 }
 
 #[test]
@@ -632,6 +711,9 @@ fn pages_are_written_for_every_subcommand_that_is_shown() {
         }
         shown += 1;
     }
+    // The page of a name is that of what runs under it: no other program is called mpgpu-bench.
+    let bench = read(folder.file("share/man/man1/mpgpu-bench.1"));
+    assert!(bench.contains("mpgpu bench") && bench.contains("\\-\\-case"), "{bench}");
     assert!(shown >= 8 && !help.contains("pages") && read(folder.file("share/man/man1/mpgpu.1")).contains("mpgpu\\-plan(1)"));
 }
 
@@ -646,6 +728,73 @@ fn run_says_what_is_missing() {
     std::fs::rename(&library, folder.file("c.so")).expect("renamed");
     assert!(error(&["run", "--audit", "--library", &folder.file("c.so"), "--", "true"]).contains("--audit: there is no "));
     assert!(error(&["run", "--library", &folder.file("c.so"), "--", "/nowhere/program"]).contains("/nowhere/program cannot be run"));
+}
+
+#[test]
+fn what_cannot_be_written_is_an_error_unless_nobody_reads_it() {
+    let started = |arguments: &[&str], out: std::process::Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
+        let ended = command.args(arguments).env("MPGPU_BACKEND", "host").stdout(out).stderr(std::process::Stdio::piped()).output();
+        let ended = ended.expect("the command starts");
+        (ended.status.code(), String::from_utf8(ended.stderr).expect("UTF-8"))
+    };
+    for arguments in
+        [&["--help"][..], &["--version"], &["plan", "--help"], &["help", "run"], &["topo", "--presets"], &["topo", "beluga", "--json"]]
+    {
+        let full = std::fs::File::options().write(true).open("/dev/full").expect("Linux has it");
+        let (code, said) = started(arguments, full.into());
+        assert!(code == Some(1) && said.starts_with("mpgpu: standard output: "), "{arguments:?}: {code:?}, {said}");
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        assert_eq!(started(arguments, writer.into()), (Some(0), String::new()), "{arguments:?}");
+    }
+    assert_eq!(mpgpu(&["plan", "--nonsense"]).status.code(), Some(2));
+}
+
+#[test]
+fn sim_takes_the_topology_that_the_environment_names() {
+    let simulated = |arguments: &[&str]| {
+        let run = mpgpu_with(&[("MPGPU_TOPOLOGY", "beluga")], &[&["sim", "gpu0:gpu1:64M"], arguments].concat());
+        String::from_utf8(run.stdout).expect("UTF-8")
+    };
+    assert!(simulated(&[]).starts_with("sim for beluga: "));
+    assert!(simulated(&["--topology", "narval"]).starts_with("sim for narval: "));
+    assert!(output(&["sim", "gpu0:gpu1:64M"]).starts_with("sim for hgx-h200: "));
+}
+
+/// Every row names a command: those of this program run, as far as no GPU is needed, and scripts and examples are there.
+#[test]
+fn the_commands_of_the_papers_page_run_as_printed() {
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let folder = Folder::new("papers");
+    let trial = mpgpu_measure::tune::PartitionTrial { mover: mpgpu_measure::tune::PartitionMover::Producer, count: 16, blocks: 0, ns: 5 };
+    let tuned = mpgpu_measure::tune::PartitionTuning { shape: "00000000000000aa".into(), bytes: 1 << 20, count: 16, trials: vec![trial] };
+    let tuning = mpgpu_measure::tune::Tuning {
+        topology: "beluga".into(),
+        digest: "0123456789abcdef".into(),
+        origin: mpgpu_measure::tune::Origin::Host,
+        classes: Vec::new(),
+        partitions: vec![tuned],
+    };
+    std::fs::write(folder.file("tuning.toml"), tuning.to_toml()).expect("written");
+    let page = read(format!("{ROOT}/docs/papers.md"));
+    let (mut run, mut there) = (0, 0);
+    for printed in page.lines().filter_map(|line| line.split(" | ").nth(1)?.strip_prefix('`')?.strip_suffix('`')) {
+        let words: Vec<&str> = printed.split(' ').collect();
+        if words[0] != "mpgpu" {
+            assert!(Path::new(ROOT).join(words[0]).exists(), "{printed}");
+            there += 1;
+            continue;
+        }
+        // What is measured means nothing here.
+        let few: &[&str] = if words[1] == "bench" { &["--bytes", "100000"] } else { &[] };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
+        let ended = command.args(&words[1..]).args(few).current_dir(&folder.0).env("MPGPU_BACKEND", "host").output();
+        let ended = ended.expect("it starts");
+        assert!(ended.status.success() && !ended.stdout.is_empty(), "{printed}: {}", String::from_utf8_lossy(&ended.stderr));
+        run += 1;
+    }
+    assert!(run >= 4 && there >= 10, "{run} and {there}");
 }
 
 fn update_docs() -> bool {

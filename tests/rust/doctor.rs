@@ -89,9 +89,9 @@ fn without_a_driver_it_says_what_runs_in_its_place_or_what_keeps_the_gpus_away()
         facts.cuda = no_driver();
         facts.on_node = 0;
     };
-    one(Level::Slow, "driver", "host backend", "login node", none);
+    one(Level::Absent, "driver", "host backend", "login node", none);
     one(Level::Refused, "driver", "2 NVIDIA GPUs on this node, none for this process", "--gpus all", |facts| facts.cuda = no_driver());
-    one(Level::Slow, "driver", "CUDA_VISIBLE_DEVICES= hides all 2", "unset", |facts| {
+    one(Level::Absent, "driver", "CUDA_VISIBLE_DEVICES= hides all 2", "unset", |facts| {
         (facts.cuda, facts.visible) = (no_driver(), Some(String::new()));
     });
     one(Level::Refused, "driver", "MPGPU_BACKEND=cuda", "MPGPU_BACKEND=auto", |facts| {
@@ -105,7 +105,7 @@ fn without_a_driver_it_says_what_runs_in_its_place_or_what_keeps_the_gpus_away()
         }),
         []
     );
-    one(Level::Slow, "driver", "GPUs are not used", "unset MPGPU_BACKEND", |facts| facts.wants_cuda = Some(false));
+    one(Level::Absent, "driver", "GPUs are not used", "unset MPGPU_BACKEND", |facts| facts.wants_cuda = Some(false));
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
     text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line of {start} in\n{text}"))
 }
 
-/// A report as `mpgpu-bench` writes it on GPUs.
+/// A report as `mpgpu bench` writes it on GPUs.
 fn report(results: Value) -> String {
     json!({
         "context": { "backend": "cuda", "topology": { "description": "2 x H200" } },
@@ -59,8 +59,8 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     let answers = folder.join("answers");
     fs::create_dir_all(&answers).expect("created");
     script(
-        &programs.join("mpgpu-bench"),
-        &format!("cp '{}'/$2.json \"$4\" 2>/dev/null || {{ echo 'no memory left' >&2; exit 3; }}", answers.display()),
+        &programs.join("mpgpu"),
+        &format!("cp '{}'/$3.json \"$5\" 2>/dev/null || {{ echo 'no memory left' >&2; exit 3; }}", answers.display()),
     );
     let answer = |case: &str, results: Value| fs::write(answers.join(format!("{case}.json")), report(results)).expect("written");
     answer(
@@ -119,7 +119,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
 #[test]
 fn what_hangs_is_cut_short_and_the_rest_is_left_out_when_the_time_is_over() {
     let folder = folder("measure-time");
-    script(&folder.join("programs/mpgpu-bench"), "exec sleep 1000");
+    script(&folder.join("programs/mpgpu"), "exec sleep 1000");
     let (output, text) = measure(&folder, 4, &[]);
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(line(&text, "tests ").contains("left out: not in"), "{text}");
@@ -136,13 +136,13 @@ fn wrong_arguments_are_answered_with_the_usage() {
         assert!(String::from_utf8_lossy(&output.stderr).contains("tests/gpu/measure PROGRAMS LOGS SECONDS"));
     }
     let (output, _) = measure(&folder, 5, &[]);
-    assert!(String::from_utf8_lossy(&output.stderr).contains("mpgpu-bench is not there"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("mpgpu is not there"));
 }
 
 #[test]
 fn the_real_command_fills_it_on_the_host_backend_and_nothing_passes_for_a_gpus_figure() {
     let folder = folder("measure-host");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_mpgpu-bench"), folder.join("programs/mpgpu-bench")).expect("linked");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_mpgpu"), folder.join("programs/mpgpu")).expect("linked");
     let options = ["--", "--backend", "host", "--topology", "beluga", "--sizes", "64K", "--repeat", "1"];
     let (output, text) = measure(&folder, 300, &options);
     assert_eq!(output.status.code(), Some(0), "{text}");

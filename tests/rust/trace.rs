@@ -3,8 +3,8 @@
 use mpgpu_backend::{Backend, BackendError, Endpoints, Execution, Report};
 use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
 use mpgpu_core::model::timeline::Timeline;
-use mpgpu_core::plan::{Engine, Program};
-use mpgpu_core::topology::DeviceId;
+use mpgpu_core::plan::{Engine, Options, Plan, Program, Shape};
+use mpgpu_core::topology::{self, DeviceId, Machine, MemoryKind};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
@@ -70,16 +70,35 @@ fn every_operation_belongs_to_a_path_of_the_plan() {
     };
     let plan = context.plan(&[to_first(1), to_first(2), to_first(3)], &PlanOptions::default()).expect("a plan");
     let planned = plan.planned();
+    assert_carried(planned);
+    // Paths through two GPUs.
+    let machine = Machine::new(topology::preset("dgx1-v100").expect("a preset")).expect("a machine");
+    let shape = |src: u32, dst: u32| Shape {
+        source: 0,
+        dst_device: DeviceId::gpu(dst),
+        src_device: DeviceId::gpu(src),
+        dst_kind: MemoryKind::Device,
+        src_kind: MemoryKind::Device,
+        bytes: 256 << 20,
+    };
+    let planned = mpgpu_core::plan::plan(&machine, &[shape(0, 5)], &Options::default()).expect("a plan");
+    assert!(planned.transfers[0].paths.iter().any(|path| path.vias().count() == 2));
+    assert_carried(&planned);
+}
+
+/// Each path carries its bytes over each of its hops.
+#[track_caller]
+fn assert_carried(planned: &Plan) {
     let mut bytes: Vec<Vec<u64>> = planned.transfers.iter().map(|transfer| vec![0; transfer.paths.len()]).collect();
-    for op in &planned.program.ops {
-        for ((transfer, via), copy) in planned.paths_of(op).zip(&op.copies) {
-            let path = planned.transfers[transfer as usize].paths.iter().position(|path| path.via == via).expect("a path of the plan");
+    for (op, paths) in planned.program.ops.iter().zip(planned.paths_of_copies()) {
+        for (path, copy) in paths.into_iter().zip(&op.copies) {
+            let (transfer, path) = path.expect("a path of the plan");
             bytes[transfer as usize][path] += copy.bytes;
         }
     }
     for (transfer, bytes) in planned.transfers.iter().zip(&bytes) {
         for (path, &moved) in transfer.paths.iter().zip(bytes) {
-            assert_eq!(moved, path.bytes * if path.via.is_some() { 2 } else { 1 }, "{path:?}");
+            assert_eq!(moved, path.bytes * (1 + path.vias().count() as u64), "{path:?}");
         }
     }
 }

@@ -11,9 +11,9 @@ pub struct SimArguments {
     /// SOURCE:DESTINATION:BYTES as in `mpgpu plan`, or SOURCE:DESTINATION with --sizes
     #[arg(required = true)]
     pub transfers: Vec<Pair>,
-    /// A preset's name, a topology file, `discovered` or `probed`
-    #[arg(long, default_value = mpgpu_core::topology::DEFAULT_PRESET)]
-    pub topology: String,
+    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    #[arg(long)]
+    pub topology: Option<String>,
     /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     pub sizes: Vec<Sizes>,

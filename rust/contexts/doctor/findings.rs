@@ -24,7 +24,7 @@ fn not_well(level: Level, topic: &'static str, line: impl Into<String>, remedy: 
     Finding { level, topic, line: line.into(), remedy: remedy.into() }
 }
 
-use Level::{Refused, Slow, Unknown};
+use Level::{Absent, Refused, Slow, Unknown};
 
 /// One finding or more for each check, in the order of the checks.
 pub fn findings(facts: &Facts) -> Vec<Finding> {
@@ -70,7 +70,7 @@ fn no_driver(facts: &Facts, reason: &str) -> Finding {
     if facts.on_node > 0 && facts.wants_cuda != Some(false) {
         if let Some(visible) = facts.visible.as_deref().filter(|visible| visible.is_empty() || visible.starts_with('-')) {
             let line = format!("host backend: CUDA_VISIBLE_DEVICES={visible} hides all {} NVIDIA GPUs of this node", facts.on_node);
-            return not_well(Slow, "driver", line, "unset CUDA_VISIBLE_DEVICES");
+            return not_well(Absent, "driver", line, "unset CUDA_VISIBLE_DEVICES");
         }
         let line = format!("{} NVIDIA GPUs on this node, none for this process: {reason}", facts.on_node);
         let remedy =
@@ -84,7 +84,7 @@ fn no_driver(facts: &Facts, reason: &str) -> Finding {
         Some(false) => well("driver", format!("no driver, and MPGPU_BACKEND=host needs none ({reason})")),
         None => {
             let line = format!("no driver: host backend, virtual devices on CPU threads ({reason})");
-            not_well(Slow, "driver", line, "nothing on a login node; on a node with GPUs install NVIDIA's driver")
+            not_well(Absent, "driver", line, "nothing on a login node; on a node with GPUs install NVIDIA's driver")
         }
     }
 }
@@ -94,7 +94,7 @@ fn driver(facts: &Facts, cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let name = cuda.version.as_ref().map_or(version.clone(), |name| format!("{name}, {version}"));
     let mut found = vec![well("driver", name)];
     if facts.wants_cuda == Some(false) {
-        found.push(not_well(Slow, "driver", "MPGPU_BACKEND=host: GPUs are not used", "unset MPGPU_BACKEND"));
+        found.push(not_well(Absent, "driver", "MPGPU_BACKEND=host: GPUs are not used", "unset MPGPU_BACKEND"));
     }
     if let Some(reason) = &cuda.no_nvml {
         let line = format!("NVML is not available: NVLinks and PCIe links are assumed ({reason})");
@@ -387,7 +387,8 @@ fn host_memory(host: &HostFacts) -> Vec<Finding> {
     if let Err(reason) = &host.placing
         && all > 1
     {
-        let line = format!("memory cannot be placed on a NUMA node (mbind: {reason}): memory that mpgpu allocates on host1 may use another node");
+        let line =
+            format!("memory cannot be placed on a NUMA node (mbind: {reason}): memory that mpgpu allocates on host1 may use another node");
         found.push(not_well(Slow, "memory", line, "container: --cap-add SYS_NICE, or a seccomp profile that allows mbind"));
     }
     if found.is_empty() {

@@ -21,6 +21,8 @@ pub use findings::findings;
 pub enum Level {
     /// As it should be.
     Well,
+    /// No GPU is used: nothing here is slow, and nothing says how fast GPUs are.
+    Absent,
     /// Correct, but slower than it could be.
     Slow,
     /// Could not be determined.
@@ -34,6 +36,7 @@ impl Level {
     pub fn name(self) -> &'static str {
         match self {
             Level::Well => "well",
+            Level::Absent => "absent",
             Level::Slow => "slow",
             Level::Unknown => "unknown",
             Level::Refused => "refused",

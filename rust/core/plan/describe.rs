@@ -208,8 +208,8 @@ impl PathPlan {
         format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
-    /// The devices that its bytes pass, from the source on.
-    fn vias(&self) -> impl Iterator<Item = DeviceId> {
+    /// Returns the devices that its bytes pass, from the source on.
+    pub fn vias(&self) -> impl Iterator<Item = DeviceId> {
         self.earlier.iter().copied().chain(self.via)
     }
 

@@ -61,4 +61,5 @@ pub use options::{Options, Passing, PlanError, Relays, Tuned, WEIGHTS};
 pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};
 pub use planned::{PathPlan, Plan, ThreadUse, TransferPlan};
 pub use planner::plan;
+pub use timeline::OpPaths;
 pub use trees::LEAST_BYTES as LEAST_SHARED_BYTES;

@@ -2,9 +2,14 @@
 
 use super::planned::Plan;
 use crate::model::timeline::{Arrow, Span, Timeline, TimelineLane};
-use crate::program::{Mechanism, Op, Place, Program};
+use crate::program::{Copy, Mechanism, Op, Place};
 use crate::topology::DeviceId;
 use crate::units::size;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// The path of each copy of an operation: a transfer and the index of one of its paths.
+pub type OpPaths = SmallVec<[Option<(u32, usize)>; 1]>;
 
 impl Plan {
     /// A timeline of one run: `times` has begin and end of each operation of the program, in seconds. Its lanes and spans are those of the
@@ -41,10 +46,28 @@ impl Plan {
         Timeline { name, modelled, lanes: lanes.collect(), spans: spans.collect(), arrows: arrows.collect() }
     }
 
-    /// The transfers that an operation serves, each with the device that its bytes are staged on: its path.
-    pub fn paths_of(&self, op: &Op) -> impl Iterator<Item = (u32, Option<DeviceId>)> + use<> {
-        let paths: Vec<_> = op.copies.iter().map(|copy| path(&self.program, copy.from, copy.to)).collect();
-        paths.into_iter()
+    /// Returns the paths of each operation. Bytes that rest on the way are on the path on which they first reach a destination.
+    pub fn paths_of_copies(&self) -> Vec<OpPaths> {
+        // From the end, so that the path of what a slot holds is known before the copy that fills it.
+        let mut of_slots: BTreeMap<(u32, u32), (u32, usize)> = BTreeMap::new();
+        let mut path_of = |copy: &Copy| {
+            let path = match copy.to {
+                Place::Destination { transfer, offset } => {
+                    let paths = &self.transfers[transfer as usize].paths;
+                    paths.iter().position(|path| (path.offset..path.offset + path.bytes).contains(&offset)).map(|path| (transfer, path))
+                }
+                Place::Slot { ring, slot } => of_slots.get(&(ring.0, slot)).copied(),
+                Place::Source { .. } => None,
+            };
+            if let (Place::Slot { ring, slot }, Some(path)) = (copy.from, path) {
+                of_slots.insert((ring.0, slot), path);
+            }
+            path
+        };
+        let mut paths = Vec::with_capacity(self.program.ops.len());
+        paths.extend(self.program.ops.iter().rev().map(|op| op.copies.iter().map(&mut path_of).collect()));
+        paths.reverse();
+        paths
     }
 
     /// Where each copy of an operation begins and ends.
@@ -56,16 +79,4 @@ impl Plan {
         };
         op.copies.iter().map(move |copy| (device(copy.from), device(copy.to)))
     }
-}
-
-/// A copy has a transfer at one end at least: a chunk rests once on its way.
-fn path(program: &Program, from: Place, to: Place) -> (u32, Option<DeviceId>) {
-    let mut path = (0, None);
-    for place in [from, to] {
-        match place {
-            Place::Source { transfer, .. } | Place::Destination { transfer, .. } => path.0 = transfer,
-            Place::Slot { ring, .. } => path.1 = Some(program.rings[ring.0 as usize].device),
-        }
-    }
-    path
 }

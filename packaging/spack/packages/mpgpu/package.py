@@ -24,7 +24,7 @@ class Mpgpu(CMakePackage):
     version("0.1.0")
 
     variant("shared", default=False, description="Also build libmpgpu.so")
-    variant("command", default=True, description="Build the commands mpgpu and mpgpu-bench")
+    variant("command", default=True, description="Build the command mpgpu")
     variant("preload", default=True, description="Build the interposer, by which mpgpu run works")
 
     depends_on("c", type="build")

@@ -1,5 +1,0 @@
-//! The program `mpgpu-bench`.
-
-fn main() -> std::process::ExitCode {
-    mpgpu_bench::main()
-}
