@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ._context import Context
-from ._library import NULL, check, ffi, lib
-from ._memory import Memory, memory_of
+from ._library import NULL, check, ffi, lib, number
+from ._memory import Memory, check_storage, memory_of
 from ._plan import Plan, Request, copy_planned
 from .errors import ArgumentError
 from .typing import Array, StreamLike
@@ -20,6 +20,9 @@ _KINDS = {
     "all_gather": lib.MP_ALL_GATHER,
     "all_to_all": lib.MP_ALL_TO_ALL,
 }
+
+# The most bytes of a part: of more the offsets would not be numbers of the library.
+_MOST_BYTES = 2**63 - 1
 
 Piece = tuple[int, int, int, int, int]
 """Sender, receiver, offset in what is sent from and in what is received into, bytes."""
@@ -35,6 +38,8 @@ class Part:
 
     def _mpgpu_memory(self) -> Memory:
         whole = self._whole
+        # Parts of a node's collectives wait for their plan.
+        check_storage(whole)
         return Memory(
             int(ffi.cast("uintptr_t", whole.pointer)) + self._offset,
             self._bytes,
@@ -45,6 +50,7 @@ class Part:
             current=whole.current,
             settle=whole.settle,
             context=whole.context,
+            name=whole.name,
         )
 
     @property
@@ -54,6 +60,7 @@ class Part:
 
 def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> list[Piece]:
     """What moves in a collective whose blocks have so many bytes."""
+    root = number("root", root, max(participants - 1, 0))
     numbers, count = ffi.new("uint64_t[]", list(sizes) or [0]), ffi.new("size_t *")
     check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, NULL, 0, count))
     found = ffi.new("mp_piece_t[]", count[0])
@@ -63,8 +70,23 @@ def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> lis
     return [(getattr(piece, "from"), piece.to, piece.send_offset, piece.receive_offset, piece.bytes) for piece in found]
 
 
+def sizes_of(sizes: Any, count: int, name: str) -> list[int]:
+    """Returns the sizes of parts, one for each of ``count`` participants.
+
+    Raises:
+        ArgumentError: another number of sizes, or one that is negative. TypeError: one that is no whole number.
+    """
+    try:
+        found = [number(name, size, _MOST_BYTES) for size in sizes]
+    except TypeError:
+        raise TypeError(f"{name}={sizes!r}: must be a list of whole numbers, bytes of each part") from None
+    if len(found) != count:
+        raise ArgumentError(f"{name}={found}: {len(found)} sizes for {count} ranks: pass one for each", argument=name)
+    return found
+
+
 def _blocks(values: Iterable[Any], what: str) -> list[Memory]:
-    return [memory_of(value, f"{what} {index}") for index, value in enumerate(values)]
+    return [memory_of(value, f"{what} {index}", what == "destination") for index, value in enumerate(values)]
 
 
 def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
@@ -121,7 +143,7 @@ def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | No
 
     Arguments and errors are those of :func:`broadcast`.
     """
-    of, whole = _blocks(sources, "source"), memory_of(destination, "the destination")
+    of, whole = _blocks(sources, "source"), memory_of(destination, "the destination", True)
     sizes = [block.nbytes for block in of]
     _fits([whole], [sum(sizes)], "destination")
     return _execute("gather", of, [whole], sizes, stream, context)
@@ -162,7 +184,8 @@ def all_to_all(
     count = len(of)
     rows = [[block.nbytes // count] * count for block in of] if sizes is None else [list(row) for row in sizes]
     if len(rows) != count or any(len(row) != count for row in rows):
-        raise ArgumentError(f"sizes must be {count} lists of {count} sizes, one for each sender and receiver")
+        raise ArgumentError(f"sizes must be {count} lists of {count} sizes, one for each sender and receiver", argument="sizes")
+    rows = [sizes_of(row, count, "sizes") for row in rows]
     _fits(of, [sum(row) for row in rows], "source")
     _fits(to, [sum(row[index] for row in rows) for index in range(count)], "destination")
     return _execute("all_to_all", of, to, [size for row in rows for size in row], stream, context)

@@ -49,9 +49,12 @@ class DeviceStatistics(NamedTuple):
 
 def host(domain: int = 0) -> int:
     """Device number of the host memory of a NUMA domain: ``host()`` is ``HOST``, -1."""
-    if domain < 0:
+    number = _library.whole(domain)
+    if number is None:
+        raise TypeError(f"domain={domain!r}: must be a whole number")
+    if number < 0:
         raise ArgumentError(f"domain={domain}: NUMA domains are numbered from 0 up", argument="domain")
-    return HOST - domain
+    return HOST - number
 
 
 class Context(_library.Owner):
@@ -92,11 +95,11 @@ class Context(_library.Owner):
         options.backend = _library.choice("backend", BACKEND, backend)
         name = NULL if topology is None else _library.path_text(topology)
         options.topology = name
-        options.staging_bytes = _library.number("staging_bytes", staging_bytes)
-        options.cache_plans = _library.number("cache_plans", cache_plans)
-        options.cache_graphs = _library.number("cache_graphs", cache_graphs)
+        options.staging_bytes = _library.option("staging_bytes", staging_bytes)
+        options.cache_plans = _library.option("cache_plans", cache_plans)
+        options.cache_graphs = _library.option("cache_graphs", cache_graphs)
         options.signal_wait = _library.choice("signal_wait", SIGNAL_WAIT, signal_wait)
-        threads = _library.number("host_threads", host_threads, 256)
+        threads = _library.option("host_threads", host_threads, 256)
         options.host_threads = -1 if threads == 0 and host_threads is not None else threads
         made = ffi.new("mp_context_t *")
         check(lib.mp_context_create_versioned(options, HEADER_VERSION, made))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 from ._memory import memory_of
-from ._message import ANY, Message, MessageInfo, Messenger, Receive
+from ._message import ANY, Message, MessageInfo, Messenger, Receive, _tags
 from ._streams import Stream
 from .errors import ArgumentError, MessageTruncated
 from .typing import Array, StreamLike
@@ -124,6 +124,9 @@ class Entries:
 
     def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
         """Have messages whose tag equals this one in the bits of ``mask`` call the ``async`` function below."""
+
+        # Refused here and not by `serve`.
+        _tags(tag, mask)
 
         def register(function: Entry) -> Entry:
             self._functions.append((tag, mask, function))

@@ -108,7 +108,10 @@ def json_of(text: str) -> dict[str, Any]:
 
 
 def path_text(path: str | os.PathLike[str]) -> Any:
-    return ffi.new("char[]", os.fsencode(path))
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:
+        raise BY_STATUS["MP_ERROR_INVALID_ARGUMENT"](f"path {path!r}: must not have a null character")
+    return ffi.new("char[]", encoded)
 
 
 def choice(name: str, values: dict[Any, int], value: Any) -> int:
@@ -119,9 +122,12 @@ def choice(name: str, values: dict[Any, int], value: Any) -> int:
         raise BY_STATUS["MP_ERROR_INVALID_ARGUMENT"](f"{name}={value!r}: must be one of {known}", argument=name) from None
 
 
-def number(name: str, value: int | None, most: int = 2**64 - 1) -> int:
-    if value is None:
-        return 0
+def option(name: str, value: int | None, most: int = 2**64 - 1) -> int:
+    """Returns a number of an options struct, where 0 is the default, which ``None`` is here."""
+    return 0 if value is None else number(name, value, most)
+
+
+def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
     found = whole(value)
     if found is None:
         raise TypeError(f"{name}={value!r}: must be a whole number")

@@ -8,7 +8,8 @@ import functools
 import itertools
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ._library import AUTO, HOST, ffi
 from ._names import Elements, elements_of_dlpack, elements_of_view, itemsize_of
@@ -28,13 +29,13 @@ _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 class Memory:
     """A contiguous range of bytes, and what keeps it allocated."""
 
-    __slots__ = ("context", "current", "device", "elements", "keep", "nbytes", "on_gpu", "pointer", "readonly", "settle")
+    __slots__ = ("context", "current", "device", "elements", "keep", "name", "nbytes", "on_gpu", "pointer", "readonly", "settle")
 
     def __init__(
         self,
         pointer: Any,
         nbytes: int,
-        keep: object,
+        keep: Any,
         *,
         device: int = AUTO,
         readonly: bool = False,
@@ -43,6 +44,7 @@ class Memory:
         settle: bool = False,
         context: Context | None = None,
         elements: Elements = None,
+        name: str = "",
     ) -> None:
         # As the library takes it. May be given as a number.
         self.pointer = _cast(_POINTER, pointer) if isinstance(pointer, int) else pointer
@@ -59,10 +61,17 @@ class Memory:
         self.context = context
         # What the protocol says of its type and shape. Arrays say it themselves, when they are asked.
         self.elements = elements
+        # The name in messages, of tensors of torch alone: their storage may be resized later.
+        self.name = name
 
 
-def memory_of(value: Any, name: str) -> Memory:
-    """The memory of anything that has some. ``name`` is what messages call it: ``dst of transfer 3``."""
+def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
+    """Returns the memory of anything that has some.
+
+    Args:
+        name: the name in messages: ``dst of transfer 3``.
+        is_written: True if bytes go there, for which a contiguous copy is no remedy.
+    """
     own = getattr(value, "_mpgpu_memory", None)
     if own is not None:
         memory: Memory = own()
@@ -75,11 +84,11 @@ def memory_of(value: Any, name: str) -> Memory:
             return array
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _of_tensor(torch, value, name)
+        return _of_tensor(torch, value, name, is_written)
     cupy: Any = sys.modules.get("cupy")
     if cupy is not None and isinstance(value, cupy.ndarray):
         if not value.flags.c_contiguous:
-            raise _not_contiguous(name, value.shape, value.strides, "cupy.ascontiguousarray(x)")
+            raise _not_contiguous(name, value.shape, value.strides, None if is_written else "cupy.ascontiguousarray(x)")
         device = int(value.device.id)
         return Memory(int(value.data.ptr), int(value.nbytes), value.data, device=device, on_gpu=True, current=Current.cupy(device))
 
@@ -92,15 +101,15 @@ def memory_of(value: Any, name: str) -> Memory:
         ready()
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is not None:
-        return _of_interface(value, interface, name, immutable, on_gpu=True)
+        return _of_interface(value, interface, name, immutable, is_written, on_gpu=True)
     interface = getattr(value, "__array_interface__", None)
     if interface is not None:
-        return _of_interface(value, interface, name, immutable, on_gpu=False)
-    buffer = _of_buffer(value, name, immutable)
+        return _of_interface(value, interface, name, immutable, is_written, on_gpu=False)
+    buffer = _of_buffer(value, name, immutable, is_written)
     if buffer is not None:
         return buffer
     if hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__"):
-        return _of_dlpack(value, name, immutable)
+        return _of_dlpack(value, name, immutable, is_written)
     raise TypeError(
         f"{name} is a {type(value).__name__}: it must have __dlpack__, __cuda_array_interface__, __array_interface__ or the buffer protocol"
     )
@@ -119,32 +128,149 @@ def _of_array(array: Any) -> Memory | None:
     return Memory(held, array.nbytes, held, readonly=not flags.writeable)
 
 
-def _not_contiguous(name: str, shape: Any, strides: Any, remedy: str) -> ArgumentError:
-    return ArgumentError(
-        f"{name}: shape {tuple(shape)} with strides {tuple(strides)} is not contiguous in C order: copy {remedy} instead, or one piece "
-        "for each contiguous part"
+def _not_contiguous(name: str, shape: Any, strides: Any, copied: str | None, assign: str = "x[...] = array") -> ArgumentError:
+    """Returns the refusal. ``copied`` makes a contiguous copy to read from; ``None`` for memory that is written."""
+    if copied is None:
+        remedy = f"write into a contiguous array and assign that to it afterwards ({assign}), or into each contiguous part"
+    else:
+        remedy = f"copy {copied} instead, or one piece for each contiguous part"
+    return ArgumentError(f"{name}: shape {tuple(shape)} with strides {tuple(strides)} is not contiguous in C order: {remedy}")
+
+
+def _of_tensor(torch: Any, tensor: Any, name: str, is_written: bool) -> Memory:
+    on_gpu = tensor.is_cuda
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not (on_gpu or tensor.is_cpu):
+        raise ArgumentError(f"{name}: {why_no_memory(torch, tensor)}")
+    if not tensor.is_contiguous():
+        raise _not_contiguous(name, tensor.shape, tensor.stride(), None if is_written else "x.contiguous()", "x.copy_(array)")
+    if tensor.is_conj() or tensor.is_neg():
+        remedy = (
+            "write into x.resolve_conj().resolve_neg() and x.copy_() that afterwards"
+            if is_written
+            else "copy x.resolve_conj().resolve_neg() instead"
+        )
+        raise ArgumentError(f"{name}: a tensor whose conjugate or negative is pending: {remedy}")
+    nbytes = tensor.nbytes
+    # The storage is what stays although the tensor is given other memory (`parameter.data = …`). An alias of the tensor would take four
+    # times as long.
+    found = _in_storage(tensor, nbytes)
+    if found is None:
+        raise ArgumentError(f"{name}: {why_no_memory(torch, tensor)}", status="MP_ERROR_INVALID_POINTER")
+    address, storage = found
+    if not on_gpu:
+        return Memory(address, nbytes, storage, name=name)
+    device = tensor.get_device()
+    return Memory(address, nbytes, storage, device=device, on_gpu=True, current=Current.torch(torch, device), name=name)
+
+
+def _in_storage(tensor: Any, span: int) -> tuple[int, Any] | None:
+    """Returns the tensor's address and its storage, or ``None`` if that has no memory now for ``span`` bytes from the address on."""
+    try:
+        address, storage, offset = tensor.data_ptr(), tensor.untyped_storage(), tensor.storage_offset()
+        if span and (not address or (offset and offset * tensor.element_size()) + span > storage.nbytes()):
+            return None
+        return address, storage
+    except RuntimeError:
+        # Of a tensor that wraps others.
+        return None
+
+
+# Of tensors that are made of others, the calls that return these.
+_PARTS = {
+    "sparse_coo": "x.coalesce().indices() and x.coalesce().values()",
+    **dict.fromkeys(("sparse_csr", "sparse_bsr"), "x.crow_indices(), x.col_indices() and x.values()"),
+    **dict.fromkeys(("sparse_csc", "sparse_bsc"), "x.ccol_indices(), x.row_indices() and x.values()"),
+}
+
+
+def why_no_memory(torch: Any, tensor: Any) -> str | None:
+    """Returns the reason why a tensor has no memory that holds its elements and nothing else, with the remedy; ``None`` if it has."""
+    layout = str(tensor.layout).rpartition(".")[2]
+    if tensor.is_nested:
+        return "a nested tensor has parts of several shapes: pass its parts, x.unbind()"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout} has no single range of memory: pass {_PARTS.get(layout, 'x.to_dense()')}"
+    if tensor.is_quantized:
+        return "a quantized tensor has scales beside its elements: pass x.int_repr(), or x.dequantize()"
+    of_torch = {each.__name__ for each in type(tensor).__mro__ if each.__module__.partition(".")[0] == "torch"}
+    if "DTensor" in of_torch:
+        return "a DTensor is spread over ranks: pass this rank's part, x.to_local()"
+    if "FakeTensor" in of_torch or tensor.is_meta:
+        kind = "a FakeTensor" if "FakeTensor" in of_torch else "a tensor on meta"
+        return f"{kind} has a shape and no memory: pass a tensor that is allocated"
+    if not (tensor.is_cuda or tensor.is_cpu):
+        return f"a tensor on {tensor.device} has no memory that mpgpu reaches: move it to the CPU or to a CUDA device"
+    span = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
+    if _in_storage(tensor, span * tensor.element_size()) is not None:
+        return None
+    return _why_not_in_storage(torch, tensor)
+
+
+def _why_not_in_storage(torch: Any, tensor: Any) -> str:
+    kind = type(tensor).__name__
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None:
+        return f"a {kind} has no memory of its own: pass the tensors that it wraps, {', '.join(f'x.{part}' for part in flatten()[0])}"
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+    except RuntimeError:
+        return f"a {kind} that wraps another tensor has no memory of its own: pass what it wraps, and outside of torch.func"
+    return (
+        f"the storage of the tensor has {storage.nbytes()} bytes and the tensor {tensor.nbytes}: storage.resize_ has given its memory "
+        "back, as FSDP does; resize it again before"
     )
 
 
-def _of_tensor(torch: Any, tensor: Any, name: str) -> Memory:
-    if tensor.layout is not torch.strided:
+def check_storage(memory: Memory) -> None:
+    """Raises if the memory was a tensor's, whose storage has been given other memory since."""
+    # No other memory has a name.
+    if not memory.name or not memory.nbytes:
+        return
+    first, address, size = memory.keep.data_ptr(), int(_cast("uintptr_t", memory.pointer)), memory.keep.nbytes()
+    if not first <= address <= first + size - memory.nbytes:
         raise ArgumentError(
-            f"{name}: a tensor of layout {tensor.layout} has no single range of memory: copy the tensors that it is made of"
+            f"{memory.name}: the storage of the tensor has {size} bytes at {first:#x}, and the tensor was at {address:#x}: storage.resize_ "
+            "has given its memory back, as FSDP does; name the tensor again",
+            status="MP_ERROR_INVALID_POINTER",
         )
-    on_gpu = tensor.is_cuda
-    if not on_gpu and not tensor.is_cpu:
-        raise ArgumentError(f"{name}: a tensor on {tensor.device} has no memory that mpgpu reaches: move it to the CPU or to a CUDA device")
-    if not tensor.is_contiguous():
-        raise _not_contiguous(name, tensor.shape, tensor.stride(), "x.contiguous()")
-    if tensor.is_conj() or tensor.is_neg():
-        raise ArgumentError(f"{name}: a tensor whose conjugate or negative is pending: copy x.resolve_conj().resolve_neg() instead")
-    # What stays although the tensor is given other memory (`parameter.data = …`). An alias of it would take four times as long.
-    keep = tensor.untyped_storage()
-    pointer, nbytes = _cast(_POINTER, tensor.data_ptr()), tensor.numel() * tensor.element_size()
-    if not on_gpu:
-        return Memory(pointer, nbytes, keep)
-    device = tensor.get_device()
-    return Memory(pointer, nbytes, keep, device=device, on_gpu=True, current=Current.torch(torch, device))
+
+
+class Storages:
+    """Storages of torch among the memories of a plan. ``resize_`` may give a storage other memory although the plan holds it.
+
+    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes a tenth of a microsecond for each storage.
+    """
+
+    __slots__ = ("_names", "answers", "asked")
+
+    def __init__(self, memories: Iterable[Memory]) -> None:
+        self.asked: list[Callable[[], int]] = []
+        self.answers: list[int] = []
+        self._names: list[str] = []
+        torch: Any = sys.modules.get("torch")
+        seen: set[int] = set()
+        for memory in memories:
+            storage = memory.keep
+            if not memory.nbytes or torch is None or not isinstance(storage, torch.UntypedStorage) or id(storage) in seen:
+                continue
+            seen.add(id(storage))
+            self.asked += (storage.data_ptr, storage.nbytes)
+            self.answers += (storage.data_ptr(), storage.nbytes())
+            self._names.append(memory.name)
+
+    def check(self) -> None:
+        """Raises if a storage has other memory than at planning."""
+        now = [ask() for ask in self.asked]
+        if now == self.answers:
+            return
+        at = next(index for index, (one, other) in enumerate(zip(now, self.answers)) if one != other) // 2
+        (was_at, had), (is_at, has) = self.answers[2 * at : 2 * at + 2], now[2 * at : 2 * at + 2]
+        raise ArgumentError(
+            f"{self._names[at]}: the storage of the tensor had {had} bytes at {was_at:#x} when the plan was made, and has {has} at "
+            f"{is_at:#x} now: storage.resize_ has given the memory back, as FSDP does; make the plan again while the tensor has memory",
+            status="MP_ERROR_INVALID_POINTER",
+        )
 
 
 def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
@@ -159,7 +285,7 @@ def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
     return True
 
 
-def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: bool, *, on_gpu: bool) -> Memory:
+def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: bool, is_written: bool, *, on_gpu: bool) -> Memory:
     shape = tuple(interface["shape"])
     typestr = str(interface["typestr"])
     strides = interface.get("strides")
@@ -173,7 +299,8 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     itemsize = itemsize_of(typestr)
     if not _contiguous(shape, strides, itemsize):
-        raise _not_contiguous(name, shape, strides, "a contiguous copy" if on_gpu else "numpy.ascontiguousarray(x)")
+        copied = "a contiguous copy" if on_gpu else "numpy.ascontiguousarray(x)"
+        raise _not_contiguous(name, shape, strides, None if is_written else copied)
     nbytes = itemsize
     for extent in shape:
         nbytes *= int(extent)
@@ -182,7 +309,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     data = interface.get("data")
     if not isinstance(data, tuple):
         # Allowed by the protocol: the memory is that of the buffer protocol.
-        whole, offset = _of_buffer(data if data is not None else value, name, immutable), int(interface.get("offset") or 0)
+        whole, offset = _of_buffer(data if data is not None else value, name, immutable, is_written), int(interface.get("offset") or 0)
         if whole is None or not 0 <= offset <= whole.nbytes - nbytes:
             raise ArgumentError(f"{name}: the data of its array interface is no buffer with {nbytes} bytes from offset {offset}")
         start = int(_cast("uintptr_t", whole.pointer)) + offset
@@ -208,14 +335,14 @@ _of_views: dict[int, Any] = {}
 _numbers = itertools.count()
 
 
-def _of_buffer(value: Any, name: str, immutable: bool) -> Memory | None:
+def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memory | None:
     """Memory by the buffer protocol; ``None`` for what does not have it."""
     try:
         view = memoryview(value)
     except (TypeError, BufferError, ValueError):
         return None
     if not view.c_contiguous:
-        raise _not_contiguous(name, view.shape or (), view.strides or (), "bytes(x)")
+        raise _not_contiguous(name, view.shape or (), view.strides or (), None if is_written else "bytes(x)", "x[:] = array")
     # Names of fields may have the letter.
     if "O" in re.sub(":[^:]*:", "", view.format):
         raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
@@ -272,7 +399,7 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 
-def _of_dlpack(value: Any, name: str, immutable: bool) -> Memory:
+def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memory:
     kind, number = (int(part) for part in value.__dlpack_device__())
     if kind not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST):
         raise ArgumentError(f"{name}: memory on DLPack's device type {kind} is not reached: move it to the CPU or to a CUDA device")
@@ -295,7 +422,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool) -> Memory:
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
     if not _contiguous(shape, strides, 1):
-        raise _not_contiguous(name, shape, strides, "a contiguous copy")
+        raise _not_contiguous(name, shape, strides, None if is_written else "a contiguous copy")
     elements = 1
     for extent in shape:
         elements *= extent

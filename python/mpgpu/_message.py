@@ -252,8 +252,8 @@ class Messenger(_library.Owner):
         self._handle = NULL
         options = sized("mp_messenger_options_t *")
         try:
-            options.operations = _library.number("operations", operations, 2**32 - 1)
-            options.messages = _library.number("messages", messages, 2**32 - 1)
+            options.operations = _library.option("operations", operations, 2**32 - 1)
+            options.messages = _library.option("messages", messages, 2**32 - 1)
         except BaseException as error:
             node._tell(error)
             raise
@@ -352,7 +352,7 @@ class Messenger(_library.Owner):
         return message
 
     def _receive(self, x: Array, rank: int, tag: int, mask: int, stream: StreamLike | None, has_metadata: bool) -> Receive:
-        memory = memory_of(x, "x")
+        memory = memory_of(x, "x", True)
         context = self._context
         if memory.context is not context:
             _check_owner(context, memory)
@@ -389,7 +389,7 @@ class Messenger(_library.Owner):
         return bytes(ffi.buffer(descriptor)), memory.nbytes, message
 
     def _fetch(self, descriptor: bytes, x: Array, stream: StreamLike | None) -> Receive:
-        memory = memory_of(x, "x")
+        memory = memory_of(x, "x", True)
         _check_owner(self._context, memory)
         if memory.readonly:
             raise ArgumentError("x is read-only: receive into memory that may be written", argument="x")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Union
 
 from . import _library
-from ._collective import _KINDS, Part, pieces
+from ._collective import _KINDS, Part, pieces, sizes_of
 from ._context import Context, default_context
 from ._library import NULL, failure, ffi, lib, sized
 from ._memory import Memory, memory_of
@@ -249,7 +249,7 @@ class Node(_library.Owner):
                 what = f"half {index}"
                 memories.append(memory_of(memory, what) if is_send else _writable(memory, what))
                 own = (self.rank, index, 0)
-                other = (_library.number("rank", rank, 2**32 - 1), lib.MP_BY_TAG, _library.number("tag", tag, 2**64 - 1))
+                other = (_library.number("rank", rank, self.ranks - 1), lib.MP_BY_TAG, _library.number("tag", tag, 2**64 - 1))
                 size = memories[-1].nbytes
                 copies.append((other, own, size) if is_send else (own, other, size))
             options = _options(
@@ -339,12 +339,12 @@ class Node(_library.Owner):
     ) -> list[HalfTransfer]:
         try:
             whole = None if source is None else memory_of(source, "source")
-            into = None if destination is None else memory_of(destination, "destination")
+            into = None if destination is None else memory_of(destination, "destination", True)
             # A part of one rank is what all have where sizes are not given.
             own = into if kind == "scatter" else whole
             if own is None:
                 raise ArgumentError(f"a {kind} needs this rank's part")
-            each = [own.nbytes] * (1 if kind == "broadcast" else self.ranks) if sizes is None else list(sizes)
+            each = [own.nbytes] * (1 if kind == "broadcast" else self.ranks) if sizes is None else sizes_of(sizes, self.ranks, "sizes")
             moves = pieces(kind, self.ranks, root, each)
             halves = []
             for sender, receiver, sent_at, received_at, size in moves:
@@ -449,14 +449,14 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _parts(sizes: Sequence[int] | None, memory: Memory, ranks: int, what: str) -> list[int]:
     """Bytes of each rank's part of some memory."""
-    parts = [memory.nbytes // ranks] * ranks if sizes is None else list(sizes)
-    if len(parts) != ranks or sum(parts) != memory.nbytes:
+    parts = [memory.nbytes // ranks] * ranks if sizes is None else sizes_of(sizes, ranks, what)
+    if sum(parts) != memory.nbytes:
         raise ArgumentError(f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: a size for each, which add up to that")
     return parts
 
 
 def _writable(window: Any, what: str) -> Memory:
-    memory = memory_of(window, what)
+    memory = memory_of(window, what, True)
     if memory.readonly:
         raise ArgumentError(f"{what} is read-only: other ranks' transfers may write it; pass memory that may be written")
     return memory
@@ -475,4 +475,13 @@ def _transfer(index: int, transfer: Any) -> tuple[tuple[int, int, int], tuple[in
         raise TypeError(
             f"transfer {index} is {transfer!r}: it must be ((rank, window, offset), (rank, window, offset), bytes), all from 0 up"
         ) from None
+    for name, value, most in (
+        *(("rank", end[0], 2**32 - 1) for end in ends),
+        # The highest number stands for no window.
+        *(("window", end[1], lib.MP_BY_TAG - 1) for end in ends),
+        *(("offset", end[2], 2**64 - 1) for end in ends),
+        ("bytes", size, 2**64 - 1),
+    ):
+        if value > most:
+            raise ArgumentError(f"transfer {index}: {name}={value}: must be from 0 to {most}")
     return ends[0], ends[1], size

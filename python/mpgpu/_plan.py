@@ -16,9 +16,9 @@ from ._context import Context, default_context
 from ._dropped import collect, hold
 from ._dropped import held as _dropped
 from ._library import ENGINE, NULL, SWITCH, check, failure, ffi, lib, sized
-from ._memory import Memory, memory_of
+from ._memory import Memory, Storages, memory_of
 from ._names import are_alike, device_number, elements_of
-from ._streams import LAST_DEFAULT, Current, Stream, given, make_current
+from ._streams import LAST_DEFAULT, LAST_HANDLE, Current, Stream, given, make_current
 from .errors import ArgumentError, Error
 from .typing import Array, Device, StreamLike
 
@@ -208,14 +208,14 @@ def _options(
 ) -> Any:
     options = sized("mp_plan_options_t *")
     options.engine = _library.choice("engine", ENGINE, engine)
-    options.max_paths = _library.number("max_paths", max_paths, 2**32 - 1)
+    options.max_paths = _library.option("max_paths", max_paths, 2**32 - 1)
     options.host_path = _library.choice("host_path", SWITCH, host_path)
-    options.chunk_bytes = _library.number("chunk_bytes", chunk_bytes)
-    options.min_bytes = _library.number("min_bytes", min_bytes)
-    options.staging_bytes = _library.number("staging_bytes", staging_bytes)
+    options.chunk_bytes = _library.option("chunk_bytes", chunk_bytes)
+    options.min_bytes = _library.option("min_bytes", min_bytes)
+    options.staging_bytes = _library.option("staging_bytes", staging_bytes)
     options.adapt = _library.choice("adapt", SWITCH, adapt)
-    options.relay_chunks = _library.number("relay_chunks", relay_chunks, 2**32 - 1)
-    options.host_chunks = _library.number("host_chunks", host_chunks, 2**32 - 1)
+    options.relay_chunks = _library.option("relay_chunks", relay_chunks, 2**32 - 1)
+    options.host_chunks = _library.option("host_chunks", host_chunks, 2**32 - 1)
     if relay_gpus is not None:
         options.relay_gpus = sum({1 << _relay(gpu) for gpu in relay_gpus}) or lib.MP_RELAY_NONE
     return options
@@ -299,6 +299,7 @@ class Plan(_library.Owner):
         "_lock",
         "_own",
         "_single",
+        "_storages",
     )
 
     def __init__(
@@ -325,7 +326,7 @@ class Plan(_library.Owner):
                 dst, src = pair
             except (TypeError, ValueError):
                 raise TypeError(f"transfer {index} is a {type(pair).__name__}: it must be a pair (dst, src)") from None
-            dst_memory, src_memory = memory_of(dst, f"dst of transfer {index}"), memory_of(src, f"src of transfer {index}")
+            dst_memory, src_memory = memory_of(dst, f"dst of transfer {index}", True), memory_of(src, f"src of transfer {index}")
             if dst_memory.nbytes != src_memory.nbytes:
                 raise ArgumentError(
                     f"transfer {index}: dst has {dst_memory.nbytes} bytes and src {src_memory.nbytes}: they must have the same size"
@@ -361,6 +362,7 @@ class Plan(_library.Owner):
         self._events: list[Any] = []
         self._handle = handle
         self._keep = [memory.keep for memory in memories]
+        self._storages = Storages(memories)
         # Whether no end is memory of the host, which the caller may touch without asking a stream.
         self._is_on_gpus = all(memory.on_gpu for memory in memories)
         currents: dict[object, Current] = {}
@@ -407,7 +409,8 @@ class Plan(_library.Owner):
                 Without such arrays it is a stream of mpgpu's own, whose work is in order, and the request is what to wait for.
 
         Raises:
-            ArgumentError: a stream that is none, or memory that was freed. NotSupported: what a captured stream cannot hold.
+            ArgumentError: a stream that is none, or memory that was freed, also by ``storage.resize_`` of torch. NotSupported: what a
+            captured stream cannot hold.
         """
         if _dropped:
             # One is dropped at a time and up to two go: a time loop that keeps no request holds those in flight, and looks at few.
@@ -421,7 +424,7 @@ class Plan(_library.Owner):
                 # On the host backend streams of two contexts may have the same handle.
                 raise ArgumentError("the stream is not a stream of this context: make it with the context that plans", argument="stream")
             handle = stream._handle
-        elif type(stream) is int and stream >= 0:
+        elif type(stream) is int and 0 <= stream <= LAST_HANDLE:
             handle = _cast(_STREAM, stream)
         else:
             number, device = given(stream)
@@ -432,6 +435,7 @@ class Plan(_library.Owner):
         return self._begin(handle)
 
     def _begin(self, handle: Any) -> Request:
+        self._storages.check()
         request = _new(_REQUEST)
         made = Request(self, request)
         status = _execute(self._handle, handle, request)

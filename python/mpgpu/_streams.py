@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ._dropped import collect, held
 from ._library import NULL, Owner, check, ffi, lib, whole
 from ._names import device_number
+from .errors import ArgumentError
 from .typing import Device, StreamLike
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 # Handles up to this are default streams, of whichever GPU the calling thread has current: 0 and 1 the legacy one, 2 the thread's.
 LAST_DEFAULT = 2
+LAST_HANDLE = 2**64 - 1
 
 _cast = ffi.cast
 
@@ -150,16 +152,18 @@ def make_current(device: int) -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-def _not_negative(handle: int) -> int:
+def _checked(handle: int) -> int:
     if handle < 0:
         raise TypeError(f"stream={handle}: a handle is not negative; None is the current stream, 0 the default stream")
+    if handle > LAST_HANDLE:
+        raise ArgumentError(f"stream={handle}: a handle is an address, of 64 bits at most", argument="stream")
     return handle
 
 
 def given(stream: StreamLike) -> tuple[int, int | None]:
     """The handle of a stream that a caller has given, and its device where the handle does not say it: a default stream's."""
     if type(stream) is int:
-        return _not_negative(stream), None
+        return _checked(stream), None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         # Version and handle. Numba's and cuda.core's are methods; some early ones were properties.
@@ -175,7 +179,7 @@ def given(stream: StreamLike) -> tuple[int, int | None]:
             raise TypeError(
                 f"stream is a {type(stream).__name__}: it must be a stream of torch, CuPy or mpgpu, have __cuda_stream__, or be a handle"
             )
-        return _not_negative(number), None
+        return _checked(number), None
     if handle > LAST_DEFAULT:
         return handle, None
     device = getattr(stream, "device_index", None)
