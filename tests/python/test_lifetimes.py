@@ -327,19 +327,23 @@ print("end")
     assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
 
 
+# Modules that import torch.
+OF_TORCH = {"mpgpu.torch", "mpgpu._load", "mpgpu._torch_devices", "mpgpu._trees"}
+
+
 def every_class():
     """All classes that the package defines."""
+    left_out = {"mpgpu._native", "mpgpu.typing"} | (OF_TORCH if importlib.util.find_spec("torch") is None else set())
     for module in pkgutil.iter_modules(mpgpu.__path__, "mpgpu."):
-        if module.name not in ("mpgpu._native", "mpgpu.torch", "mpgpu.typing") or (
-            module.name == "mpgpu.torch" and importlib.util.find_spec("torch")
-        ):
+        if module.name not in left_out:
             for found in vars(importlib.import_module(module.name)).values():
                 if isinstance(found, type) and found.__module__ == module.name:
                     yield found
 
 
 # What owns nothing of the library. Whoever adds a class adds it here, or makes it one that is not copied.
-PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
+PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
+PLAIN |= {"_Contents", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
 OWNERS = sorted(
     {
         found

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Files of the safetensors format: opening one, its header, and the reasons why a file is none.
+
+The format: eight bytes with the length of the header, the header in JSON, then the tensors' bytes without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import struct
+from typing import Any, BinaryIO, NamedTuple
+
+from .errors import ArgumentError
+
+# Bits of an element, by the format's name of its type.
+BITS = {
+    "F4": 4,
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E4M3FNUZ", "F8_E5M2", "F8_E5M2FNUZ", "F8_E8M0"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+}
+# The format's own limit, bytes.
+_LONGEST_HEADER = 100_000_000
+_LENGTH = struct.Struct("<Q")
+_AGAIN = "download or write it again"
+_MOST_NAMED = 3
+
+# Files that are taken for weights: their first bytes, and the remedy.
+_OTHERS = (
+    (b"version https://git-lfs", "a Git LFS pointer in place of the file: run git lfs pull"),
+    (b"PK\x03\x04", "a file of torch.save: mpgpu.torch.to(torch.load(path, mmap=True), device)"),
+    (b"\x80", "a pickle, as of torch.save: mpgpu.torch.to(torch.load(path), device)"),
+    (b"GGUF", "a GGUF file: convert it to safetensors"),
+    (b"\x89HDF", "an HDF5 file: convert it to safetensors"),
+    (b"\x93NUMPY", "a file of numpy.save: torch.from_numpy(numpy.load(path))"),
+    (b"<", "a page of HTML or XML, as servers send in place of a file: download it again"),
+)
+
+
+class Entry(NamedTuple):
+    """A tensor of a file. Offsets are those in the file, in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file to read. Does not wait for the writer of a FIFO.
+
+    Raises:
+        OSError: the system's reason. ArgumentError: no regular file.
+    """
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(mode):
+        return file
+    file.close()
+    kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device"
+    raise ArgumentError(f"{os.fsdecode(path)}: {kind}, which is not read: save its contents to a file first", argument="path")
+
+
+def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
+    """Returns the tensors of a file by name, in the order of their bytes.
+
+    Raises:
+        ArgumentError: a file of another format, one that is cut short, or a header that contradicts itself or the file.
+    """
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(_LENGTH.size + 1)
+    length = _LENGTH.unpack_from(start)[0] if len(start) > _LENGTH.size else 0
+    if start[_LENGTH.size :] not in (b"{", b" ", b"\t", b"\n", b"\r") or length > _LONGEST_HEADER:
+        raise _refused(path, _other_format(file, size))
+    first = _LENGTH.size + length
+    if size < first:
+        raise _refused(path, f"{size} bytes, and its header alone takes {first}: it is cut short; {_AGAIN}")
+    header = start[_LENGTH.size :] + file.read(length - 1)
+    entries = _entries(_json_of(header, path), first, path)
+    last = first
+    for name, entry in entries.items():
+        if entry.begin != last:
+            raise _refused(path, f"tensor {name!r} begins at byte {entry.begin - first} of the data and not at {last - first}; {_AGAIN}")
+        last = entry.end
+        if last > size:
+            raise _refused(path, f"{size} bytes, and tensor {name!r} ends at byte {last}: it is cut short; {_AGAIN}")
+    if last < size:
+        raise _refused(path, f"{size - last} bytes after its last tensor, which its header does not name; {_AGAIN}")
+    return entries
+
+
+def _refused(path: str, reason: str) -> ArgumentError:
+    return ArgumentError(f"{path}: no whole safetensors file: {reason}", argument="path")
+
+
+def _json_of(header: bytes, path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(header.decode("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__} in place of an object")
+    except UnicodeDecodeError as error:
+        raise _refused(path, f"its header is not UTF-8 at byte {error.start}, in a tensor's name, say; {_AGAIN}") from None
+    except (ValueError, RecursionError) as error:
+        raise _refused(path, f"its header is no JSON ({error}); {_AGAIN}") from None
+    return found
+
+
+def _entries(header: dict[str, Any], first: int, path: str) -> dict[str, Entry]:
+    """Returns the header's tensors in the order of their offsets, to which ``first`` is added."""
+    entries = []
+    for name, value in header.items():
+        if name == "__metadata__":
+            continue
+        entry = _entry(value, first)
+        if entry is None:
+            raise _refused(path, f"its header's entry of tensor {name!r} contradicts itself: {value!r:.200}; {_AGAIN}")
+        entries.append((name, entry))
+    entries.sort(key=lambda each: each[1][2:])
+    return dict(entries)
+
+
+def _entry(value: Any, first: int) -> Entry | None:
+    try:
+        dtype, shape, (begin, end) = value["dtype"], value["shape"], value["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    if type(dtype) is not str or type(shape) is not list or any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        return None
+    bits = BITS.get(dtype)
+    for extent in shape:
+        bits = bits and bits * extent
+    # The size of a type that is not known is not known either.
+    if end < begin or (bits is not None and bits != (end - begin) * 8):
+        return None
+    return Entry(dtype, tuple(shape), first + begin, first + end)
+
+
+def _other_format(file: BinaryIO, size: int) -> str:
+    """Returns the reason why a file is not of the format, and the remedy."""
+    if not size:
+        return f"it is empty; {_AGAIN}"
+    file.seek(0)
+    start = file.read(64)
+    if start.lstrip().startswith(b"{"):
+        return _other_json(file)
+    for magic, remedy in _OTHERS:
+        if start.startswith(magic):
+            return f"it is {remedy}"
+    return f"it begins with {start[:9].hex(' ')}, which is no length and no header of the format; {_AGAIN}"
+
+
+def _other_json(file: BinaryIO) -> str:
+    file.seek(0)
+    try:
+        shards = sorted(set(json.loads(file.read(_LONGEST_HEADER))["weight_map"].values()))
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return "it is JSON: pass the file with the tensors"
+    more = ", …" if len(shards) > _MOST_NAMED else ""
+    return f"it is the index of a model in {len(shards)} files: load each of them: {', '.join(shards[:_MOST_NAMED])}{more}"

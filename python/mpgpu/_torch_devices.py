@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Devices of torch, as its functions take them."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any, Union
+
+import torch
+
+from ._library import HOST, whole
+from ._names import device_number
+from ._streams import LAST_DEFAULT, given
+from .errors import ArgumentError
+from .typing import Device
+
+TorchDevice = Union[Device, torch.device]
+
+
+def torch_device(device: Any) -> Any:
+    """Returns torch's device of the CPU, or of a CUDA device that torch sees, with its number.
+
+    Raises:
+        ArgumentError: another device.
+    """
+    number = whole(device)
+    if number is not None and number < 0:
+        # mpgpu's number of the host is none of torch's.
+        if number != HOST:
+            raise ArgumentError(f"device={device!r}: torch has one device for the host: pass mpgpu.HOST or 'cpu'", argument="device")
+        return torch.device("cpu")
+    try:
+        if isinstance(device, bool):
+            raise TypeError("a truth value is no device")
+        where = torch.device(device if number is None else number)
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise ArgumentError(f"device={device!r}: {str(error).splitlines()[0]}", argument="device") from error
+    if where.type == "cpu":
+        return torch.device("cpu")
+    if where.type != "cuda":
+        raise ArgumentError(
+            f"device={device!r}: mpgpu reaches the CPU and CUDA devices: move tensors there from 'cpu' by x.to({str(where)!r})",
+            argument="device",
+        )
+    count = torch.cuda.device_count()
+    index = torch.cuda.current_device() if where.index is None and count else where.index or 0
+    if index >= count:
+        raise ArgumentError(f"device={device!r}: torch sees {count} GPUs", argument="device")
+    return torch.device("cuda", index)
+
+
+def host_number(device: Device) -> int:
+    """Returns mpgpu's number of a host domain.
+
+    Raises:
+        ArgumentError: a GPU.
+    """
+    number = device_number(device)
+    if number >= 0:
+        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+    return number
+
+
+def allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
+    """Has torch take memory that work of ``stream`` may write at once: what was freed in another stream may still be in use there."""
+    if stream is None or where.type != "cuda":
+        return contextlib.nullcontext()
+    number, _ = given(stream)
+    if number <= LAST_DEFAULT:
+        user = torch.cuda.default_stream(where)
+    else:
+        user = torch.cuda.ExternalStream(number, device=where)
+    context: AbstractContextManager[Any] = torch.cuda.stream(user)
+    return context

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, texts and other values without memory stay as they are."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import mmap
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set, ValuesView
+from copy import copy as shallow_copy
+from typing import Any, Callable
+
+import torch
+
+from ._memory import why_no_memory
+from .errors import ArgumentError
+
+_BRANCHES = (Mapping, list, tuple)
+_VALUES = (bool, int, float, complex, str, bytes, bytearray, range, type, types.ModuleType)
+_WITH_MEMORY = {
+    "__array_interface__": "pass torch.as_tensor(x)",
+    "__cuda_array_interface__": "pass torch.as_tensor(x, device='cuda')",
+    "__dlpack__": "pass torch.from_dlpack(x)",
+}
+
+
+def tensors_of(tree: Any, name: str = "tree", *, allows_meta: bool = False) -> Iterator[Any]:
+    """Yields each tensor of a tree, in order.
+
+    Args:
+        name: the tree's name in messages.
+        allows_meta: True if shapes and types are needed and contents are not.
+
+    Raises:
+        ArgumentError: a tensor without memory of its own, or an object that may hold tensors and is no tree.
+    """
+    if isinstance(tree, torch.Tensor):
+        reason = None if allows_meta and tree.is_meta else why_no_memory(torch, tree)
+        if reason is not None:
+            raise ArgumentError(f"{name}: {reason}")
+        yield tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _below(value, f"{name}[{key!r}]", allows_meta)
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            yield from _below(value, f"{name}[{index}]", allows_meta)
+    else:
+        raise _no_tree(tree, name)
+
+
+def _below(value: Any, name: str, allows_meta: bool) -> Iterator[Any]:
+    if isinstance(value, torch.Tensor) or isinstance(value, _BRANCHES):
+        yield from tensors_of(value, name, allows_meta=allows_meta)
+    else:
+        _check_value(value, name)
+
+
+def _no_tree(value: Any, name: str) -> ArgumentError:
+    remedy = _remedy(value) or "pass a tensor, or a dict, list or tuple of tensors"
+    return ArgumentError(f"{name} is a {type(value).__name__}, which is no tree of tensors: {remedy}")
+
+
+def _check_value(value: Any, name: str) -> None:
+    """Raises for an object that is neither a tensor nor a branch and may hold tensors."""
+    if _remedy(value) is not None:
+        raise _no_tree(value, name)
+
+
+def _remedy(value: Any) -> str | None:
+    """Returns what to pass in place of an object that may hold tensors; ``None`` for a value that holds none."""
+    numpy: Any = sys.modules.get("numpy")
+    if value is None or isinstance(value, _VALUES) or (numpy is not None and isinstance(value, numpy.generic)):
+        return None
+    if callable(getattr(value, "state_dict", None)):
+        return "pass x.state_dict()"
+    for protocol, remedy in _WITH_MEMORY.items():
+        if hasattr(value, protocol):
+            return remedy
+    if isinstance(value, (torch.UntypedStorage, torch.TypedStorage)):
+        return "pass a tensor that has it"
+    if isinstance(value, (memoryview, array.array, mmap.mmap)):
+        return "pass torch.frombuffer(x, dtype=…)"
+    if isinstance(value, (Set, ValuesView, deque)):
+        return "pass list(x)" if any(map(_holds_tensors, value)) else None
+    # Looking into other iterables could end them. A file is none.
+    if isinstance(value, Iterable) and not hasattr(value, "read"):
+        return "pass list(x)"
+    return "pass a dict of the tensors that it holds, as vars(x)" if _holds_tensors(_attributes(value)) else None
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    return getattr(value, "__dict__", {})
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_tensors, value))
+    return isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def identity_of(tensor: Any) -> object:
+    """Returns a key that is equal for tensors that have the same elements in the same memory."""
+    if not tensor.numel():
+        return id(tensor)
+    # Tensors on meta have no address.
+    address = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())
+    place = (tensor.device, address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    # One is read as the conjugate or the negative of that memory, the other is not.
+    return (*place, tensor.is_conj(), tensor.is_neg())
+
+
+def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: bool = False) -> Any:
+    """Returns the tree with other tensors in place of its own: ``make`` gets each once, however often it is in the tree."""
+    places: dict[object, int] = {}
+    distinct: list[Any] = []
+    for tensor in tensors_of(tree, allows_meta=allows_meta):
+        if places.setdefault(identity_of(tensor), len(distinct)) == len(distinct):
+            distinct.append(tensor)
+    made = make(distinct)
+
+    def rebuild(node: Any) -> Any:
+        if isinstance(node, torch.Tensor):
+            return made[places[identity_of(node)]]
+        if isinstance(node, Mapping):
+            # With what torch hangs on a state dict: `_metadata`.
+            twin = shallow_copy(node) if isinstance(node, dict) else {}
+            for key, value in node.items():
+                twin[key] = rebuild(value)
+            return twin
+        if isinstance(node, (list, tuple)):
+            parts = [rebuild(value) for value in node]
+            return type(node)(*parts) if hasattr(node, "_fields") else type(node)(parts)
+        return node
+
+    return rebuild(tree)
+
+
+def pairs_of(dst: Any, src: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields the tensors at the same places of two trees of one form.
+
+    Raises:
+        ArgumentError: trees of different form, tensors of different type or shape, and as :func:`tensors_of`.
+    """
+    for tree, name in ((dst, "dst"), (src, "src")):
+        # All of it, before any is moved.
+        for _ in tensors_of(tree, name):
+            pass
+    yield from _pairs_below(dst, src, "")
+
+
+def _pairs_below(dst: Any, src: Any, where: str) -> Iterator[tuple[Any, Any]]:
+    at = where or "the tree"
+    if isinstance(dst, torch.Tensor) and isinstance(src, torch.Tensor):
+        if dst.dtype != src.dtype or dst.shape != src.shape:
+            raise ArgumentError(
+                f"{at}: dst is {tuple(dst.shape)} of {dst.dtype} and src {tuple(src.shape)} of {src.dtype}: they must be the same"
+            )
+        yield dst, src
+    elif isinstance(dst, Mapping) and isinstance(src, Mapping):
+        if dst.keys() != src.keys():
+            odd = sorted(map(repr, dst.keys() ^ src.keys()))
+            raise ArgumentError(f"{at}: only one of dst and src has {', '.join(odd)}")
+        for key in dst:
+            yield from _pairs_below(dst[key], src[key], f"{where}[{key!r}]")
+    elif isinstance(dst, (list, tuple)) and isinstance(src, (list, tuple)):
+        if len(dst) != len(src):
+            raise ArgumentError(f"{at}: dst has {len(dst)} entries and src {len(src)}")
+        for index, (one, other) in enumerate(zip(dst, src)):
+            yield from _pairs_below(one, other, f"{where}[{index}]")
+    elif isinstance(dst, (torch.Tensor, *_BRANCHES)) or isinstance(src, (torch.Tensor, *_BRANCHES)):
+        raise ArgumentError(f"{at}: dst is a {type(dst).__name__} and src a {type(src).__name__}")
