@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Callable
 
+from ._current import Current
 from ._library import AUTO, HOST, ffi
 from ._names import Elements, elements_of_dlpack, elements_of_view, itemsize_of
-from ._streams import Current
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def check_storage(memory: Memory) -> None:
 class Storages:
     """Storages of torch among the memories of a plan. ``resize_`` may give a storage other memory although the plan holds it.
 
-    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes a tenth of a microsecond for each storage.
+    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes 0.1 to 0.2 us for each storage.
     """
 
     __slots__ = ("_names", "answers", "asked")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _library
 from ._context import Context
+from ._current import LAST_DEFAULT, given, make_current
 from ._dropped import collect, hold
 from ._dropped import held as _dropped
 from ._library import NULL, check, failure, ffi, lib, sized
@@ -22,7 +23,7 @@ from ._loop import all_called, awaited
 from ._memory import Memory, memory_of
 from ._node import Node
 from ._plan import Request, _check_memory, _entered
-from ._streams import LAST_DEFAULT, Stream, given, make_current
+from ._streams import Stream
 from .errors import ArgumentError, Error, MessageTruncated
 from .typing import Array, StreamLike
 

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 from . import _library
 from ._context import Context, default_context
+from ._current import LAST_DEFAULT, LAST_HANDLE, Current, given, make_current
 from ._dropped import collect, hold
 from ._dropped import held as _dropped
 from ._library import ENGINE, NULL, SWITCH, check, failure, ffi, lib, sized
 from ._memory import Memory, Storages, memory_of
 from ._names import are_alike, device_number, elements_of
-from ._streams import LAST_DEFAULT, LAST_HANDLE, Current, Stream, given, make_current
+from ._streams import Stream
 from .errors import ArgumentError, Error
 from .typing import Array, Device, StreamLike
 
@@ -435,7 +436,8 @@ class Plan(_library.Owner):
         return self._begin(handle)
 
     def _begin(self, handle: Any) -> Request:
-        self._storages.check()
+        if self._storages.asked:
+            self._storages.check()
         request = _new(_REQUEST)
         made = Request(self, request)
         status = _execute(self._handle, handle, request)

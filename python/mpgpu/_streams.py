@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Streams: of mpgpu, and of whoever has some."""
+"""Streams of mpgpu."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any
 
+from ._context import Context, default_context
 from ._dropped import collect, held
-from ._library import NULL, Owner, check, ffi, lib, whole
+from ._library import NULL, Owner, check, ffi, lib
 from ._names import device_number
-from .errors import ArgumentError
-from .typing import Device, StreamLike
-
-if TYPE_CHECKING:
-    from ._context import Context
-
-# Handles up to this are default streams, of whichever GPU the calling thread has current: 0 and 1 the legacy one, 2 the thread's.
-LAST_DEFAULT = 2
-LAST_HANDLE = 2**64 - 1
+from .typing import Device
 
 _cast = ffi.cast
 
@@ -41,8 +31,6 @@ class Stream(Owner):
     __slots__ = ("__weakref__", "_context", "_handle", "device")
 
     def __init__(self, device: Device = 0, *, context: Context | None = None) -> None:
-        from ._context import default_context
-
         self._handle = NULL
         self._context = context if context is not None else default_context()
         self.device: int = device_number(device)
@@ -68,121 +56,3 @@ class Stream(Owner):
 
     def __repr__(self) -> str:
         return f"<mpgpu.Stream of device {self.device}: {int(self):#x}>"
-
-
-class Current:
-    """Where to find the stream that a framework has current on a device, at the time of asking."""
-
-    __slots__ = ("_device_now", "_handle_now", "_on", "device", "is_known", "key")
-
-    def __init__(
-        self,
-        key: object,
-        device: int | None,
-        handle_now: Callable[[], int],
-        device_now: Callable[[], int] | None,
-        on: Callable[[int], AbstractContextManager[Any]] | None,
-    ) -> None:
-        self.key = key
-        self.device = device
-        # Whether its owner's later work comes after what is enqueued there, so that nobody has to wait.
-        self.is_known = on is not None
-        self._handle_now = handle_now
-        self._device_now = device_now
-        self._on = on
-
-    @staticmethod
-    def torch(torch: Any, device: int) -> Current:
-        known = _of_torch.get(device)
-        if known is not None and known[0] is torch:
-            return known[1]
-        raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-
-        def handle() -> int:
-            # The first is not documented and ten times faster.
-            return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
-
-        current = Current(("torch", device), device, handle, torch.cuda.current_device, torch.cuda.device)
-        _of_torch[device] = (torch, current)
-        return current
-
-    @staticmethod
-    def cupy(device: int) -> Current:
-        cuda = sys.modules["cupy"].cuda
-
-        def handle() -> int:
-            if cuda.runtime.getDevice() == device:
-                return int(cuda.get_current_stream().ptr)
-            with cuda.Device(device):
-                return int(cuda.get_current_stream().ptr)
-
-        return Current(("cupy", device), device, handle, cuda.runtime.getDevice, cuda.Device)
-
-    @staticmethod
-    def fixed(handle: int, device: int | None = None) -> Current:
-        """The stream that a producer has named."""
-        return Current((handle, device), device, lambda: handle, None, None)
-
-    def handle(self) -> int:
-        return self._handle_now()
-
-    def here(self, handle: int) -> AbstractContextManager[Any] | None:
-        """What to enter before ``handle`` is used: the handle of a default stream means the stream of the GPU that is current."""
-        if handle > LAST_DEFAULT or self.device is None:
-            return None
-        if self._device_now is not None and self._on is not None:
-            return None if self._device_now() == self.device else self._on(self.device)
-        return make_current(self.device)
-
-
-# Of each GPU, and whose it is: asked for with each tensor.
-_of_torch: dict[int, tuple[Any, Current]] = {}
-
-
-def make_current(device: int) -> AbstractContextManager[Any]:
-    """Makes a GPU current for the calling thread, by a framework that the program has."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        on: AbstractContextManager[Any] = torch.cuda.device(device)
-        return on
-    cupy = sys.modules.get("cupy")
-    if cupy is not None:
-        on = cupy.cuda.Device(device)
-        return on
-    return contextlib.nullcontext()
-
-
-def _checked(handle: int) -> int:
-    if handle < 0:
-        raise TypeError(f"stream={handle}: a handle is not negative; None is the current stream, 0 the default stream")
-    if handle > LAST_HANDLE:
-        raise ArgumentError(f"stream={handle}: a handle is an address, of 64 bits at most", argument="stream")
-    return handle
-
-
-def given(stream: StreamLike) -> tuple[int, int | None]:
-    """The handle of a stream that a caller has given, and its device where the handle does not say it: a default stream's."""
-    if type(stream) is int:
-        return _checked(stream), None
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        # Version and handle. Numba's and cuda.core's are methods; some early ones were properties.
-        answer = protocol() if callable(protocol) else protocol
-        handle = int(answer[1])
-    elif hasattr(stream, "cuda_stream"):  # torch
-        handle = int(stream.cuda_stream)
-    elif hasattr(stream, "ptr"):  # CuPy
-        handle = int(stream.ptr)
-    else:
-        number = whole(stream)
-        if number is None:
-            raise TypeError(
-                f"stream is a {type(stream).__name__}: it must be a stream of torch, CuPy or mpgpu, have __cuda_stream__, or be a handle"
-            )
-        return _checked(number), None
-    if handle > LAST_DEFAULT:
-        return handle, None
-    device = getattr(stream, "device_index", None)
-    if device is None:
-        device = getattr(stream, "device_id", None)
-    return handle, int(device) if device is not None and device >= 0 else None

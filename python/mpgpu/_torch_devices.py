@@ -9,9 +9,9 @@ from typing import Any, Union
 
 import torch
 
+from ._current import LAST_DEFAULT, given
 from ._library import HOST, whole
 from ._names import device_number
-from ._streams import LAST_DEFAULT, given
 from .errors import ArgumentError
 from .typing import Device
 

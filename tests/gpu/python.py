@@ -422,6 +422,29 @@ def tensors_without_plain_memory_are_refused() -> None:
 
 
 @test
+def a_plan_whose_tensor_lost_its_memory_is_refused() -> None:
+    torch = need_torch()
+    import mpgpu
+
+    dst = torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda")
+    src = torch.full((16 * MIB,), 9, dtype=torch.uint8, device="cuda")
+    plan, before = mpgpu.Plan([(dst, src)]), dst.data_ptr()
+    plan.execute().synchronize()
+    # As FSDP does.
+    dst.untyped_storage().resize_(0)
+    others = [torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    assert before in [other.data_ptr() for other in others], "torch gave its memory to none of them"
+    for stream in (None, torch.cuda.Stream()):
+        with refused(ValueError, "dst of transfer 0: the storage of the tensor had 16777216 bytes"):
+            plan.execute(stream)
+    dst.untyped_storage().resize_(16 * MIB)
+    with refused(ValueError, "make the plan again"):
+        plan.execute()
+    mpgpu.Plan([(dst, src)]).execute().synchronize()
+    assert bool((dst == 9).all()) and not any(bool(other.any()) for other in others)
+
+
+@test
 def a_state_dict_is_moved_as_one_batch() -> None:
     torch = need_torch()
     import mpgpu

@@ -264,8 +264,8 @@ def test_a_plan_whose_streams_are_not_found_is_given_back(monkeypatch):
         def handle(self):
             raise RuntimeError("no stream")
 
-    def memory_of(value, name, of=_plan.memory_of):
-        memory = of(value, name)
+    def memory_of(*arguments, of=_plan.memory_of):
+        memory = of(*arguments)
         memory.current, memory.settle = Lost(), True
         return memory
 

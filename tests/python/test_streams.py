@@ -20,14 +20,36 @@ from conftest import Gate
 COUNT = 1 << 20
 
 
+class Storage:
+    """A storage of torch with memory of a virtual GPU, which holds it until it is resized."""
+
+    def __init__(self, buffer):
+        self.buffer = buffer
+
+    def data_ptr(self):
+        return self.buffer.address if self.buffer is not None else 0
+
+    def nbytes(self):
+        return self.buffer.nbytes if self.buffer is not None else 0
+
+
 class Tensor:
     """What mpgpu asks of a tensor on a GPU, for memory of a virtual one."""
 
     layout = "strided"
     is_cuda = True
+    is_nested = is_quantized = is_meta = False
+    nbytes = COUNT
+    shape, strides = (COUNT,), (1,)
 
     def __init__(self, buffer):
-        self.buffer, self.array = buffer, buffer.numpy()
+        self.array, self.storage, self.device_number = buffer.numpy(), Storage(buffer), buffer.device
+
+    def stride(self):
+        return self.strides
+
+    def storage_offset(self):
+        return 0
 
     def is_contiguous(self):
         return True
@@ -38,13 +60,13 @@ class Tensor:
     is_neg = is_conj
 
     def untyped_storage(self):
-        return self.buffer
+        return self.storage
 
     def get_device(self):
-        return self.buffer.device
+        return self.device_number
 
     def data_ptr(self):
-        return self.buffer.address
+        return self.storage.data_ptr()
 
     def numel(self):
         return COUNT
@@ -66,7 +88,7 @@ class Framework:
         self.entered: list[int] = []
         cuda = types.SimpleNamespace(current_device=lambda: self.device_now, device=self.device, is_available=lambda: True)
         raw = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda gpu: int(self.current[gpu]))
-        self.module = types.SimpleNamespace(Tensor=Tensor, strided="strided", cuda=cuda, _C=raw)
+        self.module = types.SimpleNamespace(Tensor=Tensor, UntypedStorage=Storage, strided="strided", cuda=cuda, _C=raw)
 
     @contextlib.contextmanager
     def device(self, gpu):
@@ -112,6 +134,25 @@ def test_a_plan_goes_to_the_stream_that_is_current_when_it_is_executed(framework
     other.synchronize()
     # The handle says where the stream is.
     assert framework.entered == []
+
+
+def test_a_plan_whose_storage_lost_its_memory_is_refused_in_every_stream(framework):
+    src, dst, far = framework.tensor(1, 5), framework.tensor(1), framework.tensor(2)
+    plans = [plan_of(framework, (dst, src)), plan_of(framework, (dst, src), (far, src))]
+    for plan in plans:
+        plan.execute().synchronize()
+    # What resize_(0) does. The allocator gives the memory to others; here it goes with the array alone.
+    dst.storage.buffer = None
+    dst.array[:] = 0
+    for plan in plans:
+        for stream in (None, framework.streams[1], int(framework.streams[1])):
+            with pytest.raises(
+                mpgpu.ArgumentError, match=r"dst of transfer 0: the storage of the tensor had 1048576 bytes .* has 0 at 0x0"
+            ):
+                plan.execute(stream)
+    with pytest.raises(mpgpu.ArgumentError, match="dst of transfer 0: the storage of the tensor has 0 bytes and the tensor 1048576"):
+        plan_of(framework, (dst, src))
+    assert not dst.array.any()
 
 
 def test_a_plan_of_several_gpus_comes_after_the_current_streams_of_all(framework):
