@@ -161,8 +161,13 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
 
     result: Any
     if isinstance(device, Mapping):
-        if not isinstance(tree, Mapping) or tree.keys() != device.keys():
-            odd = sorted(map(repr, device.keys() ^ tree.keys())) if isinstance(tree, Mapping) else [type(tree).__name__]
+        if not isinstance(tree, Mapping):
+            raise ArgumentError(
+                f"device names a device for each key of the tree, which is a {type(tree).__name__}: pass a dict (x.state_dict())",
+                argument="device",
+            )
+        if tree.keys() != device.keys():
+            odd = sorted(map(repr, device.keys() ^ tree.keys()))
             raise ArgumentError(f"device names a device for each key of the tree: {', '.join(odd)} is in one alone", argument="device")
         result = shallow_copy(tree) if isinstance(tree, dict) else {}
         for where in dict.fromkeys(device.values()):

@@ -88,7 +88,7 @@ def test_a_tree_goes_to_several_devices_or_its_keys_to_one_each():
     for device in ({"a": "cpu"}, dict.fromkeys([*state, "c"], "cpu")):
         with pytest.raises(mpgpu.ArgumentError, match="is in one alone"):
             mpgpu.torch.to(state, device)
-    with pytest.raises(mpgpu.ArgumentError, match="Tensor is in one alone"):
+    with pytest.raises(mpgpu.ArgumentError, match="the tree, which is a Tensor: pass a dict"):
         mpgpu.torch.to(state["a"], {"a": "cpu"})
     with pytest.raises(mpgpu.ArgumentError, match="torch sees"):
         mpgpu.torch.to(state, ["cpu", "cuda:99"])
