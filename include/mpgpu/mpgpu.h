@@ -70,8 +70,15 @@ typedef struct mp_node_s *mp_node_t;
 /// One rank's end of the messages of a node. A number, as `mp_context_t`.
 typedef struct mp_messenger_s *mp_messenger_t;
 
-/// In place of a rank, for receiving and probing: messages of any rank.
-#define MP_ANY_RANK (-1)
+/// In place of a rank, for receiving and probing: messages of any rank. No function returns it, and no constant of MPI has its value.
+#define MP_ANY_RANK (-2147483647)
+
+/// Stands for rank 0 of a communicator, in place of a rank of the node, if it is on another node. Later ranks have the numbers below it.
+#define MP_FIRST_ELSEWHERE (-1073741824)
+
+/// Stands for a rank of a communicator that is on another node. Every call that takes a rank of the node refuses it by name: "rank 5 is on
+/// another node".
+#define MP_RANK_ELSEWHERE(rank) (MP_FIRST_ELSEWHERE - (rank))
 
 /// In place of a window, in the end of a transfer that another rank names: it is that of the other rank's half, which has the same tag
 /// in place of an offset.
@@ -1228,7 +1235,7 @@ mp_status_t mp_signal_synchronize(mp_context_t context, const uint64_t *counter,
 /// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
 /// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions` and `mp_messenger_create`. All
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather` and `mp_messenger_create`. All
 /// ranks make the same calls on a node in the same order, one at a time; ranks that are in different calls get
 /// `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
 /// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
@@ -1256,6 +1263,20 @@ mp_status_t mp_node_create(mp_context_t context,
 /// `MP_ERROR_RANK_FAILED` where the others are in different calls; `MP_ERROR_ALLGATHER`.
 mp_status_t mp_node_fail(mp_node_t node,
                          const char *reason);
+
+/// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. For what ranks of a node do
+/// together beside this library's calls: it has its place in their order, and ranks that are in different calls get an error in
+/// place of waiting for each other. `call` names it in errors, and ranks whose names differ are in different calls: 1 to 46 bytes
+/// of UTF-8. `receive` has room for `bytes` bytes of each rank; both may be NULL for 0 bytes, which makes a
+/// barrier. All ranks call it together. Blocks until they have.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`, also where ranks pass different numbers of bytes;
+/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+mp_status_t mp_node_allgather(mp_node_t node,
+                              const char *call,
+                              const void *send,
+                              void *receive,
+                              size_t bytes);
 
 /// Writes the GPUs that this rank works for, as its context numbers them: those of `options->devices`, else its share of what the
 /// ranks see; of ranks that name the same GPU the first works for it. `*count` becomes how many. With `devices` NULL that is all; else it has room for `capacity`. Any thread.

@@ -106,7 +106,7 @@ impl Node {
         for (index, half) in halves.iter().enumerate() {
             if let Err(error) = self.context.check_ends(index, [&half.end]) {
                 // The others are in the call already.
-                let told = self.group.refuse(Collective::Plan, &error.to_string());
+                let told = self.group.refuse(Collective::PLAN, &error.to_string());
                 log::debug!("the other ranks are told {error}: {told:?}");
                 return Err(error);
             }
@@ -131,6 +131,6 @@ impl Node {
     /// # Errors
     /// Where the others are in different calls.
     pub fn fail(&self, reason: &str) -> Result<(), Error> {
-        self.group.refuse(Collective::Fail, reason)
+        self.group.refuse(Collective::FAIL, reason)
     }
 }

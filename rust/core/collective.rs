@@ -13,6 +13,8 @@
 //!
 //! These are copies alone: nothing is reduced.
 
+use crate::rank::refuse_elsewhere;
+
 /// Which.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Collective {
@@ -57,12 +59,17 @@ pub enum Sizes<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CollectiveError {
-    #[error("root {root} is none of the {participants} participants: they are numbered from 0")]
+    #[error("{}", root_refused(*root, *participants))]
     Root { root: u32, participants: u32 },
     #[error("{given} sizes for {participants} participants: this collective has {wanted}")]
     SizeCount { given: usize, participants: u32, wanted: usize },
     #[error("the blocks of participant {participant} have more bytes together than an address can count")]
     TooLarge { participant: u32 },
+}
+
+fn root_refused(root: u32, participants: u32) -> String {
+    let none = || format!("root {} is none of the {participants} participants: they are numbered from 0", root.cast_signed());
+    refuse_elsewhere(root).unwrap_or_else(none)
 }
 
 impl Collective {

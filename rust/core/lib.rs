@@ -6,6 +6,7 @@
 //! | module | promise |
 //! | --- | --- |
 //! | [`units`] | sizes and times as people write them |
+//! | [`rank`] | numbers that callers pass in place of a rank |
 //! | [`headroom`] | whether there is memory for what a caller counts |
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
 //! | [`program`] | operations with dependencies, and the validator that proves a program right |
@@ -21,5 +22,6 @@ pub mod headroom;
 pub mod model;
 pub mod plan;
 pub mod program;
+pub mod rank;
 pub mod topology;
 pub mod units;

@@ -58,6 +58,17 @@ impl<T> Out<T> {
     }
 }
 
+impl Out<u8> {
+    /// Writes several bytes.
+    ///
+    /// # Safety
+    /// There is room for them.
+    pub unsafe fn write_all(self, bytes: &[u8]) {
+        // SAFETY: not null, and the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
+    }
+}
+
 /// An array that the call reads. `count` 0 allows NULL.
 pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_name: Name) -> Result<&'a [T], Failure> {
     if count == 0 {

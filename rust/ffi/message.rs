@@ -41,15 +41,10 @@ fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Ar
 }
 
 /// The messages that a receive or a probe takes.
-fn pattern(rank: i32, tag: u64, mask: u64) -> Result<Pattern, Failure> {
-    let source = match rank {
-        MP_ANY_RANK => None,
-        _ => Some(
-            u32::try_from(rank)
-                .map_err(|_| Failure::invalid(c"rank", format!("rank={rank}: must be a rank of the node, or the value for any rank")))?,
-        ),
-    };
-    Ok(Pattern { source, tag, mask })
+fn pattern(rank: i32, tag: u64, mask: u64) -> Pattern {
+    // The messenger refuses what is no rank.
+    let source = (rank != MP_ANY_RANK).then(|| rank.cast_unsigned());
+    Pattern { source, tag, mask }
 }
 
 /// Where a call tells of a message.
@@ -104,7 +99,7 @@ pub unsafe extern "C" fn mp_messenger_create(
 ) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let (out, chosen) = handed(&node, Collective::Messenger, || {
+        let (out, chosen) = handed(&node, Collective::MESSENGER, || {
             let out = Out::new(messenger, c"messenger")?;
             let mut chosen = MessengerOptions::default();
             if !options.is_null() {
@@ -202,7 +197,7 @@ pub unsafe extern "C" fn mp_receive(
     guard(|| {
         let out = request_out(request)?;
         let messenger = find(messenger)?;
-        let pattern = pattern(rank, tag, mask)?;
+        let pattern = pattern(rank, tag, mask);
         hand_out(out, &messenger, messenger.receive(data.addr() as u64, bytes, &pattern, stream_of(stream))?)
     })
 }
@@ -223,7 +218,7 @@ pub unsafe extern "C" fn mp_message_probe(
 ) -> mp_status_t {
     guard(|| {
         let (found, told) = (Out::new(found, c"found")?, EnvelopeOut::new(info)?);
-        let envelope = find(messenger)?.probe(&pattern(rank, tag, mask)?)?;
+        let envelope = find(messenger)?.probe(&pattern(rank, tag, mask))?;
         found.write(i32::from(envelope.is_some()));
         told.into_iter().for_each(|told| told.write(envelope.as_ref()));
         Ok(())

@@ -54,7 +54,7 @@ impl Allgather for AllgatherCallback {
 /// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
 /// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
 ///
-/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions` and `mp_messenger_create`. All
+/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather` and `mp_messenger_create`. All
 /// ranks make the same calls on a node in the same order, one at a time; ranks that are in different calls get
 /// `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
 /// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
@@ -131,8 +131,43 @@ pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce()
 pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let reason = handed(&node, Collective::Fail, || text(reason, c"reason"))?;
-        Ok(node.refuse(Collective::Fail, reason.unwrap_or("it has failed, and says no more"))?)
+        let reason = handed(&node, Collective::FAIL, || text(reason, c"reason"))?;
+        Ok(node.refuse(Collective::FAIL, reason.unwrap_or("it has failed, and says no more"))?)
+    })
+}
+
+/// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. For what ranks of a node do
+/// together beside this library's calls: it has its place in their order, and ranks that are in different calls get an error in
+/// place of waiting for each other. `call` names it in errors, and ranks whose names differ are in different calls: 1 to 46 bytes
+/// of UTF-8. `receive` has room for `bytes` bytes of each rank; both may be NULL for 0 bytes, which makes a
+/// barrier. All ranks call it together. Blocks until they have.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`, also where ranks pass different numbers of bytes;
+/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_node_allgather(
+    node: mp_node_t,
+    call: *const c_char,
+    send: *const c_void,
+    receive: *mut c_void,
+    bytes: usize,
+) -> mp_status_t {
+    guard(|| {
+        let node = node_of(node)?;
+        let call = handed(&node, Collective::NAMELESS, || {
+            let name = text(call, c"call")?.ok_or_else(|| Failure::invalid(c"call", "call is NULL"))?;
+            Ok(Collective::named(name)?)
+        })?;
+        let (send, out) = handed(&node, call, || {
+            let out = if bytes == 0 { None } else { Some(Out::new(receive.cast::<u8>(), c"receive")?) };
+            Ok((array(send.cast::<u8>(), bytes, c"send", c"bytes")?, out))
+        })?;
+        let all = node.allgather(call, send)?.concat();
+        if let Some(out) = out {
+            // SAFETY: not null, and the header demands room for the bytes of all ranks.
+            unsafe { out.write_all(&all) }
+        }
+        Ok(())
     })
 }
 
@@ -214,7 +249,7 @@ pub unsafe extern "C" fn mp_node_plan(
 ) -> mp_status_t {
     guard(|| {
         let node = node_of(node)?;
-        let call = if partitions.is_null() { Collective::Plan } else { Collective::PlanPartitioned };
+        let call = if partitions.is_null() { Collective::PLAN } else { Collective::PLAN_PARTITIONED };
         let (out, (windows, transfers), partitioning, options) = handed(&node, call, || {
             let out = Out::new(plan, c"plan")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     guard(|| {
         let node = node_of(node)?;
         let zeros = mp_partition_tuning_t { size: 0, agents: 0, rounds: 0, arrivals: 0, blocks: 0, file: std::ptr::null() };
-        let (out, (windows, transfers), produce, options, tuning, agents) = handed(&node, Collective::TunePartitions, || {
+        let (out, (windows, transfers), produce, options, tuning, agents) = handed(&node, Collective::TUNE_PARTITIONS, || {
             let out = VersionedOut::new(best, c"best")?;
             let moved = windows_and_transfers(windows, window_count, transfers, count)?;
             let Some(produce) = produce else { return Err(Failure::invalid(c"produce", "produce is NULL")) };

@@ -12,8 +12,11 @@ pub const MP_DEVICE_AUTO: i32 = mpgpu_contexts::Transfer::AUTO.0;
 /// In the options of a plan, as `relay_gpus`: no GPU.
 pub const MP_RELAY_NONE: u64 = 0x8000_0000_0000_0000;
 
-/// In place of a rank, for receiving and probing: messages of any rank.
-pub const MP_ANY_RANK: i32 = -1;
+/// In place of a rank, for receiving and probing: messages of any rank. No function returns it.
+pub const MP_ANY_RANK: i32 = mpgpu_core::rank::ANY;
+
+/// In place of a rank: the first rank of a communicator that is on another node.
+pub const MP_FIRST_ELSEWHERE: i32 = mpgpu_core::rank::elsewhere(0);
 
 /// In place of a window, in the end of a transfer that another rank names: the window is that of the other rank's half, which has
 /// the same tag in place of an offset.

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::TryReserveError;
 use std::ffi::CStr;
+use std::fmt;
 use std::io;
 
 /// More ranks than any node has cores.
@@ -34,35 +35,68 @@ impl Allgather for Alone {
     }
 }
 
-/// A call that all ranks of a node make together.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
-pub enum Collective {
-    /// Makes the node.
-    Create,
-    /// Plans a step.
-    Plan,
-    /// The same, in partitions.
-    PlanPartitioned,
-    /// Measures partitionings.
-    TunePartitions,
-    /// Makes a messenger.
-    Messenger,
-    /// Takes part in whichever of these the others are in, as a rank that has failed.
-    Fail,
-}
+/// Bytes of a call's name at most.
+const NAME: usize = 46;
 
-const COLLECTIVES: [(Collective, &str); 6] = [
-    (Collective::Create, "node creation"),
-    (Collective::Plan, "a node plan"),
-    (Collective::PlanPartitioned, "a node plan with partitions"),
-    (Collective::TunePartitions, "the tuning of partitions"),
-    (Collective::Messenger, "messenger creation"),
-    (Collective::Fail, "the report of a failure"),
-];
+/// What a call is: whose, its name, and a zero.
+const CALL: usize = 1 + NAME + 1;
+
+/// A call that all ranks of a node make together, by its name in errors. Calls of one name go together.
+#[derive(Copy, Clone, PartialEq, Eq)]
+pub struct Collective([u8; CALL]);
 
 impl Collective {
-    fn name(self) -> &'static str {
-        COLLECTIVES[self as usize].1
+    /// Makes the node.
+    pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
+    /// Plans a step.
+    pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
+    /// Plans a step whose transfers move in partitions.
+    pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
+    /// Measures partitionings.
+    pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");
+    /// Makes a messenger.
+    pub const MESSENGER: Collective = Collective::new(Collective::OF_LIBRARY, "messenger creation");
+    /// Takes part in whichever call the others are in, as a rank that has failed.
+    pub const FAIL: Collective = Collective::new(Collective::OF_LIBRARY, "the report of a failure");
+    /// An allgather whose name was refused. It goes with no other.
+    pub const NAMELESS: Collective = Collective::new(Collective::OF_LIBRARY, "an allgather");
+
+    const OF_LIBRARY: u8 = 1;
+    const OF_PROGRAM: u8 = 2;
+
+    const fn new(of: u8, name: &str) -> Collective {
+        let (mut bytes, mut at) = ([0; CALL], 0);
+        bytes[0] = of;
+        while at < name.len() {
+            bytes[1 + at] = name.as_bytes()[at];
+            at += 1;
+        }
+        Collective(bytes)
+    }
+
+    /// A call of the program's own.
+    pub fn named(name: &str) -> Result<Collective, Error> {
+        if name.is_empty() || name.len() > NAME || name.contains(char::is_control) {
+            let reason = format!("call={name:?}: must be a name of 1 to {NAME} bytes, without control characters");
+            return Err(Error::NodeArgument { argument: c"call", reason });
+        }
+        Ok(Collective::new(Collective::OF_PROGRAM, name))
+    }
+
+    /// `None` for bytes that no rank sends.
+    fn decode(bytes: &[u8]) -> Option<Collective> {
+        let call = Collective(bytes.try_into().ok()?);
+        (call.name().len() <= NAME && Collective::new(call.0[0], call.name()) == call).then_some(call)
+    }
+
+    fn name(&self) -> &str {
+        CStr::from_bytes_until_nul(&self.0[1..]).ok().and_then(|name| name.to_str().ok()).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -80,29 +114,32 @@ struct Head {
 }
 
 /// The last character is the version.
-const MAGIC: [u8; 8] = *b"mpgpu-x1";
-const HEAD: usize = 48;
+const MAGIC: [u8; 8] = *b"mpgpu-x2";
+/// Where the numbers of a head begin, behind the magic and the call.
+const WORDS: usize = 8 + CALL;
+const HEAD: usize = WORDS + 4 * 8;
 
 impl Head {
     fn encode(self) -> [u8; HEAD] {
         let mut bytes = [0; HEAD];
         bytes[..8].copy_from_slice(&MAGIC);
-        let words = [self.node, self.call as u64, self.number, self.exchange, self.bytes];
-        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+        let words = [self.node, self.number, self.exchange, self.bytes];
+        bytes[8..WORDS].copy_from_slice(&self.call.0);
+        for (place, word) in bytes[WORDS..].chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
     fn decode(bytes: &[u8]) -> Option<Head> {
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte]));
-        let call = usize::try_from(word(2)).ok().and_then(|call| COLLECTIVES.get(call))?.0;
-        (bytes[..8] == MAGIC).then(|| Head { node: word(1), call, number: word(3), exchange: word(4), bytes: word(5) })
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[WORDS + at * 8 + byte]));
+        let call = Collective::decode(&bytes[8..WORDS])?;
+        (bytes[..8] == MAGIC).then(|| Head { node: word(0), call, number: word(1), exchange: word(2), bytes: word(3) })
     }
 
     /// Whether both are of one exchange.
     fn goes_with(&self, other: &Head) -> bool {
-        let is_any = [self.call, other.call].contains(&Collective::Fail);
+        let is_any = [self.call, other.call].contains(&Collective::FAIL);
         (is_any || self.call == other.call) && (self.node, self.number, self.exchange) == (other.node, other.number, other.exchange)
     }
 }
@@ -181,7 +218,7 @@ impl Exchange {
         let mut caller = lock(&self.caller);
         caller.waiting -= 1;
         caller.inside = Some((own, call));
-        turn.calls += u64::from(call != Collective::Create);
+        turn.calls += u64::from(call != Collective::CREATE);
         Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
     }
 
@@ -209,6 +246,7 @@ pub(super) type Named = Vec<(String, String)>;
 /// Refuses numbers that are no rank's.
 pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
+        let (rank, ranks) = (rank.cast_signed(), ranks.cast_signed());
         let reason = format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MOST_RANKS}");
         return Err(Error::NodeArgument { argument: c"rank", reason });
     }
@@ -218,8 +256,8 @@ pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
 /// What a rank says: a value, or why it has none and whether that is because something is not supported.
 type Said<T> = Result<T, (bool, String)>;
 
-/// The same as JSON, of all ranks.
-type Texts = Vec<Vec<u8>>;
+/// The bytes of all ranks, in their order.
+pub(super) type Texts = Vec<Vec<u8>>;
 
 impl CollectiveCall<'_> {
     /// Tells every rank what this one has, or why it has nothing. What all have, in the order of ranks; where one has failed its own error
@@ -245,6 +283,16 @@ impl CollectiveCall<'_> {
             _ if is_not_supported => Err(Error::NotSupported(format!("rank {rank}: {reason}"))),
             _ => Err(Error::RankFailed { rank, reason }),
         }
+    }
+
+    /// Collects the bytes of every rank, as many of each, in the order of ranks. Ranks that pass different numbers of bytes are refused on all.
+    pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
+        let sizes = self.all(Ok(mine.len()))?;
+        if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
+            let reason = format!("it passes {size} bytes, and rank 0 {}: pass as many on all ranks", sizes[0]);
+            return Err(self.exchange.blame(rank, c"bytes", reason));
+        }
+        self.gather(mine)
     }
 
     /// Takes part as a rank that has failed before the call: it fails on all.
@@ -343,7 +391,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     if all.get(own) != Some(mine) {
         return Err(broken("it has returned other bytes than were sent; it must do what MPI_Allgather does".into()));
     }
-    let known = all.iter().find(|head| head.call != Collective::Fail).unwrap_or(mine);
+    let known = all.iter().find(|head| head.call != Collective::FAIL).unwrap_or(mine);
     if all.iter().all(|head| head.goes_with(known)) {
         return Ok(all);
     }

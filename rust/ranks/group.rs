@@ -61,7 +61,7 @@ impl NodeGroup {
     /// ranks call it together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
-        let mut call = exchange.call(Collective::Create)?;
+        let mut call = exchange.call(Collective::CREATE)?;
         let hellos = call.all(Hello::of(context, gpus))?;
         check(&hellos, rank as usize)?;
         let gpus = share_out(&hellos, |uuid| device_of(context, uuid));
@@ -96,7 +96,7 @@ impl NodeGroup {
 
     /// Takes part in the making of a node as a rank that has failed before, for this reason.
     pub fn refuse_new(rank: u32, ranks: u32, gather: Box<dyn Allgather>, reason: &str) -> Result<(), Error> {
-        Exchange::new(rank, ranks, gather)?.call(Collective::Create)?.refuse(refusal(reason))
+        Exchange::new(rank, ranks, gather)?.call(Collective::CREATE)?.refuse(refusal(reason))
     }
 
     /// The same in a call on this node.
@@ -107,6 +107,11 @@ impl NodeGroup {
     /// The same for ranks without MPI, which [meet](meet_at) at a socket.
     pub fn at_socket(context: &Arc<Context>, rank: u32, ranks: u32, path: &Path, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         NodeGroup::new(context, rank, ranks, meet_at(path, rank, ranks)?, gpus)
+    }
+
+    /// Collects the bytes of every rank, as many of each, in the order of ranks. All ranks call it together, by a call of the same name.
+    pub fn allgather(&self, call: Collective, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        self.exchange.call(call)?.all_bytes(mine)
     }
 
     /// This rank.

@@ -58,6 +58,6 @@ pub use trials::{PartitionTrials, Produce};
 use mpgpu_backend as backend;
 use mpgpu_backend::sync;
 use mpgpu_contexts as contexts;
-use mpgpu_core::{adapt, headroom, plan, program, topology, units};
+use mpgpu_core::{adapt, headroom, plan, program, rank, topology, units};
 use mpgpu_ipc as ipc;
 use mpgpu_measure::tune;

@@ -48,7 +48,7 @@ impl NodeGroup {
         partitioning: Option<Partitioning>,
         options: &PlanOptions,
     ) -> Result<NodePlan, Error> {
-        let call = if partitioning.is_some() { Collective::PlanPartitioned } else { Collective::Plan };
+        let call = if partitioning.is_some() { Collective::PLAN_PARTITIONED } else { Collective::PLAN };
         self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 

@@ -17,6 +17,7 @@ use crate::contexts::state::LAST_PATIENCE;
 use crate::contexts::{Error, Measured};
 use crate::ipc::Departure;
 use crate::plan;
+use crate::rank;
 use crate::sync::{Mutex, MutexGuard, lock};
 use crate::topology::DeviceId;
 use crate::units::size;
@@ -419,6 +420,9 @@ impl NodePlan {
     /// What this rank's kernels need of a transfer: that of number `index` among those that `rank` has handed in.
     pub fn trigger(&self, rank: u32, index: usize) -> Result<Trigger, Error> {
         let (words, name) = (self.words()?, (rank, index));
+        if let Some(reason) = rank::refuse("rank", rank, self.node.ranks()) {
+            return Err(Error::NodeArgument { argument: c"rank", reason });
+        }
         let whole = self.together.partitioned.as_ref().and_then(|partitioned| partitioned.halves.get(&name)).unwrap_or(&name);
         words.triggers.get(whole).copied().ok_or_else(|| {
             let reason = format!("transfer {index} of rank {rank}: there is none, or rank {} has no end of it", self.node.rank());

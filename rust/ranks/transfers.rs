@@ -5,6 +5,7 @@
 
 use super::exchange::Named;
 use crate::contexts::{End, Error};
+use crate::rank;
 use crate::tune::PartitionTuning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -97,23 +98,23 @@ pub(super) struct RankRequest {
 }
 
 /// Refuses what `rank` of `ranks` may not hand in.
-pub(super) fn check_own(transfers: &[NodeTransfer], rank: u32, ranks: u32) -> Result<(), Error> {
+pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Result<(), Error> {
     let refuse =
         |index: usize, reason: String| Err(Error::NodeArgument { argument: c"transfers", reason: format!("transfer {index} {reason}") });
     for (index, NodeTransfer { dst, src, .. }) in transfers.iter().enumerate() {
+        if let Some(wrong) = [src, dst].into_iter().find_map(|end| rank::refuse("rank", end.rank, ranks)) {
+            return refuse(index, format!("names no rank of this node: {wrong}"));
+        }
         let is_own = match (src.is_by_tag(), dst.is_by_tag()) {
             (true, true) => return refuse(index, "has a tag in place of both windows: name the window of this rank".into()),
-            (true, false) => dst.rank == rank,
-            (false, true) => src.rank == rank,
-            (false, false) => [dst.rank, src.rank].contains(&rank),
+            (true, false) => dst.rank == own,
+            (false, true) => src.rank == own,
+            (false, false) => [dst.rank, src.rank].contains(&own),
         };
         if !is_own {
             let (from, to) = (src.rank, dst.rank);
-            let reason = format!("goes from rank {from} to rank {to}, and this is rank {rank}: a rank hands in what it sends or receives");
+            let reason = format!("goes from rank {from} to rank {to}, and this is rank {own}: a rank hands in what it sends or receives");
             return refuse(index, reason);
-        }
-        if let Some(other) = [src, dst].into_iter().find(|end| end.is_by_tag() && end.rank >= ranks) {
-            return refuse(index, format!("names rank {}: the node has ranks 0 to {}", other.rank, ranks - 1));
         }
     }
     Ok(())

@@ -55,7 +55,7 @@ impl NodeGroup {
             }
             None => Ok(trials.named()),
         };
-        let mut call = self.exchange.call(Collective::TunePartitions)?;
+        let mut call = self.exchange.call(Collective::TUNE_PARTITIONS)?;
         let stream = self.context().create_stream(self.own_device());
         let told = call.all(checked.and_then(|named| stream.as_ref().map(|_| named).map_err(Error::clone)));
         let found = told.and_then(|told| {

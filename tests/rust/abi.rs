@@ -126,6 +126,10 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_plan_synchronize", mp_plan_synchronize(plan, 0.0), "plan", ARGUMENT),
             ("mp_plan_synchronize", mp_plan_synchronize(plan, -1.0), "seconds", ARGUMENT),
             ("mp_node_fail", mp_node_fail(null_mut(), null()), "node", HANDLE),
+            ("mp_node_allgather", mp_node_allgather(null_mut(), c"a call".as_ptr(), null(), null_mut(), 0), "node", HANDLE),
+            ("mp_node_allgather", mp_node_allgather(ranks, null(), null(), null_mut(), 0), "call", ARGUMENT),
+            ("mp_node_allgather", mp_node_allgather(ranks, c"".as_ptr(), null(), null_mut(), 0), "call", ARGUMENT),
+            ("mp_node_allgather", mp_node_allgather(ranks, c"a call".as_ptr(), null(), null_mut(), 8), "receive", ARGUMENT),
             ("mp_node_devices", mp_node_devices(null_mut(), null_mut(), 0, &mut own_count), "node", HANDLE),
             ("mp_node_devices", mp_node_devices(ranks, null_mut(), 0, null_mut()), "count", ARGUMENT),
             ("mp_node_devices", mp_node_devices(ranks, own_gpus.as_mut_ptr(), 0, &mut own_count), "capacity", ARGUMENT),
@@ -727,10 +731,56 @@ fn messages_name_devices_in_words_of_no_language() {
     ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
     // SAFETY: nothing is sent.
     let sent = unsafe { mp_send(messenger, null(), 0, MP_ANY_RANK as u32, 0, null(), 0, null_mut(), null_mut()) };
-    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=any: must be below 1, the number of ranks");
+    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=any: receives and probes alone take it; must be 0 to 0");
+    ranks_that_are_none_are_refused(ranks, messenger);
     ok(mp_messenger_destroy(messenger));
     ok(mp_node_destroy(ranks));
     node.still_works();
+}
+
+/// `MP_RANK_ELSEWHERE`, as the header computes it.
+fn elsewhere(rank: i32) -> i32 {
+    MP_FIRST_ELSEWHERE - rank
+}
+
+/// Every call that takes a rank of the node says what a number stands for that is none.
+fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) {
+    let end = |rank: i32, window| mp_node_end_t { rank: rank as u32, window, offset: 3 };
+    let cases = [
+        (elsewhere(5), "rank 5 is on another node: use MPI, or mpgpu's halo::plan"),
+        (-2, "rank=-2: must be 0 to 0, a rank of the node; make no call for a neighbour that does not exist"),
+        (1, "rank=1: must be 0 to 0, a rank of the node"),
+    ];
+    for (rank, expected) in cases {
+        let (mut request, mut found, mut plan) = (null_mut(), 0, null_mut());
+        // SAFETY: nothing is moved, and the outputs are valid for the calls.
+        let statuses = unsafe {
+            [
+                mp_send(messenger, null(), 0, rank as u32, 0, null(), 0, null_mut(), null_mut()),
+                mp_receive(messenger, null_mut(), 0, rank, 0, u64::MAX, null_mut(), &mut request),
+                mp_message_probe(messenger, rank, 0, u64::MAX, &mut found, null_mut()),
+            ]
+        };
+        for status in statuses {
+            assert_eq!(status, MP_ERROR_INVALID_ARGUMENT);
+        }
+        // SAFETY: as above.
+        let probed = unsafe { mp_message_probe(messenger, rank, 0, u64::MAX, &mut found, null_mut()) };
+        assert_eq!(refused(probed, MP_ERROR_INVALID_ARGUMENT), expected);
+        let window = mp_window_t { memory: null_mut(), bytes: 0 };
+        for dst in [end(rank, MP_BY_TAG), end(rank, 0)] {
+            let transfer = mp_node_transfer_t { dst, src: end(0, 0), bytes: 0 };
+            // SAFETY: as above.
+            let status = unsafe { mp_node_plan(ranks, &window, 1, &transfer, 1, null(), null(), &mut plan) };
+            assert_eq!(refused(status, MP_ERROR_INVALID_ARGUMENT), format!("transfer 0 names no rank of this node: {expected}"));
+        }
+        let (mut pieces, mut count) = ([], 0);
+        // SAFETY: as above.
+        let status = unsafe { mp_collective(0, 1, rank as u32, 8, null(), pieces.as_mut_ptr(), 0, &mut count) };
+        let message = refused(status, MP_ERROR_INVALID_ARGUMENT);
+        assert!(rank > -3 || message == expected, "{message}");
+        assert!(rank < -3 || message.starts_with(&format!("root {rank} is none of the 1 participants")), "{message}");
+    }
 }
 
 #[test]

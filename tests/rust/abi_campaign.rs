@@ -705,6 +705,11 @@ impl Fuzzer<'_> {
             self,
             mp_node_devices(node, if self.one_in(4) { null_mut() } else { gpus.as_mut_ptr() }, self.below(64) as usize, &mut count)
         );
+        let name = [null(), c"a call".as_ptr(), c"mp_node_plan".as_ptr(), c"".as_ptr()][self.below(4) as usize];
+        let (mine, mut all) = ([7_u8; 16], [0_u8; 16]);
+        let send = if self.one_in(8) { null() } else { mine.as_ptr().cast() };
+        let receive = if self.one_in(8) { null_mut() } else { all.as_mut_ptr().cast() };
+        call!(self, mp_node_allgather(node, name, send, receive, self.below(17) as usize));
         call!(self, mp_node_fail(node, if self.one_in(2) { null() } else { c"no reason".as_ptr() }));
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {

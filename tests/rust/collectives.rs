@@ -301,6 +301,48 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
     });
 }
 
+/// Calls of other languages, and of programs, have their place in the same order.
+#[test]
+fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
+    as_ranks(2, |rank, seat| {
+        let rank = Rank::new(rank, seat);
+        let own = [rank.rank as u8 + 1; 3];
+        let gathered = |name: &std::ffi::CStr, bytes: usize| {
+            let mut all = [0_u8; 6];
+            // SAFETY: all pointers are valid for the call.
+            (unsafe { mp_node_allgather(rank.node, name.as_ptr(), own.as_ptr().cast(), all.as_mut_ptr().cast(), bytes) }, all)
+        };
+        let exchange = |bytes| gathered(c"node::exchange", bytes);
+        let expect = |status, text: &str| {
+            let message = refused(status, MP_ERROR_RANK_FAILED);
+            assert!(message.contains(text), "{message}");
+        };
+        let array = rank.array();
+        let names = ["node::exchange", "a node plan"];
+        let mine = if rank.rank == 0 { exchange(3).0 } else { rank.plan(array, null()).0 };
+        let other = 1 - rank.rank as usize;
+        expect(mine, &format!("rank {other}: it is in {}, its call 1, and this rank in {}", names[other], names[1 - other]));
+        let of_each = [c"node::exchange", c"node::device_of_each"][rank.rank as usize];
+        expect(gathered(of_each, 3).0, "it is in node::");
+        // A rank that fails, and arguments that are refused, fail on all; then the same calls go together.
+        let failed = if rank.rank == 0 {
+            exchange(3).0
+        } else {
+            // SAFETY: as above.
+            unsafe { mp_node_allgather(rank.node, c"".as_ptr(), null(), null_mut(), 3) }
+        };
+        assert_ne!(failed, MP_SUCCESS);
+        rank.is_told(exchange(3 - rank.rank as usize).0, "bytes", "it passes 2 bytes, and rank 0 3");
+        let (status, all) = exchange(3);
+        ok(status);
+        assert_eq!(all, [1, 1, 1, 2, 2, 2]);
+        ok(exchange(0).0);
+        let (status, plan) = rank.plan(array, null());
+        ok(status);
+        ok(mp_plan_destroy(plan));
+    });
+}
+
 /// The allgather of two nodes.
 struct Shared(Arc<Mutex<Box<dyn Allgather>>>);
 

@@ -73,7 +73,7 @@ int main(void) {
     mp_stream_t stream = NULL;
     struct CUstream_st *cuda_stream = stream;
     struct CUevent_st *cuda_event = (mp_event_t)NULL;
-    if (context_options.size + plan_options.size + probe_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size + messenger_options.size + message_info.size + (MP_ANY_RANK == -1) == 0)
+    if (context_options.size + plan_options.size + probe_options.size + plan_info.size + statistics.size + device_statistics.size + error_info.size + messenger_options.size + message_info.size + (MP_ANY_RANK == -2147483647) + (MP_RANK_ELSEWHERE(5) == -1073741829) == 0)
         return 1;
     if (MP_DEVICE_HOST_NUMA(0) != MP_DEVICE_HOST || MP_DEVICE_HOST_NUMA(1 + 1) != -3 || MP_VERSION != mp_version())
         return 2;

@@ -467,7 +467,7 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
         (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, and transfer 0 there sends 1024"),
         (|t| t[1].dst.offset = 4000, 1, "transfer 1: its destination runs out of window 0 of rank 1: offset 4000, 1024 bytes of 4096"),
         (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: name the window of this rank"),
-        (|t| t[0].dst.rank = 3, 1, "transfer 0 names rank 3: the node has ranks 0 to 2"),
+        (|t| t[0].dst.rank = 3, 1, "transfer 0 names no rank of this node: rank=3: must be 0 to 2, a rank of the node"),
     ];
     for (wrong, blamed, text) in cases {
         let errors = refused(|rank, context| {

@@ -15,7 +15,8 @@ module mpgpu_c
 
     integer(c_int32_t), parameter :: MP_DEVICE_HOST = -1
     integer(c_int32_t), parameter :: MP_DEVICE_AUTO = 2147483646
-    integer(c_int32_t), parameter :: MP_ANY_RANK = -1
+    integer(c_int32_t), parameter :: MP_ANY_RANK = -2147483647
+    integer(c_int32_t), parameter :: MP_FIRST_ELSEWHERE = -1073741824
     integer(c_int32_t), parameter :: MP_BY_TAG = -1
     integer(c_int32_t), parameter :: MP_VERSION_MAJOR = 0
     integer(c_int32_t), parameter :: MP_VERSION_MINOR = 1
@@ -781,6 +782,16 @@ module mpgpu_c
             character(kind=c_char), intent(in), optional :: reason(*)
             integer(c_int) :: outcome
         end function mp_node_fail
+
+        function mp_node_allgather(node, call, send, receive, bytes) bind(c, name="mp_node_allgather") result(outcome)
+            import
+            type(c_ptr), value :: node
+            character(kind=c_char), intent(in), optional :: call(*)
+            type(c_ptr), value :: send
+            type(c_ptr), value :: receive
+            integer(c_size_t), value :: bytes
+            integer(c_int) :: outcome
+        end function mp_node_allgather
 
         function mp_node_devices(node, devices, capacity, count) bind(c, name="mp_node_devices") result(outcome)
             import

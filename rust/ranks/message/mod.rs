@@ -197,7 +197,7 @@ impl Messenger {
         let (found, presence): (WeakMessenger, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
-        let mut call = node.exchange.call(Collective::Messenger)?;
+        let mut call = node.exchange.call(Collective::MESSENGER)?;
         let offers = call.all(offer)?;
         let bound = Messenger::map_all(node, &offers, own, held);
         // Before any message may be waited for: loading waits for the GPU, and it for the message.

@@ -7,6 +7,7 @@ use crate::backend::{BackendError, StreamHandle};
 use crate::contexts::Error;
 use crate::ipc::mailbox::Posted;
 use crate::ipc::{Envelope, METADATA_BYTES, Pattern, Preparation, SlotId, SlotState, SlotStatus};
+use crate::rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -321,13 +322,8 @@ impl Messenger {
     }
 
     fn check_rank(&self, rank: u32) -> Result<(), Error> {
-        let ranks = self.mailboxes.ranks();
-        if rank < ranks {
-            return Ok(());
-        }
-        // A receive may be from any rank, a send is to one.
-        let named = if rank == u32::MAX { "any".into() } else { rank.to_string() };
-        Err(Error::NodeArgument { argument: c"rank", reason: format!("rank={named}: must be below {ranks}, the number of ranks") })
+        let refused = rank::refuse("rank", rank, self.mailboxes.ranks());
+        refused.map_or(Ok(()), |reason| Err(Error::NodeArgument { argument: c"rank", reason }))
     }
 
     /// Posts while the messenger is kept open, in a stream that is not being captured.
