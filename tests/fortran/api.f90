@@ -177,8 +177,9 @@ contains
         call plan%create(ctx, [mpgpu_transfer(c_loc(here(1)), c_loc(here(2)), 8_c_int64_t)], stat=stat, errmsg=text)
         call check(stat == MP_ERROR_OVERLAP, "an overlap is refused")
         call check(len_trim(text) > 0 .and. .not. c_associated(plan%handle), "and there is no plan")
-        call plan%destroy(stat)
-        call check(stat == MP_ERROR_INVALID_HANDLE, "no plan cannot be destroyed")
+        call plan%destroy(stat, text)
+        call check(stat == MP_ERROR_INVALID_HANDLE .and. text == "plan is empty: call its create first", &
+            "no plan cannot be destroyed")
         call ctx%destroy()
         call ctx%destroy(stat)
         call check(stat == MP_ERROR_INVALID_HANDLE, "a context is destroyed once")
@@ -207,6 +208,10 @@ contains
         call stream%synchronize()
         call check(all(to == 5), "halves meet by their tag, and a rank below 0 moves nothing")
         call plan%destroy()
+        call plan%create(node, [mpgpu_send_to(MP_FIRST_ELSEWHERE - 5, 1_c_int64_t, a, 8_c_int64_t)], stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "rank 5 is on another node") > 0, "a rank of another node")
+        call plan%create(node, [mpgpu_send_to(MP_ANY_RANK, 1_c_int64_t, a, 8_c_int64_t)], stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "rank=any") > 0, "any rank is none to send to")
         call ctx%free(a)
         call ctx%free(b)
         call node%destroy()
@@ -241,6 +246,21 @@ contains
         grid%reach = 4
         call plan%create(ctx, grid, arrays, stat=stat, errmsg=text)
         call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "reach: 4") > 0, "a reach that is none")
+        grid = mpgpu_grid(cells=[99999999, 1, 1], periodic=[.true., .false., .false.], ghost=[100000000, 0, 0])
+        call plan%create(ctx, grid, arrays(:, :1), stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "in x: 100000000: must be 0 to 99999999, the cells") > 0, &
+            "a refusal of long numbers is returned whole")
+        grid = mpgpu_grid(cells=[-huge(0_c_int64_t) - 1, 1_c_int64_t, 1_c_int64_t])
+        call plan%create(ctx, grid, arrays(:, :1), stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "-9223372036854775808") > 0, "the longest number")
+        grid = mpgpu_grid(cells=[65536, 65536, 1], ranks=[65536, 65536, 1])
+        call plan%create(ctx, grid, arrays(:, :0), stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "more than 2^31 - 2 ranks") > 0, "2^32 ranks are not none")
+        call check(mpgpu_rank_count(grid) == huge(1), "they are counted as the most that can be")
+        grid = mpgpu_grid(cells=[2_c_int64_t ** 40, 2_c_int64_t ** 24, 1_c_int64_t])
+        call plan%create(ctx, grid, arrays(:, :1), stat=stat, errmsg=text)
+        call check(stat == MP_ERROR_INVALID_ARGUMENT .and. index(text, "more bytes than an address can count") > 0, &
+            "an array that no memory holds")
         call ctx%destroy()
     end subroutine wrong_grids_are_refused
 end program api

@@ -38,11 +38,19 @@ contains
         integer(c_int), intent(in) :: outcome
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
+        character(*), parameter :: null = " is NULL"
+        character(:), allocatable :: text
+        integer :: length
         if (outcome == MP_SUCCESS) then
             if (present(stat)) stat = 0
-        else
-            call end_with(outcome, mpgpu_last_error(), stat, errmsg)
+            return
         end if
+        text = mpgpu_last_error()
+        length = len(text) - len(null)
+        if (outcome == MP_ERROR_INVALID_HANDLE .and. length > 0) then
+            if (text(length + 1:) == null) text = text(:length) // " is empty: call its create first"
+        end if
+        call end_with(outcome, text, stat, errmsg)
     end subroutine mpgpu_report
 
     ! The same for what Fortran itself refuses.

@@ -55,10 +55,16 @@ module mpgpu_mesh
 
 contains
 
-    ! How many ranks a grid has.
+    ! How many ranks a grid has; the greatest integer for more.
     pure integer function mpgpu_rank_count(grid) result(ranks)
         type(mpgpu_grid), intent(in) :: grid
-        ranks = product(grid%ranks)
+        integer(c_int64_t) :: count
+        integer :: d
+        count = 1
+        do d = 1, 3
+            count = min(count * grid%ranks(d), int(huge(ranks), c_int64_t))
+        end do
+        ranks = int(count)
     end function mpgpu_rank_count
 
     pure function place_of(grid, rank) result(place)
@@ -155,45 +161,75 @@ contains
         end do
     end function mpgpu_pieces_of
 
-    ! What is wrong with a grid; empty where nothing is.
+    ! A number as text, whatever its size.
+    pure function digits_of(number) result(text)
+        integer(c_int64_t), intent(in) :: number
+        character(:), allocatable :: text
+        character(20) :: room ! for every number of 64 bits, its sign included
+        write (room, '(i0)') number
+        text = trim(room)
+    end function digits_of
+
+    ! Says what is wrong with a grid; empty if nothing is.
     pure function mpgpu_wrong_grid(grid) result(text)
         type(mpgpu_grid), intent(in) :: grid
-        character(:), allocatable :: text
+        character(:), allocatable :: text, there
         character(*), parameter :: names = "xyz"
-        character(96) :: line
+        integer(c_int64_t), parameter :: most = 2_c_int64_t ** 40 ! sums of a few stay far from overflow
+        integer(c_int64_t) :: widest
+        logical :: shared
         integer :: d
-        line = ""
-        do d = 3, 1, -1
-            if (grid%cells(d) < 1) then
-                write (line, '(3a, i0, a)') "grid: cells in ", names(d:d), ": ", grid%cells(d), ": must be 1 or more"
-            else if (grid%ranks(d) < 1 .or. grid%ranks(d) > grid%cells(d)) then
-                write (line, '(3a, i0, a, i0, a)') "grid: ranks in ", names(d:d), ": ", grid%ranks(d), ": must be 1 to ", &
-                    grid%cells(d), ", the cells there"
-            else if (grid%ghost(d) < 0) then
-                write (line, '(3a, i0, a)') "grid: ghost cells in ", names(d:d), ": ", grid%ghost(d), ": must be 0 or more"
-            else if ((grid%ranks(d) > 1 .or. grid%periodic(d)) .and. grid%ghost(d) > grid%cells(d) / grid%ranks(d)) then
-                write (line, '(3a, i0, a, i0)') "grid: ghost cells in ", names(d:d), ": ", grid%ghost(d), &
-                    ": must be at most the cells of the smallest rank there, ", grid%cells(d) / grid%ranks(d)
+        text = ""
+        do d = 1, 3
+            there = " in " // names(d:d) // ": "
+            if (grid%cells(d) < 1 .or. grid%cells(d) > most) then
+                text = "grid: cells" // there // digits_of(grid%cells(d)) // ": must be 1 to 2^40"
+                return
+            end if
+            if (grid%ranks(d) < 1 .or. grid%ranks(d) > grid%cells(d)) then
+                text = "grid: ranks" // there // digits_of(int(grid%ranks(d), c_int64_t)) // ": must be 1 to " // &
+                    digits_of(grid%cells(d)) // ", the cells there"
+                return
+            end if
+            shared = grid%ranks(d) > 1 .or. grid%periodic(d)
+            widest = merge(grid%cells(d) / grid%ranks(d), most, shared)
+            if (grid%ghost(d) < 0 .or. grid%ghost(d) > widest) then
+                text = "grid: ghost cells" // there // digits_of(grid%ghost(d)) // ": must be 0 to " // digits_of(widest)
+                if (shared) text = text // ", the cells of the smallest rank there"
+                return
             end if
         end do
-        if (line == "" .and. (grid%reach < mpgpu_faces .or. grid%reach > mpgpu_corners)) then
-            write (line, '(a, i0, a)') "grid: reach: ", grid%reach, ": must be mpgpu_faces, mpgpu_edges or mpgpu_corners"
+        if (mpgpu_rank_count(grid) == huge(1)) then
+            text = "grid: more than 2^31 - 2 ranks"
+        else if (grid%reach < mpgpu_faces .or. grid%reach > mpgpu_corners) then
+            text = "grid: reach: " // digits_of(int(grid%reach, c_int64_t)) // ": must be mpgpu_faces, mpgpu_edges or mpgpu_corners"
         end if
-        text = trim(line)
     end function mpgpu_wrong_grid
 
-    ! What is wrong with a variable; empty where nothing is.
-    pure function mpgpu_wrong_array(array, variable, rank) result(text)
+    ! Says what is wrong with a variable of a rank of a valid grid; empty if nothing is.
+    pure function mpgpu_wrong_array(grid, array, variable, rank) result(text)
+        type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: array
         integer, intent(in) :: variable, rank
         character(:), allocatable :: text
-        character(96) :: line
-        line = ""
+        integer(c_int64_t) :: extents(3), room
+        integer :: d
+        text = ""
         if (.not. c_associated(array%data)) then
-            write (line, '(a, i0, a, i0, a)') "arrays: variable ", variable, " of rank ", rank, ": its address is null"
+            text = "its address is null"
         else if (array%element_bytes < 1) then
-            write (line, '(a, i0, a, i0, a)') "arrays: variable ", variable, " of rank ", rank, ": its elements have no size"
+            text = "its elements have no size"
+        else
+            extents = mpgpu_array_extents(grid, rank)
+            room = huge(room) / array%element_bytes
+            do d = 1, 3
+                room = room / extents(d)
+            end do
+            if (room < 1) text = "it has more bytes than an address can count: " // digits_of(extents(1)) // " x " // &
+                digits_of(extents(2)) // " x " // digits_of(extents(3)) // " elements of " // &
+                digits_of(int(array%element_bytes, c_int64_t)) // " bytes"
         end if
-        text = trim(line)
+        if (text /= "") text = "arrays: variable " // digits_of(int(variable, c_int64_t)) // " of rank " // &
+            digits_of(int(rank, c_int64_t)) // ": " // text
     end function mpgpu_wrong_array
 end module mpgpu_mesh

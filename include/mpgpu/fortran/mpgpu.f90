@@ -42,7 +42,7 @@ module mpgpu
     private :: plan_enqueue, plan_execute, plan_prepare, plan_describe, plan_info, plan_destroy
     private :: request_wait, request_test, request_destroy
     private :: node_create, node_devices, node_fail, node_destroy
-    private :: address_at, wrong_halo
+    private :: address_at, is_none, wrong_halo
 
     ! One execution of a plan that can be waited for.
     type :: mpgpu_request
@@ -111,7 +111,7 @@ contains
     end function mpgpu_transfer
 
     ! `bytes` bytes to a rank of the node, which hands in `mpgpu_receive_from` with this rank, the same tag and as many bytes. A rank
-    ! below 0, as MPI_PROC_NULL, moves nothing.
+    ! below 0, as MPI_PROC_NULL, moves nothing; MP_ANY_RANK and numbers from MP_FIRST_ELSEWHERE down are refused.
     pure function mpgpu_send_to(rank, tag, memory, bytes) result(half)
         integer, intent(in) :: rank
         integer(c_int64_t), intent(in) :: tag
@@ -171,10 +171,11 @@ contains
         type(mp_node_transfer_t), allocatable :: transfers(:)
         type(mp_node_end_t) :: own, other
         integer :: i, n
-        allocate(windows(count(halves%rank >= 0)), transfers(count(halves%rank >= 0)))
+        n = count(.not. is_none(halves%rank))
+        allocate(windows(n), transfers(n))
         n = 0
         do i = 1, size(halves)
-            if (halves(i)%rank < 0) cycle
+            if (is_none(halves(i)%rank)) cycle
             own = mp_node_end_t(rank=int(node%rank, c_int32_t), window=int(n, c_int32_t))
             other = mp_node_end_t(rank=int(halves(i)%rank, c_int32_t), window=MP_BY_TAG, offset=halves(i)%tag)
             n = n + 1
@@ -213,7 +214,7 @@ contains
             wrong = "arrays: the last dimension must have the ranks of the grid"
         end if
         do rank = 0, size(arrays, 2) - 1
-            if (wrong == "") wrong = wrong_halo(arrays(:, rank + 1), rank)
+            if (wrong == "") wrong = wrong_halo(grid, arrays(:, rank + 1), rank)
             if (wrong == "" .and. any(arrays(:, rank + 1)%element_bytes /= arrays(:, 1)%element_bytes)) then
                 wrong = "arrays: elements of a variable must have the same size on all ranks"
             end if
@@ -268,7 +269,7 @@ contains
         integer :: pass, direction, v
         wrong = mpgpu_wrong_grid(grid)
         if (wrong == "" .and. node%ranks /= mpgpu_rank_count(grid)) wrong = "grid: its ranks must be those of the node"
-        if (wrong == "") wrong = wrong_halo(arrays, node%rank)
+        if (wrong == "") wrong = wrong_halo(grid, arrays, node%rank)
         if (wrong /= "") then
             told = mp_node_fail(node%handle, mpgpu_c_text(wrong)) ! or the other ranks would wait
             call mpgpu_refuse(wrong, stat, errmsg)
@@ -465,8 +466,15 @@ contains
 
     ! --- shared by the above ----------------------------------------------------------------------------------------------------
 
-    ! What is wrong with the variables of a rank; empty where nothing is.
-    pure function wrong_halo(arrays, rank) result(text)
+    ! True if a number stands for no neighbour. Those further below stand for ranks of other nodes, which the library refuses by name.
+    elemental logical function is_none(rank)
+        integer, intent(in) :: rank
+        is_none = rank < 0 .and. rank > MP_FIRST_ELSEWHERE
+    end function is_none
+
+    ! Says what is wrong with the variables of a rank of a valid grid; empty if nothing is.
+    pure function wrong_halo(grid, arrays, rank) result(text)
+        type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: arrays(:)
         integer, intent(in) :: rank
         character(:), allocatable :: text
@@ -474,7 +482,7 @@ contains
         text = ""
         if (size(arrays) == 0) text = "arrays: each rank needs one variable or more"
         do v = 1, size(arrays)
-            if (text == "") text = mpgpu_wrong_array(arrays(v), v, rank)
+            if (text == "") text = mpgpu_wrong_array(grid, arrays(v), v, rank)
         end do
     end function wrong_halo
 
