@@ -345,6 +345,8 @@ class Node(_library.Owner):
             if own is None:
                 raise ArgumentError(f"a {kind} needs this rank's part")
             each = [own.nbytes] * (1 if kind == "broadcast" else self.ranks) if sizes is None else sizes_of(sizes, self.ranks, "sizes")
+            if kind != "broadcast":
+                self._check_sizes(kind, root, whole, into, each)
             moves = pieces(kind, self.ranks, root, each)
             halves = []
             for sender, receiver, sent_at, received_at, size in moves:
@@ -352,21 +354,22 @@ class Node(_library.Owner):
                 dst: Any = None if into is None else Part(into, received_at, size)
                 if sender == receiver == self.rank and src is not None and dst is not None and src.address == dst.address:
                     continue
-                for part, memory, rank, other, offset, is_send in (
-                    (src, whole, sender, receiver, sent_at, True),
-                    (dst, into, receiver, sender, received_at, False),
-                ):
-                    if rank != self.rank:
-                        continue
-                    if part is None or memory is None or memory.nbytes < offset + size:
-                        has = 0 if memory is None else memory.nbytes
-                        what = "source" if is_send else "destination"
-                        raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and byte {offset + size - 1} moves there")
-                    halves.append(HalfTransfer(part, other, _COLLECTIVE_TAG - _KINDS[kind], is_send))
+                for part, rank, other, is_send in ((src, sender, receiver, True), (dst, receiver, sender, False)):
+                    if rank == self.rank:
+                        halves.append(HalfTransfer(part, other, _COLLECTIVE_TAG - _KINDS[kind], is_send))
             return halves
         except BaseException as error:
             self._tell(error)
             raise
+
+    def _check_sizes(self, kind: str, root: int, whole: Memory | None, into: Memory | None, each: list[int]) -> None:
+        """Refuse memory that has another size than what moves there."""
+        part, blocks = ("destination", "source") if kind == "scatter" else ("source", "destination")
+        for what, needed, size in ((part, True, each[self.rank]), (blocks, kind == "all_gather" or self.rank == root, sum(each))):
+            memory = whole if what == "source" else into
+            has = 0 if memory is None else memory.nbytes
+            if needed and has != size:
+                raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and {size} move there: they must be as many")
 
     def _handed_in(self, memories: list[Memory], copies: list[Any]) -> tuple[Any, int, Any, int]:
         _context_of(memories, self._context)

@@ -143,6 +143,15 @@ def collectives(rank, ranks, pipes, _):
     # All ranks say so, and none of them makes the call.
     with pytest.raises(mpgpu.Error, match=r"root=9: must be from 0 to"):
         node.broadcast(one, 9)
+    for sizes, reason in (
+        ([count] * (ranks - 1), f"{ranks - 1} sizes for {ranks} ranks: pass one for each"),
+        ([count - 1] * ranks, f"has {count} bytes, and {count - 1} move there"),
+        ([count + 1] * ranks, f"has {count} bytes, and {count + 1} move there"),
+    ):
+        with pytest.raises(mpgpu.ArgumentError, match=reason):
+            node.all_gather(one, many, sizes=sizes)
+        with pytest.raises(mpgpu.ArgumentError, match=reason):
+            node.scatter(many, one, root, sizes=sizes)
     # What one rank gets wrong fails on the others, which are in their call already.
     with pytest.raises(mpgpu.Error, match="add up"):
         node.plan_exchange(node.all_to_all(many, other, sent=[1] * ranks if rank == 0 else None))
