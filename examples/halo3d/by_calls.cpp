@@ -10,19 +10,18 @@ namespace halo = mpgpu::halo;
 namespace {
 
 int on_node(const mpgpu::mpi::node &node, const message &m) {
-    const int rank = node.rank_on_node(m.rank);
-    if (rank < 0) {
+    if (!node.contains(m.rank)) {
         throw std::invalid_argument("-half-transfers, -messages: rank " + std::to_string(m.rank) +
                                     " is on another node, where MPI remains; leave them out");
     }
-    return rank;
+    return node.rank_on_node(m.rank);
 }
 
-std::vector<std::uint32_t> ranks_of(const mpgpu::mpi::node &node, const std::vector<message> &all) {
-    std::vector<std::uint32_t> ranks;
+std::vector<std::int32_t> ranks_of(const mpgpu::mpi::node &node, const std::vector<message> &all) {
+    std::vector<std::int32_t> ranks;
     ranks.reserve(all.size());
     for (const message &m : all) {
-        ranks.push_back(static_cast<std::uint32_t>(on_node(node, m)));
+        ranks.push_back(on_node(node, m));
     }
     return ranks;
 }
@@ -91,8 +90,8 @@ void by_messages::start(const mpgpu::stream &stream) {
     requests.clear();
     for (std::size_t i = 0; i < all_.received.size(); ++i) {
         const message &m = all_.received[i];
-        requests.push_back(messenger_.receive(bytes_of(inbox_, m), static_cast<std::int32_t>(senders_[i]),
-                                              static_cast<std::uint64_t>(m.tag), streams_[i]));
+        requests.push_back(
+            messenger_.receive(bytes_of(inbox_, m), senders_[i], static_cast<std::uint64_t>(m.tag), streams_[i]));
     }
     pack_(stream);
     packed_.record(stream);

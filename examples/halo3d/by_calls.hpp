@@ -52,8 +52,8 @@ class by_messages final : public exchange {
 
   private:
     messages all_;
-    std::vector<std::uint32_t> senders_;   ///< of each message that is received, as the node numbers ranks
-    std::vector<std::uint32_t> receivers_; ///< of each that is sent
+    std::vector<std::int32_t> senders_;   ///< of each message that is received, as the node numbers ranks
+    std::vector<std::int32_t> receivers_; ///< of each that is sent
     mpgpu::memory outbox_;
     mpgpu::memory inbox_;
     mpgpu::halo::launch_function pack_;

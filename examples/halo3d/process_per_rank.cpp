@@ -235,7 +235,7 @@ int main(int argc, char *argv[]) {
             const mpgpu::context ctx = open_machine(opt);
             const mpgpu::mpi::node node = node_of(opt, ctx, rank);
             std::vector<result> results;
-            for (const halo::grid &g : grids_of(opt, node.size())) {
+            for (const halo::grid &g : grids_of(opt, node.communicator_size())) {
                 results.push_back(run(opt, ctx, node, g, rank));
             }
             if (rank == 0 && (results.size() > 1 || results.front().names.size() > 1)) {

@@ -25,9 +25,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <numeric>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace mpgpu {
@@ -82,15 +86,26 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return sizes;
 }
 
-/// Whether a block has as many bytes as move there. One that has not is reported.
+/// Says what is wrong with memory that has another size than what moves there.
+[[nodiscard]] inline std::optional<error_details> wrong_size(const char *argument, const std::string &what,
+                                                             std::uint64_t has, std::uint64_t bytes) {
+    if (has == bytes) {
+        return std::nullopt;
+    }
+    return error_details{status::invalid_argument, 0, argument,
+                         what + " has " + std::to_string(has) + " bytes, and " + std::to_string(bytes) +
+                             " move there: take a span of that size"};
+}
+
+/// True if a block has as many bytes as move there. One that has not is reported.
 [[nodiscard]] inline bool check_block(const char *what, std::size_t participant, const block &has, std::uint64_t bytes,
                                       on_error failed) {
-    if (has.bytes != bytes) {
-        failed.report({status::invalid_argument, 0, what,
-                       std::string(what) + " " + std::to_string(participant) + " has " + std::to_string(has.bytes) +
-                           " bytes, and " + std::to_string(bytes) + " move there: take a span of that size"});
+    auto wrong = wrong_size(what, std::string(what) + " " + std::to_string(participant), has.bytes, bytes);
+    if (wrong) {
+        failed.report(std::move(*wrong));
+        return false;
     }
-    return has.bytes == bytes;
+    return true;
 }
 
 /// The transfers of pieces between blocks; one block alone is everybody's.
@@ -137,20 +152,74 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return halves;
 }
 
-/// Sizes in bytes: those of each participant, or as many times one.
-template <class T>
-[[nodiscard]] std::vector<std::uint64_t> byte_sizes(array_view<const std::size_t> elements, std::size_t participants,
-                                                    std::size_t each) {
-    std::vector<std::uint64_t> sizes(participants, each * sizeof(T));
-    for (std::size_t at = 0; at < elements.size() && at < participants; ++at) {
-        sizes[at] = elements[at] * sizeof(T);
+/// Sizes in bytes, and their sum, of which no address can count more.
+class byte_sizes {
+  public:
+    /// `count` sizes: of so many `elements` of `element_bytes` each; `each` in place of all if none are given. What is
+    /// wrong is kept for `wrong`.
+    byte_sizes(const char *argument, array_view<const std::size_t> elements, std::size_t count, std::size_t each,
+               std::size_t element_bytes)
+        : sizes_(count, 0) {
+        if (!elements.empty() && elements.size() != count) {
+            refuse(argument, std::string(argument) + " has " + std::to_string(elements.size()) + " sizes, and " +
+                                 std::to_string(count) + " are needed: pass one for each, or none");
+            return;
+        }
+        for (std::size_t at = 0; at < count; ++at) {
+            const std::uint64_t number = elements.empty() ? each : elements[at];
+            if (number > (most - sum_) / element_bytes) {
+                refuse(argument, std::string(argument) + "[" + std::to_string(at) + "] is " + std::to_string(number) +
+                                     " elements of " + std::to_string(element_bytes) +
+                                     " bytes: with those before it more bytes than an address can count");
+                return;
+            }
+            sizes_[at] = number * element_bytes;
+            sum_ += sizes_[at];
+        }
     }
-    return sizes;
-}
+
+    [[nodiscard]] std::optional<error_details> &wrong() noexcept { return wrong_; }
+    [[nodiscard]] const std::vector<std::uint64_t> &get() const noexcept { return sizes_; }
+    [[nodiscard]] std::uint64_t operator[](std::size_t at) const { return sizes_[at]; }
+    [[nodiscard]] std::uint64_t sum() const noexcept { return sum_; }
+
+  private:
+    static constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
+
+    void refuse(const char *argument, std::string reason) {
+        wrong_ = error_details{status::invalid_argument, 0, argument, std::move(reason)};
+    }
+
+    std::vector<std::uint64_t> sizes_;
+    std::uint64_t sum_ = 0;
+    std::optional<error_details> wrong_;
+};
 
 /// All together.
 [[nodiscard]] inline std::uint64_t sum_of(const std::vector<std::uint64_t> &sizes) noexcept {
     return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
+}
+
+/// Reports what is wrong with a rank's part of a collective. The other ranks, which are in `node::plan_exchange` or
+/// come to it, are told why.
+[[nodiscard]] inline std::vector<half_transfer> refuse_part(const node &ranks, error_details wrong, on_error failed) {
+    static_cast<void>(mp_node_fail(ranks.get(), wrong.message.c_str()));
+    failed.report(std::move(wrong));
+    return {};
+}
+
+/// A rank's halves of a collective whose blocks have so many bytes each.
+[[nodiscard]] inline std::vector<half_transfer> halves_of_sizes(mp_collective_t collective, const node &ranks, int root,
+                                                                const std::vector<std::uint64_t> &sizes,
+                                                                const void *send, void *receive, on_error failed) {
+    std::error_code ec;
+    const auto pieces =
+        pieces_of(collective, static_cast<std::size_t>(ranks.size()), static_cast<std::uint32_t>(root), sizes, ec);
+    if (ec) {
+        return refuse_part(ranks, last_error(), failed);
+    }
+    failed.report(MP_SUCCESS);
+    return halves_of(collective, pieces, static_cast<std::uint32_t>(ranks.rank()), send, receive);
 }
 
 /// A rank's halves of a scatter, a gather or an all-gather. The source of the one and the destination of the others has
@@ -159,16 +228,25 @@ template <class T>
 [[nodiscard]] std::vector<half_transfer> halves_of_blocks(mp_collective_t collective, const node &ranks, int root,
                                                           device_span<const T> from, device_span<T> to,
                                                           array_view<const std::size_t> elements, on_error failed) {
-    const auto count = static_cast<std::size_t>(ranks.size());
-    const bool scatters = collective == MP_SCATTER;
-    const auto sizes = byte_sizes<T>(elements, count, scatters ? to.size() : from.size());
-    const block whole = scatters ? block_of(from) : block_of(to);
-    const bool has_whole = collective == MP_ALL_GATHER || ranks.rank() == root;
-    if (has_whole && !check_block(scatters ? "source" : "destination", 0, whole, sum_of(sizes), failed)) {
-        return {};
+    if (!ranks) {
+        fail_empty("node");
     }
-    const auto pieces = pieces_of(collective, count, static_cast<std::size_t>(root), sizes, failed);
-    return halves_of(collective, pieces, static_cast<std::uint32_t>(ranks.rank()), from.data(), to.data());
+    const bool scatters = collective == MP_SCATTER;
+    const char *const whole = scatters ? "source" : "destination";
+    const char *const part = scatters ? "destination" : "source";
+    const std::uint64_t whole_bytes = scatters ? from.size_bytes() : to.size_bytes();
+    const std::uint64_t part_bytes = scatters ? to.size_bytes() : from.size_bytes();
+    byte_sizes sizes("elements", elements, static_cast<std::size_t>(ranks.size()), scatters ? to.size() : from.size(),
+                     sizeof(T));
+    auto wrong = std::move(sizes.wrong());
+    if (!wrong) {
+        wrong = wrong_size(part, std::string("the ") + part, part_bytes, sizes[static_cast<std::size_t>(ranks.rank())]);
+    }
+    if (!wrong && (collective == MP_ALL_GATHER || ranks.rank() == root)) {
+        wrong = wrong_size(whole, std::string("the ") + whole, whole_bytes, sizes.sum());
+    }
+    return wrong ? refuse_part(ranks, std::move(*wrong), failed)
+                 : halves_of_sizes(collective, ranks, root, sizes.get(), from.data(), to.data(), failed);
 }
 
 } // namespace detail
@@ -251,9 +329,14 @@ template <class Sources, class Destinations,
     for (auto &&source : sources) {
         element = sizeof(*detail::as_device_span(source).data());
     }
+    detail::byte_sizes given("elements", elements, count * count, 0, element);
+    if (given.wrong()) {
+        failed.report(std::move(*given.wrong()));
+        return {};
+    }
     std::vector<std::uint64_t> sizes(count * count), sent(count), received(count);
     for (std::size_t at = 0; at < sizes.size(); ++at) {
-        sizes[at] = elements.empty() ? from[at / count].bytes / count : elements[at] * element;
+        sizes[at] = elements.empty() ? from[at / count].bytes / count : given[at];
         sent[at / count] += sizes[at];
         received[at % count] += sizes[at];
     }
@@ -270,17 +353,23 @@ template <class Sources, class Destinations,
 
 /// This rank's part of a broadcast in a node: `elements` of the root to those of all others, of the same size. For
 /// `node::plan_exchange`, as what follows.
+///
+/// Throws `argument_error` for an empty node, a root that is no rank, memory of another size than what moves there, and
+/// sizes that are not one for each rank or that no address can count, as the collectives below do. The other ranks,
+/// which are in `plan_exchange` or come to it, get `rank_failed` with the reason.
 template <class Elements>
 [[nodiscard]] std::vector<half_transfer> broadcast(const node &ranks, int root, Elements &&elements,
                                                    on_error failed = {}) {
+    if (!ranks) {
+        detail::fail_empty("node");
+    }
     const auto span = detail::as_device_span(elements);
-    const auto pieces = detail::pieces_of(MP_BROADCAST, static_cast<std::size_t>(ranks.size()),
-                                          static_cast<std::size_t>(root), {span.size_bytes()}, failed);
-    return detail::halves_of(MP_BROADCAST, pieces, static_cast<std::uint32_t>(ranks.rank()), span.data(), span.data());
+    return detail::halves_of_sizes(MP_BROADCAST, ranks, root, {span.size_bytes()}, span.data(), span.data(), failed);
 }
 
 /// This rank's part of a scatter: of the root's `source` a part into `destination` of each. `elements` says how many
-/// each receives, the same on all ranks; without it as many as this one. `source` is read on the root alone.
+/// each receives, the same on all ranks; without it as many as this one. `source` is read on the root alone, and has
+/// the size of all parts there.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> scatter(const node &ranks, int root, Source &&source,
                                                  Destination &&destination, array_view<const std::size_t> elements = {},
@@ -291,7 +380,8 @@ template <class Source, class Destination>
 }
 
 /// This rank's part of a gather: its `source` into the root's `destination`, which is written there alone. `elements`
-/// says how many each sends, the same on all ranks; without it as many as this one.
+/// says how many each sends, the same on all ranks; without it as many as this one. `destination` has the size of all
+/// parts on the root.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> gather(const node &ranks, int root, Source &&source, Destination &&destination,
                                                 array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -319,14 +409,21 @@ template <class Source, class Destination>
     const auto from_span = detail::as_device_span(source);
     const auto to_span = detail::as_device_span(destination);
     using element = typename decltype(to_span)::element_type;
-    const auto count = static_cast<std::size_t>(ranks.size());
-    const auto to = detail::byte_sizes<element>(sent, count, from_span.size() / count);
-    const auto from = detail::byte_sizes<element>(received, count, to_span.size() / count);
-    if (!detail::check_block("source", 0, detail::block_of(from_span), detail::sum_of(to), failed)) {
-        return {};
+    if (!ranks) {
+        detail::fail_empty("node");
     }
-    if (!detail::check_block("destination", 0, detail::block_of(to_span), detail::sum_of(from), failed)) {
-        return {};
+    const auto count = static_cast<std::size_t>(ranks.size());
+    detail::byte_sizes to("sent", sent, count, from_span.size() / count, sizeof(element));
+    detail::byte_sizes from("received", received, count, to_span.size() / count, sizeof(element));
+    auto wrong = std::move(to.wrong() ? to.wrong() : from.wrong());
+    if (!wrong) {
+        wrong = detail::wrong_size("source", "the source", from_span.size_bytes(), to.sum());
+    }
+    if (!wrong) {
+        wrong = detail::wrong_size("destination", "the destination", to_span.size_bytes(), from.sum());
+    }
+    if (wrong) {
+        return detail::refuse_part(ranks, std::move(*wrong), failed);
     }
     std::vector<mp_piece_t> pieces;
     const auto rank = static_cast<std::uint32_t>(ranks.rank());

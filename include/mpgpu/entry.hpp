@@ -272,7 +272,7 @@ class entries {
         if (parts.size() <= 1 && arguments.size() <= MP_MESSAGE_METADATA_BYTES &&
             (parts.empty() || parts[0].bytes() > 0)) {
             const message_memory<const void> part = parts.empty() ? message_memory<const void>(nullptr, 0) : parts[0];
-            made.parts_.push_back(messages_.send(part, rank, tag, stream, arguments));
+            made.parts_.push_back(messages_.send(part, static_cast<std::int32_t>(rank), tag, stream, arguments));
             return made;
         }
         sent_.remove_if([](sent_head &head) {
@@ -296,7 +296,8 @@ class entries {
             std::memcpy(sent.bytes.data(), described.data(), table);
         }
         std::copy(arguments.begin(), arguments.end(), sent.bytes.begin() + static_cast<std::ptrdiff_t>(table));
-        sent.request = messages_.send(sent.bytes, rank, tag, control_, entry_arguments(head));
+        sent.request =
+            messages_.send(sent.bytes, static_cast<std::int32_t>(rank), tag, control_, entry_arguments(head));
         unless_sent.is_due = false;
         return made;
     }

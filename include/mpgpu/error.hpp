@@ -110,6 +110,13 @@ struct error_details {
     std::string message;
 };
 
+namespace detail {
+
+/// What follows the name of an object that is none.
+inline constexpr const char *is_empty = " is empty: make one and move it there first";
+
+} // namespace detail
+
 /// Copies the details of the last failed call of the library on the calling thread. Throws nothing but
 /// `std::bad_alloc`.
 [[nodiscard]] inline error_details last_error() {
@@ -120,6 +127,11 @@ struct error_details {
         details.driver_code = last.driver_code;
         details.argument = last.argument != nullptr ? last.argument : "";
         details.message = last.message != nullptr ? last.message : "";
+        // Handles are C's: here objects are empty.
+        const std::string null = details.argument + " is NULL";
+        if (details.status == mpgpu::status::invalid_handle && details.message == null) {
+            details.message = details.argument + detail::is_empty;
+        }
     }
     return details;
 }
@@ -272,7 +284,7 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
     error_details details;
     details.status = status::invalid_handle;
     details.argument = what;
-    details.message = std::string(what) + " is empty: make one and move it there first";
+    details.message = std::string(what) + is_empty;
     fail(std::move(details));
 }
 

@@ -30,7 +30,7 @@
 
 namespace mpgpu {
 
-/// In place of a rank: messages of any rank.
+/// In place of a rank: messages of any rank. No function returns it.
 inline constexpr std::int32_t any_rank = MP_ANY_RANK;
 
 /// Names a buffer that another rank may fetch: a plain value, to be sent with a message of the program. The C struct.
@@ -191,12 +191,12 @@ class messenger {
     /// Sends what earlier work in `stream` has written there. `metadata` arrive with the match; they are read during
     /// the call. `mp_send` says more. Throws `argument_error`, `not_supported`, `message_error` where there is no room,
     /// `peer_gone`.
-    [[nodiscard]] message_request send(message_memory<const void> data, std::uint32_t rank, std::uint64_t tag,
+    [[nodiscard]] message_request send(message_memory<const void> data, std::int32_t rank, std::uint64_t tag,
                                        stream_view stream, array_view<const std::byte> metadata = {},
                                        on_error failed = {}) const {
         message_request made;
-        failed.report(mp_send(get(), data.data(), data.bytes(), rank, tag, metadata.data(), metadata.size(),
-                              stream.get(), made.handle_.address()));
+        failed.report(mp_send(get(), data.data(), data.bytes(), static_cast<std::uint32_t>(rank), tag, metadata.data(),
+                              metadata.size(), stream.get(), made.handle_.address()));
         return made;
     }
 

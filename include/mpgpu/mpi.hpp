@@ -27,13 +27,17 @@
 /// They return, or throw, on all ranks alike where they say so: a rank that cannot export is reported to the others and
 /// keeps none of them waiting.
 ///
+/// Ranks of a node that are in different collective calls get `rank_failed`, with the names of both calls. They do not
+/// wait for each other. Ranks of other nodes wait in MPI, as in any of its collective calls.
+///
 /// MPI errors are the communicator's error handler's; where that returns, they are thrown as `mpgpu::driver_error` with
-/// MPI's code.
+/// MPI's code, or as `rank_failed` where ranks of a node talk to each other.
 
 #include <mpgpu/mpgpu.hpp>
 
 #include <mpi.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -139,25 +143,23 @@ template <class T> class shared_memory {
     /// this rank's own under its own address. `nullptr` for what the rank did not offer, for a rank of another node,
     /// and for memory that cannot be mapped: `why` tells.
     [[nodiscard]] imported_memory<T> *of(int rank, std::size_t range = 0) noexcept {
-        auto &ranges = peers_[static_cast<std::size_t>(rank)].ranges;
-        return range < ranges.size() && ranges[range].memory ? &ranges[range].memory : nullptr;
+        mapped *const found = contains(rank, range) ? &peers_[static_cast<std::size_t>(rank)].ranges[range] : nullptr;
+        return found != nullptr && found->memory ? &found->memory : nullptr;
     }
     /// The same, as the source of transfers.
     [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
-        const auto &ranges = peers_[static_cast<std::size_t>(rank)].ranges;
-        return range < ranges.size() && ranges[range].memory ? &ranges[range].memory : nullptr;
+        const mapped &found = find(rank, range);
+        return found.memory ? &found.memory : nullptr;
     }
 
     /// Why `of(rank, range)` is `nullptr`: `success` when it is not, and when the rank did not offer it.
     [[nodiscard]] mpgpu::status status(int rank, std::size_t range = 0) const noexcept {
-        const peer &found = peers_[static_cast<std::size_t>(rank)];
-        return range < found.ranges.size() ? found.ranges[range].status : found.elsewhere.status;
+        return find(rank, range).status;
     }
 
     /// The same for people; empty when there is nothing to say.
     [[nodiscard]] const std::string &why(int rank, std::size_t range = 0) const noexcept {
-        const peer &found = peers_[static_cast<std::size_t>(rank)];
-        return range < found.ranges.size() ? found.ranges[range].why : found.elsewhere.why;
+        return find(rank, range).why;
     }
 
   private:
@@ -171,6 +173,18 @@ template <class T> class shared_memory {
         std::vector<mapped> ranges; ///< none on another node
         mapped elsewhere;           ///< what holds for all other ranges
     };
+
+    [[nodiscard]] bool contains(int rank, std::size_t range) const noexcept {
+        return rank >= 0 && rank < size() && range < peers_[static_cast<std::size_t>(rank)].ranges.size();
+    }
+    [[nodiscard]] const mapped &find(int rank, std::size_t range) const noexcept {
+        static const mapped no_rank{
+            {}, mpgpu::status::invalid_argument, "it is no rank of the communicator, which numbers these ranks"};
+        if (contains(rank, range)) {
+            return peers_[static_cast<std::size_t>(rank)].ranges[range];
+        }
+        return rank >= 0 && rank < size() ? peers_[static_cast<std::size_t>(rank)].elsewhere : no_rank;
+    }
     std::vector<peer> peers_;
 };
 
@@ -178,8 +192,10 @@ template <class T> class shared_memory {
 /// together as those of an `mpgpu::node`. Made once, collectively; refers to what the context owns, which may be moved,
 /// and must outlive it. To be destroyed before `MPI_Finalize`, and after its plans.
 ///
-/// Ranks are numbered as in the communicator that it was made from. In plans and messages, which are of this node
-/// alone, `rank_on_node` says which rank that is: the same where all are on one node.
+/// `rank()` and `size()` are of the node, as with any `mpgpu::node`, and so are the ranks in its plans and messages.
+/// `communicator_rank()` and `communicator_size()` are of the communicator `all` that it was made from, and `exchange`,
+/// `halo::plan` and `contains` take ranks of that. `rank_on_node` leads from there to the node. Both numbers are the
+/// same if all ranks are on one node.
 class node : public mpgpu::node {
   public:
     /// No rank: collective calls throw `argument_error`.
@@ -190,14 +206,24 @@ class node : public mpgpu::node {
     /// an error of MPI.
     node(const context &ctx, MPI_Comm all, array_view<const device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
+    /// The same with one GPU, also where `std::optional::emplace` or `std::make_unique` passes the arguments on, which
+    /// take no list in braces.
+    node(const context &ctx, MPI_Comm all, device gpu) : node(ctx, all, array_view<const device>(&gpu, 1)) {}
 
     /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
     /// this node: only these share memory and plan together. Both stay the caller's. `MPI_COMM_NULL`: as above.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
+    /// The same with one GPU.
+    node(const context &ctx, MPI_Comm all, MPI_Comm local, device gpu)
+        : node(ctx, all, local, array_view<const device>(&gpu, 1)) {}
 
-    /// Ranks of the communicator, on all nodes.
-    [[nodiscard]] int size() const noexcept { return static_cast<int>(index_.size()); }
+    /// This rank in the communicator `all`; -1 of an empty object.
+    [[nodiscard]] int communicator_rank() const noexcept {
+        return on_node_.empty() ? -1 : on_node_[static_cast<std::size_t>(rank())];
+    }
+    /// Ranks of the communicator `all`, on all nodes; 0 of an empty object.
+    [[nodiscard]] int communicator_size() const noexcept { return static_cast<int>(index_.size()); }
     /// The communicator of the ranks of this node; it belongs to this object.
     [[nodiscard]] MPI_Comm communicator() const noexcept { return of_.local ? of_.local->get() : MPI_COMM_NULL; }
     /// A duplicate of the communicator that this object was made from: all ranks, of all nodes. It belongs to this
@@ -205,27 +231,40 @@ class node : public mpgpu::node {
     [[nodiscard]] MPI_Comm everyone() const noexcept { return of_.all.get(); }
     /// The ranks of this node, this one included, as the communicator `all` numbers them, ascending.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
-    /// Which rank of this node a rank of the communicator `all` is, as plans and messages number them; -1 for one of
-    /// another node, with which half-transfers move nothing.
-    [[nodiscard]] int rank_on_node(int rank) const noexcept {
-        return rank >= 0 && rank < size() ? index_[static_cast<std::size_t>(rank)] : -1;
+    /// The rank of this node that a rank of the communicator `all` is, as plans and messages number them. For a rank of
+    /// another node it is a number below 0 that every call refuses by name; ask `contains` first. A rank below 0, as
+    /// `MPI_PROC_NULL`, is returned as it is: half-transfers with it move nothing. Throws `argument_error` for a rank
+    /// that the communicator does not have.
+    [[nodiscard]] int rank_on_node(int rank) const {
+        if (rank >= communicator_size()) {
+            mpgpu::detail::fail({status::invalid_argument, 0, "rank",
+                                 "rank=" + std::to_string(rank) + ": the communicator has " +
+                                     std::to_string(communicator_size()) + " ranks, numbered from 0"});
+        }
+        if (rank < 0) {
+            return rank;
+        }
+        return contains(rank) ? index_[static_cast<std::size_t>(rank)] : MP_RANK_ELSEWHERE(rank);
     }
-    /// Whether a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
-    [[nodiscard]] bool contains(int rank) const noexcept { return rank_on_node(rank) >= 0; }
+    /// True if a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
+    [[nodiscard]] bool contains(int rank) const noexcept {
+        return rank >= 0 && rank < communicator_size() && index_[static_cast<std::size_t>(rank)] >= 0;
+    }
 
     /// The device that each rank of this node names, in the order of `ranks()`, as this process numbers devices: by
     /// UUID, whatever `CUDA_VISIBLE_DEVICES` each rank has. A rank whose GPU this process does not see has none.
     /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
-    /// not have, after the others have gone on; they find it without one.
+    /// not have, after the others have gone on; they find it without one. Throws `rank_failed` if ranks are in
+    /// different calls.
     [[nodiscard]] std::vector<std::optional<device>> device_of_each(device mine) const {
         check_made();
         device_uuid uuid{};
         const mp_status_t outcome = mp_device_uuid(context_, mine.id(), uuid.data());
-        std::vector<device_uuid> all(on_node_.size());
-        detail::check(MPI_Allgather(uuid.data(), static_cast<int>(uuid.size()), MPI_BYTE, all.data(),
-                                    static_cast<int>(uuid.size()), MPI_BYTE, communicator()),
-                      "MPI_Allgather");
-        on_error().report(outcome);
+        error_details refused = outcome == MP_SUCCESS ? error_details() : last_error();
+        const std::vector<device_uuid> all = of_all("mpi::node::device_of_each", &uuid, 1);
+        if (outcome != MP_SUCCESS) {
+            mpgpu::detail::fail(std::move(refused));
+        }
         std::vector<std::optional<device>> found(all.size());
         for (int id = -devices_.host_domains; id < devices_.gpus; ++id) {
             const device_uuid here = detail::uuid_of(context_, device::from_id(id));
@@ -241,7 +280,7 @@ class node : public mpgpu::node {
     /// Exports `mine` and imports what the other ranks of this node export: handles are gathered, then each rank maps
     /// what it can. An empty span offers nothing. Collective over the ranks of this node. A rank whose export or whose
     /// mapping fails is one of the ranks without memory, with the reason: nothing is thrown for it, and nobody waits
-    /// for it. Throws for errors of MPI.
+    /// for it. Throws `rank_failed` if ranks are in different calls.
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
         return exchange(std::vector<device_span<T>>{mine});
     }
@@ -253,9 +292,10 @@ class node : public mpgpu::node {
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             device kernels = device::automatic()) const {
         check_made();
-        int most = static_cast<int>(mine.size());
-        detail::check(MPI_Allreduce(MPI_IN_PLACE, &most, 1, MPI_INT, MPI_MAX, communicator()), "MPI_Allreduce");
-        const auto ranges = static_cast<std::size_t>(most);
+        constexpr const char *call = "mpi::node::exchange";
+        const std::size_t offered = mine.size();
+        const std::vector<std::size_t> numbers = of_all(call, &offered, 1);
+        const std::size_t ranges = *std::max_element(numbers.begin(), numbers.end());
         std::vector<detail::offer> own(ranges, detail::offer{{}, MP_SUCCESS, 1});
         std::vector<std::string> failures(mine.size());
         for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -265,10 +305,7 @@ class node : public mpgpu::node {
                 failures[i] = own[i].status == MP_SUCCESS ? std::string() : last_error().message;
             }
         }
-        std::vector<detail::offer> offers(on_node_.size() * ranges);
-        const int bytes = static_cast<int>(ranges * sizeof(detail::offer));
-        detail::check(MPI_Allgather(own.data(), bytes, MPI_BYTE, offers.data(), bytes, MPI_BYTE, communicator()),
-                      "MPI_Allgather");
+        const std::vector<detail::offer> offers = of_all(call, own.data(), ranges);
 
         shared_memory<T> shared;
         shared.peers_.resize(index_.size());
@@ -306,7 +343,7 @@ class node : public mpgpu::node {
         }
         // A rank that frees its memory after this has been mapped by all who could; one that does so before would be
         // reported as gone by some and not by others.
-        detail::check(MPI_Barrier(communicator()), "MPI_Barrier");
+        mpgpu::detail::meet_all_ranks(get(), call);
         return shared;
     }
     /// All elements of a buffer; none where it is empty.
@@ -347,10 +384,15 @@ class node : public mpgpu::node {
           context_(ctx.get()), devices_(ctx.devices()), of_(std::move(of)),
           on_node_(static_cast<std::size_t>(of_.local->size())), index_(static_cast<std::size_t>(of_.all.size()), -1) {
         const int rank = of_.all.rank();
-        detail::check(MPI_Allgather(&rank, 1, MPI_INT, on_node_.data(), 1, MPI_INT, communicator()), "MPI_Allgather");
+        on_node_ = of_all("mpi::node", &rank, 1);
         for (std::size_t i = 0; i < on_node_.size(); ++i) {
             index_[static_cast<std::size_t>(on_node_[i])] = static_cast<int>(i);
         }
+    }
+
+    /// What all ranks of this node pass to a call, `count` values of each.
+    template <class T> [[nodiscard]] std::vector<T> of_all(const char *call, const T *mine, std::size_t count) const {
+        return mpgpu::detail::of_all_ranks(get(), on_node_.size(), call, mine, count);
     }
 
     /// MPI would end the program.

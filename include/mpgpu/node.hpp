@@ -44,10 +44,38 @@ using node_transfer = mp_node_transfer_t;
 /// `receive_from` make it.
 struct half_transfer {
     window memory;     ///< this rank's bytes
-    int rank;          ///< the other rank; below 0, as `MPI_PROC_NULL`, nothing is moved
+    int rank;          ///< the other rank; nothing is moved if it is below 0, as `MPI_PROC_NULL`
     std::uint64_t tag; ///< the same in both halves
     bool is_send;      ///< whether the other rank receives them
 };
+
+namespace detail {
+
+/// Fails to compile for memory that no half-transfer takes, and says what to pass.
+template <class Memory> constexpr void refuse_memory_of_half() noexcept {
+    static_assert(is_end<Memory>, "mpgpu: a half-transfer takes a buffer or a device_span: other ranks cannot reach a "
+                                  "std::vector or an array. Copy it into a buffer of the GPU, or into one of "
+                                  "buffer<T>::shared(ctx, device::host(), size)");
+    static_assert(!is_end<Memory>, "mpgpu: receive_from writes: pass a buffer or a device_span that is not const");
+}
+
+/// Collects `count` values of every rank of a node, in the order of ranks. All ranks call it together, with the same
+/// `call`, by which errors name it. Throws `rank_failed` if ranks are in different calls.
+template <class T>
+[[nodiscard]] std::vector<T> of_all_ranks(mp_node_t node, std::size_t ranks, const char *call, const T *mine,
+                                          std::size_t count) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    std::vector<T> all(ranks * count);
+    on_error().report(mp_node_allgather(node, call, mine, all.data(), count * sizeof(T)));
+    return all;
+}
+
+/// Returns when all ranks of a node have called it, with the same `call`. Throws as `of_all_ranks` does.
+inline void meet_all_ranks(mp_node_t node, const char *call) {
+    on_error().report(mp_node_allgather(node, call, nullptr, nullptr, 0));
+}
+
+} // namespace detail
 
 /// All bytes of a span to a rank of the node, which hands in `receive_from` with this rank and the same tag.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
@@ -57,6 +85,12 @@ template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t t
 /// The same of a buffer.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const buffer<T> &whole) noexcept {
     return send_to(rank, tag, device_span<const T>(whole));
+}
+/// Does not compile: other memory is out of reach of other ranks.
+template <class Memory, std::enable_if_t<!detail::is_end<const Memory>, int> = 0>
+[[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const Memory & /*memory*/) noexcept {
+    detail::refuse_memory_of_half<Memory>();
+    return {{nullptr, 0}, rank, tag, true};
 }
 /// All bytes of a span from a rank of the node, which hands in `send_to` with this rank, the same tag and as many
 /// bytes.
@@ -68,6 +102,13 @@ template <class T>
 /// The same of a buffer.
 template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, buffer<T> &whole) noexcept {
     return receive_from(rank, tag, device_span<T>(whole));
+}
+/// Does not compile: other memory is out of reach of other ranks, and constant memory is not written.
+template <class Memory,
+          std::enable_if_t<!detail::is_end<Memory> || std::is_const_v<std::remove_reference_t<Memory>>, int> = 0>
+[[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, Memory && /*memory*/) noexcept {
+    detail::refuse_memory_of_half<Memory>();
+    return {{nullptr, 0}, rank, tag, false};
 }
 
 /// Who moves partitions that are ready.
@@ -226,7 +267,7 @@ class node {
 
     /// Which of the node's ranks this is.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
-    /// How many ranks the node has; 0 of an empty object.
+    /// How many ranks the node has, also where a communicator has more (`mpi::node`); 0 of an empty object.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
     /// The GPUs that this rank works for: those that it has named, else its share of what the ranks see; of ranks that
     /// name the same GPU the first works for it. Throws `argument_error` for an empty object.
@@ -286,7 +327,9 @@ class node {
             const mp_node_end_t own{rank_, static_cast<std::uint32_t>(made.first.size()), 0};
             const mp_node_end_t other{static_cast<std::uint32_t>(half.rank), MP_BY_TAG, half.tag};
             made.first.push_back(half.memory);
-            made.second.push_back(half.rank < 0  ? node_transfer{own, own, 0} // keeps the numbers of the others
+            // Numbers of ranks on other nodes, and `any_rank`, lie further below: the library refuses them by name.
+            const bool is_none = half.rank < 0 && half.rank > MP_FIRST_ELSEWHERE;
+            made.second.push_back(is_none        ? node_transfer{own, own, 0} // keeps the numbers of the others
                                   : half.is_send ? node_transfer{other, own, half.memory.bytes}
                                                  : node_transfer{own, other, half.memory.bytes});
         }

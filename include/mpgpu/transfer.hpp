@@ -21,20 +21,25 @@ using transfer = mp_transfer_t;
 /// same element type and size. Throws `argument_error` when the sizes differ; `last_error()` does not know of it, and
 /// with a `std::error_code` the transfer is then one of 0 bytes.
 template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, Src &&src, on_error failed = {}) {
-    const auto to = detail::as_device_span(dst);
-    const auto from = detail::as_device_span(src);
-    using element = typename decltype(to)::element_type;
-    static_assert(!std::is_const_v<element>, "mpgpu: the destination of a transfer is written");
-    static_assert(std::is_same_v<element, std::remove_const_t<typename decltype(from)::element_type>>,
-                  "mpgpu: source and destination of a transfer have elements of one type");
-    if (to.size() != from.size()) {
+    constexpr bool are_ends = detail::is_end<Dst> && detail::is_end<Src>;
+    static_assert(are_ends, "mpgpu: an end of a transfer is a buffer, an imported_memory or a device_span, which know "
+                            "their device: of other memory take device_span<T>({pointer, size}, device::host())");
+    if constexpr (are_ends) {
+        const auto to = detail::as_device_span(dst);
+        const auto from = detail::as_device_span(src);
+        using element = typename decltype(to)::element_type;
+        static_assert(!std::is_const_v<element>, "mpgpu: the destination of a transfer is written");
+        static_assert(std::is_same_v<element, std::remove_const_t<typename decltype(from)::element_type>>,
+                      "mpgpu: source and destination of a transfer have elements of one type");
+        if (to.size() == from.size()) {
+            failed.report(MP_SUCCESS);
+            return {to.data(), to.location().id(), from.data(), from.location().id(), from.size_bytes()};
+        }
         failed.report({status::invalid_argument, 0, "dst",
                        "a transfer of " + std::to_string(from.size()) + " elements into a destination of " +
                            std::to_string(to.size()) + ": take a subspan, so that both have the same size"});
-        return {};
     }
-    failed.report(MP_SUCCESS);
-    return {to.data(), to.location().id(), from.data(), from.location().id(), from.size_bytes()};
+    return {};
 }
 
 } // namespace mpgpu

@@ -508,6 +508,32 @@ TEST_CASE("a plan that is default-constructed or destroyed refuses exchanges unt
     refuses();
 }
 
+TEST_CASE("a plane by aggregate assignment is one of one cell and one rank in z") {
+    const mpgpu::context ctx = virtual_devices();
+    const mpgpu::stream stream(ctx, device::gpu(0));
+    halo::grid plane;
+    plane.cells = {9, 8};
+    plane.ranks = {2, 2};
+    plane.ghost = {2, 1};
+    plane.periodic = {true, false};
+    halo::grid same = plane;
+    same.cells[2] = 1;
+    same.ranks[2] = 1;
+    CHECK(halo::rank_count(plane) == 4);
+    for (int rank = 0; rank < 4; ++rank) {
+        CHECK(halo::place_of(plane, rank) == halo::place_of(same, rank));
+        CHECK(halo::array_extents(plane, rank) == halo::array_extents(same, rank));
+    }
+    mesh all(ctx, same, {8, 4});
+    halo::plan halo(ctx, plane, all.arrays);
+    check_cycles(all, stream, 3, [&](const mpgpu::stream &s) { halo.exchange(s); });
+    halo::grid line;
+    line.cells = {9};
+    line.ranks = {3};
+    CHECK(halo::rank_count(line) == 3);
+    CHECK(halo::array_extents(line, 0) == std::array<std::int64_t, 3>{3, 1, 1});
+}
+
 TEST_CASE("what does not go together is refused with the value and the remedy") {
     const mpgpu::context ctx = virtual_devices();
     halo::grid good;
@@ -528,17 +554,30 @@ TEST_CASE("what does not go together is refused with the value and the remedy") 
 
     halo::grid g = good;
     g.ghost = {5, 2, 0};
-    refused(g, all.arrays, "ghost cells in x: 5: must be 0 to 4");
+    refused(g, all.arrays,
+            "ghost cells in x: 5: must be 0 to 4, the cells of the smallest rank there; use fewer ranks in that");
     g = good;
     g.ranks = {2, 9, 1};
     refused(g, all.arrays, "ranks in y: 9: must be 1 to 8");
     g = good;
-    g.cells = {8, 8, 0};
-    refused(g, all.arrays, "cells in z: 0");
+    g.cells = {0, 8, 1};
+    refused(g, all.arrays, "cells in x: 0: must be 1 to 2^40");
+    g = good;
+    g.cells = {8, 8, -1};
+    refused(g, all.arrays, "cells in z: -1: must be 1 to 2^40");
+    g = good;
+    g.ranks = {0, 2, 1};
+    refused(g, all.arrays, "ranks in x: 0: must be 1 to 8");
+    g = good;
+    g.cells = {std::int64_t{1} << 40, std::int64_t{1} << 40, 1};
+    g.ranks = {65536, 65536, 1};
+    refused(g, all.arrays, "more than 2^31 - 2 ranks");
     g = good;
     g.periodic = {false, false, true};
     g.ghost = {2, 2, 2};
-    refused(g, all.arrays, "ghost cells in z: 2: must be 0 to 1");
+    refused(g, all.arrays,
+            "ghost cells in z: 2: must be 0 to 1, the cells of the smallest rank there; use fewer ghost "
+            "cells or a larger mesh");
     g = good;
     g.reach = static_cast<halo::neighbours>(4);
     refused(g, all.arrays, "reach: 4");

@@ -103,18 +103,18 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
     tried = "pushed";
     for (int problem = 0; problem < problems; ++problem) {
-        const auto [g, sizes] = reference::random_problem(random, node.size());
+        const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
         run_cycles(ctx, node, g, sizes, how, cycles, problem % 2 == 1);
     }
     // Of one that is large for this test, so that all blocks have a part of each message.
     halo::grid g;
-    g.ranks = {node.size(), 1, 1};
-    g.cells = {3 * std::int64_t{node.size()}, 40, 30};
+    g.ranks = {node.communicator_size(), 1, 1};
+    g.cells = {3 * std::int64_t{node.communicator_size()}, 40, 30};
     g.periodic = {true, true, true};
     g.ghost = {2, 1, 1};
     run_cycles(ctx, node, g, {8, 4, 1, 12}, how, few_cycles, false);
 
-    g.cells = {2 * std::int64_t{node.size()} + 1, 5, 4};
+    g.cells = {2 * std::int64_t{node.communicator_size()} + 1, 5, 4};
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const std::array<mpgpu::stream, 2> streams = {mpgpu::stream(ctx, mine.where()), mpgpu::stream(ctx, mine.where())};
     mpgpu::event before(ctx);
@@ -183,8 +183,8 @@ void push_with_one_gpu_in_sight(std::mt19937 &random) {
 /// What one rank gets wrong is thrown on all of them, and nobody waits for anybody.
 void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.ghost = {1, 1, 0};
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
     const halo::options how = halo_test::options_for(ctx);
@@ -197,7 +197,7 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
             return true;
         }
     };
-    const bool last = world_rank + 1 == node.size();
+    const bool last = world_rank + 1 == node.communicator_size();
     halo::rank_arrays arrays = mine.arrays();
     arrays[1].size -= last ? 1 : 0;
     require(refused(g, arrays), "an array of the wrong size on one rank is refused on all");
@@ -208,7 +208,7 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
     bad.pushed = true;
     bad.direct_pieces = 3;
     require(refused(g, mine.arrays(), &bad), "pushed messages and direct pieces are refused");
-    if (node.size() > 1) {
+    if (node.communicator_size() > 1) {
         other = g;
         other.periodic[1] = last;
         require(refused(other, mine.arrays()), "grids that differ are refused on all ranks");
@@ -222,16 +222,16 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
 /// A form that one rank refuses is out on all of them, whether it is refused when it is made or by the first exchange,
 /// and nobody waits; where none is left, all throw.
 void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
-    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+    if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return; // copies are packed by the CPU below
     }
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.ghost = {1, 1, 0};
     const std::vector<std::size_t> sizes = {8, 4};
     const halo_test::part mine(ctx, g, world_rank, sizes);
-    const bool last = world_rank + 1 == node.size();
+    const bool last = world_rank + 1 == node.communicator_size();
     const auto refuse = [] {
         mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no packing on the last rank"});
     };
@@ -283,15 +283,15 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
 
 /// The same of a kernel that pushes: it is out where one rank refuses it, and where asked for by name all throw.
 void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
-    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+    if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return;
     }
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.ghost = {1, 1, 0};
     const halo_test::part mine(ctx, g, world_rank, {8, 4});
-    const bool last = world_rank + 1 == node.size();
+    const bool last = world_rank + 1 == node.communicator_size();
     const auto refuse = [] {
         mpgpu::detail::fail({mpgpu::status::not_supported, 0, "", "no pushing on the last rank"});
     };
@@ -342,12 +342,12 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
 
 /// Arrays in host memory that no other rank can map go in messages, whatever was to go straight.
 void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
-    if (node.size() < 2 || !halo_test::on_host_backend(ctx)) {
+    if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return; // host memory is packed by the CPU
     }
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.periodic = {false, true, false};
     g.ghost = {1, 1, 0};
     for (const bool by_library : {true, false}) {
@@ -382,9 +382,9 @@ void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::nod
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
     halo::grid g;
-    g.ranks = {1, 1, node.size()};
-    if (node.size() % 4 == 0) {
-        g.ranks = {2, 2, node.size() / 4};
+    g.ranks = {1, 1, node.communicator_size()};
+    if (node.communicator_size() % 4 == 0) {
+        g.ranks = {2, 2, node.communicator_size() / 4};
     }
     g.periodic = {true, true, true};
     g.ghost = {1, 2, 1};
@@ -392,8 +392,8 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
         g.cells.at(d) = 5 * std::int64_t{g.ranks.at(d)} + 1;
     }
     halo::grid large = g; // of messages that are sent in several parts
-    large.ranks = {1, 1, node.size()};
-    large.cells = {80, 90, 3 * std::int64_t{node.size()}};
+    large.ranks = {1, 1, node.communicator_size()};
+    large.cells = {80, 90, 3 * std::int64_t{node.communicator_size()}};
     halo::options how = halo_test::options_for(ctx);
     how.direct_pieces = 0;
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
@@ -407,8 +407,8 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
 /// messages that nobody takes any more may still be under way.
 void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.ghost = {1, 1, 0};
     const halo_test::part mine(ctx, g, world_rank, {8});
     for (const halo::persistent_form form : {halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
@@ -427,8 +427,8 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
 /// Messages to other nodes are not pushed.
 void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
-    g.cells = {8, 8 * std::int64_t{node.size()}, 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.ghost = {1, 1, 0};
     const halo_test::part mine(ctx, g, world_rank, {8});
     halo::options how = halo_test::options_for(ctx);
@@ -442,6 +442,37 @@ void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     require(refused, "pushing to ranks of other nodes is refused");
 }
 
+/// Slabs, of which those in the middle of a node have no neighbour on another: in every form, and with every progress.
+void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
+    MPI_Comm local = MPI_COMM_NULL;
+    int ranks = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank * nodes / ranks, world_rank, &local);
+    {
+        const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, local);
+        halo::grid g;
+        g.cells = {5, 6, 3 * std::int64_t{ranks} + 1};
+        g.ranks = {1, 1, ranks};
+        g.ghost = {1, 1, 2};
+        for (const bool periodic : {false, true}) {
+            g.periodic = {true, false, periodic};
+            for (const auto kernel :
+                 {halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks}) {
+                for (const auto progress :
+                     {halo::progress_by::start, halo::progress_by::caller, halo::progress_by::thread}) {
+                    halo::options how = halo_test::options_for(ctx);
+                    how.persistent = kernel;
+                    how.progress = progress;
+                    how.direct_pieces = 0;
+                    tried = "slabs on " + std::to_string(nodes) + " nodes";
+                    run_cycles(ctx, node, g, {8, 4}, how, few_cycles, !periodic);
+                }
+            }
+        }
+    }
+    MPI_Comm_free(&local);
+}
+
 /// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by a node plan, the others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
@@ -451,7 +482,7 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         refuse_on_all_ranks(ctx, node);
         refuse_to_push(ctx, node);
         for (int problem = 0; problem < problems; ++problem) {
-            const auto [g, sizes] = reference::random_problem(random, node.size());
+            const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
             constexpr std::array<halo::persistent_form, 3> kernels = {
                 halo::persistent_form::none, halo::persistent_form::block_each, halo::persistent_form::all_blocks};
             const auto which = static_cast<std::size_t>(problem) % kernels.size();
@@ -467,7 +498,7 @@ void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
         }
         tried = std::to_string(nodes) + " nodes, in a row";
         run_in_a_row(ctx, node);
-        if (nodes == node.size()) {
+        if (nodes == node.communicator_size()) {
             give_up_in_the_middle(ctx, node);
         }
     }
@@ -484,7 +515,7 @@ void run() {
     send_what_cannot_be_shared(ctx, node);
     std::mt19937 random(20261121); // the same problems on all ranks
     for (int problem = 0; problem < problems; ++problem) {
-        const auto [g, sizes] = reference::random_problem(random, node.size());
+        const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = random_form(random, ctx);
         how.persistent = // which does not matter within a node
@@ -502,9 +533,13 @@ void run() {
         }
         return;
     }
-    for (int nodes = 2; nodes <= node.size();
-         nodes = nodes < node.size() && 2 * nodes > node.size() ? node.size() : 2 * nodes) {
+    for (int nodes = 2; nodes <= node.communicator_size();
+         nodes = nodes < node.communicator_size() && 2 * nodes > node.communicator_size() ? node.communicator_size()
+                                                                                          : 2 * nodes) {
         run_on_nodes(ctx, random, nodes);
+    }
+    if (node.communicator_size() > 3) {
+        run_slabs_on_nodes(ctx, 2);
     }
 }
 

@@ -3,6 +3,9 @@
 // mpirun with any number of ranks; ends all of them with a message at the first thing that is wrong.
 #include "ranks.hpp"
 
+#include <mpgpu/collective.hpp>
+#include <mpgpu/halo_mpi.hpp>
+#include <mpgpu/message.hpp>
 #include <mpgpu/mpi.hpp>
 
 #include <mpi.h>
@@ -11,6 +14,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +24,16 @@ namespace {
 
 using ranks_test::require;
 using ranks_test::world_rank;
+
+/// The text with which a call is refused; empty if it is not.
+template <class Call> std::string refusal_of(Call &&call) {
+    try {
+        call();
+    } catch (const mpgpu::error &e) {
+        return e.what();
+    }
+    return {};
+}
 
 constexpr int rounds = 25;
 constexpr std::size_t elements = 10007;
@@ -30,7 +45,7 @@ std::uint32_t pattern(int round, int from, int to, std::size_t i) {
 /// Every rank puts a slot into the memory of every other, round after round. A slot is filled again only when its owner
 /// has said that it has taken it, and nothing but signals says so.
 void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
-    const auto ranks = static_cast<std::size_t>(node.size());
+    const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto me = static_cast<std::size_t>(rank);
     const auto gpu = mpgpu::device::gpu(rank % ctx.devices().gpus);
 
@@ -41,7 +56,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
 
     auto inboxes = node.exchange(inbox);
     auto signals = node.exchange(counters);
-    require(inboxes.size() == node.size(), "one entry for each rank");
+    require(inboxes.size() == node.communicator_size(), "one entry for each rank");
     require(inboxes.of(rank) != nullptr && inboxes.of(rank)->data() == inbox.data(),
             "a rank's own memory has its own address");
 
@@ -121,7 +136,8 @@ void devices_are_known_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node
 
 void a_node_that_is_default_constructed_refuses_calls() {
     const mpgpu::mpi::node none;
-    require(!none && none.size() == 0 && !none.contains(0) && none.rank_on_node(0) == -1, "it has no ranks");
+    require(!none && none.size() == 0 && none.communicator_size() == 0 && !none.contains(0), "it has no ranks");
+    require(!refusal_of([&] { static_cast<void>(none.rank_on_node(0)); }).empty(), "no rank has a number there");
     bool refused = false;
     try {
         static_cast<void>(none.device_of_each(mpgpu::device::gpu(0)));
@@ -153,7 +169,7 @@ void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const
 /// Rank r offers r ranges and one more, of which one is empty and on rank 1 one cannot be exported; into the others
 /// every rank writes.
 void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
-    const auto ranks = static_cast<std::size_t>(node.size());
+    const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto mine = static_cast<std::size_t>(rank) + 1;
     auto memory = mpgpu::buffer<int>::shared(ctx, mpgpu::device::host(), mine * ranks);
     mpgpu::buffer<int> source(ctx, mpgpu::device::host(), ranks + 1);
@@ -167,7 +183,7 @@ void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const
     }
     auto shared = node.exchange(ranges);
     std::vector<mpgpu::transfer> transfers;
-    for (int other = 0; other < node.size(); ++other) {
+    for (int other = 0; other < node.communicator_size(); ++other) {
         const auto offered = static_cast<std::size_t>(other) + 1;
         for (std::size_t range = 0; range < ranks + 2; ++range) {
             const bool is_there = node.contains(other) && range > 0 && range < offered;
@@ -207,9 +223,8 @@ void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const
     MPI_Barrier(node.communicator());
 }
 
-/// A ring of half-transfers over all ranks, in which every rank's neighbours are on another node, and one over its
-/// node.
-void plans_move_nothing_between_nodes(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+/// A ring of half-transfers over the ranks of a node, and what names a rank of another node, which each call refuses.
+void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const auto gpu = mpgpu::device::gpu(world_rank % ctx.devices().gpus);
     mpgpu::buffer<int> sent(ctx, gpu, 1);
     mpgpu::buffer<int> received(ctx, gpu, 2);
@@ -217,18 +232,125 @@ void plans_move_nothing_between_nodes(const mpgpu::context &ctx, const mpgpu::mp
     received.data()[0] = -1;
     received.data()[1] = -1;
     const auto ranks = static_cast<int>(node.ranks().size());
-    const auto after = [&](int by) { return node.rank_on_node((world_rank + by + node.size()) % node.size()); };
-    const mpgpu::plan plan = node.plan_exchange(
-        {mpgpu::send_to(after(1), 0, sent), mpgpu::receive_from(after(-1), 0, received.subspan(0, 1)),
-         mpgpu::send_to((node.rank() + 1) % ranks, 1, sent),
-         mpgpu::receive_from((node.rank() + ranks - 1) % ranks, 1, received.subspan(1, 1))});
+    const int outside = node.rank_on_node(MPI_PROC_NULL);
+    const mpgpu::plan plan =
+        node.plan_exchange({mpgpu::send_to(outside, 0, sent), mpgpu::receive_from(outside, 0, received.subspan(0, 1)),
+                            mpgpu::send_to((node.rank() + 1) % ranks, 1, sent),
+                            mpgpu::receive_from((node.rank() + ranks - 1) % ranks, 1, received.subspan(1, 1))});
     const mpgpu::stream stream(ctx, gpu);
     plan.enqueue(stream);
     stream.synchronize();
-    const int before = after(-1) < 0 ? -1 : node.ranks()[static_cast<std::size_t>(after(-1))];
-    require(received.data()[0] == before, "only what is of one node is moved");
+    require(received.data()[0] == -1, "where there is no neighbour nothing is moved");
     require(received.data()[1] == node.ranks()[static_cast<std::size_t>((node.rank() + ranks - 1) % ranks)],
             "the ring of the node");
+    const int there = world_rank ^ 1;
+    if (there >= node.communicator_size()) {
+        return;
+    }
+    const int number = node.rank_on_node(there);
+    const std::string name = "rank " + std::to_string(there) + " is on another node";
+    const auto is_named = [&](auto &&call) {
+        const std::string refusal = refusal_of(call);
+        require(refusal.find(name) != std::string::npos, "expected '" + name + "', and got '" + refusal + "'");
+    };
+    is_named([&] { static_cast<void>(node.plan_exchange({mpgpu::send_to(number, 0, sent)})); });
+    is_named([&] { static_cast<void>(node.plan_exchange({mpgpu::receive_from(number, 0, received)})); });
+    is_named([&] {
+        static_cast<void>(node.plan({mpgpu::make_window(received)},
+                                    {{mpgpu::node_end(number, 0), mpgpu::node_end(node.rank(), 0), 4}}));
+    });
+    is_named([&] { static_cast<void>(mpgpu::broadcast(node, number, sent)); });
+    const mpgpu::messenger messages(node);
+    is_named([&] { static_cast<void>(messages.send(sent, number, 0, stream)); });
+    is_named([&] { static_cast<void>(messages.receive(received, number, 0, stream)); });
+    is_named([&] { static_cast<void>(messages.probe(number, 0)); });
+    // What is no rank at all is no message of any rank.
+    for (const int none : {MPI_PROC_NULL, MPI_ANY_SOURCE}) {
+        require(!refusal_of([&] { static_cast<void>(messages.receive(received, none, 0, stream)); }).empty(),
+                "MPI's constants are no ranks of messages");
+    }
+    auto shared = node.exchange(received);
+    require(shared.of(number) == nullptr && shared.status(number) == mpgpu::status::invalid_argument &&
+                !shared.why(number).empty(),
+            "numbers of the node are not those of the communicator");
+    require(shared.of(there) == nullptr && shared.why(there).find(name) == 0, "memory of another node is not here");
+    shared = {};
+    MPI_Barrier(node.communicator());
+}
+
+/// Ranks in different collective calls: both are told, and the next call goes well.
+void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    if (node.size() < 2) {
+        return;
+    }
+    const auto gpu = mpgpu::device::gpu(0);
+    auto memory = mpgpu::buffer<int>::shared(ctx, mpgpu::device::host(), 4);
+    mpgpu::halo::grid g;
+    g.cells = {4, 4, 4 * std::int64_t{node.communicator_size()}};
+    g.ranks = {1, 1, node.communicator_size()};
+    g.ghost = {1, 1, 1};
+    mpgpu::buffer<int> cells(ctx, gpu, std::size_t{6 * 6 * 6});
+    using call = std::pair<const char *, std::function<void()>>;
+    const std::vector<call> calls = {
+        {"exchange", [&] { static_cast<void>(node.exchange(memory)); }},
+        {"device_of_each", [&] { static_cast<void>(node.device_of_each(gpu)); }},
+        {"a node plan", [&] { static_cast<void>(node.plan_exchange({})); }},
+        {"messenger creation", [&] { const mpgpu::messenger made(node); }},
+        {"halo::plan", [&] { const mpgpu::halo::plan made(ctx, node, g, {mpgpu::halo::array_of(cells)}); }},
+    };
+    for (std::size_t a = 0; a < calls.size(); ++a) {
+        for (std::size_t b = a + 1; b < calls.size(); ++b) {
+            const bool first = node.rank() == 0;
+            const std::string refusal = refusal_of(calls[first ? a : b].second);
+            const std::string names = std::string(calls[a].first) + " and " + calls[b].first;
+            require(refusal.find(calls[a].first) != std::string::npos &&
+                        refusal.find(calls[b].first) != std::string::npos,
+                    names + " that meet are named: " + refusal);
+            require(node.exchange(memory).of(node.communicator_rank()) != nullptr, "the next call goes well");
+            MPI_Barrier(node.communicator()); // nobody frees what others have mapped
+        }
+    }
+}
+
+/// Sizes that leave the memory that they are of, on one rank, which tells the others.
+void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
+    const auto ranks = static_cast<std::size_t>(node.size());
+    const int root = 0;
+    auto part = mpgpu::buffer<int>::shared(ctx, mpgpu::device::host(), 4);
+    auto whole = mpgpu::buffer<int>::shared(ctx, mpgpu::device::host(), 4 * ranks);
+    std::vector<std::size_t> sizes(ranks, 4);
+    const auto refused = [&](auto &&call, const std::string &words) {
+        const std::string refusal = refusal_of(call);
+        require(refusal.find(words) != std::string::npos, "expected '" + words + "', and got '" + refusal + "'");
+    };
+    const auto all = [&](const std::vector<std::size_t> &given, const std::string &words) {
+        refused([&] { static_cast<void>(mpgpu::scatter(node, root, whole, part, given)); }, words);
+        refused([&] { static_cast<void>(mpgpu::gather(node, root, part, whole, given)); }, words);
+        refused([&] { static_cast<void>(mpgpu::all_gather(node, part, whole, given)); }, words);
+    };
+    const auto own = static_cast<std::size_t>(node.rank());
+    sizes[own] = 5;
+    all(sizes, "has 16 bytes, and 20 move there");
+    sizes[own] = 3;
+    all(sizes, "has 16 bytes, and 12 move there");
+    sizes[own] = (std::size_t{1} << 62) + 4; // 16 bytes, where products wrap
+    all(sizes, "more bytes than an address can count");
+    sizes.assign(ranks, std::size_t{1} << 61); // sums wrap too
+    all(sizes, ranks > 1 ? "more bytes than an address can count" : "move there");
+    sizes.assign(ranks + 1, 4);
+    all(sizes, "elements has " + std::to_string(ranks + 1) + " sizes, and " + std::to_string(ranks) + " are needed");
+    refused([&] { static_cast<void>(mpgpu::all_to_all(node, whole, whole, sizes)); }, "sent has");
+    refused([&] { static_cast<void>(mpgpu::broadcast(node, node.size(), part)); }, "is none of the");
+    refused([&] { static_cast<void>(mpgpu::broadcast(node, -1, part)); }, "root -1 is none of the");
+    // One rank alone: the others, which are in their call, are told.
+    const bool is_wrong = node.rank() == node.size() - 1;
+    refused(
+        [&] {
+            sizes.assign(ranks, 4);
+            sizes[own] = is_wrong ? 5 : 4;
+            static_cast<void>(node.plan_exchange(mpgpu::all_gather(node, part, whole, sizes)));
+        },
+        "the source has 16 bytes, and 20 move there");
 }
 
 } // namespace
@@ -242,23 +364,38 @@ int main(int argc, char **argv) {
         mpgpu::mpi::node node;
         node = mpgpu::mpi::node(made, MPI_COMM_WORLD);
         const mpgpu::context ctx = std::move(made); // a node has the context wherever that is moved
-        require(static_cast<int>(node.ranks().size()) == node.size(), "all ranks are of this node");
+        require(node.size() == node.communicator_size() && node.communicator_rank() == world_rank,
+                "all ranks are of this node");
+        // As a member that is made later, with one GPU.
+        std::optional<mpgpu::mpi::node> later;
+        later.emplace(ctx, MPI_COMM_WORLD, mpgpu::device::gpu(world_rank % ctx.devices().gpus));
+        require(later->size() == node.size(), "it is made in place");
+        later.reset();
         devices_are_known_by_name(ctx, node, world_rank);
         put_rounds(ctx, node, world_rank);
         a_rank_without_memory_keeps_nobody_waiting(ctx, node, world_rank);
         several_ranges_are_found_by_rank_and_index(ctx, node, world_rank);
+        calls_that_differ_are_errors(ctx, node);
+        collectives_stay_within_their_memory(ctx, node);
 
         // Two nodes of half the ranks each.
         MPI_Comm half = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, 0, &half);
         {
             const mpgpu::mpi::node part(ctx, MPI_COMM_WORLD, half);
-            require(!part.contains(world_rank ^ 1) && !part.contains(-1) && !part.contains(part.size()),
+            const int ranks = part.communicator_size();
+            require(!part.contains(world_rank ^ 1) && !part.contains(-1) && !part.contains(ranks),
                     "the other half is elsewhere");
             require(part.rank_on_node(world_rank) == world_rank / 2 && part.rank() == world_rank / 2 &&
-                        part.rank_on_node(world_rank ^ 1) == -1,
+                        part.communicator_rank() == world_rank,
                     "ranks of a node have numbers of their own");
-            plans_move_nothing_between_nodes(ctx, part);
+            require(part.size() == (ranks + 1 - world_rank % 2) / 2 && ranks == node.communicator_size(),
+                    "sizes are of the node, or of the communicator");
+            require(refusal_of([&] { static_cast<void>(part.rank_on_node(ranks)); }).find("numbered from 0") !=
+                        std::string::npos,
+                    "a rank that the communicator does not have is refused");
+            ranks_of_other_nodes_are_refused_by_name(ctx, part);
+            calls_that_differ_are_errors(ctx, part);
             put_rounds(ctx, part, world_rank);
             several_ranges_are_found_by_rank_and_index(ctx, part, world_rank);
         }

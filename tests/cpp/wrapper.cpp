@@ -166,6 +166,20 @@ TEST_CASE("a buffer that has a stream is freed in its order, or at once where th
     CHECK(counting::live(kind::memory) == 0);
 }
 
+TEST_CASE("a handle that is NULL is an empty object") {
+    const mpgpu::context ctx;
+    const auto told = [&](mp_status_t status, const char *argument, const char *text) {
+        counting::fail_next(status, 0, argument, text);
+        std::error_code ec;
+        const mpgpu::stream none(ctx, device::gpu(0), ec);
+        return mpgpu::last_error().message;
+    };
+    CHECK(told(MP_ERROR_INVALID_HANDLE, "plan", "plan is NULL") == "plan is empty: make one and move it there first");
+    CHECK(told(MP_ERROR_INVALID_HANDLE, "plan", "plan was destroyed") == "plan was destroyed");
+    CHECK(told(MP_ERROR_INVALID_ARGUMENT, "transfers", "transfers is NULL") == "transfers is NULL");
+    CHECK(told(MP_ERROR_INTERNAL, "", "").empty());
+}
+
 TEST_CASE("more elements than bytes can be counted are not asked for as a small number of bytes") {
     const balance balanced;
     const mpgpu::context ctx;

@@ -2,6 +2,8 @@
 #include <mpgpu/message.hpp>
 #include <mpgpu/mpi.hpp>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -9,11 +11,12 @@ struct neighbour {
     int rank;
     std::uint64_t tag_of_mine, tag_of_theirs;
     mpgpu::buffer<double> inbox, outbox;
-    mpgpu::message_request got, sent;
     mpgpu::stream stream;
     mpgpu::event unpacked;
 };
 extern std::vector<neighbour> neighbours;
+extern std::vector<neighbour *> by_mpi;
+extern const std::size_t steps;
 extern const mpgpu::mpi::node node;
 extern const mpgpu::messenger messages;
 extern mpgpu::stream stream;

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <type_traits>
+#include <utility>
 
 namespace mpgpu::detail {
 
@@ -67,6 +68,12 @@ template <class T, class Owner> device_span<T> as_device_span(memory_owner<T, Ow
 template <class T, class Owner> device_span<const T> as_device_span(const memory_owner<T, Owner> &whole) noexcept {
     return whole;
 }
+
+/// True if `as_device_span` takes an lvalue of the type.
+template <class End, class = void> inline constexpr bool is_end = false;
+template <class End>
+inline constexpr bool
+    is_end<End, std::void_t<decltype(as_device_span(std::declval<std::remove_reference_t<End> &>()))>> = true;
 
 } // namespace mpgpu::detail
 

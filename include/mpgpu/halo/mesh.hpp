@@ -27,7 +27,8 @@ enum class neighbours : std::int32_t {
 };
 
 /// A mesh and its division among ranks. Dimensions are x, y, z, and x is contiguous in memory. A dimension that a
-/// problem does not have is left as it is: one cell, no ghost cells. A plain value.
+/// problem does not have is left as it is: one cell, no ghost cells. In y and z, 0 cells and 0 ranks are 1 too, so that
+/// `g.cells = {nx, ny}` makes a plane. A plain value.
 struct grid {
     /// Cells of the whole mesh, without ghost cells.
     std::array<std::int64_t, 3> cells = {1, 1, 1};
@@ -48,23 +49,44 @@ struct box {
     std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< in each dimension
 };
 
-/// How many ranks a grid has.
+namespace detail {
+
+/// The cells of the whole mesh, with 1 in dimensions that it does not have.
+[[nodiscard]] constexpr std::array<std::int64_t, 3> mesh_cells(const grid &g) noexcept {
+    return {g.cells[0], g.cells[1] == 0 ? 1 : g.cells[1], g.cells[2] == 0 ? 1 : g.cells[2]};
+}
+/// The ranks in each dimension, likewise.
+[[nodiscard]] constexpr std::array<int, 3> mesh_ranks(const grid &g) noexcept {
+    return {g.ranks[0], g.ranks[1] == 0 ? 1 : g.ranks[1], g.ranks[2] == 0 ? 1 : g.ranks[2]};
+}
+
+} // namespace detail
+
+/// How many ranks a grid has; the greatest `int` for more.
 [[nodiscard]] constexpr int rank_count(const grid &g) noexcept {
-    return g.ranks[0] * g.ranks[1] * g.ranks[2];
+    constexpr std::int64_t most = std::numeric_limits<int>::max();
+    std::int64_t count = 1;
+    for (const int ranks : detail::mesh_ranks(g)) {
+        count = count * ranks < most ? count * ranks : most;
+    }
+    return static_cast<int>(count);
 }
 
 /// Where a rank lies in the rank grid.
 [[nodiscard]] constexpr std::array<int, 3> place_of(const grid &g, int rank) noexcept {
-    return {rank % g.ranks[0], rank / g.ranks[0] % g.ranks[1], rank / g.ranks[0] / g.ranks[1]};
+    const std::array<int, 3> ranks = detail::mesh_ranks(g);
+    return {rank % ranks[0], rank / ranks[0] % ranks[1], rank / ranks[0] / ranks[1]};
 }
 
 /// The cells of the mesh that a rank computes: as equal parts as possible, the first ones having the extra cells.
 [[nodiscard]] constexpr box box_of(const grid &g, int rank) noexcept {
+    const std::array<std::int64_t, 3> cells = detail::mesh_cells(g);
+    const std::array<int, 3> ranks = detail::mesh_ranks(g);
     const std::array<int, 3> place = place_of(g, rank);
     box own;
     for (std::size_t d = 0; d < 3; ++d) {
-        const std::int64_t least = g.cells[d] / g.ranks[d];
-        const std::int64_t extra = g.cells[d] % g.ranks[d];
+        const std::int64_t least = cells[d] / ranks[d];
+        const std::int64_t extra = cells[d] % ranks[d];
         own.first[d] = place[d] * least + (place[d] < extra ? place[d] : extra);
         own.cells[d] = least + (place[d] < extra ? 1 : 0);
     }
@@ -123,27 +145,28 @@ inline void check(mp_status_t outcome) {
 /// What is wrong with a grid.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g) {
     constexpr std::int64_t most = std::int64_t{1} << 40; // sums of a few stay far from overflow
-    std::int64_t ranks = 1;
+    const std::array<std::int64_t, 3> cells = mesh_cells(g);
+    const std::array<int, 3> ranks = mesh_ranks(g);
     for (std::size_t d = 0; d < 3; ++d) {
         const std::string in = std::string(" in ") + "xyz"[d] + ": ";
-        if (g.cells[d] < 1 || g.cells[d] > most) {
-            return invalid("grid", "cells" + in + std::to_string(g.cells[d]) + ": must be 1 to 2^40");
+        if (cells[d] < 1 || cells[d] > most) {
+            return invalid("grid", "cells" + in + std::to_string(cells[d]) + ": must be 1 to 2^40");
         }
-        if (g.ranks[d] < 1 || g.ranks[d] > g.cells[d]) {
-            return invalid("grid", "ranks" + in + std::to_string(g.ranks[d]) + ": must be 1 to " +
-                                       std::to_string(g.cells[d]) + ", the cells there");
+        if (ranks[d] < 1 || ranks[d] > cells[d]) {
+            return invalid("grid", "ranks" + in + std::to_string(ranks[d]) + ": must be 1 to " +
+                                       std::to_string(cells[d]) + ", the cells there");
         }
-        const bool shared = g.ranks[d] > 1 || g.periodic[d];
-        const std::int64_t widest = shared ? g.cells[d] / g.ranks[d] : most;
+        const bool shared = ranks[d] > 1 || g.periodic[d];
+        const std::int64_t widest = shared ? cells[d] / ranks[d] : most;
         if (g.ghost[d] < 0 || g.ghost[d] > widest) {
-            return invalid("grid", "ghost cells" + in + std::to_string(g.ghost[d]) + ": must be 0 to " +
-                                       std::to_string(widest) +
-                                       ", the cells of the smallest rank there; use fewer ranks in that dimension");
+            return invalid(
+                "grid", "ghost cells" + in + std::to_string(g.ghost[d]) + ": must be 0 to " + std::to_string(widest) +
+                            (shared ? ", the cells of the smallest rank there; use " : "; use ") +
+                            (ranks[d] > 1 ? "fewer ranks in that dimension" : "fewer ghost cells or a larger mesh"));
         }
-        ranks *= g.ranks[d];
-        if (ranks > std::numeric_limits<std::int32_t>::max()) {
-            return invalid("grid", "more than 2^31 - 1 ranks");
-        }
+    }
+    if (rank_count(g) == std::numeric_limits<int>::max()) {
+        return invalid("grid", "more than 2^31 - 2 ranks");
     }
     if (g.reach < neighbours::faces || g.reach > neighbours::corners) {
         return invalid("grid", "reach: " + std::to_string(static_cast<int>(g.reach)) + ": there is no such value");

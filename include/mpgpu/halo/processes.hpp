@@ -27,24 +27,22 @@ namespace mpgpu::halo::detail {
 template <> struct processes<mpi::node> {
     /// What a plan has of other ranks of the node.
     struct of_others final : imports {
-        explicit of_others(const mpi::node &node) : communicator(node.communicator()) {}
+        explicit of_others(const mpi::node &ranks) : node(ranks.get()) {}
 
-        MPI_Comm communicator; ///< the node's
+        mp_node_t node; ///< whose ranks they are
         // Where kernels push:
         signal_counters gone; ///< one: raised when a rank has ended
         mpi::shared_memory<std::uint64_t> gone_there;
         mpi::shared_memory<std::byte> inboxes;
 
-        void barrier() override { mpi::detail::check(MPI_Barrier(communicator), "MPI_Barrier"); }
+        void barrier() override { mpgpu::detail::meet_all_ranks(node, "halo::plan::destroy"); }
         void unmap() noexcept override {
             gone_there = {};
             inboxes = {};
         }
     };
 
-    static bool is_one_node(const mpi::node &node) noexcept {
-        return node.ranks().size() == static_cast<std::size_t>(node.size());
-    }
+    static bool is_one_node(const mpi::node &node) noexcept { return node.size() == node.communicator_size(); }
 
     /// Whether something holds on all ranks of a communicator.
     static bool everywhere(MPI_Comm all, bool here) {
@@ -89,9 +87,9 @@ template <> struct processes<mpi::node> {
                                 const options &how) {
         std::optional<error_details> found = wrong(g);
         found = found ? found : wrong(how);
-        if (!found && rank_count(g) != node.size()) {
+        if (!found && rank_count(g) != node.communicator_size()) {
             found = invalid("grid", "a rank grid of " + std::to_string(rank_count(g)) +
-                                        " ranks: the communicator has " + std::to_string(node.size()));
+                                        " ranks: the communicator has " + std::to_string(node.communicator_size()));
         }
         found = found ? found : wrong(g, rank, arrays);
         if (found) {
@@ -104,8 +102,8 @@ template <> struct processes<mpi::node> {
         std::uint64_t print = 14695981039346656037U; // FNV-1a, a word at a time
         const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
         for (std::size_t d = 0; d < 3; ++d) {
-            add(g.cells[d]);
-            add(g.ranks[d]);
+            add(mesh_cells(g)[d]);
+            add(mesh_ranks(g)[d]);
             add(g.periodic[d]);
             add(g.ghost[d]);
         }
@@ -151,7 +149,8 @@ template <> struct processes<mpi::node> {
         if (!node) {
             mpgpu::detail::fail_empty("node"); // MPI would end the program
         }
-        const int rank = node.ranks()[static_cast<std::size_t>(node.rank())];
+        mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // ranks in another call are found before MPI waits
+        const int rank = node.communicator_rank();
         together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));

@@ -79,17 +79,18 @@ constexpr std::uint64_t message_alignment =
 
 /// The rank that lies `step` away in the rank grid, if there is one.
 [[nodiscard]] inline std::optional<int> neighbour(const grid &g, int rank, const std::array<int, 3> &step) noexcept {
+    const std::array<int, 3> ranks = mesh_ranks(g);
     std::array<int, 3> place = place_of(g, rank);
     for (std::size_t d = 0; d < 3; ++d) {
         place[d] += step[d];
-        if (place[d] < 0 || place[d] >= g.ranks[d]) {
+        if (place[d] < 0 || place[d] >= ranks[d]) {
             if (!g.periodic[d]) {
                 return std::nullopt;
             }
-            place[d] = (place[d] + g.ranks[d]) % g.ranks[d];
+            place[d] = (place[d] + ranks[d]) % ranks[d];
         }
     }
-    return place[0] + g.ranks[0] * (place[1] + g.ranks[1] * place[2]);
+    return place[0] + ranks[0] * (place[1] + ranks[1] * place[2]);
 }
 
 /// What rank `to` gets from the side `step` of it, where rank `from` is.
