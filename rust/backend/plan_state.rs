@@ -45,14 +45,14 @@ impl PlanState {
         self.watched.get_or_init(|| find(&self.memory))
     }
 
-    /// Whether a GPU is known to reach all memory of the plan.
+    /// True if a GPU is known to reach all memory of the plan. GPUs from the 64th on are looked at each time.
     pub fn is_reached(&self, gpu: usize) -> bool {
-        self.reaching.load(Ordering::Relaxed) & (1 << gpu) != 0
+        1_u64.checked_shl(gpu as u32).is_some_and(|bit| self.reaching.load(Ordering::Relaxed) & bit != 0)
     }
 
     /// A GPU was found to.
     pub fn note_reached(&self, gpu: usize) {
-        self.reaching.fetch_or(1 << gpu, Ordering::Relaxed);
+        1_u64.checked_shl(gpu as u32).map(|bit| self.reaching.fetch_or(bit, Ordering::Relaxed));
     }
 
     /// What was made of a program for launches in streams of this GPU, if it is kept here.

@@ -2,10 +2,12 @@
 
 use crate::arguments::{Failure, StagedPaths, Transfer, engine, shape, size};
 use crate::machine;
+use crate::text::print_json;
 use clap::Args;
 use mpgpu_contexts::PlanOptions;
 use mpgpu_core::plan::{Engine, Options, Plan, Shape, plan};
 use mpgpu_core::topology::Machine;
+use std::collections::BTreeMap;
 
 #[derive(Args)]
 pub struct PlanArguments {
@@ -79,12 +81,9 @@ impl Request {
 
     /// The transfers as the planner sees them.
     pub fn batch(&self) -> Vec<Shape> {
-        let source = |at: usize| if self.one_source { 1 + self.source_of(at) as u32 } else { 0 };
-        self.transfers
-            .iter()
-            .enumerate()
-            .map(|(at, t)| Shape { source: source(at), ..shape(t.src, t.dst, t.bytes, self.pageable) })
-            .collect()
+        let mut first: BTreeMap<_, u32> = BTreeMap::new();
+        let mut source = |at: u32, t: &Transfer| if self.one_source { *first.entry((t.src, t.bytes)).or_insert(at + 1) } else { 0 };
+        (0..).zip(&self.transfers).map(|(at, t)| Shape { source: source(at, t), ..shape(t.src, t.dst, t.bytes, self.pageable) }).collect()
     }
 
     /// The first transfer that has the source of this one.
@@ -102,8 +101,12 @@ impl Request {
     }
 }
 
-/// The plan as a text or as JSON.
+/// Returns the plan as text, or prints it as JSON while it is written.
 pub fn run(arguments: &PlanArguments) -> Result<String, Failure> {
     let (machine, plan) = arguments.what.plan()?;
-    Ok(if arguments.json { format!("{:#}\n", plan.to_json(&machine)) } else { plan.describe(&machine) })
+    if arguments.json {
+        print_json(&plan.json(&machine))?;
+        return Ok(String::new());
+    }
+    Ok(plan.describe(&machine))
 }

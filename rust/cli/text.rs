@@ -1,4 +1,18 @@
-//! Paragraphs and tables for a terminal.
+//! Paragraphs and tables for a terminal, and JSON for programs.
+
+use crate::arguments::Failure;
+use serde::Serialize;
+use std::io::{BufWriter, ErrorKind, Write};
+
+/// Prints a value as JSON while it is made, however long it is. A closed pipe is no error.
+pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
+    let written = serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from);
+    match written.and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("standard output: {error}").into()),
+        _ => Ok(()),
+    }
+}
 
 /// Breaks a text into lines of at most so many letters, after `; ` where that is possible, else between words. A longer word stays whole.
 pub fn wrap(text: &str, letters: usize) -> Vec<String> {

@@ -97,17 +97,20 @@ fn describe(source: &Source) -> String {
     text + &format!("\n{}\n", source.remark)
 }
 
-/// A table of all ordered pairs of devices. 20 columns fill a wide terminal; beyond them only the first devices are shown.
-fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
+/// The devices between which copies are planned and shown. 20 columns fill a wide terminal; of larger machines the first devices stand for all.
+fn shown(machine: &Machine) -> Vec<DeviceId> {
     const MOST: usize = 20;
     let devices: Vec<DeviceId> = machine.devices().collect();
-    let shown: Vec<DeviceId> = if devices.len() > MOST {
-        // Host domains stand last and are few.
-        let hosts = devices.iter().copied().filter(|device| device.is_host()).take(4);
-        devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
-    } else {
-        devices.clone()
-    };
+    if devices.len() <= MOST {
+        return devices;
+    }
+    let hosts = devices.iter().copied().filter(|device| device.is_host()).take(4);
+    devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
+}
+
+/// A table of all ordered pairs of the devices that are shown.
+fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
+    let (shown, devices) = (shown(machine), machine.devices().count());
     let name = |device: DeviceId| machine.device_name(device).unwrap_or_default().to_owned();
     let mut rows = vec![std::iter::once(String::new()).chain(shown.iter().map(|&to| name(to))).collect::<Vec<_>>()];
     for &from in &shown {
@@ -115,8 +118,8 @@ fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>
         rows.push(std::iter::once(name(from)).chain(cells).collect());
     }
     let mut text = table(&rows);
-    if shown.len() < devices.len() {
-        text += &format!("  ({} of {} devices; all are in --json)\n", shown.len(), devices.len());
+    if shown.len() < devices {
+        text += &format!("  ({} of {devices} devices; --json has the routes between all)\n", shown.len());
     }
     text
 }
@@ -227,6 +230,7 @@ fn to_json(source: &Source) -> Value {
     let topology = machine.topology();
     let name = |node: topology::NodeId| &topology.nodes[node.0 as usize].name;
     let devices: Vec<DeviceId> = machine.devices().collect();
+    let shown = shown(machine);
     let pairs = || devices.iter().flat_map(|&from| devices.iter().filter(move |&&to| to != from).map(move |&to| (from, to)));
     let link_names: Vec<&str> = machine.resources().iter().take(topology.links.len()).map(|resource| resource.name.as_str()).collect();
     let nodes = topology.nodes.iter().map(|node| {
@@ -250,7 +254,7 @@ fn to_json(source: &Source) -> Value {
     let routes = pairs().map(|(from, to)| {
         let route = machine.route(from, to);
         let links = route.map(|route| route.links.iter().map(|link| link_names[link.0 as usize]).collect::<Vec<_>>());
-        let large = large_copy(machine, from, to);
+        let large = if shown.contains(&from) && shown.contains(&to) { large_copy(machine, from, to) } else { None };
         let vias = large.as_ref().map(|plan| plan.transfers[0].paths.iter().map(|path| path.via.map(|via| via.0)).collect::<Vec<_>>());
         json!({
             "from": from.0,

@@ -3,14 +3,15 @@
 use crate::arguments::{Failure, backend, write_file};
 use crate::draw;
 use crate::plan::Request;
-use crate::text::table;
+use crate::text::{print_json, table};
 use clap::Args;
 use mpgpu_contexts::{self as context, BackendChoice, Config, Context, ContextOptions};
 use mpgpu_core::model::simulate::{Executor, Scenario};
-use mpgpu_core::model::timeline::{Span, Timeline};
+use mpgpu_core::model::timeline::{Arrow, Span, Timeline, TimelineLane};
 use mpgpu_core::plan::{OpPaths, Plan};
 use mpgpu_core::topology::Machine;
 use mpgpu_core::units::{size, time};
+use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -65,7 +66,8 @@ pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
         write_file(file, &format!("{}\n", draw::perfetto(&run.timeline, path)))?;
     }
     if arguments.json {
-        return Ok(format!("{:#}\n", run.to_json()));
+        print_json(&run)?;
+        return Ok(String::new());
     }
     Ok(run.describe())
 }
@@ -201,27 +203,38 @@ impl Run {
         }
         text + &table(&rows)
     }
+}
 
-    fn to_json(&self) -> Value {
+impl Serialize for Run {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let timeline = &self.timeline;
-        let lanes = timeline.lanes.iter().map(|lane| json!({"name": lane.name, "device": lane.device.0}));
-        let spans = timeline.spans.iter().map(|span| {
+        let lane = |lane: &TimelineLane| json!({"name": lane.name, "device": lane.device.0});
+        let span = |span: &Span| {
             json!({
                 "lane": span.lane, "operation": span.op, "name": span.name, "path": self.path(span),
                 "begin_seconds": span.begin, "end_seconds": span.end, "bytes": span.bytes,
             })
-        });
-        let arrows = timeline.arrows.iter().map(|arrow| json!({"from_span": arrow.from, "to_span": arrow.to}));
-        json!({
-            "name": timeline.name,
-            "modelled": timeline.modelled,
-            "precision_seconds": self.precision,
-            "notes": self.notes,
-            "last_byte_seconds": self.seconds(),
-            "lanes": lanes.collect::<Vec<_>>(),
-            "spans": spans.collect::<Vec<_>>(),
-            "arrows": arrows.collect::<Vec<_>>(),
-            "plan": self.plan.to_json(&self.machine),
-        })
+        };
+        let arrow = |arrow: &Arrow| json!({"from_span": arrow.from, "to_span": arrow.to});
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("name", &timeline.name)?;
+        map.serialize_entry("modelled", &timeline.modelled)?;
+        map.serialize_entry("precision_seconds", &self.precision)?;
+        map.serialize_entry("notes", &self.notes)?;
+        map.serialize_entry("last_byte_seconds", &self.seconds())?;
+        map.serialize_entry("lanes", &Items(&timeline.lanes, lane))?;
+        map.serialize_entry("spans", &Items(&timeline.spans, span))?;
+        map.serialize_entry("arrows", &Items(&timeline.arrows, arrow))?;
+        map.serialize_entry("plan", &self.plan.json(&self.machine))?;
+        map.end()
+    }
+}
+
+/// A list, and the JSON of each item, which is made when it is written.
+struct Items<'a, T, F>(&'a [T], F);
+
+impl<T, F: Fn(&T) -> Value> Serialize for Items<'_, T, F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(&self.1))
     }
 }

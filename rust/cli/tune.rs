@@ -104,7 +104,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     if arguments.simulate {
         let names = match &arguments.topology {
             Some(name) => vec![name.as_str()],
-            None if arguments.judge => topology::preset_names().collect(),
+            None if arguments.judge => topology::preset_names().filter(|name| !topology::MODELLED_PRESETS.contains(name)).collect(),
             None => vec![topology::DEFAULT_PRESET],
         };
         let mut reports = Vec::new();

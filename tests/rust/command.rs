@@ -206,6 +206,47 @@ fn every_preset_is_drawn_with_every_node_and_every_link() {
     }
 }
 
+/// The file of a machine of so many GPUs behind one switch, four to each host memory.
+fn behind_one_switch(gpus: usize) -> String {
+    let list = |of: &dyn Fn(usize) -> String, count: usize| (0..count).map(of).collect::<Vec<_>>().join(", ");
+    let (gpu, host) =
+        (|at| format!("{{ name = \"gpu{at}\", kind = \"gpu\" }}"), |at| format!("{{ name = \"host{at}\", kind = \"host\" }}"));
+    let (ports, links) = (|at| format!("[\"gpu{at}\", \"nvswitch\"]"), |at| format!("[\"gpu{at}\", \"host{}\"]", at / 4));
+    format!(
+        "name = \"domain\"\ndescription = \"{gpus} GPUs\"\nnode = [{}, {}, {{ name = \"nvswitch\", kind = \"switch\", peer = true }}]\n\
+         [[link]]\nbetween = [{}]\nkind = \"nvlink\"\nbandwidth = 800e9\n[[link]]\nbetween = [{}]\nkind = \"pcie\"\nbandwidth = 55e9\n",
+        list(&gpu, gpus),
+        list(&host, gpus / 4),
+        list(&ports, gpus),
+        list(&links, gpus)
+    )
+}
+
+#[test]
+fn a_machine_of_144_gpus_is_planned_simulated_and_drawn() {
+    let folder = Folder::new("domain");
+    let [file, machine, run] = ["domain.toml", "machine.svg", "run.svg"].map(|name| folder.file(name));
+    std::fs::write(&file, behind_one_switch(144)).expect("written");
+    output(&["topo", &file, "--svg", &machine]);
+    let ring: Vec<String> = (0..144).map(|gpu| format!("gpu{gpu}:gpu{}:16M", (gpu + 1) % 144)).collect();
+    let with = |command: &[&str]| -> Vec<String> {
+        command.iter().map(|word| (*word).to_owned()).chain(["--topology".into(), file.clone()]).chain(ring.clone()).collect()
+    };
+    let words = |words: &[String]| json(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let plan = words(&with(&["plan", "--json"]));
+    assert_eq!(plan["transfers"].as_array().map(Vec::len), Some(144));
+    let seconds = |value: &Value| value.as_f64().expect("seconds");
+    let (bound, modelled) = (seconds(&plan["bound"]["seconds"]), seconds(&plan["modelled_seconds"]));
+    assert!(bound > 0.9 * f64::from(16 << 20) / 855e9 && bound <= modelled, "{bound} {modelled}");
+    let trace = words(&with(&["trace", "--json", "--svg", &run]));
+    assert!(seconds(&trace["last_byte_seconds"]) >= bound);
+    for (picture, count) in [(machine, 144), (run, 144)] {
+        let svg = read(&picture);
+        assert_picture(&svg);
+        assert!((0..count).all(|gpu| svg.contains(&format!("gpu{gpu}"))));
+    }
+}
+
 #[test]
 fn one_source_is_passed_on_in_plans_and_traces() {
     let transfers = ["gpu0:gpu1:64M", "gpu0:gpu2:64M", "gpu0:gpu3:64M", "--topology", "beluga", "--json"];

@@ -4,7 +4,9 @@
 use crate::common::Random;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
 use mpgpu_core::plan::{Options, Shape, TimeBound, plan};
-use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, ResourceId, Route, Topology};
+use mpgpu_core::topology::{
+    DeviceId, Link, LinkId, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, ResourceId, Route, SharedResource, Topology,
+};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
@@ -163,4 +165,113 @@ fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_on
     println!("over the bound, median and worst: predicted {:?}, simulated {:?}", figures(&predicted), figures(&simulated));
     let ((median, worst), (run, _)) = (figures(&predicted), figures(&simulated));
     assert!(median < 0.08 && worst < 0.2 && run < 0.08, "median {median}, worst {worst}, simulated median {run}");
+}
+
+/// The same machine, each host memory behind a capacity of both directions, staged bytes at a rate of their own.
+fn with_memory(machine: &Machine, random: &mut Random) -> Machine {
+    let mut topology = machine.topology().clone();
+    for (number, node) in (0..).zip(&topology.nodes).filter(|(_, node)| node.kind == NodeKind::Host) {
+        let links = (0..).zip(&topology.links).filter(|(_, link)| [link.from, link.to].contains(&NodeId(number)));
+        let capacity = 30e9 + 10e9 * random.below(10) as f64;
+        topology.shared.push(SharedResource {
+            name: format!("{}.memory", node.name),
+            capacity,
+            staged: [None, Some(0.7 * capacity), Some(1.6 * capacity)][random.below(3) as usize],
+            links: links.map(|(link, _)| LinkId(link)).collect(),
+        });
+    }
+    Machine::new(topology).expect("well formed")
+}
+
+#[test]
+fn no_plan_is_done_before_its_bound() {
+    let machines = if crate::common::is_long() { 2000 } else { 150 };
+    for seed in 0..machines {
+        let mut random = Random(seed);
+        let machine = wired(&mut random);
+        let machine = with_memory(&machine, &mut random);
+        let devices: Vec<DeviceId> = machine.devices().collect();
+        let mut any = || devices[random.below(devices.len() as u64) as usize];
+        let mut batch: Vec<Shape> = (0..1 + seed % 6)
+            .map(|_| (any(), any()))
+            .filter(|(src, dst)| src != dst)
+            .map(|(src_device, dst_device)| Shape {
+                source: 0,
+                dst_device,
+                src_device,
+                dst_kind: kind(dst_device),
+                src_kind: kind(src_device),
+                bytes: 0,
+            })
+            .collect();
+        // Some transfers have the same source.
+        let is_shared = random.below(2) == 1;
+        for shape in &mut batch {
+            shape.bytes = if is_shared { 64 << 20 } else { 1 << (12 + random.below(18)) };
+            shape.source = if is_shared { (shape.src_device.0 + 10) as u32 } else { 0 };
+        }
+        let Ok(plan) = plan(&machine, &batch, &Options { staging_bytes: 1 << 30, ..Options::default() }) else { continue };
+        let bound = plan.bound(&machine).seconds;
+        let taken = Simulated { machine: &machine }.seconds(&plan).unwrap_or_else(|e| panic!("{seed}: {e}"));
+        assert!(taken >= bound * (1.0 - 1e-9), "{seed}: {taken} s, and {bound} is said to be the least:\n{}", plan.describe(&machine));
+    }
+}
+
+fn kind(device: DeviceId) -> MemoryKind {
+    if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device }
+}
+
+/// So many GPUs behind one switch, their ports of 800 GB/s, and nothing else.
+fn behind_one_switch(gpus: u32) -> Machine {
+    let mut nodes: Vec<Node> = (0..gpus).map(|gpu| Node { name: format!("gpu{gpu}"), kind: NodeKind::Gpu }).collect();
+    nodes.push(Node { name: "nvswitch".into(), kind: NodeKind::Switch { peer: true } });
+    let link = |from, to| Link { from: NodeId(from), to: NodeId(to), kind: LinkKind::Nvlink, bandwidth: 800e9, latency: 0.0 };
+    let links = (0..gpus).flat_map(|gpu| [link(gpu, gpus), link(gpus, gpu)]).collect();
+    let (name, description, shared) = ("switched".into(), String::new(), Vec::new());
+    Machine::new(Topology { name, description, nodes, links, shared, costs: Default::default() }).expect("well formed")
+}
+
+#[test]
+fn the_bound_of_ports_is_exact_at_any_size() {
+    let shape = |src: u32, dst: u32, bytes: u64, source: u32| {
+        let [src_device, dst_device] = [src, dst].map(DeviceId::gpu);
+        Shape { source, dst_device, src_device, dst_kind: MemoryKind::Device, src_kind: MemoryKind::Device, bytes }
+    };
+    for gpus in [8, 64, 72, 144] {
+        let machine = behind_one_switch(gpus);
+        let pairs = || (0..gpus).flat_map(|src| (0..gpus).filter(move |dst| *dst != src).map(move |dst| (src, dst)));
+        let ring: Vec<Shape> = (0..gpus).map(|gpu| shape(gpu, (gpu + 1) % gpus, 800_000_000, 0)).collect();
+        let all: Vec<Shape> = pairs().map(|(src, dst)| shape(src, dst, 800_000, 0)).collect();
+        let broadcast: Vec<Shape> = (1..gpus).map(|gpu| shape(0, gpu, 800_000_000, 1)).collect();
+        let scatter: Vec<Shape> = (1..gpus).map(|gpu| shape(0, gpu, 800_000, 0)).collect();
+        let gather: Vec<Shape> = pairs().map(|(src, dst)| shape(src, dst, 800_000, src + 1)).collect();
+        for (name, batch, seconds) in [
+            ("ring", ring, 1e-3),
+            ("all-to-all", all, 1e-6 * f64::from(gpus - 1)),
+            ("broadcast", broadcast, 1e-3),
+            ("scatter", scatter, 1e-6 * f64::from(gpus - 1)),
+            ("all-gather", gather, 1e-6 * f64::from(gpus - 1)),
+        ] {
+            let bound = TimeBound::new(&machine, &batch);
+            assert!((bound.seconds / seconds - 1.0).abs() < 1e-6 && !bound.limits.is_empty(), "{name}, {gpus} GPUs: {bound:?}");
+        }
+    }
+}
+
+#[test]
+fn one_gpu_that_sends_over_all_its_links_is_bounded_by_their_sum() {
+    let machine = Machine::new(mpgpu_core::topology::preset("gb200-nvl72").expect("a preset")).expect("well formed");
+    let to_all: Vec<Shape> = (1..72)
+        .map(|gpu| Shape {
+            source: 1,
+            dst_device: DeviceId::gpu(gpu),
+            src_device: DeviceId::gpu(0),
+            dst_kind: MemoryKind::Device,
+            src_kind: MemoryKind::Device,
+            bytes: 1 << 30,
+        })
+        .collect();
+    let bound = TimeBound::new(&machine, &to_all).seconds;
+    let port = f64::from(1 << 30) / (792e9 + 225e9);
+    assert!(bound >= port * (1.0 - 1e-9), "{bound} s, and {port} s for one port");
 }

@@ -292,7 +292,7 @@ fn paths_that_end_in_one_bottleneck_get_the_parts_that_fair_sharing_moves() {
 #[test]
 fn nine_of_ten_plans_are_within_three_per_cent_of_the_best_that_a_search_from_them_finds() {
     let mut losses = Vec::new();
-    for name in preset_names() {
+    for name in crate::common::presets_with_figures() {
         let machine = machine(name);
         let sizes = [16 * MIB, 64 * MIB, 256 * MIB];
         let campaign = Campaign { machine: &machine, sizes: &sizes, base: Options::default(), search: Search::Short, in_force: None };
@@ -531,6 +531,22 @@ fn a_description_says_what_is_done_and_why_not_otherwise() {
     let json = plan.to_json(&machine);
     assert_eq!(json["transfers"][0]["bytes"], GIB);
     assert_eq!(json["transfers"][0]["paths"].as_array().map(Vec::len), Some(plan.transfers[0].paths.len()));
+}
+
+#[test]
+fn json_is_the_same_written_at_once_and_as_a_value_and_repeats_no_list_of_paths_left_out() {
+    let machine = machine("hgx-h200");
+    let batch: Vec<Shape> = (0..100).map(|_| shape(0, 1, MIB)).chain([shape(2, 3, MIB)]).collect();
+    let plan = planned(&machine, &batch, &Options::default());
+    let text = serde_json::to_string_pretty(&plan.json(&machine)).expect("JSON");
+    let parsed = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+    let value = parsed(&text);
+    assert_eq!(value, parsed(&plan.to_json(&machine).to_string()));
+    let transfers = value["transfers"].as_array().expect("a list");
+    assert_eq!(transfers.len(), 101);
+    assert!(transfers.iter().all(|transfer| transfer["paths"].is_array()));
+    assert!(transfers[0]["rejected"].as_array().is_some_and(|rejected| !rejected.is_empty()) && transfers[100]["rejected"].is_array());
+    assert!(transfers[1..100].iter().all(|transfer| transfer["rejected_as"] == 0 && transfer["rejected"].is_null()), "{}", transfers[1]);
 }
 
 /// The GPU that may work on a lane beside its own, if there is one, and no more.

@@ -54,7 +54,7 @@ fn host_groups(found: &Probed) -> Vec<(Vec<(i32, i32)>, f64)> {
 
 #[test]
 fn every_preset_is_found_again_from_times_alone() {
-    for (seed, name) in (1..).zip(topology::preset_names()) {
+    for (seed, name) in (1..).zip(crate::common::presets_with_figures()) {
         for noise in [0.01, 0.03] {
             let mut hidden = Hidden::new(topology::preset(name).expect("listed"), noise, seed);
             let found = probed(&mut hidden);
@@ -343,7 +343,7 @@ fn memory_that_slows_down_before_it_is_full_is_found_so() {
 
 #[test]
 fn plans_made_for_a_probed_machine_are_predicted_as_for_the_true_one() {
-    for name in topology::preset_names() {
+    for name in crate::common::presets_with_figures() {
         let mut hidden = Hidden::new(topology::preset(name).expect("listed"), 0.02, 6);
         let machine = Machine::new(probed(&mut hidden).topology).expect("well formed");
         let gpus: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).collect();

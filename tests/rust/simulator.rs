@@ -7,7 +7,7 @@ use crate::common::{Random, config, machine_and_batch};
 use mpgpu_core::model::simulate::{Executor, Scenario, Simulation, SimulationError};
 use mpgpu_core::plan::{Copy, Engine, Lane, LaneId, Mechanism, Op, OpId, Options, Place, Program, Ring, RingId, Shape, plan};
 use mpgpu_core::topology::MemoryKind;
-use mpgpu_core::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset, preset_names};
+use mpgpu_core::topology::{Costs, DeviceId, Machine, ResourceId, Topology, parse, preset};
 use proptest::prelude::*;
 use smallvec::smallvec;
 
@@ -494,7 +494,7 @@ fn quantile(sorted: &[f64], part: f64) -> f64 {
 #[test]
 fn on_the_presets_the_run_takes_what_the_planner_expects_within_bounds() {
     let mut ratios = Vec::new();
-    for name in preset_names() {
+    for name in crate::common::presets_with_figures() {
         let machine = machine(name);
         for bytes in [1, 4, 16, 64, 256, 512].map(|mib| mib * MIB) {
             let both = vec![shape(0, 1, bytes), shape(1, 0, bytes)];

@@ -5,7 +5,7 @@ use crate::fluid_bound::wired;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, Variable};
 use mpgpu_core::collective::{BlockCopy, Collective, Sizes};
 use mpgpu_core::plan::{Options, Passing, Plan, PlanError, Shape, TimeBound, plan, validate};
-use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset, preset_names};
+use mpgpu_core::topology::{DeviceId, Link, LinkKind, Machine, MemoryKind, Node, NodeId, NodeKind, Topology, preset};
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
@@ -264,7 +264,7 @@ fn named_batches_come_near_their_bound_and_are_never_slower_than_copies() {
         }
     };
     for (mib, random) in if common::is_long() { [(256, 100), (1024, 100)] } else { [(256, 40), (1024, 15)] } {
-        for name in preset_names() {
+        for name in common::presets_with_figures() {
             let machine = Machine::new(preset(name).expect("a preset")).expect("well formed");
             look(&machine, name, Random(1), true, mib);
         }

@@ -1,4 +1,4 @@
-//! How soon a batch could be done at best, and what limits it.
+//! The least time of a batch, and the resources that limit it.
 //!
 //! The bound is that of capacities alone: bytes flow in any number of streams over any number of relays, nothing costs time but the bytes, and equal
 //! sources ([`Shape::source`]) are passed on along any trees. It is proved by prices. Where a second of each resource `r` has a price `y_r`, what
@@ -8,26 +8,31 @@
 //! T ≥ Σ_flows bytes · cheapest way(y) / Σ y_r     for any prices y ≥ 0
 //! ```
 //!
-//! The best prices are the dual of the linear program of the flow ([`flow`](super::flow)). The resources that have a price in the end are the cut
+//! Prices of one resource alone, and of the links of one device, are always tried: they are exact where one port limits the batch. The best prices are the
+//! dual of the linear program of the flow ([`flow`](super::flow)). The resources that have a price in the end are the cut
 //! that limits the batch: together they are busy from beginning to end.
 
-use super::network::{Commodity, Network};
+use super::network::{Commodity, Draws, Network};
 use super::planned::Plan;
 use super::trees::load;
 use crate::program::Shape;
-use crate::topology::{Machine, MemoryKind, ResourceId};
+use crate::topology::{DeviceId, LinkId, Machine, MemoryKind, ResourceId};
 use crate::units::time;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// Resources with a smaller part of the bound are not named.
 const LEAST_PART: f64 = 0.01;
+
+/// Distance from the time of plain copies, as a part of it, below which no better bound is searched for.
+const CLOSE: f64 = 1e-3;
 
 /// The least time of a batch, as far as the capacities of the machine decide it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeBound {
     /// Seconds. 0 where nothing passes a link.
     pub seconds: f64,
-    /// The resources that limit it, each with its part of all of them, the largest first. Together they are busy all the time.
+    /// Resources that limit the batch, each with its part of all of them, the largest first. Together they are busy all the time.
     pub limits: Vec<(ResourceId, f64)>,
 }
 
@@ -37,16 +42,145 @@ impl TimeBound {
         // Threads move pageable bytes through rings of host memory.
         let is_pageable = |shape: &Shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
         let network = Network::of_least_draws(machine, batch.iter().any(is_pageable));
-        let explored = network.explore(&flows(&network, batch), &vec![0.0; machine.resources().len()]);
-        let all: f64 = explored.prices.iter().sum();
-        let parts = (0..).zip(explored.prices).map(|(resource, price)| (ResourceId(resource), price / all));
-        let mut limits: Vec<(ResourceId, f64)> = parts.filter(|(_, part)| *part >= LEAST_PART).collect();
-        limits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        TimeBound { seconds: explored.seconds, limits }
+        let flows = flows(&network, batch);
+        let mut best = Proof::single(&network, &flows);
+        for device in machine.devices() {
+            best.improve(Proof::port(machine, device, bytes_of(&network, &flows, device)));
+        }
+        if best.seconds < direct(&network, &flows) * (1.0 - CLOSE) {
+            let explored = network.explore(&flows, &vec![0.0; machine.resources().len()]);
+            best.improve(Proof { seconds: explored.seconds, prices: (0..).zip(explored.prices).collect() });
+        }
+        best.into_bound()
     }
 }
 
-/// What passes links, each source once.
+/// Prices, and the time that they prove.
+struct Proof {
+    seconds: f64,
+    prices: Vec<(u32, f64)>,
+}
+
+impl Proof {
+    /// The busiest resource alone.
+    fn single(network: &Network, flows: &[Commodity]) -> Proof {
+        let busiest = (0..).zip(single(network, flows)).max_by(|a: &(u32, f64), b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
+        let (resource, seconds) = busiest.unwrap_or((0, 0.0));
+        Proof { seconds, prices: vec![(resource, 1.0)] }
+    }
+
+    /// All links of a device in one direction, or the resources behind them that carry less. `bytes` are those that leave it and those that it wants.
+    fn port(machine: &Machine, device: DeviceId, bytes: [f64; 2]) -> Proof {
+        let of = |leaves: bool, bytes: f64| {
+            let others = machine.devices().filter(|other| *other != device);
+            let routes = others.filter_map(|other| if leaves { machine.route(device, other) } else { machine.route(other, device) });
+            // Resources that all routes over a link draw on.
+            let mut links: BTreeMap<LinkId, SmallVec<[ResourceId; 8]>> = BTreeMap::new();
+            for route in routes {
+                let Some(link) = (if leaves { route.links.first() } else { route.links.last() }) else { continue };
+                let common = links.entry(*link).or_insert_with(|| route.resources.clone());
+                common.retain(|resource| route.resources.contains(resource));
+            }
+            let mut prices: BTreeMap<u32, f64> = BTreeMap::new();
+            for common in links.into_values() {
+                let capacity = |id: &ResourceId| {
+                    let resource = &machine.resources()[id.0 as usize];
+                    resource.capacity / resource.draw(1.0).min(1.0)
+                };
+                let least = common.into_iter().map(|id| (id, capacity(&id))).min_by(|a, b| a.1.total_cmp(&b.1));
+                if let Some((id, capacity)) = least {
+                    let price = prices.entry(id.0).or_default();
+                    *price = price.max(capacity);
+                }
+            }
+            let all: f64 = prices.values().sum();
+            Proof { seconds: if all > 0.0 { bytes / all } else { 0.0 }, prices: prices.into_iter().collect() }
+        };
+        let [leaving, wanted] = bytes;
+        let mut best = of(true, leaving);
+        best.improve(of(false, wanted));
+        best
+    }
+
+    fn improve(&mut self, other: Proof) {
+        if other.seconds > self.seconds {
+            *self = other;
+        }
+    }
+
+    fn into_bound(self) -> TimeBound {
+        let Proof { seconds, prices } = self;
+        if seconds <= 0.0 {
+            return TimeBound { seconds: 0.0, limits: Vec::new() };
+        }
+        let all: f64 = prices.iter().map(|price| price.1).sum();
+        let parts = || prices.iter().map(|(resource, price)| (ResourceId(*resource), price / all));
+        // Each of hundreds of equally busy resources has a small part.
+        let least = LEAST_PART.min(0.5 * parts().map(|part| part.1).fold(0.0, f64::max));
+        let mut limits: Vec<(ResourceId, f64)> = parts().filter(|(_, part)| *part >= least).collect();
+        limits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        TimeBound { seconds, limits }
+    }
+}
+
+/// Bytes that leave a device, and bytes that it wants.
+fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2] {
+    let number = network.number(device);
+    let of = |is: &dyn Fn(&Commodity, usize) -> bool| {
+        flows.iter().filter(|flow| number.is_some_and(|number| is(flow, number))).map(|flow| flow.bytes).sum()
+    };
+    [of(&|flow, number| flow.src == number), of(&|flow, number| flow.to.contains(&number))]
+}
+
+/// Seconds for which each resource is busy, however the bytes flow: those that leave a device draw on what all copies out of it draw on, and those that
+/// it wants on what all copies into it draw on.
+fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
+    let devices = network.devices.len();
+    let always = |copies: &dyn Fn(usize) -> (usize, usize)| {
+        let mut always: Option<Draws> = None;
+        for (from, to) in (0..devices).map(copies).filter(|(from, to)| network.joins(*from, *to)) {
+            let [plain, passing] = [false, true].map(|is_passing| network.draws(from, to, is_passing));
+            let least = plain.iter().zip(passing).map(|(plain, passing)| (plain.0, plain.1.min(passing.1)));
+            let of = |resource: u32| plain.binary_search_by_key(&resource, |draw| draw.0).ok().map(|at| plain[at].1.min(passing[at].1));
+            always = Some(match always {
+                None => least.collect(),
+                Some(known) => known.into_iter().filter_map(|(resource, draw)| Some((resource, draw.min(of(resource)?)))).collect(),
+            });
+        }
+        always.unwrap_or_default()
+    };
+    let out: Vec<Draws> = (0..devices).map(|device| always(&|to| (device, to))).collect();
+    let into: Vec<Draws> = (0..devices).map(|device| always(&|from| (from, device))).collect();
+    let mut loads = vec![0.0; network.resources];
+    for flow in flows {
+        // The first copy may be the only one into a destination.
+        let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
+        for (resource, draw) in flow.to.iter().flat_map(|to| &into[*to]) {
+            let (sum, most) = own.entry(*resource).or_default();
+            (*sum, *most) = (*sum + draw, most.max(*draw));
+        }
+        for (resource, draw) in &out[flow.src] {
+            let (sum, most) = own.entry(*resource).or_default();
+            *sum += (draw - *most).max(0.0);
+        }
+        own.into_iter().for_each(|(resource, (draw, _))| loads[resource as usize] += flow.bytes * draw);
+    }
+    loads
+}
+
+/// Seconds for which the busiest resource is busy if all is copied directly; infinite where that cannot be done or is not best.
+fn direct(network: &Network, flows: &[Commodity]) -> f64 {
+    let mut loads = vec![0.0; network.resources];
+    for flow in flows {
+        if flow.to.len() > 1 || !network.joins(flow.src, flow.to[0]) {
+            return f64::INFINITY;
+        }
+        network.draws(flow.src, flow.to[0], false).iter().for_each(|(resource, draw)| loads[*resource as usize] += flow.bytes * draw);
+    }
+    loads.into_iter().fold(0.0, f64::max)
+}
+
+/// Returns the bytes that pass links, those of each source once.
 fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
     let mut sources: BTreeMap<(u32, usize, u64), Vec<usize>> = BTreeMap::new();
     let mut flows: BTreeMap<(usize, Vec<usize>), f64> = BTreeMap::new();
@@ -73,7 +207,7 @@ fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
 }
 
 impl Plan {
-    /// How soon its batch could be done at best.
+    /// Returns the least time of the plan's batch.
     pub fn bound(&self, machine: &Machine) -> TimeBound {
         let batch: Vec<Shape> = self.transfers.iter().map(|transfer| transfer.shape).collect();
         TimeBound::new(machine, &batch)

@@ -1,11 +1,12 @@
-//! A plan for people, and as JSON.
+//! A plan for people.
 
 use super::options::Tuned;
 use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
-use super::reasons::{Loads, lines, sentence, tightest};
-use crate::program::{Engine, Mechanism, Ring, Shape};
+use super::reasons::{Loads, lines, reasons_among_many, sentence, tightest};
+use crate::program::{Engine, Mechanism, Ring};
 use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
+use ahash::HashMap;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -63,20 +64,17 @@ impl Plan {
 
     /// Indices of transfers, those that differ in nothing but their devices together: a halo exchange has dozens.
     fn alike(&self) -> Vec<Vec<usize>> {
-        let same = |a: &TransferPlan, b: &TransferPlan| {
-            let alike = |(a, b): (&PathPlan, &PathPlan)| {
-                let figures = |path: &PathPlan| (path.bytes, path.chunks, path.chunk_bytes, path.slots, path.mechanism);
-                let kind = |path: &PathPlan| path.via.map(DeviceId::is_host);
-                figures(a) == figures(b) && kind(a) == kind(b)
-            };
-            a.shape.bytes == b.shape.bytes && a.paths.len() == b.paths.len() && a.paths.iter().zip(b.paths.iter()).all(alike)
-        };
         let mut groups: Vec<Vec<usize>> = Vec::new();
-        for (index, transfer) in self.transfers.iter().enumerate() {
-            match groups.iter_mut().find(|group| same(&self.transfers[group[0]], transfer)) {
-                Some(group) => group.push(index),
-                None => groups.push(vec![index]),
+        let mut numbers: HashMap<(u64, Vec<_>), usize> = HashMap::default();
+        for (index, TransferPlan { shape, paths, .. }) in self.transfers.iter().enumerate() {
+            let figures = |path: &PathPlan| {
+                (path.bytes, path.chunks, path.chunk_bytes, path.slots, path.mechanism as u8, path.via.map(DeviceId::is_host))
+            };
+            let number = *numbers.entry((shape.bytes, paths.iter().map(figures).collect())).or_insert(groups.len());
+            if number == groups.len() {
+                groups.push(Vec::new());
             }
+            groups[number].push(index);
         }
         groups
     }
@@ -128,9 +126,9 @@ impl Plan {
         }
         // Its paths are named by kind, and one transfer may have no use for what another relays through.
         let relayed = paths.iter().any(|path| path.via.is_some());
-        let reasons =
-            transfers().flat_map(|transfer| transfer.rejected.iter().map(|r| (r.via, sentence(machine, &transfer.shape, r, loads, true))));
-        lines(reasons).iter().try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
+        lines(reasons_among_many(machine, transfers(), loads).into_iter())
+            .iter()
+            .try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
     }
 
     /// `auto` with what it came to where that is no matter of course.
@@ -142,63 +140,6 @@ impl Plan {
     /// How many times faster than one path for each transfer, as modelled.
     pub fn speedup(&self) -> f64 {
         if self.predicted > 0.0 { self.one_path / self.predicted } else { 1.0 }
-    }
-
-    /// The same as JSON: sizes in bytes, times in seconds, devices as in the C ABI.
-    pub fn to_json(&self, machine: &Machine) -> Value {
-        let loads = Loads::new(machine, self);
-        let bound = self.bound(machine);
-        let transfers: Vec<Value> = self
-            .transfers
-            .iter()
-            .map(|transfer| {
-                let paths: Vec<Value> = transfer.paths.iter().map(|path| path.to_json(machine, &transfer.shape)).collect();
-                let rejected = transfer.rejected.iter().map(|r| {
-                    let reason = sentence(machine, &transfer.shape, r, &loads, false);
-                    json!({"via": r.via.map(|d| d.0), "code": r.reason.code(), "reason": reason})
-                });
-                let rejected: Vec<Value> = rejected.collect();
-                json!({
-                    "src_device": transfer.shape.src_device.0,
-                    "dst_device": transfer.shape.dst_device.0,
-                    "bytes": transfer.shape.bytes,
-                    "paths": paths,
-                    "rejected": rejected,
-                })
-            })
-            .collect();
-        json!({
-            "topology": machine.topology().name,
-            "engine": self.options.engine.name(),
-            "executor": self.executor.name(),
-            "modelled_seconds": self.predicted,
-            "modelled_seconds_one_path": self.one_path,
-            "modelled_speedup": self.speedup(),
-            "bound": {
-                "seconds": bound.seconds,
-                "limits": bound.limits.iter().map(|(resource, part)| json!({"resource": machine.resources()[resource.0 as usize].name, "part": part})).collect::<Vec<_>>(),
-                "reason": self.why_not_the_bound(machine, &bound),
-            },
-            "bytes": self.transfers.iter().map(|transfer| transfer.shape.bytes).fold(0, u64::saturating_add),
-            "options": {
-                "max_paths": if self.options.max_paths == u32::MAX { Value::Null } else { self.options.max_paths.into() },
-                "host_path": self.options.host_path,
-                "relay_gpus": self.options.relays.to_json(machine.gpu_count()),
-                "chunk_bytes": self.options.chunk_bytes,
-                "relay_chunks": self.options.relay_chunks,
-                "host_chunks": self.options.host_chunks,
-                "min_bytes": self.options.min_bytes,
-                "staging_bytes": self.options.staging_bytes,
-            },
-            "operations": self.program.ops.len(),
-            "lanes": self.program.lanes.len(),
-            "threads": self.threads.map(|of| json!({"count": of.threads, "chunk_bytes": of.chunk_bytes, "ring_bytes": of.ring_bytes})),
-            "tuned": self.options.tuned.map(Tuned::to_json),
-            "staging_bytes": self.program.rings.iter().map(Ring::bytes).sum::<u64>(),
-            "staging": machine.devices().map(|device| (device, self.program.staging_bytes(device))).filter(|(_, bytes)| *bytes > 0)
-                .map(|(device, bytes)| json!({"device": device.0, "bytes": bytes})).collect::<Vec<_>>(),
-            "transfers": transfers,
-        })
     }
 }
 
@@ -229,23 +170,6 @@ impl PathPlan {
             (Mechanism::Copy, slots, chunks) => format!("{chunks} chunks of {}, {slots} slots", size(self.chunk_bytes)),
         }
     }
-
-    fn to_json(&self, machine: &Machine, shape: &Shape) -> Value {
-        let model = self.model(machine, shape);
-        json!({
-            "via": self.via.map(|device| device.0),
-            "earlier": self.earlier.iter().map(|device| device.0).collect::<Vec<_>>(),
-            "offset": self.offset,
-            "bytes": self.bytes,
-            "chunks": self.chunks,
-            "chunk_bytes": self.chunk_bytes,
-            "slots": self.slots,
-            "mechanism": match self.mechanism { Mechanism::Copy => "copy", Mechanism::Batch => "batch", Mechanism::Kernel => "kernel", Mechanism::Thread => "thread" },
-            "modelled_seconds_alone": self.seconds,
-            "bytes_per_second_alone": model.as_ref().map(|model| model.rate).filter(|rate| rate.is_finite()),
-            "limited_by": model.as_ref().and_then(|model| tightest(machine, model)),
-        })
-    }
 }
 
 impl Tuned {
@@ -263,7 +187,7 @@ impl Tuned {
         text
     }
 
-    fn to_json(self) -> Value {
+    pub(super) fn to_json(self) -> Value {
         let factor = |share: u16| f64::from(share) / 1000.0;
         json!({ "host_share": factor(self.host_share), "relay_share": factor(self.relay_share), "several_paths": self.several })
     }

@@ -12,30 +12,32 @@ use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
 
 /// Rounds of prices that rise with the load.
 const ROUNDS: u32 = 48;
-/// How steeply they rise: the busiest resource has e^STEEP times the price of an idle one.
+/// Logarithm of the price of the busiest resource over that of an idle one.
 const STEEP: f64 = 12.0;
 /// Most solutions of the linear program, and the part of the bound below which another does not pay.
 const MOST_TURNS: usize = 24;
 const CLOSE: f64 = 2e-3;
 /// Most prices and commodities of a linear program together: its time grows with more than the square of their number.
 const MOST_VARIABLES: usize = 400;
+/// Most draws of all trees in a linear program.
+const MOST_DRAWS: usize = 1 << 16;
 
 /// The trees that a search has found.
 pub(super) struct Explored {
-    /// Of each commodity the trees that were the cheapest under some prices.
+    /// Trees of each commodity that were the cheapest under some prices.
     pub trees: Vec<Vec<Tree>>,
-    /// Bytes on each of them by the rounds of rising prices.
+    /// Bytes on each tree by the rounds of rising prices.
     bytes: Vec<Vec<f64>>,
     /// Seconds below which no flow can be done, beside what is there already.
     pub seconds: f64,
-    /// Prices that prove it, by resource.
+    /// Prices that prove the bound, by resource.
     pub prices: Vec<f64>,
 }
 
 /// The best flow that is known, which is fractional and costs nothing but capacity.
 #[allow(dead_code)]
 pub(super) struct NetworkFlow {
-    /// For each commodity its trees with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a commodity with one
+    /// Trees of each commodity with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a commodity with one
     /// destination is a path: its copies in their order, over any number of relays.
     pub shares: Vec<Vec<(Tree, f64)>>,
     /// Seconds for which the flow, and what is there already, keep the busiest resource busy.
@@ -162,6 +164,9 @@ impl Search<'_> {
     /// The second phase; `scale` is the order of the time.
     fn by_linear_program(&mut self, scale: f64) {
         for _ in 0..MOST_TURNS {
+            if self.known.iter().map(|(_, work)| work.len()).sum::<usize>() > MOST_DRAWS {
+                break;
+            }
             let Some((reached, prices)) = self.solve(scale) else { break };
             let (cost, trees) = self.network.cheapest(self.flows, &prices);
             self.prove(cost, &prices);
@@ -222,7 +227,8 @@ impl Search<'_> {
 fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool {
     let mut is_used: Vec<bool> = busy.iter().map(|seconds| *seconds > 0.0).collect();
     work.iter().flatten().flatten().for_each(|(resource, _)| is_used[*resource as usize] = true);
-    flows.len() + is_used.iter().filter(|used| **used).count() <= MOST_VARIABLES
+    let draws: usize = work.iter().flatten().map(Vec::len).sum();
+    flows.len() + is_used.iter().filter(|used| **used).count() <= MOST_VARIABLES && draws <= MOST_DRAWS
 }
 
 /// Bytes of each tree, so that the busiest resource is done as early as the known trees allow. `None` where the solver gives up.

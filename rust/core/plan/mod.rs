@@ -23,7 +23,7 @@
 //! | `flow` | how bytes flow best over any number of relays, and the prices that prove it |
 //! | `partition` | the same for transfers that move in partitions |
 //! | `bound` | how soon a batch could be done at best, and what limits it |
-//! | `describe`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
+//! | `describe`, `json`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
@@ -36,6 +36,7 @@ mod demand;
 mod describe;
 mod executor;
 mod flow;
+mod json;
 mod lower;
 mod mechanism;
 mod network;
@@ -56,6 +57,7 @@ mod ways;
 pub use crate::program::{Copy, Engine, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape, Violation, validate};
 pub use bound::TimeBound;
 pub use candidates::{Reason, Rejection};
+pub use json::PlanJson;
 pub use lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 pub use options::{Options, Passing, PlanError, Relays, Tuned, WEIGHTS};
 pub use partition::{PartitionForecast, PartitionVariant, forecast_engines, partition, partition_variants};

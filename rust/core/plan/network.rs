@@ -74,7 +74,7 @@ impl Network {
         }
     }
 
-    /// GPUs of which these pairs are joined, each by a resource of its own that a byte occupies for a second. The last of equal pairs counts.
+    /// Returns a network of GPUs in which each of `pairs` is joined by a resource that a byte occupies for a second. The last of equal pairs counts.
     #[cfg(test)]
     pub fn of_edges(devices: usize, pairs: &[(usize, usize)]) -> Network {
         let mut edges: Vec<Option<Edge>> = (0..devices * devices).map(|_| None).collect();
@@ -91,13 +91,14 @@ impl Network {
         (self.devices.get(number) == Some(&device)).then_some(number)
     }
 
-    /// Draws of a byte that is copied between two devices; none where no copy engine copies. `is_passing` says that it only passes the host at either end.
+    /// Returns the draws of a byte that is copied between two devices, empty if no copy engine copies between them. `is_passing` is true if the byte only
+    /// passes the host at either end.
     pub fn draws(&self, from: usize, to: usize, is_passing: bool) -> &[(u32, f64)] {
         let edge = self.edges[from * self.devices.len() + to].as_ref();
         edge.map_or(&[], |edge| if is_passing { &edge.passing } else { &edge.plain })
     }
 
-    /// The price of these draws.
+    /// Returns the price of [`Network::draws`].
     pub fn price(&self, from: usize, to: usize, is_passing: bool, prices: &[f64]) -> f64 {
         self.draws(from, to, is_passing).iter().map(|(resource, seconds)| seconds * prices[*resource as usize]).sum()
     }

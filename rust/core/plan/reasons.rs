@@ -1,11 +1,13 @@
 //! Why paths were left out, in words.
 
 use super::candidates::{Reason, Rejection};
-use super::planned::{PathPlan, Plan};
+use super::planned::{PathPlan, Plan, TransferPlan};
 use crate::model::PathModel;
 use crate::program::Shape;
 use crate::topology::{DeviceId, Machine};
 use crate::units::{size, time};
+use ahash::{HashMap, HashSet};
+use smallvec::SmallVec;
 
 /// The part of a plan's time for which each resource of the machine is busy with its paths.
 pub(super) struct Loads(Vec<f64>);
@@ -28,19 +30,14 @@ impl Loads {
         Loads(busy)
     }
 
-    /// The busiest resource that a path would draw on: its index, and the part of the time.
-    fn busiest(&self, model: &PathModel) -> Option<(usize, f64)> {
-        let drawn = model.weights.iter().map(|(resource, _)| resource.0 as usize);
-        drawn.map(|resource| (resource, self.0[resource])).max_by(|a, b| a.1.total_cmp(&b.1))
-    }
-}
-
-/// Rates and resources of a path; `None` where one of its hops has no route.
-pub(super) fn path_model(machine: &Machine, shape: &Shape, via: Option<DeviceId>) -> Option<PathModel> {
-    let (src, dst) = (shape.src_device, shape.dst_device);
-    match via {
-        None => machine.route(src, dst).map(|route| PathModel::new(machine, &[route])),
-        Some(via) => machine.route(src, via).zip(machine.route(via, dst)).map(|(first, second)| PathModel::new(machine, &[first, second])),
+    /// The busiest resource that a path would draw on: its index, and the part of the time. `None` where one of its hops has no route.
+    fn busiest(&self, machine: &Machine, shape: &Shape, via: Option<DeviceId>) -> Option<(usize, f64)> {
+        let first = machine.route(shape.src_device, via.unwrap_or(shape.dst_device))?;
+        let second = via.map_or(Some(first), |via| machine.route(via, shape.dst_device))?;
+        let mut drawn: SmallVec<[usize; 16]> =
+            first.resources.iter().chain(&second.resources).map(|resource| resource.0 as usize).collect();
+        drawn.sort_unstable();
+        drawn.into_iter().map(|resource| (resource, self.0[resource])).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 }
 
@@ -103,7 +100,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
         (Reason::FixedCost { seconds, without }, _) => {
             format!("its first byte would arrive after {}, the batch is done in {} without it", time(*seconds), time(*without))
         }
-        (Reason::NoShare, via) => match path_model(machine, shape, via).and_then(|model| loads.busiest(&model)) {
+        (Reason::NoShare, via) => match loads.busiest(machine, shape, via) {
             Some((_, busy)) if busy >= IN_USE && among_many => "a link of it is busy with paths that make better use of it".into(),
             Some((at, busy)) if busy >= IN_USE => {
                 format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
@@ -118,6 +115,35 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             format!("the staging bound leaves its ring {}; more staging_bytes would admit it", size(*ring_bytes))
         }
     }
+}
+
+/// Why paths of many transfers are left out: each path with a sentence. Each sentence is made once.
+pub(super) fn reasons_among_many<'p>(
+    machine: &Machine,
+    transfers: impl Iterator<Item = &'p TransferPlan>,
+    loads: &Loads,
+) -> Vec<(Option<DeviceId>, String)> {
+    let mut found: Vec<(String, HashSet<Option<DeviceId>>)> = Vec::new();
+    let mut numbers: HashMap<(std::mem::Discriminant<Reason>, u64, u64), usize> = HashMap::default();
+    for TransferPlan { shape, rejected, .. } in transfers {
+        for rejection in rejected.iter() {
+            // Figures in the sentence of this reason.
+            let (first, second) = match &rejection.reason {
+                Reason::FixedCost { seconds, without } => (seconds.to_bits(), without.to_bits()),
+                Reason::NotFaster { seconds, one_path } => (seconds.to_bits(), one_path.to_bits()),
+                Reason::Staging { ring_bytes } => (*ring_bytes, 0),
+                Reason::Option(why) => (why.as_ptr().addr() as u64, why.len() as u64),
+                Reason::NoShare => (loads.busiest(machine, shape, rejection.via).is_some_and(|(_, busy)| busy >= IN_USE).into(), 0),
+                _ => (0, 0),
+            };
+            let number = *numbers.entry((std::mem::discriminant(&rejection.reason), first, second)).or_insert(found.len());
+            if number == found.len() {
+                found.push((sentence(machine, shape, rejection, loads, true), HashSet::default()));
+            }
+            found[number].1.insert(rejection.via);
+        }
+    }
+    found.into_iter().flat_map(|(why, vias)| vias.into_iter().map(move |via| (via, why.clone()))).collect()
 }
 
 /// One line for each reason, with all paths that are left out for it.

@@ -12,16 +12,16 @@ use super::network::{Commodity, Network, Tree};
 /// Destinations to which the cheapest tree is sought exactly.
 const MOST_MEMBERS: usize = 8;
 /// Steps that exact trees of all commodities may take together for one set of prices.
-const MOST_STEPS: usize = 1 << 24;
+const MOST_STEPS: usize = 1 << 21;
 
 /// Prices of a byte between every two devices, and how it goes there.
 pub(super) struct Ways<'n> {
     network: &'n Network,
     /// Price of a copy between two devices whose bytes stay at the second.
     last: Vec<f64>,
-    /// Of a way to a device that passes the bytes on: the price, and the first device after its start.
+    /// Price of a way to a device that passes the bytes on, and the first device after its start.
     passing: Table,
-    /// Of a way to the device where the bytes stay: the price, and the device before it.
+    /// Price of a way to the device where the bytes stay, and the device before it.
     ending: Table,
     /// Price of the cheapest copy into each device.
     nearest: Vec<f64>,
@@ -101,7 +101,7 @@ impl<'n> Ways<'n> {
                 ending.device[at] = before as u32;
             }
         }
-        // Bytes branch only where they may pass.
+        // A tree branches only in devices that bytes may pass.
         for (from, to) in all().filter(|(from, to)| from != to && !may_pass[*to]) {
             passing.price[from * count + to] = f64::INFINITY;
         }
@@ -193,15 +193,16 @@ impl WaysFrom<'_> {
             return self.end(self.src, members[0]).0;
         }
         let count = self.devices();
-        let can_be_exact = flows.saturating_mul(count * count) <= MOST_STEPS >> members.len().min(MOST_MEMBERS);
-        if can_be_exact && members.len() <= MOST_MEMBERS {
+        let steps_of_all = flows.saturating_mul(count * count) << members.len().min(MOST_MEMBERS);
+        if steps_of_all <= MOST_STEPS && members.len() <= MOST_MEMBERS {
             return self.cheapest_tree(&members, steps);
         }
-        // The farthest say most.
+        // The price of the farthest destinations is the best bound.
         members.sort_by(|a, b| self.end(self.src, *b).0.total_cmp(&self.end(self.src, *a).0));
         let farthest = self.end(self.src, members[0]).0;
         let into_each: f64 = members.iter().map(|member| self.ways.nearest[*member]).sum();
-        let exact = if can_be_exact { self.cheapest_tree(&members[..MOST_MEMBERS], &mut Vec::new()) } else { 0.0 };
+        let members_exact = members.len().min(MOST_MEMBERS);
+        let exact = if steps_of_all <= MOST_STEPS / 8 { self.cheapest_tree(&members[..members_exact], &mut Vec::new()) } else { 0.0 };
         self.join(members, steps);
         farthest.max(into_each).max(exact)
     }

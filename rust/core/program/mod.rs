@@ -17,7 +17,7 @@ pub use partitioned::{MOST_PARTITIONS, PartitionFlags, PartitionMove, Partitions
 pub use shape::Shape;
 pub use validate::{Violation, validate};
 
-use crate::topology::DeviceId;
+use crate::topology::{DeviceId, MAX_DEVICES};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
@@ -32,43 +32,54 @@ pub struct LaneId(pub u32);
 pub struct RingId(pub u32);
 
 /// A set of GPUs.
-#[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gpus(u128);
+#[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Gpus([u64; Gpus::WORDS]);
 
 impl Gpus {
     /// No GPU.
-    pub const NONE: Gpus = Gpus(0);
+    pub const NONE: Gpus = Gpus([0; Gpus::WORDS]);
+
+    /// Words of 64 GPUs each, enough for all that a machine may have.
+    const WORDS: usize = MAX_DEVICES / 64;
 
     /// Whether this GPU is in the set; host memory never is.
     pub fn contains(self, gpu: DeviceId) -> bool {
-        self.iter().any(|other| other == gpu)
+        u32::try_from(gpu.0).is_ok_and(|gpu| self.0.get(gpu as usize / 64).is_some_and(|word| word >> (gpu % 64) & 1 == 1))
     }
 
     /// Whether there is none.
     pub fn is_empty(self) -> bool {
-        self.0 == 0
+        self == Gpus::NONE
     }
 
     /// The GPUs, by number.
     pub fn iter(self) -> impl Iterator<Item = DeviceId> + Clone {
-        let mut left = self.0;
-        std::iter::from_fn(move || {
-            let gpu = (left != 0).then(|| left.trailing_zeros())?;
-            left &= left - 1;
-            Some(DeviceId::gpu(gpu))
+        (0..).zip(self.0).flat_map(|(at, word): (u32, u64)| {
+            let mut left = word;
+            std::iter::from_fn(move || {
+                let gpu = (left != 0).then(|| left.trailing_zeros())?;
+                left &= left - 1;
+                Some(DeviceId::gpu(64 * at + gpu))
+            })
         })
     }
 }
 
 impl FromIterator<DeviceId> for Gpus {
-    /// Of no more than 128 GPUs, which are all that a machine may have; host memory is left out.
+    /// Collects GPUs of a machine; host memory is left out.
     fn from_iter<T: IntoIterator<Item = DeviceId>>(gpus: T) -> Self {
-        Gpus(gpus.into_iter().filter(|gpu| (0..128).contains(&gpu.0)).fold(0, |set, gpu| set | 1 << gpu.0))
+        let mut set = Gpus::NONE;
+        for gpu in gpus.into_iter().filter_map(|gpu| u32::try_from(gpu.0).ok()) {
+            if let Some(word) = set.0.get_mut(gpu as usize / 64) {
+                *word |= 1 << (gpu % 64);
+            }
+        }
+        set
     }
 }
 
 /// A sequence of operations that one device issues in order: a stream on CUDA. Of host memory, what one CPU thread does after the other.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
     pub device: DeviceId,
@@ -96,7 +107,7 @@ impl Lane {
 }
 
 /// A ring of staging slots on one device, used by one path, or by several between the same two devices that follow each other.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ring {
     /// Whose memory it is.
     pub device: DeviceId,
@@ -114,7 +125,7 @@ impl Ring {
 }
 
 /// A byte position in a buffer that the program knows.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// In the source of a transfer of the batch.
     Source {
@@ -140,7 +151,7 @@ pub enum Place {
 }
 
 /// One contiguous copy.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
     /// Where the bytes come from.
     pub from: Place,
@@ -164,7 +175,7 @@ pub enum Mechanism {
 }
 
 /// A step of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Op {
     /// The lane that it runs on.
     pub lane: LaneId,
@@ -177,7 +188,7 @@ pub struct Op {
 }
 
 /// A list of operations that moves a batch of transfers.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Program {
     /// Bytes of each transfer of the batch.
     pub transfers: Vec<u64>,

@@ -35,7 +35,7 @@ pub struct EndRanks {
 }
 
 /// Which ranks pass a flag to each other.
-#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flag {
     /// Sets it to 1.
     pub raiser: u32,
@@ -44,7 +44,7 @@ pub struct Flag {
 }
 
 /// One operation of a rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
     /// The operation of the program that it is, or is a piece of.
     pub op: OpId,
@@ -65,7 +65,7 @@ pub struct PartStep {
 }
 
 /// What one rank does in each step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
     /// Raised in the caller's stream before everything else.
     pub begins: Vec<FlagId>,
@@ -82,7 +82,7 @@ pub struct Part {
 }
 
 /// A program divided among ranks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts {
     /// One for each rank.
     pub parts: Vec<Part>,

@@ -6,8 +6,8 @@ use super::{CostUnit, Costs, Link, LinkId, NodeId, NodeKind, Topology, TopologyE
 use ahash::{AHashMap, AHashSet};
 use std::ops::RangeInclusive;
 
-/// The most GPUs and host NUMA domains together. The largest NVLink domains have 72 GPUs and 36 hosts.
-pub const MAX_DEVICES: usize = 128;
+/// The most GPUs and host NUMA domains together, a multiple of 64. An NVLink domain of 144 GPUs has up to 72 hosts.
+pub const MAX_DEVICES: usize = 256;
 /// The most switches.
 pub const MAX_SWITCHES: usize = 256;
 /// The most directed links.

@@ -33,7 +33,7 @@ pub use error::TopologyError;
 pub use file::{MAX_FILE_BYTES, parse, parse_probed};
 pub use file::{open_regular, shorten, toml_place};
 pub use machine::{Machine, Resource, ResourceId, Route};
-pub use presets::{preset, preset_names, preset_text};
+pub use presets::{MODELLED_PRESETS, preset, preset_names, preset_text};
 pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};
 
 use std::fmt;

@@ -12,9 +12,14 @@ const PRESETS: &[(&str, &str)] = &[
     ("hgx-h100-4", include_str!("presets/hgx-h100-4.toml")),
     ("hgx-h100", include_str!("presets/hgx-h100.toml")),
     ("hgx-h200", include_str!("presets/hgx-h200.toml")),
+    ("hgx-b200", include_str!("presets/hgx-b200.toml")),
+    ("gb200-nvl72", include_str!("presets/gb200-nvl72.toml")),
     ("pcie-4", include_str!("presets/pcie-4.toml")),
     ("pcie-4-nopeer", include_str!("presets/pcie-4-nopeer.toml")),
 ];
+
+/// Presets whose figures are public ones scaled by readings of another machine.
+pub const MODELLED_PRESETS: [&str; 2] = ["hgx-b200", "gb200-nvl72"];
 
 /// The names that [`preset`] knows.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {

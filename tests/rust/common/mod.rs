@@ -186,3 +186,8 @@ pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>
     let options = options(random);
     (machine, batch, options)
 }
+
+/// Presets whose figures are those of the machine itself.
+pub(crate) fn presets_with_figures() -> impl Iterator<Item = &'static str> {
+    mpgpu_core::topology::preset_names().filter(|name| !mpgpu_core::topology::MODELLED_PRESETS.contains(name))
+}
