@@ -280,7 +280,8 @@ typedef struct {
     mp_backend_t backend;
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     const char *topology;
-    /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
+    /// Bytes of staging memory on each device that needs some. Plans may use less, not more. Host memory for threads that copy
+    /// pageable memory counts separately: as much again.
     uint64_t staging_bytes;
     /// Number of plans kept, so that planning the same request again is a look-up.
     uint64_t cache_plans;

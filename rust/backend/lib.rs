@@ -432,6 +432,10 @@ pub trait Backend: Send + Sync {
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
     }
+    /// True if executions may share the rings that threads pass without coming after each other: this backend has one at a time use them.
+    fn shares_thread_rings(&self) -> bool {
+        false
+    }
     /// Whether [`free`](Backend::free) returns at once. A driver may wait for all work of the device first.
     fn frees_at_once(&self) -> bool {
         false

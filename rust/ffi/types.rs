@@ -240,7 +240,8 @@ pub struct mp_context_options_t {
     pub backend: mp_backend_value,
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     pub topology: *const c_char,
-    /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
+    /// Bytes of staging memory on each device that needs some. Plans may use less, not more. Host memory for threads that copy
+    /// pageable memory counts separately: as much again.
     pub staging_bytes: u64,
     /// Number of plans kept, so that planning the same request again is a look-up.
     pub cache_plans: u64,

@@ -45,4 +45,5 @@ mod structure;
 mod threads;
 mod trace;
 mod tune;
+mod vanishing;
 mod variants;

@@ -133,10 +133,12 @@ impl HostBackend {
 
     fn enqueue(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
         self.queue.start()?;
+        let known = execution.state.map(|state| &state.memory).filter(|memory| memory.len() == 2 * execution.endpoints.len());
         let run = Run {
             program: Arc::clone(execution.program),
             endpoints: Arc::clone(execution.endpoints),
             rings: Arc::clone(execution.rings),
+            memory: known.map_or_else(|| self.memory.of_ends(execution.endpoints), Arc::clone),
             schedule: Schedule::new(execution.program),
             verify: execution.verify,
             times: (execution.report == Report::Times).then(|| Times::new(execution.program.ops.len())),

@@ -4,6 +4,7 @@
 pub mod double;
 
 mod captures;
+mod copy_threads;
 mod failing;
 mod foreign;
 mod host_functions;

@@ -1,0 +1,89 @@
+//! The order of executions that several threads enqueue into one stream.
+//!
+//! An execution over streams is many calls of the driver. Its calls into the caller's stream, and its job of the copy threads, are enqueued in one
+//! turn, so that streams, threads and later executions know all executions of a stream in the same order. Whatever may make a stream wait is enqueued
+//! in a turn too: an execution that has begun waits for nothing but itself.
+
+use super::driver::lock;
+use super::parts::Core;
+use crate::backend::{BackendError, StreamHandle};
+use smallvec::SmallVec;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// Streams that have a turn under way.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    taken: Mutex<SmallVec<[u64; 4]>>,
+    over: Condvar,
+}
+
+/// The right to enqueue into a stream, until it is dropped.
+pub(super) struct Turn<'a> {
+    turns: &'a Turns,
+    stream: u64,
+}
+
+impl Turns {
+    /// Waits until no other thread enqueues an execution into the stream. `None` for the default stream of the calling thread, which is its alone.
+    pub fn take(&self, stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<Turn<'_>> {
+        // A handle names a stream while a call uses it.
+        let stream = own_number(stream, gpu, number).or_else(|| (stream.0 != PER_THREAD).then_some(stream.0 as u64))?;
+        let mut taken = lock(&self.taken);
+        while taken.contains(&stream) {
+            taken = self.over.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        taken.push(stream);
+        Some(Turn { turns: self, stream })
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        lock(&self.turns.taken).retain(|stream| *stream != self.stream);
+        self.turns.over.notify_all();
+    }
+}
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+/// A number that no other stream has or will have, where there is one: that of the driver, or one for the legacy default stream of a GPU.
+pub(super) fn own_number(stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<u64> {
+    if stream.0 < PER_THREAD { Some(u64::MAX - gpu as u64) } else { number }
+}
+
+impl Core {
+    /// A turn in a stream.
+    pub fn turn(&self, stream: StreamHandle) -> Result<Option<Turn<'_>>, BackendError> {
+        let found = self.streams.find(&self.gpus, stream)?;
+        Ok(self.turns.take(stream, found.gpu, found.number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn one_thread_at_a_time_has_a_turn_in_a_stream_and_other_streams_are_free() {
+        let (turns, inside) = (Turns::default(), AtomicUsize::new(0));
+        let elsewhere = turns.take(StreamHandle(64), 0, Some(8));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let _turn = turns.take(StreamHandle(32), 0, Some(7)).expect("a turn");
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        drop(elsewhere);
+        assert!(lock(&turns.taken).is_empty());
+        let legacy = [0, 1].map(|handle| own_number(StreamHandle(handle), 3, None));
+        assert!(legacy[0].is_some() && legacy[0] == legacy[1] && legacy[0] != own_number(StreamHandle(0), 2, None));
+        assert!(turns.take(StreamHandle(2), 0, None).is_none());
+    }
+}

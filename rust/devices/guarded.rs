@@ -1,0 +1,227 @@
+//! Copies of pageable host memory that report an error where a load would end the process.
+//!
+//! The program may unmap such memory before an execution, and a file that is mapped can become shorter while it is copied. There the system copies
+//! (`process_vm_readv`), which reports what is missing, at half the rate of a copy in the process or less. Private memory is copied in the process: it
+//! lives until the program itself unmaps it, which it must not do before the execution has completed.
+
+use crate::backend::BackendError;
+use crate::backend::host_memory::PageRange;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Host memory that could not be read or written.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub address: u64,
+    /// True if it is the source of the copy.
+    pub is_source: bool,
+    /// The system's code.
+    pub code: i32,
+}
+
+impl Fault {
+    /// The error of an execution whose transfer it concerns.
+    pub fn error(&self, transfer: u32) -> BackendError {
+        BackendError::Driver {
+            what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
+            reason: "it was unmapped, or its file became shorter, while an execution used it; keep it until that has completed".into(),
+            code: i64::from(self.code),
+        }
+    }
+}
+
+/// Address ranges of the process that no file stands behind, in order, each with whether it may be written.
+#[derive(Debug, Default)]
+pub(crate) struct PrivateRanges(Vec<(u64, u64, bool)>);
+
+impl PrivateRanges {
+    /// As they are now.
+    pub fn look() -> PrivateRanges {
+        PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
+    }
+
+    /// As they were a moment ago: 10 ms, or a hundred times as long as looking takes, which is a millisecond and more in a process with a GPU.
+    pub fn recent() -> Arc<PrivateRanges> {
+        type Seen = (Instant, Duration, Arc<PrivateRanges>);
+        static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+        let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((when, age, ranges)) = &*seen
+            && when.elapsed() < *age
+        {
+            return Arc::clone(ranges);
+        }
+        let begun = Instant::now();
+        let ranges = Arc::new(PrivateRanges::look());
+        *seen = Some((begun, (100 * begun.elapsed()).max(Duration::from_millis(10)), Arc::clone(&ranges)));
+        ranges
+    }
+
+    /// Of lines as proc(5) has them: `begin-end access offset device inode name`. What lies side by side is one.
+    fn parse(text: &[u8]) -> PrivateRanges {
+        let mut found: Vec<(u64, u64, bool)> = Vec::new();
+        for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(range), Some(access), Some(inode)) = (words.next(), words.next(), words.nth(2)) else { continue };
+            let number = |text: &str| u64::from_str_radix(text, 16).ok();
+            let Some((begin, end)) = range.split_once('-').and_then(|(begin, end)| Some((number(begin)?, number(end)?))) else { continue };
+            // Names in brackets are the heap, stacks, and pages of the system's.
+            let is_own = words.next().is_none_or(|name| name == "[heap]" || name.starts_with("[stack") || name.starts_with("[anon"));
+            if inode != "0" || !access.starts_with('r') || !is_own {
+                continue;
+            }
+            let writes = access.as_bytes().get(1) == Some(&b'w');
+            match found.last_mut().filter(|last| last.1 == begin && last.2 == writes) {
+                Some(last) => last.1 = end,
+                None => found.push((begin, end, writes)),
+            }
+        }
+        PrivateRanges(found)
+    }
+
+    /// True if all of a range is such memory.
+    pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
+        let after = self.0.partition_point(|range| range.0 <= address);
+        let before = after.checked_sub(1).map(|at| self.0[at]);
+        before.is_some_and(|(_, end, writes)| address.checked_add(bytes).is_some_and(|last| last <= end) && (writes || !written))
+    }
+}
+
+/// Copies between ranges of which the destination, the source or both are pageable memory, as `is_pageable` says.
+///
+/// # Safety
+///
+/// An end that is not pageable is valid for so many bytes. Nobody else touches the ranges, which do not overlap.
+pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
+    let ranges = PrivateRanges::recent();
+    let is_there = |address: u64, written: bool| {
+        let pages = || PageRange::around(address as usize, bytes).is_some_and(PageRange::is_mapped);
+        ranges.has(address, bytes as u64, written) && pages()
+    };
+    let [to_is_pageable, from_is_pageable] = is_pageable;
+    if (!to_is_pageable || is_there(to, true)) && (!from_is_pageable || is_there(from, false)) {
+        // SAFETY: as the caller says, and private memory stays until the execution has completed, for which its caller vouches.
+        unsafe { copy_in_process(to, from, bytes) };
+        return Ok(());
+    }
+    // SAFETY: as the caller says.
+    unsafe { copy_by_system(to, from, bytes, from_is_pageable) }
+}
+
+/// Copies as any memory is copied.
+///
+/// # Safety
+///
+/// Both ends are valid for so many bytes, and do not overlap.
+pub(crate) unsafe fn copy_in_process(to: u64, from: u64, bytes: usize) {
+    let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize), with_exposed_provenance::<u8>(from as usize));
+    // SAFETY: as the caller says.
+    unsafe { to.copy_from_nonoverlapping(from, bytes) };
+}
+
+/// Has the system copy, which checks both ends. `reads` says which end may be any memory: the source, or else the destination. The other one the
+/// system reaches in any case, also where a device has mapped it.
+///
+/// # Safety
+///
+/// Nobody else touches the ranges, which do not overlap. Where the system has no such call, the caller vouches for both.
+pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: bool) -> Result<(), Fault> {
+    static HAS_CALL: AtomicBool = AtomicBool::new(true);
+    let mut done = 0;
+    while done < bytes && HAS_CALL.load(Ordering::Relaxed) {
+        let part = |base: u64| libc::iovec { iov_base: with_exposed_provenance_mut(base as usize + done), iov_len: bytes - done };
+        let (own, other) = if reads { (part(to), part(from)) } else { (part(from), part(to)) };
+        // SAFETY: the system checks both ranges.
+        let moved = unsafe { transfer(&own, &other, reads) };
+        match usize::try_from(moved) {
+            Ok(0) => return Err(fault(to, from, done, reads, libc::EFAULT)),
+            Ok(moved) => done += moved,
+            Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                // Not for this process, by a filter of system calls say.
+                libc::ENOSYS | libc::EPERM => HAS_CALL.store(false, Ordering::Relaxed),
+                code => return Err(fault(to, from, done, reads, code)),
+            },
+        }
+    }
+    // SAFETY: the caller of `execute` vouches for its buffers until completion; the system's own call, which need not trust it, is not available.
+    unsafe { copy_in_process(to + done as u64, from + done as u64, bytes - done) };
+    Ok(())
+}
+
+/// # Safety
+///
+/// As far as the ranges are memory of the process, nobody else touches them.
+unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize {
+    let process = std::process::id() as libc::pid_t;
+    // SAFETY: lists of one range, valid for the call; of the ranges the system finds out.
+    unsafe {
+        if reads { libc::process_vm_readv(process, own, 1, other, 1, 0) } else { libc::process_vm_writev(process, own, 1, other, 1, 0) }
+    }
+}
+
+/// The end that was missing after `done` bytes.
+#[cold]
+fn fault(to: u64, from: u64, done: usize, reads: bool, code: i32) -> Fault {
+    let mut byte = 0_u8;
+    let own = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let source = libc::iovec { iov_base: with_exposed_provenance_mut(from as usize + done), iov_len: 1 };
+    // SAFETY: a byte of its own; nothing is written to the other range.
+    let is_source = reads && unsafe { transfer(&own, &source, true) } != 1;
+    Fault { address: done as u64 + if is_source { from } else { to }, is_source, code }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_memory_is_what_no_file_stands_behind_and_the_process_may_touch() {
+        let text =
+            b"1000-2000 r--p 00000000 08:01 77 /usr/lib/x.so\n2000-3000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0 [heap]\n\
+            5000-6000 ---p 00000000 00:00 0\n6000-7000 r--p 00000000 00:00 0\n7000-8000 rw-s 00000000 00:01 9 /dev/shm/y (deleted)\n\
+            8000-9000 r--p 00000000 00:00 0 [vvar]\n";
+        let private = PrivateRanges::parse(text);
+        let has = |address, bytes, written| private.has(address, bytes, written);
+        assert!(has(0x2000, 0x3000, true) && has(0x4fff, 1, true) && has(0x6000, 0x1000, false));
+        for (address, bytes, written) in [(0x1800, 8, false), (0x4fff, 2, false), (0x5000, 8, false), (0x6000, 8, true), (0x7000, 8, false)]
+        {
+            assert!(!has(address, bytes, written), "{address:#x}");
+        }
+        assert!(!has(0x8000, 8, false) && !has(0x2fff, 0x3000, true) && !has(u64::MAX, 2, false) && !has(0, 8, false));
+        let own = vec![1_u8; 100_000];
+        assert!(PrivateRanges::look().has(own.as_ptr().expose_provenance() as u64, 100_000, true));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error_and_the_rest_is_copied() {
+        let page = 4096;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new mappings.
+        let ordinary = unsafe { libc::mmap(std::ptr::null_mut(), 4 * page, access, kind, -1, 0) };
+        assert_ne!(ordinary, libc::MAP_FAILED);
+        // SAFETY: whole pages of the mapping just made.
+        unsafe {
+            ordinary.cast::<u8>().write_bytes(7, 4 * page);
+            // Not unmapped: what another thread maps into the gap would be written instead.
+            libc::mprotect(ordinary.byte_add(3 * page), page, libc::PROT_NONE);
+        }
+        let mut own = vec![0_u8; 4 * page];
+        let (to, from) = (own.as_mut_ptr().expose_provenance() as u64, ordinary.expose_provenance() as u64);
+        let (end, code) = (from + 3 * page as u64, libc::EFAULT);
+        // SAFETY: the vector has the room.
+        unsafe {
+            assert_eq!(copy_by_system(to, from, 3 * page, true), Ok(()));
+            assert_eq!(copy_by_system(to, from, 4 * page, true), Err(Fault { address: end, is_source: true, code }));
+            // The destination, whichever end the system was told to check.
+            for reads in [false, true] {
+                assert_eq!(copy_by_system(from, to, 4 * page, reads), Err(Fault { address: end, is_source: false, code }));
+            }
+            assert_eq!(copy(to, from, 3 * page, [true; 2]), Ok(()));
+        }
+        assert!(own[..3 * page].iter().all(|byte| *byte == 7));
+        // SAFETY: the whole mapping.
+        unsafe { libc::munmap(ordinary, 4 * page) };
+    }
+}

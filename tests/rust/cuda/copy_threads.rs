@@ -1,0 +1,406 @@
+//! Pageable copies in streams that wait for each other, from one thread and from many, on the double of the driver with queues that keep order:
+//! whatever the order in which streams go on, copy threads never wait for what comes after them.
+//!
+//! `TEST_PROGRAMS` sets the number of random programs, and `TEST_SEED` the first.
+
+use super::double::{self, node};
+use super::refusals::{assert_arrived, no_nvml, write};
+use super::{Backend, CudaBackend, discover};
+use crate::backend::{Endpoints, EventHandle, Execution, Signal, StreamHandle};
+use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
+use crate::topology::discover::topology;
+use crate::topology::{DeviceId, Machine};
+use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
+use smallvec::smallvec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::Scope;
+use std::time::Duration;
+
+const GPUS: [DeviceId; 2] = [DeviceId::gpu(0), DeviceId::gpu(1)];
+const BYTES: usize = (1 << 20) + 4099;
+
+/// A context of so many copy threads, which the planner takes for fast, so that it has them copy however few they are.
+fn context(threads: u32, staging_bytes: u64) -> Context {
+    double::start(2, true);
+    node(|node| node.room = Some(100_000));
+    let mut topology = topology(&discover::look_at(double::driver(), no_nvml).expect("the double has GPUs"));
+    topology.costs.thread_copy = 1.0;
+    let machine = Machine::new(topology).expect("well formed");
+    let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+    let config = Config { staging_bytes, host_threads: threads, adapt: false, check_peers: false, ..Config::default() };
+    Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
+}
+
+/// Runs `work` in a thread of the same process.
+fn beside<'scope>(scope: &'scope Scope<'scope, '_>, work: impl FnOnce() + Send + 'scope) {
+    let node = double::share();
+    scope.spawn(move || {
+        double::join(node);
+        work();
+    });
+}
+
+#[track_caller]
+fn nothing_was_stuck() {
+    node(|node| assert!(node.stuck.is_empty(), "blocked for ever: {:?}", node.stuck));
+}
+
+/// Pageable memory that goes to a GPU and back.
+struct Trip {
+    back: Vec<u8>,
+    seed: usize,
+    plans: [Arc<Plan>; 2],
+    _there: Vec<u8>,
+}
+
+impl Trip {
+    fn new(context: &Context, gpu: DeviceId, seed: usize) -> Trip {
+        let (there, back) = (vec![0_u8; BYTES], vec![0_u8; BYTES]);
+        let [from, to] = [&there, &back].map(|bytes| bytes.as_ptr().expose_provenance() as u64);
+        write(from, BYTES, seed);
+        let memory = context.allocate(gpu, BYTES as u64).expect("memory");
+        let transfer = |dst, src| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: BYTES as u64 };
+        let plans = [transfer(memory, from), transfer(to, memory)].map(|transfer| {
+            let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
+            assert!(plan.planned().threads.is_some(), "{}", plan.describe());
+            plan
+        });
+        Trip { back, seed, plans, _there: there }
+    }
+
+    /// Enqueues the way there or back.
+    fn go(&self, way: usize, stream: StreamHandle) {
+        self.plans[way].enqueue(stream).expect("enqueued");
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        assert_arrived(self.back.as_ptr().expose_provenance() as u64, BYTES, self.seed);
+    }
+}
+
+/// Has so many threads send memory to a GPU and back, each in every stream in turn.
+fn many_threads(threads: usize, streams: impl FnOnce(&Context) -> Vec<StreamHandle>) {
+    let context = context(3, 256 << 20);
+    let streams = streams(&context);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (context, streams) = (&context, &streams);
+            beside(scope, move || {
+                for round in 0..6 {
+                    let (trip, stream) = (Trip::new(context, GPUS[0], 7 * thread + round), streams[(thread + round) % streams.len()]);
+                    trip.go(0, stream);
+                    trip.plans[1].execute(stream).expect("enqueued").wait().expect("it arrives");
+                    trip.check();
+                }
+            });
+        }
+    });
+    nothing_was_stuck();
+}
+
+#[test]
+fn threads_that_execute_in_one_stream_wait_for_none_of_each_other() {
+    for threads in [4, 16] {
+        many_threads(threads, |context| vec![context.create_stream(GPUS[0]).expect("a stream")]);
+        many_threads(threads, |_| vec![StreamHandle(0)]);
+    }
+}
+
+#[test]
+fn threads_that_execute_in_many_streams_wait_for_none_of_each_other() {
+    many_threads(8, |context| (0..5).map(|stream| context.create_stream(GPUS[stream % 2]).expect("a stream")).collect());
+}
+
+/// A stream waits, then comes a pageable copy; behind that in another stream is what lets the first one go on.
+fn gate(host_threads: u32, close: impl FnOnce(&Context, StreamHandle), open: impl FnOnce(&Context, StreamHandle)) {
+    let context = context(host_threads, 1 << 20);
+    let streams = GPUS.map(|gpu| context.create_stream(gpu).expect("a stream"));
+    let trips = [Trip::new(&context, GPUS[0], 1), Trip::new(&context, GPUS[1], 2)];
+    close(&context, streams[0]);
+    for (trip, stream) in trips.iter().zip(streams) {
+        trip.go(0, stream);
+        trip.go(1, stream);
+    }
+    open(&context, streams[1]);
+    streams.into_iter().rev().for_each(|stream| context.synchronize_stream(stream).expect("it goes on"));
+    nothing_was_stuck();
+    trips.iter().for_each(Trip::check);
+}
+
+#[test]
+fn a_copy_whose_stream_waits_for_a_signal_behind_another_copy_holds_up_no_thread() {
+    for threads in [1, 4] {
+        let counter = std::cell::Cell::new(0);
+        let signal = || [Signal { counter: counter.get(), value: 1 }];
+        let close = |context: &Context, stream| {
+            counter.set(context.allocate_shared(DeviceId::HOST, 64).expect("memory"));
+            context.stream_wait_signals(stream, &signal()).expect("enqueued");
+        };
+        gate(threads, close, |context, stream| context.stream_raise_signals(stream, &signal()).expect("enqueued"));
+    }
+}
+
+#[test]
+fn a_copy_whose_stream_waits_for_a_host_function_behind_another_copy_holds_up_no_thread() {
+    for threads in [1, 4] {
+        let count = Arc::new(AtomicU64::new(0));
+        let close = |context: &Context, stream| context.launch_host(stream, until(&count, 1)).expect("enqueued");
+        gate(threads, close, |context, stream| context.launch_host(stream, raise(&count)).expect("enqueued"));
+    }
+}
+
+#[test]
+fn a_plan_that_is_executed_in_two_streams_makes_neither_wait_for_the_other() {
+    for way in [0, 1] {
+        let context = context(2, 1 << 20);
+        let [waits, goes] = [(); 2].map(|()| context.create_stream(GPUS[0]).expect("a stream"));
+        let counter = context.allocate_shared(DeviceId::HOST, 64).expect("memory");
+        let trip = Trip::new(&context, GPUS[0], 3);
+        trip.go(0, goes);
+        context.synchronize_stream(goes).expect("it is there");
+        for value in 1..20 {
+            let signal = [Signal { counter, value }];
+            context.stream_wait_signals(waits, &signal).expect("enqueued");
+            trip.go(way, waits);
+            trip.go(way, goes);
+            context.stream_raise_signals(goes, &signal).expect("enqueued");
+            context.synchronize_stream(waits).expect("it goes on");
+            nothing_was_stuck();
+        }
+        trip.plans[1].execute(goes).expect("enqueued").wait().expect("it arrives");
+        trip.check();
+    }
+}
+
+fn raise(count: &Arc<AtomicU64>) -> Box<dyn Fn() + Send + Sync> {
+    let count = Arc::clone(count);
+    Box::new(move || _ = count.fetch_add(1, Ordering::AcqRel))
+}
+
+/// A host function that blocks; for ten seconds at most, so that a test ends.
+fn until(count: &Arc<AtomicU64>, value: u64) -> Box<dyn Fn() + Send + Sync> {
+    let count = Arc::clone(count);
+    Box::new(move || {
+        for _ in 0..100_000 {
+            if count.load(Ordering::Acquire) >= value {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    })
+}
+
+#[derive(Copy, Clone, Debug)]
+enum Link {
+    Signal,
+    Function,
+    Event,
+}
+
+/// Something that a stream does. Gives of a stream are counted, and takes name how many of another stream's have to have happened.
+#[derive(Copy, Clone, Debug)]
+enum Do {
+    Go { trip: usize, way: usize },
+    Give(Link, u64),
+    Take { link: Link, of: usize, count: u64 },
+}
+
+/// Numbers that a seed determines (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % n as u64) as usize
+    }
+}
+
+/// What streams do, each in its order. There is an order of all in which everything comes after what it takes; the order in which streams are
+/// given it is another.
+fn program(random: &mut Random, streams: usize, trips: usize) -> Vec<Vec<Do>> {
+    let mut program: Vec<Vec<Do>> = vec![Vec::new(); streams];
+    let mut given: Vec<Vec<Link>> = vec![Vec::new(); streams];
+    // Of each trip its stream, once it is on its way.
+    let mut trips: Vec<Option<usize>> = vec![None; trips];
+    let mut left = 2 * trips.len();
+    while left > 0 {
+        let stream = random.below(streams);
+        let trip = random.below(trips.len());
+        match (random.below(4), trips[trip]) {
+            (0, _) => {
+                let link = [Link::Signal, Link::Function, Link::Event][random.below(3)];
+                given[stream].push(link);
+                program[stream].push(Do::Give(link, given[stream].len() as u64));
+            }
+            (1, _) => {
+                let of = random.below(streams);
+                if of != stream && !given[of].is_empty() {
+                    let count = 1 + random.below(given[of].len());
+                    program[stream].push(Do::Take { link: given[of][count - 1], of, count: count as u64 });
+                }
+            }
+            (_, None) => {
+                trips[trip] = Some(stream);
+                program[stream].push(Do::Go { trip, way: 0 });
+                left -= 1;
+            }
+            (_, Some(of)) if of < streams => {
+                trips[trip] = Some(usize::MAX);
+                program[of].push(Do::Go { trip, way: 1 });
+                left -= 1;
+            }
+            _ => {}
+        }
+    }
+    program
+}
+
+/// The streams of a random program, and what they give.
+struct Play<'a> {
+    context: &'a Context,
+    streams: Vec<StreamHandle>,
+    trips: Vec<Trip>,
+    counters: u64,
+    counts: Vec<Arc<AtomicU64>>,
+    /// Events that were recorded, each by its stream and number.
+    events: Mutex<Vec<((usize, u64), EventHandle)>>,
+}
+
+impl Play<'_> {
+    /// Enqueues the next thing of a stream. False where that has to wait for an event that is still to be recorded.
+    fn enqueue(&self, of: usize, next: Do) -> bool {
+        let (context, stream) = (self.context, self.streams[of]);
+        let signal = |of: usize, value| [Signal { counter: self.counters + 8 * of as u64, value }];
+        match next {
+            Do::Go { trip, way } => self.trips[trip].go(way, stream),
+            Do::Give(Link::Signal, count) => context.stream_raise_signals(stream, &signal(of, count)).expect("enqueued"),
+            // Functions of a stream run in order, so the count is that of the last.
+            Do::Give(Link::Function, count) => {
+                let own = Arc::clone(&self.counts[of]);
+                context.launch_host(stream, Box::new(move || own.store(count, Ordering::Release))).expect("enqueued");
+            }
+            Do::Give(Link::Event, count) => {
+                let event = context.create_event().expect("an event");
+                context.record_event(event, stream).expect("recorded");
+                self.events.lock().expect("no panic").push(((of, count), event));
+            }
+            Do::Take { link: Link::Signal, of, count } => context.stream_wait_signals(stream, &signal(of, count)).expect("enqueued"),
+            Do::Take { link: Link::Function, of, count } => {
+                context.launch_host(stream, until(&self.counts[of], count)).expect("enqueued");
+            }
+            Do::Take { link: Link::Event, of, count } => {
+                let events = self.events.lock().expect("no panic");
+                let Some((_, event)) = events.iter().find(|(key, _)| *key == (of, count)) else { return false };
+                context.stream_wait_event(stream, *event).expect("enqueued");
+            }
+        }
+        true
+    }
+
+    /// Enqueues what these streams do, in a random order.
+    fn enqueue_all(&self, mut lists: Vec<(usize, std::collections::VecDeque<Do>)>, mut random: Random) {
+        while !lists.is_empty() {
+            let at = random.below(lists.len());
+            let (of, list) = &mut lists[at];
+            match list.front() {
+                None => _ = lists.swap_remove(at),
+                Some(next) if self.enqueue(*of, *next) => _ = list.pop_front(),
+                Some(_) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+fn play(seed: u64) {
+    let mut random = Random(seed);
+    let (host_threads, streams, callers) = (1 + random.below(4), 2 + random.below(4), 1 + random.below(4));
+    // Room for all rings, or for those of one plan at a time.
+    let context = context(host_threads as u32, [256 << 20, 1 << 20][random.below(2)]);
+    let program = program(&mut random, streams, 8);
+    let play = Play {
+        context: &context,
+        streams: (0..streams).map(|stream| context.create_stream(GPUS[stream % 2]).expect("a stream")).collect(),
+        trips: (0..8).map(|trip| Trip::new(&context, GPUS[trip % 2], trip)).collect(),
+        counters: context.allocate_shared(DeviceId::HOST, 64).expect("memory"),
+        counts: (0..streams).map(|_| Arc::default()).collect(),
+        events: Mutex::default(),
+    };
+    std::thread::scope(|scope| {
+        for caller in 0..callers {
+            let own: Vec<_> = (caller..streams).step_by(callers).map(|stream| (stream, program[stream].clone().into())).collect();
+            let (play, random) = (&play, Random(seed ^ (caller as u64) << 32));
+            beside(scope, move || play.enqueue_all(own, random));
+        }
+    });
+    play.streams.iter().for_each(|stream| context.synchronize_stream(*stream).expect("it goes on"));
+    node(|node| assert!(node.stuck.is_empty(), "seed {seed}: {:?} with {host_threads} threads: {program:?}", node.stuck));
+    play.trips.iter().for_each(Trip::check);
+}
+
+#[test]
+fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_arrives() {
+    let setting = |name: &str, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let (seed, programs) = (setting("TEST_SEED", 1), setting("TEST_PROGRAMS", 30));
+    (seed..seed + programs).for_each(play);
+    println!("{programs} programs from seed {seed}: every byte arrived");
+}
+
+/// A program of two lanes whose copies pass two slots each. A thread fills all of lane 1 before it comes to lane 0.
+fn one_lane_after_the_other(each: u64, counts: [u32; 2]) -> Arc<Program> {
+    let ring = |slots| Ring { device: DeviceId::HOST, slot_bytes: each, slots };
+    let mut program = Program {
+        sources: Vec::new(),
+        transfers: counts.map(|count| u64::from(count) * each).to_vec(),
+        lanes: vec![Lane::new(GPUS[0]), Lane::new(GPUS[0]), Lane::new(DeviceId::HOST)],
+        rings: vec![ring(2), ring(2)],
+        ops: Vec::new(),
+    };
+    for lane in [1, 0] {
+        let mut moved: Vec<OpId> = Vec::new();
+        for chunk in 0..counts[lane] {
+            let (transfer, offset) = (lane as u32, u64::from(chunk) * each);
+            let slot = Place::Slot { ring: RingId(lane as u32), slot: chunk % 2 };
+            let fill = Copy { from: Place::Source { transfer, offset }, to: slot, bytes: each };
+            let freed = chunk.checked_sub(2).map(|before| moved[before as usize]);
+            let fill = Op { lane: LaneId(2), mechanism: Mechanism::Thread, copies: smallvec![fill], after: freed.into_iter().collect() };
+            program.ops.push(fill);
+            let filled = OpId(program.ops.len() as u32 - 1);
+            let copy = Copy { from: slot, to: Place::Destination { transfer, offset }, bytes: each };
+            let copy = Op { lane: LaneId(lane as u32), mechanism: Mechanism::Copy, copies: smallvec![copy], after: smallvec![filled] };
+            program.ops.push(copy);
+            moved.push(OpId(program.ops.len() as u32 - 1));
+        }
+    }
+    plan::validate(&program, 1 << 20).expect("a valid program");
+    Arc::new(program)
+}
+
+#[test]
+fn a_queue_that_is_full_holds_nothing_that_comes_after_what_is_still_to_be_enqueued() {
+    const EACH: u64 = 5003;
+    let counts = [12, 40];
+    double::start(2, true);
+    let backend = CudaBackend::on(double::driver(), 1).expect("the double has GPUs");
+    let program = one_lane_after_the_other(EACH, counts);
+    let ordinary = counts.map(|count| vec![0_u8; count as usize * EACH as usize]);
+    let ends: Arc<[Endpoints]> = ordinary
+        .iter()
+        .map(|from| {
+            let src = from.as_ptr().expose_provenance() as u64;
+            write(src, from.len(), from.len());
+            Endpoints { dst: backend.allocate(GPUS[0], from.len() as u64).expect("memory"), src }
+        })
+        .collect();
+    let rings: Arc<[u64]> = (0..2).map(|_| backend.allocate(DeviceId::HOST, 2 * EACH).expect("memory")).collect();
+    let stream = backend.create_stream(GPUS[0]).expect("a stream");
+    node(|node| node.room = Some(8));
+    let end = backend.submit(&Execution::new(&program, &ends, &rings, stream)).expect("enqueued").expect("a completion");
+    end.wait().expect("it runs");
+    nothing_was_stuck();
+    ends.iter().zip(&ordinary).for_each(|(ends, from)| assert_arrived(ends.dst, from.len(), from.len()));
+}
