@@ -380,9 +380,10 @@ pub struct mp_node_options_t {
 pub struct mp_messenger_options_t {
     /// `sizeof(mp_messenger_options_t)`.
     pub size: usize,
-    /// Operations of a rank that may be under way, 1 to 65,536; each takes 2 KiB of shared memory. 0 for 1,024.
+    /// Sends and described buffers of a rank that may be unreceived, and receives and fetches of it that may be unfinished: as many of each, 1 to
+    /// 65,536; each takes 4 KiB of shared memory. 0 for 1,024.
     pub operations: u32,
-    /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
+    /// Messages of one rank that may wait for receives of another, 1 to 1,048,576. 0 for 4,096. More than `operations` cannot.
     pub messages: u32,
 }
 

@@ -1,0 +1,132 @@
+//! Room for the operations of a rank: slots.
+//!
+//! Sends and receives have slots of their own, so a rank that can send no more can still receive, whereupon the others can send: ranks do not block each
+//! other by full slots. A message that the library has buffered keeps the slot of its send until it was received, although its request has ended.
+
+use super::operation::{Kept, Operation};
+use super::{Messenger, Presence};
+use crate::contexts::Error;
+use crate::ipc::mailbox::Capacity;
+use crate::ipc::{MessageSlot, SlotId, SlotStatus};
+use crate::sync::{Mutex, lock};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Slots of receives and fetches, or those of sends and described buffers: those that are free, and those of operations whose outcome nobody will ask
+/// for.
+#[derive(Default)]
+pub(super) struct SlotPool {
+    pub free: Vec<u32>,
+    pub spent: VecDeque<Kept>,
+    /// Used no more; what they use stays.
+    pub torn: Vec<Kept>,
+}
+
+impl SlotPool {
+    pub fn new(capacity: Capacity, is_send: bool) -> SlotPool {
+        SlotPool { free: slots_of(capacity, is_send).rev().collect(), ..SlotPool::default() }
+    }
+}
+
+/// Slots of a rank's sends and described buffers, or of its receives and fetches.
+fn slots_of(capacity: Capacity, is_send: bool) -> Range<u32> {
+    if is_send { capacity.operations..capacity.slots() } else { 0..capacity.operations }
+}
+
+impl Messenger {
+    /// The slots among which one is.
+    pub(super) fn pool(&self, slot: u32) -> &Mutex<SlotPool> {
+        self.pool_of(slots_of(self.capacity, true).contains(&slot))
+    }
+
+    /// The slots of sends and described buffers, or those of receives and fetches.
+    pub(super) fn pool_of(&self, is_send: bool) -> &Mutex<SlotPool> {
+        &self.slots[usize::from(is_send)]
+    }
+
+    /// Takes a slot that nothing uses. Only operations of the same kind of this rank can leave none.
+    pub(super) fn take_slot(&self, is_send: bool) -> Result<u32, Error> {
+        // A few each time, so that none is kept for long.
+        let take = |most: usize| {
+            let mut slots = lock(self.pool_of(is_send));
+            self.reap(&mut slots, most);
+            slots.free.pop()
+        };
+        let slot = take(4).or_else(|| {
+            self.settle_ended(is_send);
+            take(usize::MAX)
+        });
+        let slot = slot.ok_or_else(|| self.no_slot(is_send))?;
+        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
+        Ok(slot)
+    }
+
+    /// Gives the slots of operations back that have ended, although nobody has asked for their outcome.
+    pub(super) fn settle_ended(&self, is_send: bool) {
+        let operations: Vec<Arc<Operation>> = {
+            let live = lock(&self.live);
+            slots_of(self.capacity, is_send).filter_map(|slot| live.get(slot as usize)?.upgrade()).collect()
+        };
+        operations.iter().for_each(|operation| operation.settle_quiet());
+    }
+
+    /// Names what has to end before there is a slot again.
+    fn no_slot(&self, is_send: bool) -> Error {
+        let torn = lock(self.pool_of(is_send)).torn.len() as u32;
+        let slots = slots_of(self.capacity, is_send).map(|slot| self.mailboxes.own(slot));
+        let open: Vec<&MessageSlot> = slots.filter(|own| !own.has_moved() || own.is_buffered() && !own.has_finished()).collect();
+        let count = open.len();
+        let full = if is_send {
+            let mut by_rank = vec![0_u32; self.mailboxes.ranks() as usize];
+            for rank in open.iter().filter_map(|own| own.peer()) {
+                by_rank.get_mut(rank as usize).into_iter().for_each(|count| *count += 1);
+            }
+            let most = (0..).zip(by_rank).max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0);
+            let whose = most.map_or(String::new(), |(rank, count): (u32, _)| format!(", {count} of them by rank {rank}"));
+            format!(
+                "{count} sends of this rank have not been received{whose}: receive what was sent to this rank, and send again when some were received"
+            )
+        } else {
+            format!("{count} receives of this rank have not ended: wait for some, or cancel them")
+        };
+        let ended = match self.capacity.operations.saturating_sub(torn).saturating_sub(count as u32) {
+            0 => String::new(),
+            rest => format!("; {rest} more have ended, but not the work before them in their streams: synchronize these streams"),
+        };
+        let lost = if torn > 0 { format!("; {torn} are lost to failures: make the messenger again") } else { String::new() };
+        let room = self.capacity.operations;
+        Error::QueueFull(format!("{full}{ended}{lost}; or make the messenger with room for more operations than {room}"))
+    }
+
+    /// Frees the slots of spent operations that no party reads or signals any more, and what they hold. Looks at `most` operations.
+    pub(super) fn reap(&self, slots: &mut SlotPool, most: usize) {
+        for _ in 0..slots.spent.len().min(most) {
+            let Some(kept) = slots.spent.pop_front() else { break };
+            let own = self.mailboxes.own(kept.slot);
+            // The thread of callbacks does it otherwise, and holds up nobody.
+            if slots.free.is_empty() {
+                kept.land(own);
+            }
+            if kept.is_quiet(own) {
+                // Flags of a movement of a dead rank may still be raised for a moment, so its slot is not used again.
+                let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
+                let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
+                let may_be_raised = has_failed && own.partner().is_some_and(has_died);
+                if kept.is_torn || may_be_raised {
+                    slots.torn.push(kept);
+                    continue;
+                }
+                slots.free.push(kept.slot);
+                kept.bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce));
+            } else {
+                slots.spent.push_back(kept);
+            }
+        }
+    }
+
+    /// Returns the slot of an operation whose outcome is known or of no interest. It is free once no party reads it any more.
+    pub(super) fn spend(&self, kept: Kept) {
+        lock(self.pool(kept.slot)).spent.push_back(kept);
+    }
+}
