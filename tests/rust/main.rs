@@ -31,6 +31,7 @@ mod nvtx;
 mod partitions;
 mod passed_on;
 mod peer;
+mod pid_namespaces;
 mod probe_files;
 mod registered;
 mod rings;

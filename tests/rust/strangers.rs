@@ -134,3 +134,48 @@ fn whoever_takes_over_the_name_of_an_exporter_that_has_ended_is_not_trusted() {
     answers.join().expect("no assertion failed");
     node.still_works();
 }
+
+#[test]
+fn an_importer_that_is_out_of_descriptors_says_so_and_imports_when_there_are_some() {
+    let node = Node::new(c"beluga");
+    let memory = node.alloc(0, 65536);
+    fill(memory, 65536, 3);
+    let handle = hex(&export(&node, memory, 65536));
+    for is_connected in [false, true] {
+        let mut importer = Peer::start();
+        if is_connected {
+            let other = node.alloc(0, 65536);
+            importer.tell(&format!("import {}", hex(&export(&node, other, 65536))));
+        }
+        let mut refusals = 0;
+        for left in 0..10 {
+            importer.tell(&format!("fill {left}"));
+            let answer = importer.ask(&format!("import {handle}"));
+            if answer.starts_with("0 ") {
+                break;
+            }
+            assert!(answer.contains("out of file descriptors (EMFILE)") && answer.contains("ulimit -n"), "{left} left: {answer}");
+            refusals += 1;
+        }
+        assert!((1..10).contains(&refusals), "{refusals} refusals");
+        let import = usize::from(is_connected);
+        assert_eq!(importer.tell(&format!("look {import} 65536 3 0")), "true");
+    }
+    node.still_works();
+}
+
+#[test]
+fn an_exporter_that_is_out_of_descriptors_says_so_to_its_importers() {
+    let node = Node::new(c"beluga");
+    let mut exporter = Peer::start();
+    exporter.tell("alloc 0 65536 5");
+    let handle = from_hex(&exporter.tell("export 0 0 65536"));
+    // One for the connection, and none for what the importer sends.
+    exporter.tell("fill 1");
+    let message = import_refused(&node, &handle, MP_ERROR_NOT_SUPPORTED);
+    assert!(message.contains("the exporter is out of file descriptors (EMFILE)") && message.contains("ulimit -n"), "{message}");
+    exporter.tell("fill 40");
+    let theirs = import(&node, &handle);
+    assert!(holds(theirs, 65536, 5, 0));
+    close(&node, theirs);
+}
