@@ -1290,6 +1290,13 @@ mp_status_t mp_node_devices(mp_node_t node,
                             size_t capacity,
                             size_t *count);
 
+/// Writes the first GPU that this rank works for to `*device` (`mp_node_devices` writes all). Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `device` NULL, and where the rank works for none, because there are more ranks than
+/// GPUs or another rank has named the same: then nothing is written.
+mp_status_t mp_node_device(mp_node_t node,
+                           int32_t *device);
+
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.

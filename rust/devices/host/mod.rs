@@ -33,7 +33,7 @@ use self::node::Node;
 use self::queue::Queue;
 use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
-use self::streams::{StreamTable, key};
+use self::streams::{StreamTable, next_handle};
 use self::times::Times;
 use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
@@ -45,7 +45,8 @@ use crate::backend::{
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
-use slotmap::{DefaultKey, Key, SlotMap};
+use ahash::RandomState;
+use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 /// What an event stands for.
@@ -74,7 +75,7 @@ pub struct HostBackend {
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
     /// What each event stands for.
-    events: RwLock<SlotMap<DefaultKey, Mutex<Recorded>>>,
+    events: RwLock<HashMap<usize, Mutex<Recorded>, RandomState>>,
 }
 
 impl HostBackend {
@@ -106,7 +107,7 @@ impl HostBackend {
     /// Calls `work` with what an event stands for.
     fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
         let events = held(self.events.read());
-        let event = key(handle.0).and_then(|key| events.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
+        let event = events.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
     }
 
@@ -251,12 +252,13 @@ impl Backend for HostBackend {
     }
 
     fn create_event(&self) -> Result<EventHandle, BackendError> {
-        let key = held(self.events.write()).insert(Mutex::default());
-        Ok(EventHandle(key.data().as_ffi() as usize))
+        let handle = next_handle();
+        held(self.events.write()).insert(handle, Mutex::default());
+        Ok(EventHandle(handle))
     }
 
     fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        let destroyed = key(event.0).and_then(|key| held(self.events.write()).remove(key));
+        let destroyed = held(self.events.write()).remove(&event.0);
         destroyed.map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
     }
 

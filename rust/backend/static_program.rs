@@ -1,0 +1,45 @@
+//! Whether this program can load libraries at run time.
+
+use std::ffi::{c_int, c_void};
+
+/// Refuses to load a library in a statically linked program, with the reason.
+///
+/// There `dlopen` starts a second C library beside the one in the program, whose state it does not set up: the first of its functions that the driver
+/// calls ends the process.
+pub fn check_can_load() -> Result<(), &'static str> {
+    if is_static() {
+        Err("this program is statically linked, and libraries cannot be loaded into it: link it without -static")
+    } else {
+        Ok(())
+    }
+}
+
+/// True if the program has no dynamic loader: its headers name none (`PT_INTERP`).
+fn is_static() -> bool {
+    /// Notes in `*data` whether the first object, which is the program, names a loader.
+    unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
+        // SAFETY: valid for the call, as `dl_iterate_phdr` promises; `data` is the caller's Option.
+        let (object, named) = unsafe { (&*object, &mut *data.cast::<Option<bool>>()) };
+        if object.dlpi_phdr.is_null() {
+            return 1;
+        }
+        // SAFETY: the program's headers, which stay mapped as long as it runs.
+        let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
+        *named = Some(headers.iter().any(|header| header.p_type == libc::PT_INTERP));
+        1
+    }
+    let mut named: Option<bool> = None;
+    // SAFETY: `look` is called during the call alone, with a pointer to `named`.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut named).cast()) };
+    // A program without headers is taken for a usual one.
+    named == Some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_program_that_names_a_loader_can_load_libraries() {
+        // Tests of a target whose C library is static by default are such a program.
+        assert_eq!(super::check_can_load().is_ok(), !cfg!(target_feature = "crt-static"));
+    }
+}
