@@ -1142,6 +1142,8 @@ mp_status_t mp_memory_adopt(mp_context_t context,
 /// return `pointer`, or when it was closed already.
 mp_status_t mp_memory_close(mp_context_t context, void *pointer);
 
+mp_status_t mp_memory_leave(mp_context_t context, const void *pointer, uint64_t value);
+
 /// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
 /// virtual devices and host domains bytes made of their number. Any thread.
 ///

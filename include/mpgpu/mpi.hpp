@@ -190,7 +190,7 @@ template <class T> class shared_memory {
 
 /// The ranks of a communicator that share this rank's node: they map each other's memory (`exchange`), and plan
 /// together as those of an `mpgpu::node`. Made once, collectively; refers to what the context owns, which may be moved,
-/// and must outlive it. To be destroyed before `MPI_Finalize`, and after its plans.
+/// and must outlive it. To be destroyed before `MPI_Finalize` (docs/guide/concepts.md, "Ending").
 ///
 /// `rank()` and `size()` are of the node, as with any `mpgpu::node`, and so are the ranks in its plans and messages.
 /// `communicator_rank()` and `communicator_size()` are of the communicator `all` that it was made from, and `exchange`,

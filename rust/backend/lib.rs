@@ -12,6 +12,7 @@
 //! | [`panics`] | what is left of a panic that was caught |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | who is told of a process that has ended and was waited for |
+//! | [`signallers`] | who raises which counters, and who of them is lost |
 //! | [`static_program`] | true where the program cannot load libraries |
 
 pub mod failed_waits;
@@ -23,16 +24,18 @@ mod plan_state;
 mod remaining;
 mod segment;
 mod shared;
+pub mod signallers;
 pub mod static_program;
 pub mod sync;
 pub mod threads;
 pub mod took;
 
 pub use crate::topology::MemoryKind;
-pub use failed_waits::{FailedWait, Leave, LeftPlan, LostPeer};
+pub use failed_waits::FailedWait;
 pub use plan_state::{PlanState, ProgramKey};
 pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
+pub use signallers::{Cause, Leave, LeftPlan, Line, LostPeer, Signallers, StepFate};
 
 use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
@@ -267,13 +270,15 @@ pub struct Execution<'a> {
     pub state: Option<&'a PlanState>,
     /// What the caller wants to know of it.
     pub report: Report,
+    /// Of a step of several ranks whether it is abandoned, and then copies nothing.
+    pub fate: Option<&'a StepFate>,
 }
 
 impl<'a> Execution<'a> {
     /// One that comes after nothing but its stream, on streams, without a plan's state, and with a completion.
     pub fn new(program: &'a Arc<Program>, endpoints: &'a Arc<[Endpoints]>, rings: &'a Arc<[u64]>, stream: StreamHandle) -> Self {
         let (engine, report) = (Engine::Auto, Report::End);
-        Execution { program, endpoints, rings, stream, after: &[], verify: false, engine, state: None, report }
+        Execution { program, endpoints, rings, stream, after: &[], verify: false, engine, state: None, report, fate: None }
     }
 
     /// The same with other addresses of its ends, if there are any.
@@ -584,16 +589,16 @@ pub trait Backend: Send + Sync {
     /// Raises counters as [`stream_raise_signals`](Backend::stream_raise_signals) does, and takes flags: work enqueued in `stream` from now
     /// on starts when every flag has been raised to 1, and each is set back to 0 then. One call, because the driver takes both as one. A flag is a counter
     /// in memory of this process that lies in [`Backend::allocate_shared`]; it is raised again only after it was set back. Unlike a wait for
-    /// signals this looks at no flag now: what it stands at may be for an earlier step. Where the process that was to raise one has ended, it
-    /// ends as a wait for signals does.
-    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
-        let _ = (stream, raises, flags);
+    /// signals this looks at no flag now: what it stands at may be for an earlier step. Where the party that was to raise one is lost, the wait
+    /// ends as lost, and the step is abandoned.
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
+        let _ = (stream, raises, flags, fate);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
     /// Work enqueued in `stream` from now on starts when every flag has been raised to 1. Flags as for
     /// [`stream_take_flags`](Backend::stream_take_flags), but that they stay as they are: a step sets them back before it begins.
-    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        let _ = (stream, flags);
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
+        let _ = (stream, flags, fate);
         Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
     }
     /// Enqueues as one kernel of `device` what one rank does in a step in which little is moved: [actions](Action::segment), whose copies' ends are as
@@ -641,19 +646,24 @@ pub trait Backend: Send + Sync {
     fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(signal.counter))
     }
-    /// A process that might have raised counters in this allocation has ended, or has left. Waits for counters there that are not reached by
-    /// then end, now and later: no stream waits for ever, and whoever waits for the stream gets [`BackendError::PeerGone`] once.
-    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
-        let _ = (allocation, peer);
+    /// Names who raises which counters of an allocation, by addresses in order; before anybody waits there.
+    fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
+        let _ = (allocation, by_address);
+    }
+    /// A party that raises counters in this allocation has ended, or has left. Waits for counters that it raises ([`Signallers::concerns`]) and that
+    /// are not reached by then end as lost, now and later, and no others do: no stream waits for ever, and whoever waits for the stream gets
+    /// [`BackendError::PeerGone`] once.
+    fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
+        let _ = (allocation, party, peer);
     }
     /// Ends failed waits once more whose counter another process has set back since. Called every few milliseconds after
     /// [`fail_waits`](Backend::fail_waits), for as long as it returns true.
     fn fail_waits_again(&self) -> bool {
         false
     }
-    /// The process that has ended and might have raised counters at this address, if there is one.
-    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
-        let _ = counter;
+    /// The lost party that might have raised a counter to this value, if there is one.
+    fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        let _ = wanted;
         None
     }
 }

@@ -179,6 +179,7 @@ impl Plan {
             engine: self.executor,
             state: (report != Report::Times).then_some(&self.state),
             report,
+            fate: None,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The planner's lowering makes the programs and the backend's executors run them, so that measured copies are those that plans make.
 
-use crate::backend::{Backend, BackendError, Endpoints, Execution, Signal, StreamHandle, no_completion};
+use crate::backend::{Backend, BackendError, Endpoints, Execution, Signal, StepFate, StreamHandle, no_completion};
 use crate::model::SLOTS;
 use crate::pattern::Words;
 use crate::plan::{DirectOp, Engine, Gpus, Mechanism, Piece, Program, Ring, StagedPath, copying_device, lower};
@@ -210,14 +210,14 @@ impl<'a> TransferHarness<'a> {
     /// One run of [`Harness::pass_flags`], by the flags of three words that stand at 0. The time counts from when everything is enqueued.
     fn run_flags(&self, streams: [StreamHandle; 2], flags: u64, rounds: u32) -> Result<f64, BackendError> {
         let [start, there, back] = [flags, flags + 8, flags + 16];
-        let raised = |counter| Signal { counter, value: 1 };
+        let (raised, fate) = (|counter| Signal { counter, value: 1 }, StepFate::default());
         let [one, other] = streams;
-        self.backend.stream_take_flags(one, &[], &[start])?;
+        self.backend.stream_take_flags(one, &[], &[start], &fate)?;
         for _ in 0..rounds {
             self.backend.stream_raise_signals(one, &[raised(there)])?;
-            self.backend.stream_take_flags(other, &[], &[there])?;
+            self.backend.stream_take_flags(other, &[], &[there], &fate)?;
             self.backend.stream_raise_signals(other, &[raised(back)])?;
-            self.backend.stream_take_flags(one, &[], &[back])?;
+            self.backend.stream_take_flags(one, &[], &[back], &fate)?;
         }
         let begin = Instant::now();
         self.backend.raise_signal(raised(start))?;

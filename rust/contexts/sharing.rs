@@ -4,7 +4,7 @@ use super::error::Error;
 use super::peer_memory::{Import, ImportSource, check_size, freed_here, number_of};
 use super::state::ContextState;
 use crate::backend::{Allocation, MemoryKind};
-use crate::ipc::{self, AllocationKey, Departure, Export, Handle, OnLeave, PATIENCE, Peer, Secret, Service, Shared};
+use crate::ipc::{self, AllocationKey, Departure, Export, Handle, PATIENCE, Party, Peer, Secret, Service, Shared};
 use crate::sync::lock;
 use crate::topology::DeviceId;
 use std::sync::{Arc, PoisonError};
@@ -13,11 +13,18 @@ use std::time::Instant;
 impl ContextState {
     /// Describes a range of this context's memory for other processes of the node. It stays theirs to map until it is freed.
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
-        self.export_watched(address, bytes, None)
+        self.export_to(address, bytes, None)
     }
 
-    /// The same; `on_leave` is asked when an importer [leaves](ContextState::leave_memory).
-    pub fn export_watched(&self, address: u64, bytes: u64, on_leave: Option<OnLeave>) -> Result<Handle, Error> {
+    /// Names who raises which counters of an allocation ([`Backend::name_signallers`]).
+    pub fn name_signallers(&self, address: u64, by_address: Arc<[(u64, u32)]>) -> Result<(), Error> {
+        let found = self.locate(address)?;
+        found.into_iter().for_each(|allocation| self.backend.name_signallers(&allocation, Arc::clone(&by_address)));
+        Ok(())
+    }
+
+    /// The same for one importer, which is told apart when it [leaves](ContextState::leave_memory) or ends.
+    pub fn export_to(&self, address: u64, bytes: u64, party: Option<Party>) -> Result<Handle, Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
         if self.deferred.contains(address) {
@@ -42,7 +49,7 @@ impl ContextState {
             }
         };
         let key = AllocationKey { backend: number_of(backend), allocation: allocation.id };
-        let secret = service.export(key, Export { backend: Arc::clone(&self.backend), allocation, on_leave })?;
+        let secret = service.export(key, Export { backend: Arc::clone(&self.backend), allocation }, party)?;
         Ok(Handle {
             secret,
             origin: *service.origin(),
@@ -245,6 +252,14 @@ impl ContextState {
             (ImportSource::Context(_), Some(service)) => service.leave(import.key, import.secret, departure),
             _ => {}
         }
+    }
+
+    /// Tells the owner of imported memory that this process raises no counter in it beyond `value`.
+    pub fn leave_signals(&self, address: u64, value: u64) -> Result<(), Error> {
+        let _open = self.enter()?;
+        self.sharing.import_at(address).ok_or(Error::NotImported(address))?;
+        self.leave_memory(address, Departure { steps: value, ..Departure::default() });
+        Ok(())
     }
 
     /// Gives back what [`import_memory`](ContextState::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.

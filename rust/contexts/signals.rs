@@ -86,7 +86,7 @@ impl Context {
     /// What a counter stands at, and whether it has reached its value. An error where it may never do so.
     fn look(&self, wanted: Signal) -> Result<(u64, bool), Error> {
         // Asked first: what a process has raised before it ended counts.
-        let lost_peer = self.backend().lost_peer(wanted.counter);
+        let lost_peer = self.backend().lost_peer(wanted);
         let now = self.backend().read_signal(wanted.counter)?;
         let is_reached = ipc::signal::reached(now, wanted.value);
         match lost_peer {

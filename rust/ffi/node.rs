@@ -207,7 +207,8 @@ pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp
     })
 }
 
-/// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
+/// Destroys a node. Its plans and messengers go on, and are destroyed by themselves, before or after it: docs/guide/concepts.md, "Ending". Not
+/// collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]

@@ -160,6 +160,17 @@ pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_
     })
 }
 
+/// Tells the owner of imported memory that this process raises no counter in it beyond `value`, though it lives on and may
+/// keep the memory mapped: waits there for more end as if the process had ended, and others go on. For programs that stop
+/// early, after an exception say, while others wait for their signals. `pointer` lies in memory of `mp_memory_import`; what
+/// other importers raise belongs into allocations of their own. Does not wait for work of this process. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `pointer` is not in imported memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mp_memory_leave(context: mp_context_t, pointer: *const c_void, value: u64) -> mp_status_t {
+    guard(|| Ok(find(context)?.state().leave_signals(pointer.addr() as u64, value)?))
+}
+
 /// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
 /// virtual devices and host domains bytes made of their number. Any thread.
 ///
@@ -212,7 +223,7 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
 /// it, and whoever synchronises any stream is told, as `mp_stream_wait_signals` says of captured waits. So a kernel that polls such a counter, for a
 /// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
-/// one value counts, and a call once more only looks for errors.
+/// the furthest value counts, and a call once more only looks for errors.
 ///
 /// Counters as for `mp_stream_wait_signals`. `signals` is read during the call only. Any thread.
 ///

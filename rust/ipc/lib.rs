@@ -48,7 +48,7 @@ pub use packet::patiently;
 pub use peer::{BoardSlot, PATIENCE, Peer};
 pub use places::{PLACES, StepPlace, StepPlaces};
 pub use process::ProcessIdentity;
-pub use service::{Export, OnLeave, Service};
+pub use service::{Export, OnLeave, Party, Service};
 pub use slot::{Envelope, INLINE_BYTES, METADATA_BYTES, MessageSlot, Pattern, Preparation, SlotBuffer, SlotId, SlotState, SlotStatus};
 
 use mpgpu_backend as backend;

@@ -3,7 +3,7 @@
 use super::AllocationKey;
 use super::fork::Socket;
 use super::handle::Secret;
-use crate::backend::Shared;
+use crate::backend::{Cause, Leave, Shared};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::{Errno, Result};
@@ -64,11 +64,13 @@ pub struct Departure {
     pub order: u64,
     /// Its process has ended, or its context is gone: it has said nothing.
     pub has_ended: bool,
+    /// The failure of another that it leaves because of.
+    pub cause: Option<Cause>,
 }
 
 impl Departure {
     /// Of an importer that is gone.
-    pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true };
+    pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None };
 }
 
 /// The last character is the version.
@@ -106,6 +108,18 @@ impl Packet {
             put(24, &u32::from(self.departure.has_failed).to_le_bytes());
             put(32, &self.departure.steps.to_le_bytes());
             put(40, &self.departure.order.to_le_bytes());
+            if let Some(Cause { rank, process, why }) = self.departure.cause {
+                let (code, number) = match why {
+                    Leave::Ended => (1_u32, 0),
+                    Leave::Destroyed(steps) => (2, steps),
+                    Leave::Failed(steps) => (3, steps),
+                    Leave::Order(plan) => (4, plan),
+                };
+                put(48, &code.to_le_bytes());
+                put(52, &rank.to_le_bytes());
+                put(56, &process.to_le_bytes());
+                put(64, &number.to_le_bytes());
+            }
         }
         put(28, &self.slot.to_le_bytes());
         put(104, &self.secret.0);
@@ -140,6 +154,11 @@ impl Packet {
                 has_failed: array::<4>(bytes, 24) != [0; 4],
                 order: u64::from_le_bytes(array(bytes, 40)),
                 has_ended: false,
+                cause: cause(u32::from_le_bytes(array(bytes, 48)), u64::from_le_bytes(array(bytes, 64))).map(|why| Cause {
+                    rank: u32::from_le_bytes(array(bytes, 52)),
+                    process: i32::from_le_bytes(array(bytes, 56)),
+                    why,
+                }),
             },
             _ => Departure::default(),
         };
@@ -204,6 +223,17 @@ impl Packet {
 /// Finds out why the system has kept a descriptor that was sent.
 fn withheld(socket: &Socket) -> Errno {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).err().unwrap_or(Errno::ACCESS)
+}
+
+/// What the first has done of those who leave because of each other.
+fn cause(code: u32, number: u64) -> Option<Leave> {
+    match code {
+        1 => Some(Leave::Ended),
+        2 => Some(Leave::Destroyed(number)),
+        3 => Some(Leave::Failed(number)),
+        4 => Some(Leave::Order(number)),
+        _ => None,
+    }
 }
 
 /// Makes `attempt`, which does not wait, and again whenever the socket is ready, until it succeeds or time is up. Interrupting signals do not

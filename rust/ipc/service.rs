@@ -36,13 +36,19 @@ pub struct Export {
     pub backend: Arc<dyn Backend>,
     /// What is exported. Its id is never another's, so memory that was freed is not mistaken for what has its address now.
     pub allocation: Allocation,
-    /// Asked when an importer leaves or ends whether waits in this memory will then never end. Where nobody is to be asked they do not, of an importer
-    /// that ends.
-    pub on_leave: Option<OnLeave>,
 }
 
-/// See [`Export::on_leave`]. Runs on the thread that answers importers.
-pub type OnLeave = Arc<dyn Fn(Departure) -> Option<LeftPlan> + Send + Sync>;
+/// An importer that the exporter tells apart from others: it has a secret of its own.
+#[derive(Clone)]
+pub struct Party {
+    /// Its number among the signallers of the allocation ([`Backend::name_signallers`]).
+    pub number: u32,
+    /// Asked when it leaves or ends whether waits for its counters will then never end.
+    pub on_leave: OnLeave,
+}
+
+/// See [`Party::on_leave`]; with the number of the process. Runs on the thread that answers importers.
+pub type OnLeave = Arc<dyn Fn(Departure, i32) -> Option<LeftPlan> + Send + Sync>;
 
 /// What this process exports. One for all contexts: it lives from the first export until the last context that exported is gone.
 pub struct Service {
@@ -74,9 +80,17 @@ struct Exports {
 #[derive(Clone)]
 struct ExportRecord {
     export: Export,
-    secret: Secret,
+    /// Who may map it, each by a secret: parties, and whoever was given the handle for anybody.
+    granted: Vec<(Secret, Option<Party>)>,
     /// Other contexts of this process that use it have a copy.
     held: Arc<()>,
+}
+
+impl ExportRecord {
+    /// Whose secret it is.
+    fn holder(&self, secret: Secret) -> Option<&Option<Party>> {
+        self.granted.iter().find(|(known, _)| *known == secret).map(|(_, party)| party)
+    }
 }
 
 /// An importer.
@@ -89,12 +103,15 @@ struct Connection {
     imported: Mutex<ImportTable>,
 }
 
+/// What an importer was granted, and as which party.
+type Granted = (AllocationKey, Option<u32>);
+
 /// What an importer was granted and, as far as we have looked, has not closed.
 #[derive(Default)]
 struct ImportTable {
     /// BoardSlot and request.
-    by_key: HashMap<AllocationKey, (u32, u32)>,
-    by_slot: HashMap<u32, AllocationKey>,
+    by_key: HashMap<Granted, (u32, u32)>,
+    by_slot: HashMap<u32, Granted>,
 }
 
 impl Connection {
@@ -104,13 +121,18 @@ impl Connection {
     }
 
     fn has_mapped(&self, key: AllocationKey) -> bool {
-        let granted = lock(&self.imported).by_key.get(&key).copied();
-        granted.is_some_and(|place| !self.has_closed(place))
+        let imported = lock(&self.imported);
+        imported.of(key).any(|(_, place)| !self.has_closed(place))
     }
 }
 
 impl ImportTable {
-    fn insert(&mut self, key: AllocationKey, slot: u32, request: u32) {
+    /// As which parties an allocation was granted, and where.
+    fn of(&self, key: AllocationKey) -> impl Iterator<Item = (Granted, (u32, u32))> {
+        self.by_key.iter().filter(move |((granted, _), _)| *granted == key).map(|(granted, place)| (*granted, *place))
+    }
+
+    fn insert(&mut self, key: Granted, slot: u32, request: u32) {
         // It was closed, and is imported anew.
         self.remove(key);
         // An importer uses a slot again when it has closed what was there.
@@ -120,7 +142,7 @@ impl ImportTable {
         self.by_key.insert(key, (slot, request));
     }
 
-    fn remove(&mut self, key: AllocationKey) -> Option<(u32, u32)> {
+    fn remove(&mut self, key: Granted) -> Option<(u32, u32)> {
         let (slot, request) = self.by_key.remove(&key)?;
         self.by_slot.remove(&slot);
         Some((slot, request))
@@ -190,11 +212,17 @@ impl Service {
         &self.state.origin
     }
 
-    /// From now on whoever knows the secret may map it. Exporting it again changes nothing.
-    pub fn export(&self, key: AllocationKey, export: Export) -> Result<Secret, IpcError> {
+    /// From now on whoever knows the secret may map it, as `party`. Exporting it again for the same changes nothing.
+    pub fn export(&self, key: AllocationKey, export: Export, party: Option<Party>) -> Result<Secret, IpcError> {
         let drawn = Secret::draw()?;
         let mut exports = lock(&self.state.exports);
-        let secret = exports.by_key.entry(key).or_insert_with(|| ExportRecord { export, secret: drawn, held: Arc::default() }).secret;
+        let record = exports.by_key.entry(key).or_insert_with(|| ExportRecord { export, granted: Vec::new(), held: Arc::default() });
+        let number = |party: &Option<Party>| party.as_ref().map(|party| party.number);
+        let known = record.granted.iter().find(|(_, known)| number(known) == number(&party)).map(|(secret, _)| *secret);
+        let secret = known.unwrap_or_else(|| {
+            record.granted.push((drawn, party));
+            drawn
+        });
         if exports.by_key.len() >= exports.sweep_at {
             // No other thread starts a search until this one is done.
             exports.sweep_at = usize::MAX;
@@ -232,8 +260,8 @@ impl Service {
 
     /// Whether what was exported under this key still lives.
     pub fn lives(&self, key: AllocationKey) -> bool {
-        let secret = lock(&self.state.exports).by_key.get(&key).map(|exported| exported.secret);
-        secret.is_some_and(|secret| self.find(key, secret).is_some())
+        let exported = lock(&self.state.exports).by_key.get(&key).cloned();
+        exported.is_some_and(|exported| self.state.check(key, exported).is_some())
     }
 
     /// Nobody maps it from now on, and those who have are told.
@@ -387,10 +415,8 @@ impl ServiceState {
             Ok(shared) => {
                 // A concurrent withdrawal either came before this lock, or will find the import in the table.
                 let exports = lock(&self.exports);
-                if !exports.by_key.get(&key).is_some_and(|exported| exported.secret == secret) {
-                    return gone();
-                }
-                lock(&connection.imported).insert(key, slot, number);
+                let Some(party) = exports.by_key.get(&key).and_then(|exported| exported.holder(secret)) else { return gone() };
+                lock(&connection.imported).insert((key, party.as_ref().map(|party| party.number)), slot, number);
                 Some(Packet { shared: Some(shared), secret: self.origin.proof(), ..Packet::new(Subject::Granted, number, key) })
             }
             Err(error) => Some(Packet { text: error.to_string(), ..Packet::new(Subject::Refused, number, key) }),
@@ -399,7 +425,12 @@ impl ServiceState {
 
     /// See [`Service::find`].
     fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
-        let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.secret == secret).cloned()?;
+        let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.holder(secret).is_some()).cloned()?;
+        self.check(key, exported)
+    }
+
+    /// What is exported, if it still lives.
+    fn check(&self, key: AllocationKey, exported: ExportRecord) -> Option<Export> {
         if !exported.export.lives() {
             self.withdraw(key);
             return None;
@@ -418,26 +449,40 @@ impl ServiceState {
     /// Tells every importer that this allocation was freed.
     fn tell(&self, key: AllocationKey) {
         for connection in lock(&self.connections).iter() {
-            if let (Some((slot, request)), Some(board)) = (lock(&connection.imported).remove(key), connection.board.get()) {
-                board.withdraw(slot, request);
+            let mut imported = lock(&connection.imported);
+            let granted: Vec<_> = imported.of(key).collect();
+            for (granted, (slot, request)) in granted {
+                imported.remove(granted);
+                connection.board.get().into_iter().for_each(|board| board.withdraw(slot, request));
             }
         }
     }
 
     /// An importer takes no further part in what an allocation is for.
     fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, process: i32) {
-        let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.secret == secret).cloned();
-        if let Some(ExportRecord { export, .. }) = exported
-            && let Some(left) = export.on_leave.as_ref().and_then(|on_leave| on_leave(departure))
-        {
-            self.fail_waits(&export, LostPeer { process, left: Some(left) });
+        let exported = lock(&self.exports).by_key.get(&key).cloned();
+        match exported.as_ref().and_then(|exported| Some((&exported.export, exported.holder(secret)?))) {
+            Some((export, Some(party))) => self.lose_party(export, Some(party), departure, process),
+            Some((export, None)) => {
+                let peer = LostPeer { raises: Some(departure.steps), ..LostPeer::of(process, None) };
+                self.fail_waits(export, None, peer);
+            }
+            None => {}
         }
     }
 
-    /// Fails waits in an allocation, now and in later rounds.
-    fn fail_waits(&self, export: &Export, peer: LostPeer) {
+    /// A party of an allocation is lost, or whoever has mapped it as nobody in particular.
+    fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
+        let left = party.map(|party| (party.on_leave)(departure, process));
+        if left != Some(None) {
+            self.fail_waits(export, party.map(|party| party.number), LostPeer::of(process, left.flatten()));
+        }
+    }
+
+    /// Fails waits for what a party raises in an allocation, now and in later rounds.
+    fn fail_waits(&self, export: &Export, party: Option<u32>, peer: LostPeer) {
         log::debug!("{:#x}: {peer}", export.allocation.base);
-        export.backend.fail_waits(&export.allocation, peer);
+        export.backend.fail_waits(&export.allocation, party, peer);
         let backend = Arc::downgrade(&export.backend);
         let mut tended = lock(&self.tended);
         if !tended.iter().any(|other| other.ptr_eq(&backend)) {
@@ -445,16 +490,15 @@ impl ServiceState {
         }
     }
 
-    /// Removes an importer that has ended. Backends whose memory it had mapped fail its waits.
+    /// Removes an importer that has ended. Backends whose memory it had mapped fail the waits for what it was to raise.
     fn lose(&self, connection: &Arc<Connection>) {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);
         let left = imported.into_iter().filter(|(_, place)| !connection.has_closed(*place));
-        for export in left.filter_map(|(key, _)| lock(&self.exports).by_key.get(&key).map(|exported| exported.export.clone())) {
-            let left = export.on_leave.as_ref().map(|on_leave| on_leave(Departure::ENDED));
-            if left != Some(None) {
-                self.fail_waits(&export, LostPeer { process: connection.process, left: left.flatten() });
-            }
+        for ((key, number), _) in left {
+            let Some(exported) = lock(&self.exports).by_key.get(&key).cloned() else { continue };
+            let party = exported.granted.iter().flat_map(|(_, party)| party).find(|party| Some(party.number) == number);
+            self.lose_party(&exported.export, party, Departure::ENDED, connection.process);
         }
     }
 }
@@ -465,7 +509,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_used_again_forgets_what_was_there_and_nothing_else() {
-        let key = |allocation| AllocationKey { backend: 1, allocation };
+        let key = |allocation| (AllocationKey { backend: 1, allocation }, None);
         let mut imported = ImportTable::default();
         imported.insert(key(1), 0, 1);
         imported.insert(key(2), 1, 2);

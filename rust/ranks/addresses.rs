@@ -45,6 +45,8 @@ pub(super) struct Held {
     pub allocations: Vec<u64>,
     /// Of others, mapped here.
     pub imports: Vec<u64>,
+    /// Of these the flags that this rank raises: their owners wait for it.
+    pub flags: Vec<u64>,
     /// Of this rank's memory what bytes pass through.
     pub rings: Vec<HeldRing>,
     /// Where the flags of partitions begin that each rank takes, once the first variant is bound.

@@ -11,7 +11,7 @@ use super::together::Together;
 use super::transfers::{NodeTransfer, RankRequest, Window};
 use crate::backend::{ActionGrid, Endpoints, SignalWait};
 use crate::contexts::{ContextState, Error, Import};
-use crate::ipc::{Handle, OnLeave, StepPlaces};
+use crate::ipc::{Handle, IpcError, Party, StepPlaces};
 use crate::plan::{Place, Program};
 use crate::program::ranks::FlagId;
 use crate::topology::DeviceId;
@@ -26,8 +26,9 @@ struct Offer {
     digest: u64,
     windows: Vec<(u32, Vec<u8>)>,
     rings: Vec<(u32, Vec<u8>)>,
-    flags: Option<Vec<u8>>,
-    /// The same of flags on its GPU.
+    /// Of its flags a handle for each rank that raises some.
+    flags: Vec<(u32, Vec<u8>)>,
+    /// Of flags on its GPU.
     near: Option<Vec<u8>>,
 }
 
@@ -81,7 +82,15 @@ impl Used {
     /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
     pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
-            import.check()?;
+            import.check().map_err(|error| match error {
+                // The text speaks of handles, which ranks have none of.
+                Error::Share(IpcError::PeerGone(_)) => {
+                    let why = "another rank has freed memory of this node plan or destroyed its context, or has ended; destroy the plan on all ranks, and \
+                               plan again";
+                    IpcError::PeerGone(why.into()).into()
+                }
+                other => other,
+            })?;
         }
         let frees = shared.frees();
         if self.alive_at.load(Ordering::Relaxed) != frees {
@@ -173,7 +182,7 @@ impl NodeGroup {
             let armed = armed.map(|(words, partitioned)| words.armed(partitioned, part, &bindings)).transpose()?;
             let late = small.as_ref().map(|small| small.grid.late());
             let kernel = bindings.kernels.iter().any(|kernel| kernel.blocks.is_some()).then_some(late);
-            let mut bound = BoundPart::new(part, &bindings, small, armed, self.context.backend())?;
+            let mut bound = BoundPart::new(part, &bindings, small, armed, &progress.fate, self.context.backend())?;
             let Bindings { windows, rings, flags, near, .. } = &bindings;
             let touched = windows.values().chain(rings.values()).chain(flags.values()).chain(near.values());
             let touched: Vec<u64> = touched.copied().collect();
@@ -265,7 +274,7 @@ impl NodeGroup {
         let touched = together.touched();
         let others = |of: &dyn Fn(&Touched) -> bool| touched.iter().enumerate().any(|(other, touched)| other as u32 != rank && of(touched));
         let export = |address: u64, bytes: u64| Ok::<Vec<u8>, Error>(self.context.state().export_memory(address, bytes)?.encode().to_vec());
-        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: None, near: None };
+        let mut offer = Offer { digest: together.digest(), windows: Vec::new(), rings: Vec::new(), flags: Vec::new(), near: None };
         for (ring, staging) in (0..).zip(&program.rings).filter(|(ring, _)| together.ring_owners[*ring as usize] == rank) {
             let (device, bytes) = (self.device_here(staging.device), staging.bytes());
             let users: BTreeSet<u32> = (0..).zip(&touched).filter(|(_, of)| of.rings.contains(&ring)).map(|(user, _)| user).collect();
@@ -284,7 +293,7 @@ impl NodeGroup {
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
             // And the word that ends the waits of a kernel, and the one by which it says that it has waited.
-            let (near, progress) = (together.near_of(rank).unwrap_or_default(), Arc::clone(progress));
+            let near = together.near_of(rank).unwrap_or_default();
             let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
             bindings.flags.insert(rank, address);
@@ -296,8 +305,13 @@ impl NodeGroup {
                 bindings.near.insert(rank, base);
                 offer.near = Some(export(base, near.bytes)?);
             }
-            let on_leave: OnLeave = Arc::new(move |departure| progress.leave(departure));
-            offer.flags = Some(self.context.state().export_watched(address, bytes, Some(on_leave))?.encode().to_vec());
+            self.context.state().name_signallers(address, together.signallers(rank, address))?;
+            for raiser in (0..).zip(&touched).filter(|(raiser, of)| *raiser != rank && of.flags.contains(&rank)).map(|(raiser, _)| raiser) {
+                let progress = Arc::clone(progress);
+                let on_leave = Arc::new(move |departure, process| progress.leave(raiser, departure, process));
+                let party = Some(Party { number: raiser, on_leave });
+                offer.flags.push((raiser, self.context.state().export_to(address, bytes, party)?.encode().to_vec()));
+            }
         }
         for (index, window) in (0..).zip(windows) {
             bindings.windows.insert((rank, index), window.address);
@@ -332,9 +346,14 @@ impl NodeGroup {
             let handle = offers[owner].rings.iter().find(|(index, _)| *index == ring).map(|(_, handle)| handle);
             bindings.rings.insert(ring, import(together.plan.program.rings[ring as usize].device, handle)?);
         }
+        let mut raised = Vec::new();
         for &taker in touched.flags.iter().filter(|taker| **taker != rank) {
-            bindings.flags.insert(taker, import(DeviceId::HOST, offers[taker as usize].flags.as_ref())?);
+            let handle = offers[taker as usize].flags.iter().find(|(raiser, _)| *raiser == rank).map(|(_, handle)| handle);
+            let address = import(DeviceId::HOST, handle)?;
+            bindings.flags.insert(taker, address);
+            raised.push(address);
         }
+        held.flags.extend(raised);
         Ok(())
     }
 
@@ -349,6 +368,14 @@ impl NodeGroup {
 }
 
 impl Together {
+    /// Who raises which of the flags that a rank takes, which begin at an address.
+    fn signallers(&self, taker: u32, base: u64) -> Arc<[(u64, u32)]> {
+        let flags = self.parts.flags.iter().zip(&self.flag_places).filter(|(flag, _)| flag.taker == taker);
+        let mut named: Vec<(u64, u32)> = flags.map(|(flag, place)| (base + FLAG_BYTES * place, flag.raiser)).collect();
+        named.sort_unstable();
+        named.into()
+    }
+
     /// What each rank touches.
     fn touched(&self) -> Vec<Touched> {
         let mut all = vec![Touched::default(); self.parts.parts.len()];

@@ -6,7 +6,7 @@ use super::rendezvous::Rendezvous;
 use super::sight::{Uuid, device_of, topology_of};
 use crate::backend::SignalWait;
 use crate::contexts::{Context, Error};
-use crate::ipc::ProcessIdentity;
+use crate::ipc::{Departure, ProcessIdentity};
 use crate::topology::{self, DeviceId, Machine};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -118,6 +118,11 @@ impl NodeGroup {
     /// Collects the bytes of every rank, as many of each, in the order of ranks. All ranks call it together, by a call of the same name.
     pub fn allgather(&self, call: Collective, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         self.exchange.call(call)?.all_bytes(mine)
+    }
+
+    /// Tells the ranks that own these flags, which this one raises, that it raises them no more.
+    pub(super) fn leave(&self, flags: &[u64], departure: Departure) {
+        flags.iter().for_each(|address| self.context.state().leave_memory(*address, departure));
     }
 
     /// This rank.

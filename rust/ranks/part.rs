@@ -11,7 +11,7 @@
 use super::eager::Eager;
 use crate::backend::{
     Action, ActionGrid, Backend, BackendError, Endpoints, EventHandle, Execution, MOST_ACTIONS, PlanState, Report, Segment, Signal,
-    StreamHandle,
+    StepFate, StreamHandle,
 };
 use crate::plan::{Copy, Lane, LaneId, Mechanism, Op, Place, Program, Shape};
 use crate::program::PartitionMove;
@@ -148,6 +148,8 @@ pub(super) struct BoundPart {
     stream: Option<StreamHandle>,
     /// Streams and events were given back.
     is_released: bool,
+    /// That of all steps of the plan.
+    fate: StepFate,
 }
 
 /// A segment while steps are put into it.
@@ -341,6 +343,7 @@ impl BoundPart {
         at: &impl Addresses,
         small: Option<SmallPart>,
         armed: Option<Armed>,
+        fate: &StepFate,
         backend: &dyn Backend,
     ) -> Result<BoundPart, BackendError> {
         let kernel = small.map(|small| small.bind(backend)).transpose()?;
@@ -415,6 +418,7 @@ impl BoundPart {
             end,
             stream: None,
             is_released: false,
+            fate: fate.clone(),
         };
         let lanes = others
             .into_iter()
@@ -447,10 +451,8 @@ impl BoundPart {
                 said.store(*how as u32, Ordering::Relaxed);
             }
         }
-        if !takes.is_empty() {
-            backend.stream_take_flags(stream, &self.begins, takes)?;
-        } else if !self.begins.is_empty() {
-            backend.stream_raise_signals(stream, &self.begins)?;
+        if !takes.is_empty() || !self.begins.is_empty() {
+            backend.stream_take_flags(stream, &self.begins, takes, &self.fate)?;
         }
         if is_captured || (!is_after && !self.lanes.is_empty()) {
             backend.record_event(self.fork, stream)?;
@@ -527,7 +529,7 @@ impl BoundPart {
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),
-            some => backend.stream_raise_signals(lane, some),
+            some => backend.stream_take_flags(lane, some, &[], &self.fate),
         };
         let stream_of = |lane: usize| lane.checked_sub(1).map_or(stream, |other| self.lanes[other].0);
         if !self.lanes.is_empty() {
@@ -544,13 +546,13 @@ impl BoundPart {
             if segment.takes.is_empty() {
                 raise(lane, &mut raises)?;
             } else {
-                backend.stream_take_flags(lane, std::mem::take(&mut raises), &segment.takes)?;
+                backend.stream_take_flags(lane, std::mem::take(&mut raises), &segment.takes, &self.fate)?;
             }
             if !segment.awaits.is_empty() {
-                backend.stream_await_flags(lane, &segment.awaits)?;
+                backend.stream_await_flags(lane, &segment.awaits, &self.fate)?;
             }
             let execution = Execution::new(&segment.program, &segment.endpoints, &nothing, lane);
-            backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), ..execution })?;
+            backend.submit(&Execution { report: Report::Nothing, state: Some(&segment.state), fate: Some(&self.fate), ..execution })?;
             raises = &segment.raises;
             if !self.lanes.is_empty() {
                 raise(lane, &mut raises)?;
@@ -566,7 +568,7 @@ impl BoundPart {
         if !self.written.is_empty() {
             raises = &self.written;
         }
-        if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends) }
+        if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends, &self.fate) }
     }
 
     /// Whether one kernel does it, of how many blocks.

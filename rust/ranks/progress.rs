@@ -1,9 +1,10 @@
 //! How far a rank has come in a plan, and how far the first of its neighbours has that left. A rank that has asked for a step which another
 //! will not take part in waits in vain: so each says with its departure how many steps it has taken part in.
 
-use crate::backend::{BackendError, Leave, LeftPlan};
+use crate::backend::{BackendError, Cause, Leave, LeftPlan, StepFate};
 use crate::contexts::Error;
 use crate::ipc::Departure;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Of one rank in one plan.
@@ -18,12 +19,17 @@ pub(super) struct Progress {
     last: AtomicU64,
     /// A rank has left because of a failure, or has left this one waiting.
     has_failed: AtomicBool,
+    /// The first failure that has reached this rank.
+    cause: OnceLock<Cause>,
+    /// Whether this rank's steps are abandoned.
+    pub fate: StepFate,
 }
 
 impl Progress {
     pub fn new(plan: u64) -> Progress {
         let [steps, last] = [0, u64::MAX].map(AtomicU64::new);
-        Progress { plan, steps, is_captured: AtomicBool::new(false), last, has_failed: AtomicBool::new(false) }
+        let [is_captured, has_failed] = [false; 2].map(AtomicBool::new);
+        Progress { plan, steps, is_captured, last, has_failed, cause: OnceLock::new(), fate: StepFate::default() }
     }
 
     /// Counts a step that is about to be enqueued: its number, from 1. Refuses one that another rank will not take part in.
@@ -37,9 +43,10 @@ impl Progress {
         }
         self.take_back(is_captured);
         let plan = self.plan;
-        let what = match has_failed {
-            true => format!("a rank of node plan {plan} has ended, has failed in it, or has left it before this one"),
-            false => format!("a rank has destroyed node plan {plan} after {last} steps"),
+        let what = match (self.cause.get(), has_failed) {
+            (Some(cause), _) => format!("node plan {plan} goes on no more: {cause}"),
+            (None, true) => format!("an earlier step of node plan {plan} has failed on this rank"),
+            (None, false) => format!("a rank has destroyed node plan {plan} after {last} steps"),
         };
         Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
     }
@@ -53,12 +60,13 @@ impl Progress {
     pub fn departure(&self, has_failed: bool) -> Departure {
         // How often a graph was launched is not known: as often as the others need, unless something has failed.
         let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
-        Departure { steps: if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX }, has_failed, ..Departure::default() }
+        let steps = if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX };
+        Departure { steps, has_failed, cause: self.cause.get().copied(), ..Departure::default() }
     }
 
-    /// Another rank leaves; what this one says of it if it then waits in vain.
-    pub fn leave(&self, departure: Departure) -> Option<LeftPlan> {
-        let Departure { steps, has_failed, order, has_ended } = departure;
+    /// Another rank leaves, of a process of this number; what this one says of it if it then waits in vain.
+    pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
+        let Departure { steps, has_failed, order, has_ended, cause } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
         // Whose waits have failed did not keep in step, and may have raised a flag again before it was taken.
         let own = self.steps.load(Ordering::SeqCst);
@@ -72,7 +80,11 @@ impl Progress {
         };
         // Of one that has said nothing the steps are not known.
         let step = if has_ended { own } else { own.min(steps.saturating_add(1)) };
-        waits.then_some(LeftPlan { plan: self.plan, step: step.max(1), why })
+        let left = LeftPlan { plan: self.plan, step: step.max(1), rank, why, cause };
+        if waits {
+            let _ = self.cause.set(left.first(process));
+        }
+        waits.then_some(left)
     }
 
     /// This rank has begun a step that it does not end.
@@ -98,11 +110,17 @@ mod tests {
     fn a_rank_waits_in_vain_for_one_that_left_earlier_and_for_no_other() {
         let progress = Progress::new(2);
         (1..=4).for_each(|step| assert_eq!(progress.begin(false).expect("nobody has left"), step));
-        assert_eq!((progress.leave(left(4, false)), progress.leave(left(7, false)), progress.has_failed()), (None, None, false));
+        assert_eq!(
+            (progress.leave(1, left(4, false), 41), progress.leave(1, left(7, false), 41), progress.has_failed()),
+            (None, None, false)
+        );
         let refused = progress.begin(false).expect_err("a fifth step").to_string();
         assert!(refused.contains("node plan 2 after 4 steps"), "{refused}");
         assert_eq!(progress.departure(false), left(4, false), "what was refused does not count");
-        assert_eq!(progress.leave(left(3, false)), Some(LeftPlan { plan: 2, step: 4, why: Leave::Destroyed(3) }));
+        assert_eq!(
+            progress.leave(1, left(3, false), 41),
+            Some(LeftPlan { plan: 2, step: 4, rank: 1, why: Leave::Destroyed(3), cause: None })
+        );
         assert!(progress.has_failed());
     }
 
@@ -114,17 +132,17 @@ mod tests {
         // How often the graph ran is not known, unless it runs no more.
         assert_eq!((progress.departure(false), progress.departure(true)), (left(u64::MAX, false), left(1, true)));
         // Another that captures says as much, which holds nobody up.
-        assert_eq!(progress.leave(left(u64::MAX, false)), None);
+        assert_eq!(progress.leave(1, left(u64::MAX, false), 41), None);
         progress.begin(true).expect("nobody is known to have left");
-        assert_eq!(progress.leave(left(1, false)), None);
+        assert_eq!(progress.leave(1, left(1, false), 41), None);
         progress.begin(true).expect_err("the graph would wait");
     }
 
     #[test]
     fn after_a_failure_all_wait_in_vain() {
         let progress = Progress::new(2);
-        assert_eq!(progress.leave(left(9, true)).map(|left| left.why), Some(Leave::Failed(9)));
-        assert_eq!(progress.leave(Departure::ENDED).map(|left| left.why), Some(Leave::Ended));
+        assert_eq!(progress.leave(1, left(9, true), 41).map(|left| left.why), Some(Leave::Failed(9)));
+        assert_eq!(progress.leave(1, Departure::ENDED, 41).map(|left| left.why), Some(Leave::Ended));
         assert!(progress.has_failed());
         let refused = progress.begin(false).expect_err("nobody knows what the other has raised").to_string();
         assert!(refused.contains("has ended"), "{refused}");

@@ -122,6 +122,12 @@ impl NodePlan {
         let used = Used::of_all(bound.iter_mut().map(|one| std::mem::take(&mut one.used)));
         let all = bound.into_iter().map(|one| one.part).collect();
         let together = variants.remove(0);
+        let (flags, of, told) = (held.flags.clone(), Arc::downgrade(node), Arc::downgrade(&progress));
+        progress.fate.on_abandon(move || {
+            if let (Some(node), Some(progress)) = (of.upgrade(), told.upgrade()) {
+                node.leave(&flags, progress.departure(true));
+            }
+        });
         NodePlan {
             node: Arc::clone(node),
             bytes: together.bytes_of(node.rank()),
@@ -235,7 +241,7 @@ impl NodePlan {
         self.progress.take_back(false);
         self.is_broken.store(true, Ordering::Release);
         let departure = Departure { order: other, ..self.progress.departure(true) };
-        lock(&self.held).imports.iter().for_each(|address| self.node.context.state().leave_memory(*address, departure));
+        self.node.leave(&lock(&self.held).flags, departure);
         let plan = self.progress.plan;
         let reason = format!(
             "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, and rank {rank} has enqueued them in one \
@@ -273,7 +279,7 @@ impl NodePlan {
         let mut held = lock(&self.held);
         let has_failed = was_broken || missed.is_err() || finished.is_err() || self.progress.has_failed();
         let departure = self.progress.departure(has_failed);
-        held.imports.iter().for_each(|address| node.context.state().leave_memory(*address, departure));
+        node.leave(&held.flags, departure);
         node.give_back(&mut held);
         missed?;
         Ok(finished?)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A rank is killed in the middle of an exchange: every other rank gets the status peer_gone within a bounded time, and
+// A rank is killed in the middle of an exchange, or an exception unwinds it to the end of `main`, where it waits in
+// MPI_Finalize: every other rank gets the status peer_gone within a bounded time, and
 // afterwards has nothing of the library mapped or open. Ranks that do not touch the dead one get it when their
 // neighbours, who do, end in turn.
 //
@@ -33,6 +34,8 @@ using ranks_test::end;
 using ranks_test::failure_of;
 using ranks_test::left_over;
 using ranks_test::world_rank;
+
+struct thrown {};
 
 /// Where this process has other ranks' arrays that are on GPUs: /proc does not show these mappings, but the driver
 /// knows what it has at an address. Empty where the arrays are on the host backend.
@@ -81,7 +84,7 @@ mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &str
     }
 }
 
-void run(std::uint64_t direct_pieces, const std::string &form) {
+void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     std::optional<mpgpu::context> ctx(std::in_place);
     halo_test::select_device(*ctx, world_rank);
     std::optional<mpgpu::mpi::node> node(std::in_place, *ctx, MPI_COMM_WORLD,
@@ -127,6 +130,9 @@ void run(std::uint64_t direct_pieces, const std::string &form) {
     }
     MPI_Barrier(MPI_COMM_WORLD);
     if (world_rank == victim) {
+        if (throws) {
+            throw thrown{};
+        }
         std::raise(SIGKILL);
     }
     const auto begin = std::chrono::steady_clock::now();
@@ -161,6 +167,12 @@ void run(std::uint64_t direct_pieces, const std::string &form) {
 } // namespace
 
 int main(int argc, char *argv[]) {
-    return ranks_test::run_surviving(argc, argv,
-                                     [&] { run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : ""); });
+    return ranks_test::run_surviving(argc, argv, [&] {
+        try {
+            run(argc > 1 ? std::stoull(argv[1]) : 1, argc > 2 ? argv[2] : "", argc > 3);
+        } catch (const thrown &) {
+            std::signal(SIGTERM, SIG_DFL);
+            MPI_Finalize(); // until the job ends
+        }
+    });
 }

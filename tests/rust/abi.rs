@@ -243,6 +243,8 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
             ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, -1, ipc.as_ptr().cast()), "device", ARGUMENT),
             ("mp_memory_adopt", mp_memory_adopt(c, memory.cast(), 8, 0, null()), "ipc_handle", ARGUMENT),
             ("mp_memory_close", mp_memory_close(null_mut(), null_mut()), "context", HANDLE),
+            ("mp_memory_leave", mp_memory_leave(null_mut(), memory.cast(), 1), "context", HANDLE),
+            ("mp_memory_leave", mp_memory_leave(c, null_mut(), 1), "pointer", mp_status_t::MP_ERROR_INVALID_POINTER),
             ("mp_memory_register", mp_memory_register(null_mut(), memory.cast(), 8, 0), "context", HANDLE),
             ("mp_memory_register", mp_memory_register(c, null_mut(), 8, 0), "pointer", mp_status_t::MP_ERROR_INVALID_POINTER),
             ("mp_memory_register", mp_memory_register(c, memory.cast(), 0, 0), "bytes", ARGUMENT),

@@ -904,6 +904,7 @@ impl Fuzzer<'_> {
             assert_eq!((memory, device, seen, bytes), (poison(), 77, poison(), 77), "an output was written");
         }
         let address = self.an_address();
+        call!(self, mp_memory_leave(context, pointer(address), address as u64));
         call!(self, mp_memory_close(context, pointer(address)));
         // Pages of nobody else, which several threads may ask for at once.
         static OWN: [u8; 1 << 16] = [7; 1 << 16];

@@ -4,7 +4,7 @@
 use super::{Addresses, Armed, BoundPart, Eager, SmallPart, stays};
 use crate::backend::{
     Action, ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, HostFunction,
-    MemoryKind, Signal, StreamHandle,
+    MemoryKind, Signal, StepFate, StreamHandle,
 };
 use crate::plan::{self, Copy, LEAST_SHARED_BYTES, Options, Place, Program, Relays, Shape};
 use crate::program::ranks::{EndRanks, FlagId, Parts, RankedBatch, check_parts, divide};
@@ -259,7 +259,7 @@ fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, 
     let of_ranks = parts.parts.iter().enumerate().map(|(rank, part)| {
         let small = SmallPart::new(part, shared)?.by_turns(part, rank as u32, eager, shared, address_of(&turns[rank..]));
         let actions = segments(&small);
-        let mut by_streams = BoundPart::new(part, &for_streams, None, None, &backend).expect("bound");
+        let mut by_streams = BoundPart::new(part, &for_streams, None, None, &StepFate::default(), &backend).expect("bound");
         let (words, stop, turn, backend, mut step) = (zeros(ActionGrid::WORDS), zeros(2), small.grid.turn, &backend, 0);
         Some(move || {
             if forms >> (step % 64) & 1 == 0 {
@@ -363,7 +363,7 @@ impl Backend for AtOnce {
         signals.iter().for_each(|signal| assert_eq!(counter(signal.counter).swap(signal.value, Ordering::Release), 0, "it was taken"));
         Ok(())
     }
-    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], _: &StepFate) -> Result<(), BackendError> {
         self.stream_raise_signals(stream, raises)?;
         for flag in flags {
             while counter(*flag).load(Ordering::Acquire) == 0 {
@@ -373,7 +373,7 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
-    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], _: &StepFate) -> Result<(), BackendError> {
         lock(&self.awaiting).push(stream);
         while flags.iter().any(|flag| counter(*flag).load(Ordering::Acquire) == 0) {
             thread::yield_now();
@@ -398,7 +398,7 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
         let small = if is_kernel { SmallPart::new(part, shared) } else { None };
-        let (mut bound, backend) = (BoundPart::new(part, shared, small, None, &backend).expect("bound"), &backend);
+        let (mut bound, backend) = (BoundPart::new(part, shared, small, None, &StepFate::default(), &backend).expect("bound"), &backend);
         Some(move || bound.enqueue(stream, false, backend).expect("done"))
     });
     run_steps(ends, shared, steps, bound.collect::<Vec<_>>().into_iter());
@@ -709,7 +709,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         let (backend, shared) = (&backends[rank], &shared);
         let takes = parts.parts[rank].arms.iter().map(|flag| shared.flag(*flag)).collect();
         let armed = Armed { takes, reset: None, orders: None, is_after: false };
-        let mut bound = BoundPart::new(&parts.parts[rank], shared, None, Some(armed), backend).expect("bound");
+        let mut bound = BoundPart::new(&parts.parts[rank], shared, None, Some(armed), &StepFate::default(), backend).expect("bound");
         let own = of_rank(rank as u32);
         let ready: Vec<u32> = (0..partitions[rank].count).map(|partition| flags[rank].ready + partition).collect();
         let arrived: Vec<FlagId> = (0..partitions[1 - rank].count).flat_map(|partition| flags[1 - rank].arrived(partition)).collect();

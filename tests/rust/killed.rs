@@ -161,7 +161,7 @@ pub fn trace(kill_at: u64) {
 }
 
 /// What a peer answers, if it lives. One that neither answers nor ends is killed, and the test fails.
-fn hear(peer: &mut Peer, order: &str) -> Option<String> {
+pub fn hear(peer: &mut Peer, order: &str) -> Option<String> {
     let process = rustix::process::Pid::from_child(&peer.process);
     let (answered, answer) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {

@@ -25,6 +25,7 @@ mod library_threads;
 mod meeting;
 mod messages;
 mod node;
+mod node_kills;
 mod node_losses;
 mod node_plans;
 mod nvtx;

@@ -93,7 +93,10 @@ fn a_rank_that_leaves_one_plan_early_is_told_of_to_streams_that_wait_in_it_and_t
             let told = peer_gone(context.synchronize_stream(in_left));
             assert_eq!(
                 told,
-                format!("step 2 of node plan 1 waits in vain: process {} has destroyed the plan after 1 steps", std::process::id())
+                format!(
+                    "step 2 of node plan 1 waits in vain: rank 0 (process {}) has destroyed the plan after 1 steps",
+                    std::process::id()
+                )
             );
             context.synchronize_stream(in_left).expect("it was told");
             copies(&context, in_left);
@@ -160,7 +163,8 @@ fn two_plans_in_another_order_in_one_stream_are_found_and_nobody_waits() {
                 assert!(text.contains(&format!("in stream {:#x}", stream.0)) && text.contains("in the same order on all ranks"), "{text}");
             }
             if let Some(text) = &waited {
-                let plans = text.contains("node plans 1 and 2") || text.contains("node plans 2 and 1");
+                let plans = ["1 waits in vain", "2 waits in vain"].iter().any(|part| text.contains(part))
+                    && text.contains("this node plan and node plan");
                 assert!(plans && text.contains(&format!("step {step} of node plan")) && !text.contains("ended"), "{text}");
             }
             context.synchronize_stream(stream).expect("it was told, or need not be");
@@ -217,4 +221,66 @@ fn orders_that_keep_nobody_waiting_are_no_alarm() {
             }
         });
     }
+}
+
+#[test]
+fn what_is_made_with_a_node_goes_on_without_it_and_memory_may_go_after_its_last_step() {
+    let _watchdog = Watchdog::new("endings");
+    as_ranks(2, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 2, seat, &[]).expect("a node"));
+        let windows = [0, 1].map(|_| Window { address: context.allocate(GPU, BYTES).expect("memory"), bytes: BYTES });
+        let mine = [NodeTransfer { dst: end(1 - rank, 1, 0), src: end(rank, 0, 0), bytes: BYTES }];
+        let plan = node.plan(&windows, &mine, &PlanOptions::default()).expect("a plan");
+        drop(node);
+        for _ in 0..3 {
+            plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("both ranks take part");
+        }
+        if rank == 0 {
+            plan.destroy().expect("given back");
+        }
+        // Both ranks have enqueued as many steps, and this one's have finished.
+        windows.iter().for_each(|window| context.free(window.address).expect("freed"));
+        if rank == 1 {
+            let refused = plan.enqueue(StreamHandle(0)).expect_err("its memory has gone").to_string();
+            assert!(refused.contains("destroy") && !refused.contains("export again"), "{refused}");
+            plan.destroy().expect("given back");
+        }
+        context.close().expect("closed");
+        // A plan that is left ends with its context.
+        assert!(plan.enqueue(StreamHandle(0)).is_err());
+    });
+}
+
+#[test]
+fn a_rank_that_fails_because_of_another_names_the_first() {
+    let _watchdog = Watchdog::new("a chain");
+    let together = Barrier::new(3);
+    as_ranks(3, |rank, seat| {
+        let context = context("beluga", Some(vec![rank]));
+        let node = Arc::new(NodeGroup::new(&context, rank, 3, seat, &[]).expect("a node"));
+        // Rank 2 has to do with rank 1 alone, and that with rank 0.
+        let window = Window { address: context.allocate(GPU, 2 * BYTES).expect("memory"), bytes: 2 * BYTES };
+        let to = |other: u32| NodeTransfer { dst: end(other, 0, BYTES), src: end(rank, 0, 0), bytes: BYTES };
+        let mine: Vec<NodeTransfer> = if rank < 2 { vec![to(rank + 1)] } else { Vec::new() };
+        let plan = node.plan(&[window], &mine, &PlanOptions::default()).expect("a plan");
+        plan.execute(StreamHandle(0)).expect("enqueued").wait().expect("all ranks take part");
+        if rank > 0 {
+            plan.enqueue(StreamHandle(0)).expect("enqueued");
+        }
+        together.wait();
+        if rank == 0 {
+            plan.destroy().expect("given back");
+        } else {
+            let told = peer_gone(context.synchronize_stream(StreamHandle(0)));
+            let first = format!("rank 0 (process {}) has destroyed the plan after 1 steps", std::process::id());
+            assert!(told.contains(&first), "rank {rank}: {told}");
+            assert_eq!(told.contains("; rank 1 has left the plan because of that"), rank == 2, "{told}");
+            let refused = plan.enqueue(StreamHandle(0)).expect_err("the plan has failed").to_string();
+            assert!(refused.contains(&first), "rank {rank}: {refused}");
+        }
+        together.wait();
+        drop(plan.destroy());
+        context.close().expect("closed");
+    });
 }

@@ -458,6 +458,12 @@ fn child_obeys() {
                 ok(mp_stream_synchronize(here().context, null_mut()));
                 "0".into()
             }
+            // leave IMPORT VALUE: raises nothing there beyond
+            "leave" => {
+                // SAFETY: no argument is read through.
+                ok(unsafe { mp_memory_leave(here().context, imports[n(1)].cast(), n(2) as u64) });
+                "0".into()
+            }
             // wait MEMORY VALUE: later work in the default stream waits for a signal
             "wait" => {
                 wait_in(here(), null_mut(), &[signal(memory[n(1)].0.cast(), n(2) as u64)]);

@@ -658,8 +658,8 @@ fn an_export_costs_the_same_however_many_there_are() {
     for round in 1..=EXPORTS {
         let base = backend.allocate(DeviceId::gpu(0), 4096).expect("addresses");
         let allocation = backend.locate(base).expect("no driver").expect("just made");
-        let export = Export { backend: backend.clone(), allocation, on_leave: None };
-        let secret = service.export(key(allocation.id), export).expect("random numbers");
+        let export = Export { backend: backend.clone(), allocation };
+        let secret = service.export(key(allocation.id), export, None).expect("random numbers");
         if round % 3 == 0 {
             // As `cudaFree` does, without a word.
             backend.free(base).expect("once");

@@ -457,6 +457,38 @@ fn each_peer_that_dies_is_reported_and_logged_once() {
 }
 
 #[test]
+fn who_leaves_is_waited_for_as_far_as_it_has_come_and_no_further() {
+    let (node, mut peer) = (Node::new(c"beluga"), Peer::start());
+    let [waited, polled] = [0; 2].map(|_| counters(&node, 1));
+    for counter in [waited, polled] {
+        peer.tell(&format!("import {}", hex(&export(&node, counter.cast(), 8))));
+    }
+    let [in_time, in_vain] = [0; 2].map(|_| node.stream(0));
+    wait_in(&node, in_time, &[signal(waited, 3)]);
+    wait_in(&node, in_vain, &[signal(waited, 4)]);
+    // SAFETY: the list is valid for the call.
+    let kernels_wait = |value| unsafe { mp_kernel_wait_signals(node.context, &signal(polled, value), 1) };
+    [2, 5, 4].into_iter().for_each(|value| ok(kernels_wait(value)));
+    for order in ["leave 0 3", "leave 1 5"] {
+        peer.tell(order);
+    }
+    let message = refused(mp_stream_synchronize(node.context, in_vain), MP_ERROR_PEER_GONE);
+    assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("no signal in it beyond 3"), "{message}");
+    // It lives on, and keeps what it has said.
+    peer.tell("raise 0 3");
+    ok(mp_stream_synchronize(node.context, in_time));
+    // Nobody polls for more than it has said, so nobody is told; who wants more is refused.
+    ok(kernels_wait(5));
+    let mut stands = 0;
+    // SAFETY: the output is valid for the call.
+    ok(unsafe { mp_signal_read(node.context, polled, &mut stands) });
+    assert_eq!(stands, 0, "a kernel in time was ended");
+    refused(kernels_wait(6), MP_ERROR_PEER_GONE);
+    ok(mp_stream_synchronize(node.context, null_mut()));
+    drop(peer);
+}
+
+#[test]
 fn counters_that_are_none_are_refused() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 20);

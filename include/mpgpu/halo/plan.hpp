@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -58,6 +59,41 @@ class imports {
     virtual void barrier() = 0;
     /// Unmaps everything.
     virtual void unmap() noexcept = 0;
+};
+
+/// Tells ranks whose kernels wait for this one's messages, when it goes, in how many exchanges this one takes part:
+/// whoever waits for more gets `peer_gone`. Captured exchanges count as any number, unless an exception ends them.
+/// After a failure none counts, because what this rank has sent is not known.
+class departure {
+  public:
+    /// `gone` is raised when a rank is lost that this one waits for.
+    departure(mp_context_t context, const std::uint64_t *gone, std::vector<std::uint64_t *> there)
+        : context_(context), gone_(gone), there_(std::move(there)) {}
+    departure(const departure &) = delete;
+    departure(departure &&) = delete;
+    departure &operator=(const departure &) = delete;
+    departure &operator=(departure &&) = delete;
+    ~departure() {
+        std::uint64_t lost = 0;
+        static_cast<void>(mp_signal_read(context_, gone_, &lost));
+        const bool has_thrown = std::uncaught_exceptions() > exceptions_;
+        const std::uint64_t last = !has_captured ? exchanges : has_thrown ? 0 : any_exchange;
+        for (std::uint64_t *const counter : there_) { // who has gone needs no word
+            static_cast<void>(mp_memory_leave(context_, counter, has_failed || lost != 0 ? 0 : last));
+        }
+    }
+
+    static constexpr std::uint64_t any_exchange = std::uint64_t{1} << 62U;
+
+    std::uint64_t exchanges = 0; ///< that were enqueued outside of captures
+    bool has_captured = false;
+    bool has_failed = false; ///< an exchange has
+
+  private:
+    mp_context_t context_;
+    const std::uint64_t *gone_;
+    std::vector<std::uint64_t *> there_;
+    int exceptions_ = std::uncaught_exceptions();
 };
 
 /// Makes plans of one process for each rank; defined for `mpi::node` in halo/processes.hpp.
@@ -119,6 +155,7 @@ class plan {
             whole.finished_.synchronize();
         }
         if (whole.imports_) {
+            whole.leaving_.reset();
             whole.imports_->barrier(); // nobody writes to anybody any more
             whole.transfers_.reset();
             whole.imports_->unmap();
@@ -383,8 +420,9 @@ class plan {
 #if MPGPU_EXCEPTIONS
         } catch (...) {
             take_part(last);
-            for (std::uint64_t *const gone : gone_there_) {
-                static_cast<void>(mp_signal_raise(context_, gone, 1)); // their kernels give up
+            if (leaving_) {
+                leaving_->has_failed = true;
+                leaving_.reset(); // their kernels give up
             }
             throw;
         }
@@ -493,12 +531,19 @@ class plan {
 
     /// Launches the kernel that is the whole of an exchange, after the last exchange, in a stream of its device.
     void push(stream_view stream) {
-        detail::check(mp_kernel_wait_signals(context_, &gone_, 1));
+        if (leaving_) {
+            leaving_->has_captured = leaving_->has_captured || is_captured_;
+            gone_.value = is_captured_ ? detail::departure::any_exchange : leaving_->exchanges + 1;
+            detail::check(mp_kernel_wait_signals(context_, &gone_, 1));
+        }
         event &end = end_of_last();
         if (!is_captured_) {
             detail::check(mp_stream_wait_event(context_, stream.get(), end.get()));
         }
         push_(stream);
+        if (leaving_ && !is_captured_) {
+            ++leaving_->exchanges;
+        }
         end.record(stream);
     }
 
@@ -603,13 +648,13 @@ class plan {
     bool is_captured_ = false;      ///< the exchange that is being enqueued
     std::uint64_t direct_pieces_ = 0;
     bool pushed_ = false;
-    launch_function push_;                    ///< between processes, where messages are pushed
-    signal_value gone_{nullptr, 1};           ///< raised when a rank has ended: `push_` waits no longer
-    std::vector<std::uint64_t *> gone_there_; ///< the same of the ranks that are waited for
+    launch_function push_;          ///< between processes, where messages are pushed
+    signal_value gone_{nullptr, 1}; ///< raised when a rank has ended: `push_` waits no longer
     std::vector<measured_form> measured_;
     std::vector<detail::refused_form> refused_; ///< forms that were refused
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
+    std::unique_ptr<detail::departure> leaving_; ///< where messages are pushed; it goes first
 };
 
 } // namespace mpgpu::halo

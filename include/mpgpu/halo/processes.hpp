@@ -301,13 +301,14 @@ template <> struct processes<mpi::node> {
             pushed_messages messages = messages_of(all, at, g, rank, arrays, inbox, true);
             messages.gone = kept->gone.data();
             made->count_sent(all, made->lanes_[0]);
+            std::vector<std::uint64_t *> there;
             for (const rank_pair &p : all.pairs) {
                 if (p.from == rank && p.to != rank) {
-                    made->gone_there_.push_back(mapped(kept->gone_there, p.to, sizeof(std::uint64_t)).data());
+                    there.push_back(mapped(kept->gone_there, p.to, sizeof(std::uint64_t)).data());
                 }
             }
             made->gone_ = {kept->gone.data(), 1};
-            check(mp_kernel_wait_signals(ctx.get(), &made->gone_, 1));
+            made->leaving_ = std::make_unique<departure>(ctx.get(), kept->gone.data(), std::move(there));
             made->push_ = pusher(ctx, how)(ctx, where, messages, sharing);
         };
         const form which{0, true};

@@ -27,7 +27,9 @@
 /// threads see it after the next barrier. The flag lies in the receiver's memory, so that blocks may poll.
 ///
 /// **The end of a rank.** Blocks that have waited long look at a word in host memory, which the library raises when a
-/// process that had mapped it has ended (`mp_kernel_wait_signals`). They then end without unpacking.
+/// process that had mapped it has ended, or has left before this exchange (`mp_memory_leave`). They then end without
+/// unpacking, and later launches neither pack nor wait: what a rank that still runs has not received yet is not
+/// overwritten.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/schedule.hpp>
@@ -62,6 +64,7 @@ constexpr std::uint32_t most_pushed = 27; // messages each way: 26 neighbours, a
 /// What the kernel keeps between exchanges, in memory of the device. 0 at first.
 struct pushed_state {
     std::uint64_t exchange;            ///< number of the last that has ended
+    std::uint64_t abandoned;           ///< not 0 once a message will not arrive any more
     std::uint32_t ended;               ///< blocks
     std::uint32_t packed[most_pushed]; ///< blocks that have packed their part of a message
 };
@@ -168,6 +171,9 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     const std::uint64_t exchange = work.state->exchange + 1; // written when all blocks have come to their end
     const std::uint64_t half = exchange % 2;
     const std::uint32_t all = work.sent + work.received;
+    if (work.state->abandoned != 0) { // by an earlier launch
+        return;
+    }
     const tile_range packs = share_of({0, work.starts[work.sent]}, block.index, block.blocks);
     for (std::uint32_t m = 0; m < work.sent; ++m) {
         const tile_range part = common(packs, tiles_of(work, m));
@@ -192,6 +198,9 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     while (left != 0) {
         const std::uint32_t m = wait_for_any(block, work, left, exchange);
         if (m == none_arrives) {
+            if (block.thread == 0) {
+                mpgpu::detail::store<mpgpu::detail::reach::device>(&work.state->abandoned, 1);
+            }
             break;
         }
         copy_tiles(block, work, common(unpacks, tiles_of(work, work.sent + m)), direction::unpack,

@@ -8,7 +8,7 @@ use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
     ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
-    HostFunction, Identity, LostPeer, Moment, Segment, Signal, SignalWait, StreamHandle,
+    HostFunction, Identity, LostPeer, Moment, Segment, Signal, SignalWait, StepFate, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::discover::Seen;
@@ -230,11 +230,14 @@ impl Backend for CudaBackend {
         self.0.wait_signals(stream, signals, by)
     }
 
-    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], _: &StepFate) -> Result<(), BackendError> {
         self.0.await_flags(stream, flags)
     }
 
-    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], _: &StepFate) -> Result<(), BackendError> {
+        if flags.is_empty() {
+            return self.0.raise_signals(stream, raises);
+        }
         self.0.take_flags(stream, raises, flags)
     }
 
@@ -285,8 +288,8 @@ impl Backend for CudaBackend {
 
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         let sharing = &self.0.sharing;
-        let allocations = signals.iter().filter_map(|wanted| sharing.locate(wanted.counter)).filter(|_| !streams_wait);
-        allocations.for_each(|allocation| sharing.failed_waits.wait_unseen(allocation.id));
+        let lines = signals.iter().filter_map(|wanted| sharing.line_of(wanted.counter)).filter(|_| !streams_wait);
+        lines.for_each(|line| sharing.failed_waits.wait_unseen(line));
         sharing.capture_waits(signals.iter().copied())
     }
 
@@ -314,16 +317,20 @@ impl Backend for CudaBackend {
         self.0.sharing.raise_signal(signal)
     }
 
-    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
-        self.0.sharing.fail_waits(allocation, peer);
+    fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
+        self.0.sharing.change(allocation, |held| held.signallers.name(by_address));
+    }
+
+    fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
+        self.0.sharing.fail_waits(allocation, party, peer);
     }
 
     fn fail_waits_again(&self) -> bool {
         self.0.sharing.fail_waits_again()
     }
 
-    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
-        self.0.sharing.lost_peer(counter)
+    fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        self.0.sharing.lost_peer(wanted)
     }
 }
 

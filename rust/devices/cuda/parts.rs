@@ -75,12 +75,12 @@ impl Core {
     /// Notes that a stream is about to wait for these counters. At which launch of a graph, and in which stream, is not known.
     pub fn note_waits(&self, stream: StreamHandle, counters: impl Iterator<Item = u64>) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
-        let allocations = counters.filter_map(|counter| self.sharing.locate(counter)).map(|allocation| allocation.id);
+        let lines = counters.filter_map(|counter| self.sharing.line_of(counter));
         let failed_waits = &self.sharing.failed_waits;
         match found.number {
-            Some(number) => failed_waits.wait(number, allocations),
-            None if self.is_captured(stream)? => allocations.for_each(|allocation| failed_waits.wait_unseen(allocation)),
-            None => failed_waits.wait(self.number_of(stream), allocations),
+            Some(number) => failed_waits.wait(number, lines),
+            None if self.is_captured(stream)? => lines.for_each(|line| failed_waits.wait_unseen(line)),
+            None => failed_waits.wait(self.number_of(stream), lines),
         }
         Ok(())
     }

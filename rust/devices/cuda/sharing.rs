@@ -12,7 +12,7 @@ use super::waits::Waits;
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
 use crate::backend::host_memory::PageRange;
-use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, LostPeer, MemoryKind, Shared, Signal};
+use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, Line, LostPeer, MemoryKind, Shared, Signal, Signallers};
 use crate::ipc::segment::{Mapping, SharedRegion, why_none};
 use crate::ipc::signal;
 use crate::topology::DeviceId;
@@ -40,8 +40,8 @@ pub(super) struct Sharing {
 pub(super) struct MappedImport {
     pub allocation: Allocation,
     pub source: Source,
-    /// Why counters in it may never be raised, if that is so.
-    pub lost_peer: Option<LostPeer>,
+    /// Who raises counters in it.
+    pub signallers: Signallers,
 }
 
 #[derive(Debug)]
@@ -89,17 +89,22 @@ impl Sharing {
     /// Returns its id.
     pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
         let id = own_id();
-        let held = MappedImport { allocation: Allocation { id, ..allocation }, source, lost_peer: None };
+        let held = MappedImport { allocation: Allocation { id, ..allocation }, source, signallers: Signallers::default() };
         self.held_mut().insert(allocation.base, held);
         id
     }
 
-    /// Notes that counters in an allocation may never be raised.
-    pub fn note_lost_peer(&self, allocation: &Allocation, peer: LostPeer) {
+    /// Calls `change` with an allocation that has not been released.
+    pub fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut MappedImport)) {
         let mut held = self.held_mut();
         if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
-            found.lost_peer = Some(peer);
+            change(found);
         }
+    }
+
+    /// The line that a counter belongs to.
+    pub fn line_of(&self, counter: u64) -> Option<Line> {
+        self.at(counter, |held| Line { allocation: held.allocation.id, signaller: held.signallers.of(counter) })
     }
 
     /// Pinned memory that others can map, and its id. From [`SPREAD_FROM`] on its pages are placed as those of other host memory.
@@ -254,8 +259,8 @@ impl Sharing {
         })
     }
 
-    pub fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
-        self.at(counter, |held| held.lost_peer).flatten()
+    pub fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
     /// Enters waits of which nobody says when they end: those of graphs, and of the caller's kernels.
@@ -264,7 +269,7 @@ impl Sharing {
         for wanted in signals {
             // Also that the CPU reaches it, to raise it in place of a peer.
             let now = self.read_signal(wanted.counter)?;
-            if let Some(peer) = self.lost_peer(wanted.counter) {
+            if let Some(peer) = self.lost_peer(wanted) {
                 return Err(FailedWait { wanted, now, peer }.error());
             }
             waits.capture(wanted);
@@ -272,22 +277,32 @@ impl Sharing {
         Ok(())
     }
 
-    /// Lets the streams and kernels go on that wait for counters in an allocation.
-    pub fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
+    /// Lets the streams and kernels go on that wait for counters which a party raises in an allocation.
+    pub fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let mut waits = lock(&self.waits);
-        self.note_lost_peer(allocation, peer);
+        self.change(allocation, |held| held.signallers.lose(party, peer));
+        let is_lost = |wanted: Signal| {
+            let concerns = |held: &MappedImport| held.signallers.concerns(party, wanted.counter);
+            allocation.has(wanted.counter) && peer.fails(wanted) && self.at(wanted.counter, concerns).unwrap_or(false)
+        };
         let Waits { pending, captured, failed } = &mut *waits;
-        for wanted in pending.extract_if(.., |wanted| allocation.has(wanted.counter)) {
+        for wanted in pending.extract_if(.., |wanted| is_lost(*wanted)) {
             // Before the stream goes on, so that whoever sees it finished is told.
-            if self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer })) {
+            if self.raise_here(wanted, |now| self.note_failed(wanted, now, peer)) {
                 failed.push(wanted);
             }
         }
-        for (counter, value) in captured.extract_if(|counter, _| allocation.has(*counter)) {
+        for (counter, value) in captured.extract_if(|&counter, &mut value| is_lost(Signal { counter, value })) {
             let wanted = Signal { counter, value };
-            self.raise_here(wanted, |now| self.failed_waits.note(allocation.id, FailedWait { wanted, now, peer }));
+            self.raise_here(wanted, |now| self.note_failed(wanted, now, peer));
             // Reached or not: the program may set it back, and launch the graph again.
             failed.push(wanted);
+        }
+    }
+
+    fn note_failed(&self, wanted: Signal, now: u64, peer: LostPeer) {
+        if let Some(line) = self.line_of(wanted.counter) {
+            self.failed_waits.note(line, FailedWait { wanted, now, peer });
         }
     }
 
@@ -297,8 +312,8 @@ impl Sharing {
         let waits = lock(&self.waits);
         for &wanted in &waits.failed {
             self.raise_here(wanted, |now| {
-                if let Some((allocation, Some(peer))) = self.at(wanted.counter, |held| (held.allocation.id, held.lost_peer)) {
-                    self.failed_waits.note(allocation, FailedWait { wanted, now, peer });
+                if let Some(peer) = self.lost_peer(wanted) {
+                    self.note_failed(wanted, now, peer);
                 }
             });
         }

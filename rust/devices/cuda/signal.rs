@@ -173,7 +173,7 @@ impl Core {
         waits.pending.retain(|wanted| self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value)));
         let mut pending = Vec::with_capacity(signals.len());
         for &wanted in signals {
-            let lost_peer = self.sharing.lost_peer(wanted.counter);
+            let lost_peer = self.sharing.lost_peer(wanted);
             let now = self.sharing.read_signal(wanted.counter)?;
             if is_captured || !signal::reached(now, wanted.value) {
                 if let Some(peer) = lost_peer {

@@ -1,7 +1,9 @@
 //! Memory of the virtual devices: host memory with an owner, which other processes can map unless it stands for a host's that is not shared.
 
 use crate::backend::host_memory::PageRange;
-use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, HOST_MEMORY_IS_SHARED_BY, LostPeer, MemoryKind, Signal};
+use crate::backend::{
+    Allocation, BackendError, Endpoints, FailedWait, HOST_MEMORY_IS_SHARED_BY, Line, LostPeer, MemoryKind, Signal, Signallers,
+};
 use crate::backend::{PAYLOAD_BYTES, REGISTERED_PIECE, Shared};
 use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
 use crate::ipc::signal;
@@ -31,8 +33,8 @@ pub(super) struct HostMemory {
 struct Entry {
     allocation: Allocation,
     pages: Pages,
-    /// Why counters in it may never be raised, if that is so.
-    lost_peer: Option<LostPeer>,
+    /// Who raises counters in it.
+    signallers: Signallers,
     /// What kernels wait for.
     kernel_waits: Vec<Signal>,
 }
@@ -50,6 +52,12 @@ enum Pages {
     Borrowed,
     /// The program's own, which it has registered.
     Registered,
+}
+
+impl Entry {
+    fn line_of(&self, counter: u64) -> Line {
+        Line { allocation: self.allocation.id, signaller: self.signallers.of(counter) }
+    }
 }
 
 impl Pages {
@@ -88,7 +96,8 @@ impl HostMemory {
 
     fn insert(&self, allocation: Allocation, pages: Pages) -> u64 {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { allocation: Allocation { id, ..allocation }, pages, lost_peer: None, kernel_waits: Vec::new() };
+        let entry =
+            Entry { allocation: Allocation { id, ..allocation }, pages, signallers: Signallers::default(), kernel_waits: Vec::new() };
         held(self.entries.write()).insert(allocation.base, entry);
         allocation.base
     }
@@ -112,7 +121,8 @@ impl HostMemory {
         }
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | REGISTERED;
         let allocation = Allocation { id, base: address, bytes, device: DeviceId::HOST, kind: MemoryKind::Pinned };
-        entries.insert(address, Entry { allocation, pages: Pages::Registered, lost_peer: None, kernel_waits: Vec::new() });
+        entries
+            .insert(address, Entry { allocation, pages: Pages::Registered, signallers: Signallers::default(), kernel_waits: Vec::new() });
         Ok(is_written.into_inner())
     }
 
@@ -184,47 +194,66 @@ impl HostMemory {
 
     /// Why a signal that is not reached may never be, if that is so.
     pub(super) fn failed_wait(&self, wanted: &Signal) -> Option<FailedWait> {
-        let peer = self.lost_peer(wanted.counter)?;
+        let peer = self.lost_peer(*wanted)?;
         // Read afterwards: it may have raised it before it ended.
         let now = self.read_signal(wanted.counter).ok()?;
         (!signal::reached(now, wanted.value)).then_some(FailedWait { wanted: *wanted, now, peer })
     }
 
-    /// Counters in this allocation may never be raised. Those that kernels wait for are raised here, each failed wait being noted before: kernels
-    /// look at nothing else.
-    pub(super) fn fail_waits(&self, allocation: &Allocation, peer: LostPeer, note: impl Fn(FailedWait)) {
+    /// Calls `change` with the entry of an allocation that has not been freed.
+    fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut Entry)) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
-            entry.lost_peer = Some(peer);
-            for &wanted in &entry.kernel_waits {
+            change(entry);
+        }
+    }
+
+    pub(super) fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
+        self.change(allocation, |entry| entry.signallers.name(by_address));
+    }
+
+    /// A party raises no counters in this allocation any more. Those that kernels wait for are raised here, each failed wait being noted before: kernels
+    /// look at nothing else.
+    pub(super) fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer, note: impl Fn(Line, FailedWait)) {
+        self.change(allocation, |entry| {
+            entry.signallers.lose(party, peer);
+            let is_lost = |wanted: &&Signal| entry.signallers.concerns(party, wanted.counter) && peer.fails(**wanted);
+            for &wanted in entry.kernel_waits.iter().filter(is_lost) {
                 // SAFETY: as in `read_signal`.
                 let now = unsafe { signal::load(wanted.counter) };
                 if !signal::reached(now, wanted.value) {
-                    note(FailedWait { wanted, now, peer });
+                    note(entry.line_of(wanted.counter), FailedWait { wanted, now, peer });
                     // SAFETY: as in `raise_signal`.
                     unsafe { signal::store(wanted.counter, wanted.value) };
                 }
             }
-        }
+        });
     }
 
-    /// Kernels wait for a counter, until its memory is freed. Of each counter one wait is kept, the first.
+    /// The line that a counter belongs to.
+    pub(super) fn line_of(&self, counter: u64) -> Option<Line> {
+        self.at(counter, |entry| entry.line_of(counter))
+    }
+
+    /// Kernels wait for a counter, until its memory is freed. Of each counter one wait is kept, the furthest.
     pub(super) fn kernel_wait_signal(&self, wanted: Signal) -> Result<(), BackendError> {
         let now = self.read_signal(wanted.counter)?;
         let mut entries = held(self.entries.write());
         let entry = entries.range_mut(..=wanted.counter).next_back().ok_or(BackendError::InvalidPointer(wanted.counter))?.1;
-        if let Some(peer) = entry.lost_peer {
+        if let Some(peer) = entry.signallers.lost_peer(wanted) {
             return Err(FailedWait { wanted, now, peer }.error());
         }
-        if entry.kernel_waits.iter().all(|known| known.counter != wanted.counter) {
-            entry.kernel_waits.push(wanted);
+        match entry.kernel_waits.iter_mut().find(|known| known.counter == wanted.counter) {
+            Some(known) if signal::reached(wanted.value, known.value) => known.value = wanted.value,
+            Some(_) => {}
+            None => entry.kernel_waits.push(wanted),
         }
         Ok(())
     }
 
-    /// Why the counter at an address may never be raised.
-    pub(super) fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
-        self.at(counter, |entry| entry.lost_peer).flatten()
+    /// Why a counter may never be raised to a value.
+    pub(super) fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        self.at(wanted.counter, |entry| entry.signallers.lost_peer(wanted)).flatten()
     }
 
     /// What another process needs to map an allocation.

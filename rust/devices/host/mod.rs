@@ -40,7 +40,7 @@ use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
     Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
-    SignalWait, StreamHandle,
+    SignalWait, StepFate, StreamHandle,
 };
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
@@ -117,17 +117,26 @@ impl HostBackend {
     }
 
     /// Has a stream wait for signals; and set them back, where it takes them.
-    fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool) -> Result<(), BackendError> {
+    fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool, fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
         self.streams.with(stream, |found| {
             // What is reached stays so: nothing fails.
-            let may_fail = |wanted: &&Signal| takes || !self.memory.is_reached(wanted).unwrap_or(false);
-            let allocations = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.locate(wanted.counter));
-            self.failed_waits.wait(stream.0 as u64, allocations.map(|allocation| allocation.id));
+            let may_fail = |wanted: &&Signal| fate.is_some() || !self.memory.is_reached(wanted).unwrap_or(false);
+            let lines = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.line_of(wanted.counter));
+            self.failed_waits.wait(stream.0 as u64, lines);
             let (memory, failed_waits) = (Arc::clone(&self.memory), Arc::clone(&self.failed_waits));
-            let wait = Wait { signals, takes, memory, failed_waits };
+            let wait = Wait { signals, takes, fate: fate.cloned(), memory, failed_waits };
             found.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
+            Ok(())
+        })
+    }
+
+    /// Has a stream raise signals, unless the step that they belong to is abandoned.
+    fn raise(&self, stream: StreamHandle, signals: &[Signal], fate: Option<&StepFate>) -> Result<(), BackendError> {
+        self.queue.start()?;
+        self.streams.with(stream, |stream| {
+            stream.chain.append(&Node::new(HostWork::Raise(Signals::from_slice(signals), fate.cloned()), &self.queue));
             Ok(())
         })
     }
@@ -145,6 +154,7 @@ impl HostBackend {
             times: (execution.report == Report::Times).then(|| Times::new(execution.program.ops.len())),
             failed_waits: Arc::clone(&self.failed_waits),
             behind: self.behind(execution.stream),
+            fate: execution.fate.cloned(),
         };
         let node = Node::new(HostWork::Run(run), &self.queue);
         for completion in execution.after {
@@ -337,18 +347,21 @@ impl Backend for HostBackend {
         if let Some(wait) = signals.iter().find_map(|wanted| self.memory.failed_wait(wanted)) {
             return Err(wait.error());
         }
-        self.wait(stream, Signals::from_slice(signals), false)
+        self.wait(stream, Signals::from_slice(signals), false, None)
     }
 
-    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
+    fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         if !raises.is_empty() {
-            self.stream_raise_signals(stream, raises)?;
+            self.raise(stream, raises, Some(fate))?;
         }
-        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), true)
+        if flags.is_empty() {
+            return Ok(());
+        }
+        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), true, Some(fate))
     }
 
-    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
-        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), false)
+    fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
+        self.wait(stream, flags.iter().map(|flag| Signal { counter: *flag, value: 1 }).collect(), false, Some(fate))
     }
 
     fn is_idle(&self, stream: StreamHandle) -> bool {
@@ -356,17 +369,13 @@ impl Backend for HostBackend {
     }
 
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
-        self.queue.start()?;
-        self.streams.with(stream, |stream| {
-            stream.chain.append(&Node::new(HostWork::Raise(Signals::from_slice(signals)), &self.queue));
-            Ok(())
-        })
+        self.raise(stream, signals, None)
     }
 
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         for wanted in signals {
-            if let Some(allocation) = self.memory.locate(wanted.counter).filter(|_| !streams_wait) {
-                self.failed_waits.wait_unseen(allocation.id);
+            if let Some(line) = self.memory.line_of(wanted.counter).filter(|_| !streams_wait) {
+                self.failed_waits.wait_unseen(line);
             }
             self.memory.kernel_wait_signal(*wanted)?;
         }
@@ -381,12 +390,16 @@ impl Backend for HostBackend {
         self.memory.raise_signal(signal)
     }
 
-    fn fail_waits(&self, allocation: &Allocation, peer: LostPeer) {
-        self.memory.fail_waits(allocation, peer, |wait| self.failed_waits.note(allocation.id, wait));
+    fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
+        self.memory.name_signallers(allocation, by_address);
     }
 
-    fn lost_peer(&self, counter: u64) -> Option<LostPeer> {
-        self.memory.lost_peer(counter)
+    fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
+        self.memory.fail_waits(allocation, party, peer, |line, wait| self.failed_waits.note(line, wait));
+    }
+
+    fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        self.memory.lost_peer(wanted)
     }
 }
 

@@ -7,7 +7,7 @@ use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
-use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, address};
+use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, StepFate, address};
 use crate::guarded;
 use crate::ipc::signal;
 use crate::plan::{Copy, Mechanism, Place, Program};
@@ -28,8 +28,8 @@ pub(super) enum HostWork {
     Moment(Passed),
     /// Counters to be reached. Its step is handed to the queue that watches.
     Wait(Wait),
-    /// Counters to be raised.
-    Raise(Signals),
+    /// Counters to be raised, unless the step that they belong to is abandoned.
+    Raise(Signals, Option<StepFate>),
 }
 
 /// Counters and their values.
@@ -41,6 +41,8 @@ pub(super) struct Wait {
     pub(super) signals: Signals,
     /// Whether they are flags, which are set back.
     pub(super) takes: bool,
+    /// Of flags: that of the step, which is abandoned where one of them is lost.
+    pub(super) fate: Option<StepFate>,
     pub(super) memory: Arc<HostMemory>,
     /// Where its failure is noted.
     pub(super) failed_waits: Arc<FailedWaits>,
@@ -61,13 +63,15 @@ pub(super) struct Run {
     pub(super) failed_waits: Arc<FailedWaits>,
     /// What its stream was behind when it was enqueued.
     pub(super) behind: Behind,
+    /// That of the step which it is a part of.
+    pub(super) fate: Option<StepFate>,
 }
 
 impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (own, run) = match self {
             HostWork::Join => (0..0, None),
-            HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(_) => (0..1, None),
+            HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
         };
         own.chain(run.into_iter().flatten())
@@ -83,14 +87,16 @@ impl Work for HostWork {
                     function();
                 }
             }
+            HostWork::Run(run) if is_abandoned(&run.fate) => {}
             HostWork::Run(run) => match &run.times {
                 None => run.copy(step)?,
                 Some(times) => times.note(step, || run.copy(step))?,
             },
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
+            HostWork::Raise(_, fate) if is_abandoned(fate) => {}
             // SAFETY: the engine has checked alignment and range, and whoever frees or unmaps the memory waits for this first.
-            HostWork::Raise(signals) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
+            HostWork::Raise(signals, _) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
         }
         Ok(())
     }
@@ -146,7 +152,7 @@ impl Work for HostWork {
             HostWork::Run(_) => format!("operation {step} of a program"),
             HostWork::Moment(_) => "taking the time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
-            HostWork::Raise(_) => "raising signals".into(),
+            HostWork::Raise(..) => "raising signals".into(),
         }
     }
 }
@@ -241,26 +247,46 @@ impl fmt::Debug for HostWork {
             HostWork::Run(run) => run.fmt(f),
             HostWork::Moment(moment) => moment.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
-            HostWork::Raise(signals) => f.debug_tuple("Raise").field(signals).finish(),
+            HostWork::Raise(signals, fate) => f.debug_tuple("Raise").field(signals).field(fate).finish(),
         }
     }
 }
 
+fn is_abandoned(fate: &Option<StepFate>) -> bool {
+    fate.as_ref().is_some_and(StepFate::is_abandoned)
+}
+
 impl Wait {
-    /// Whether no counter is still to be raised: each is reached, or may never be.
+    /// True if no counter is still to be raised: each is reached, or its signaller is lost. Of a step one lost counter is enough, because what the
+    /// others grant is not used.
     fn may_end(&self) -> bool {
-        self.signals.iter().all(|wanted| self.memory.is_reached(wanted).unwrap_or(true) || self.memory.failed_wait(wanted).is_some())
+        let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
+        let is_lost = |wanted: &Signal| self.memory.failed_wait(wanted).is_some();
+        if self.fate.is_some() && (is_abandoned(&self.fate) || self.signals.iter().any(is_lost)) {
+            return true;
+        }
+        self.signals.iter().all(|wanted| is_reached(wanted) || is_lost(wanted))
     }
 
     /// Called when the wait may end.
     fn conclude(&self) -> Result<(), BackendError> {
+        if is_abandoned(&self.fate) {
+            return Ok(());
+        }
+        let mut is_lost = false;
         for wanted in &self.signals {
             if !self.memory.is_reached(wanted)?
                 && let Some(wait) = self.memory.failed_wait(wanted)
-                && let Some(allocation) = self.memory.locate(wanted.counter)
+                && let Some(line) = self.memory.line_of(wanted.counter)
             {
-                self.failed_waits.note(allocation.id, wait);
+                is_lost = true;
+                // Before the step is abandoned, so that whoever sees it ended is told.
+                self.failed_waits.note(line, wait);
             }
+        }
+        if let (true, Some(fate)) = (is_lost, &self.fate) {
+            fate.abandon();
+            return Ok(());
         }
         if self.takes {
             // SAFETY: as for `HostWork::Raise`.

@@ -97,13 +97,8 @@ impl Messenger {
             self.raise_come(kept.slot, stream)?;
         }
         [own, self.mailboxes.slot(theirs)].into_iter().for_each(|slot| slot.give_to(theirs.rank));
-        let watch = {
-            // One for each rank but this one.
-            let own = self.mailboxes.rank();
-            lock(&self.held).watches.get((theirs.rank - u32::from(theirs.rank > own)) as usize).copied()
-        };
         let ask = Departure { steps: u64::from(theirs.slot) + 1, ..Departure::default() };
-        watch.into_iter().for_each(|watch| self.node.context.state().leave_memory(watch, ask));
+        self.node.context.state().leave_memory(self.mailboxes.address(theirs.rank), ask);
         Ok(())
     }
 

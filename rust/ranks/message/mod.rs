@@ -39,7 +39,7 @@ use crate::exchange::{Collective, Named};
 use crate::group::NodeGroup;
 use crate::ipc::mailbox::{Capacity, Mailboxes};
 use crate::ipc::signal::rest;
-use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotState, SlotStatus};
+use crate::ipc::{Departure, Handle, IpcError, Party, SlotState, SlotStatus};
 use crate::sync::{Mutex, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
@@ -87,9 +87,8 @@ enum Presence {
 #[derive(Serialize, Deserialize)]
 struct MessengerOffer {
     options: MessengerOptions,
-    mailbox: Vec<u8>,
-    /// For each rank, by which its end is noticed here.
-    watches: Vec<Vec<u8>>,
+    /// The handle of its mailbox for each rank, by which the end of that is noticed here.
+    mailbox: Vec<Vec<u8>>,
 }
 
 /// Memory of this rank, and of others mapped here.
@@ -97,8 +96,6 @@ struct MessengerOffer {
 struct MessengerMemory {
     allocations: Vec<u64>,
     imports: Vec<u64>,
-    /// Of these, what tells another rank that this one leaves.
-    watches: Vec<u64>,
 }
 
 /// One rank's end of the messages of a node.
@@ -113,6 +110,8 @@ pub struct Messenger {
     /// Whether mailboxes are mapped: held for reading by whoever looks at them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
+    /// Other ranks were told that this one has left.
+    has_left: AtomicBool,
     /// Whether what had not matched has ended, or ends by whoever holds it.
     has_ended_unmatched: Mutex<bool>,
     /// Held by whoever destroys the messenger; whether all is given back.
@@ -207,6 +206,7 @@ impl Messenger {
             presence,
             gate: RwLock::new(true),
             is_ending: AtomicBool::new(false),
+            has_left: AtomicBool::new(false),
             has_ended_unmatched: Mutex::new(false),
             destroyed: Mutex::new(false),
             slots: [false, true].map(|is_send| Mutex::new(SlotPool::new(capacity, is_send))),
@@ -241,22 +241,17 @@ impl Messenger {
         own: &mut u64,
     ) -> Result<MessengerOffer, Error> {
         let context = &node.context;
-        let mut share = |bytes: u64, on_leave: OnLeave| {
-            let address = context.allocate_shared(DeviceId::HOST, bytes)?;
-            held.allocations.push(address);
-            Ok::<_, Error>((address, context.state().export_watched(address, bytes, Some(on_leave))?.encode().to_vec()))
-        };
-        // Waits in the mailbox are for many ranks: the end of one must not end them all.
-        let (address, mailbox) = share(capacity.bytes(), Arc::new(|_| None))?;
+        let address = context.allocate_shared(DeviceId::HOST, capacity.bytes())?;
+        held.allocations.push(address);
         *own = address;
-        let mut watches = Vec::new();
+        let mut mailbox = Vec::new();
         for rank in 0..node.ranks() {
             if rank == node.rank() {
-                watches.push(Vec::new());
+                mailbox.push(Vec::new());
                 continue;
             }
             let (found, presence) = (Arc::clone(found), Arc::clone(presence));
-            let on_leave = move |departure: Departure| {
+            let on_leave = move |departure: Departure, _| {
                 // A rank that leaves has counted no steps.
                 if let (false, Some(slot)) = (departure.has_failed, departure.steps.checked_sub(1)) {
                     found.get().and_then(Weak::upgrade).into_iter().for_each(|messenger| messenger.take_over(slot, rank));
@@ -269,9 +264,10 @@ impl Messenger {
                 }
                 None
             };
-            watches.push(share(8, Arc::new(on_leave))?.1);
+            let party = Party { number: rank, on_leave: Arc::new(on_leave) };
+            mailbox.push(context.state().export_to(address, capacity.bytes(), Some(party))?.encode().to_vec());
         }
-        Ok(MessengerOffer { options, mailbox, watches })
+        Ok(MessengerOffer { options, mailbox })
     }
 
     /// Maps the mailboxes of all ranks: their addresses.
@@ -290,9 +286,7 @@ impl Messenger {
                 held.imports.push(address);
                 Ok::<u64, Error>(address)
             };
-            bases.push(map(&offer.mailbox)?);
-            let watch = map(offer.watches.get(node.rank() as usize).map_or(&[], Vec::as_slice))?;
-            held.watches.push(watch);
+            bases.push(map(offer.mailbox.get(node.rank() as usize).map_or(&[], Vec::as_slice))?);
         }
         Ok(bases)
     }
@@ -528,8 +522,12 @@ impl Messenger {
 
     /// Tells the other ranks, once, that this one has left.
     fn say_departure(&self) {
-        let watches = std::mem::take(&mut lock(&self.held).watches);
-        watches.iter().for_each(|watch| self.node.context.state().leave_memory(*watch, Departure::default()));
+        if self.has_left.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        for rank in (0..self.mailboxes.ranks()).filter(|rank| *rank != self.mailboxes.rank()) {
+            self.node.context.state().leave_memory(self.mailboxes.address(rank), Departure::default());
+        }
     }
 
     /// Nobody looks at mailboxes from here on.

@@ -3,7 +3,8 @@
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
 use crate::backend::{
-    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Segment, Signal, SignalWait, StreamHandle,
+    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Segment, Signal, SignalWait, StepFate,
+    StreamHandle,
 };
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
-const PEER: LostPeer = LostPeer { process: 4711, left: None };
+const PEER: LostPeer = LostPeer::of(4711, None);
 
 #[track_caller]
 fn told(result: Result<(), BackendError>) {
@@ -73,7 +74,7 @@ fn what_has_come_after_a_wait_in_vain_says_so_once_and_other_streams_nothing() {
         completion.wait().expect("nobody has gone");
     }
 
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 5, "a GPU that waits would wait for ever");
     assert!(early.is_done().expect("it runs"));
     told(early.wait());
@@ -113,7 +114,7 @@ fn a_stream_whose_waits_are_over_is_not_told_of_what_others_wait_for_in_the_same
     backend.raise_signal(Signal { counter: counters.base, value: 1 }).expect("a counter");
     backend.synchronize_stream(over).expect("it was raised");
     step(waits, 2);
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     backend.synchronize_stream(over).expect("its waits are over");
     told(backend.synchronize_stream(waits));
 }
@@ -124,9 +125,9 @@ fn flags_that_a_stream_takes_are_told_there_and_those_of_graphs_everywhere() {
         let (backend, counters) = backend();
         let [takes, other] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
         double::node(|node| node.capturing = is_captured);
-        backend.stream_take_flags(takes, &[], &[counters.base]).expect("enqueued");
+        backend.stream_take_flags(takes, &[], &[counters.base], &StepFate::default()).expect("enqueued");
         double::node(|node| node.capturing = false);
-        backend.fail_waits(&counters, PEER);
+        backend.fail_waits(&counters, None, PEER);
         told(backend.synchronize_stream(takes));
         backend.synchronize_stream(takes).expect("it was told");
         let beside = backend.synchronize_stream(other);
@@ -140,6 +141,25 @@ fn flags_that_a_stream_takes_are_told_there_and_those_of_graphs_everywhere() {
 }
 
 #[test]
+fn a_loss_ends_the_waits_for_what_the_lost_party_raises_and_no_others() {
+    let (backend, counters) = backend();
+    let [lost, lives] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
+    let flags = [counters.base, counters.base + 8];
+    backend.name_signallers(&counters, [(flags[0], 1), (flags[1], 2)].into());
+    for (stream, flag) in [(lost, flags[0]), (lives, flags[1])] {
+        backend.stream_take_flags(stream, &[], &[flag], &StepFate::default()).expect("enqueued");
+    }
+    backend.stream_wait_signals(lives, &[Signal { counter: flags[1], value: 1 }], SignalWait::Operation).expect("enqueued");
+    backend.fail_waits(&counters, Some(1), PEER);
+    told(backend.synchronize_stream(lost));
+    assert_eq!(backend.read_signal(flags[1]).expect("a counter"), 0, "a wait for a rank that lives was ended");
+    backend.stream_take_flags(lives, &[], &[flags[1]], &StepFate::default()).expect("the rank lives");
+    backend.stream_take_flags(lives, &[], &[flags[0]], &StepFate::default()).expect_err("the rank is gone");
+    backend.raise_signal(Signal { counter: flags[1], value: 1 }).expect("a counter");
+    assert!(backend.fail_waits_again(), "the lost flag is looked after");
+}
+
+#[test]
 fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
     let (backend, counters) = backend();
     let [waits, raises] = [GPU0, GPU1].map(|gpu| backend.create_stream(gpu).expect("a stream"));
@@ -147,7 +167,7 @@ fn a_counter_that_the_living_set_back_is_raised_again_until_it_is_freed() {
     for value in [3, 5] {
         backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value }], SignalWait::Operation).expect("enqueued");
     }
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     // Another process, which raises step by step, is at 4 only now: the GPU may not have seen the 5 before.
     backend.stream_raise_signals(raises, &[Signal { counter: counters.base, value: 4 }]).expect("enqueued");
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 4);
@@ -171,7 +191,7 @@ fn default_streams_of_two_gpus_are_two() {
         let wanted = Signal { counter: counters.base, value: 1 };
         backend.stream_wait_signals(StreamHandle(0), &[wanted], SignalWait::Operation).expect("enqueued");
     }
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     {
         let _current = current(1);
         backend.synchronize_stream(StreamHandle(0)).expect("it waits for nobody");
@@ -186,7 +206,7 @@ fn a_wait_that_nobody_will_satisfy_is_refused_and_what_is_reached_is_not() {
     let (backend, counters) = backend();
     let stream = backend.create_stream(GPU0).expect("a stream");
     backend.stream_raise_signals(stream, &[Signal { counter: counters.base, value: 2 }]).expect("enqueued");
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     backend.synchronize_stream(stream).expect("nothing was waited for in vain");
     let enqueued = calls("cuStreamBatchMemOp");
     let reached = Signal { counter: counters.base, value: 2 };
@@ -212,7 +232,7 @@ fn a_captured_wait_whose_counter_is_set_back_between_launches_is_not_forgotten()
     raise(3);
     backend.stream_wait_signals(waits, &[Signal { counter: counters.base + 8, value: 0 }], SignalWait::Operation).expect("reached");
     raise(0);
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     assert_eq!(now(), 3, "a launch of the graph would wait for ever");
     told(backend.synchronize_stream(waits));
     // And for each launch after that.
@@ -236,7 +256,7 @@ fn a_captured_wait_that_is_reached_when_the_peer_ends_is_looked_after_and_told_o
     backend.stream_wait_signals(waits, &[Signal { counter: counters.base, value: 1 }], SignalWait::Operation).expect("captured");
     double::node(|node| node.capturing = false);
     raise(1);
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     backend.synchronize_stream(waits).expect("nothing was waited for in vain");
     assert!(backend.fail_waits_again());
     backend.synchronize_stream(waits).expect("nothing was waited for in vain");
@@ -295,7 +315,7 @@ fn waits_of_a_kernel_for_flags_on_its_gpu_end_by_a_word_in_host_memory_and_are_t
     assert!(matches!(run(), Ok(true)));
     backend.synchronize_stream(stream).expect("nobody has gone");
     assert!(matches!(run(), Ok(true)));
-    backend.fail_waits(&backend.locate(host).expect("known").expect("its own"), PEER);
+    backend.fail_waits(&backend.locate(host).expect("known").expect("its own"), None, PEER);
     let now = [host, host + 8].map(|word| backend.read_signal(word).expect("a word"));
     assert_eq!(now, [1, 0], "the word ends all waits, and flags are left to ranks");
     told(backend.synchronize_stream(stream));
@@ -312,7 +332,7 @@ fn kernels_that_wait_are_told_by_their_counter_until_its_memory_is_freed() {
     backend.kernel_wait_signals(&[gone], false).expect("once more");
     backend.raise_signal(Signal { value: 7, ..gone }).expect("a counter");
     backend.synchronize_stream(stream).expect("nobody has gone");
-    backend.fail_waits(&counters, PEER);
+    backend.fail_waits(&counters, None, PEER);
     assert_eq!(backend.read_signal(gone.counter).expect("a counter"), gone.value, "a kernel that waits would wait for ever");
     told(backend.synchronize_stream(stream));
     told(backend.kernel_wait_signals(&[gone], false));

@@ -3,7 +3,7 @@
 
 use super::double::{self, calls, node};
 use super::{Backend, CudaBackend};
-use crate::backend::{Allocation, BackendError, Endpoints, Execution, LostPeer, Signal, SignalWait, StreamHandle};
+use crate::backend::{Allocation, BackendError, Endpoints, Execution, LostPeer, Signal, SignalWait, StepFate, StreamHandle};
 use crate::ipc::signal;
 use crate::plan::Program;
 use crate::topology::{DeviceId, Machine, preset};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
-const PEER: LostPeer = LostPeer { process: 4711, left: None };
+const PEER: LostPeer = LostPeer::of(4711, None);
 /// What goes into a queue.
 const ROOM: usize = 8;
 
@@ -64,14 +64,16 @@ fn a_peers_end_lets_a_stream_go_on_whose_queue_is_full_of_waits() {
             for value in 1..=4 * ROOM as u64 {
                 match wait(&backend, stream, counters.base, value) {
                     Ok(()) => {}
-                    Err(BackendError::PeerGone(_)) => assert!(backend.lost_peer(counters.base).is_some()),
+                    Err(BackendError::PeerGone(_)) => {
+                        assert!(backend.lost_peer(Signal { counter: counters.base, value: u64::MAX / 2 }).is_some())
+                    }
                     Err(error) => panic!("{error}"),
                 }
             }
         });
         until_blocked(1);
         // The thread that hears of the peer's end.
-        beside(scope, || backend.fail_waits(&counters, PEER));
+        beside(scope, || backend.fail_waits(&counters, None, PEER));
     });
     assert!(matches!(backend.synchronize_stream(stream), Err(BackendError::PeerGone(_))), "it has waited in vain");
     backend.synchronize_stream(stream).expect("it was told");
@@ -200,7 +202,7 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     let before = calls("cuStreamBatchMemOp");
     raise();
     for _ in 0..2 {
-        backend.stream_take_flags(taker, &[], &[counters.base]).expect("enqueued");
+        backend.stream_take_flags(taker, &[], &[counters.base], &StepFate::default()).expect("enqueued");
     }
     // A wait and what sets back are one call each.
     assert_eq!(calls("cuStreamBatchMemOp") - before, 3);
@@ -212,7 +214,9 @@ fn a_flag_is_taken_once_for_each_raise_also_where_it_is_up_when_the_next_take_is
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 0);
     // Raised before it is taken, and with it.
     let before = calls("cuStreamBatchMemOp");
-    backend.stream_take_flags(taker, &[Signal { counter: counters.base, value: 1 }], &[counters.base]).expect("enqueued");
+    backend
+        .stream_take_flags(taker, &[Signal { counter: counters.base, value: 1 }], &[counters.base], &StepFate::default())
+        .expect("enqueued");
     assert_eq!(calls("cuStreamBatchMemOp") - before, 1);
     backend.synchronize_stream(taker).expect("it was taken");
     assert_eq!(backend.read_signal(counters.base).expect("a counter"), 0);

@@ -145,11 +145,11 @@ fn a_capture_is_asked_for_nothing_that_would_end_it() {
         assert_eq!(end.wait().is_err(), capturing, "what was captured has not run");
         assert!(backend.submit(&unreported).expect("enqueued").is_none());
     }
-    let lost = LostPeer { process: 4711, left: None };
+    let lost = LostPeer::of(4711, None);
     let counters = backend.allocate_shared(DeviceId::HOST, 8).expect("memory");
     let allocation = backend.locate(counters).expect("an answer").expect("known");
     backend.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }], SignalWait::Operation).expect("captured");
-    backend.fail_waits(&allocation, lost);
+    backend.fail_waits(&allocation, None, lost);
     backend.submit(&execution).expect("enqueued");
     assert_eq!(node(|node| node.captures_broken), 0);
 }

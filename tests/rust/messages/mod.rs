@@ -3,7 +3,7 @@
 
 mod damaged;
 mod full;
-mod killed;
+pub(crate) mod killed;
 mod model;
 mod play;
 mod single;

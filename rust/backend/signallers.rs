@@ -1,0 +1,249 @@
+//! Who raises the counters of an allocation, and who of them is lost: the one table that says which waits a loss concerns.
+//!
+//! A loss concerns exactly the counters that the lost party raises. Waits for them end as lost; every other wait goes on. Of a counter whose
+//! signaller nobody has named, every process that has mapped the allocation may be the one that was to raise it.
+
+use super::Signal;
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// The counters of an allocation that one party raises: what a loss concerns.
+#[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Line {
+    /// The allocation's number.
+    pub allocation: u64,
+    /// The party's number among those of the allocation; `None` for counters whose signaller is not known.
+    pub signaller: Option<u32>,
+}
+
+/// The named signallers of an allocation and those of its parties that are lost.
+#[derive(Debug, Default)]
+pub struct Signallers {
+    /// By their addresses.
+    named: Arc<[(u64, u32)]>,
+    lost: SmallVec<[(Option<u32>, LostPeer); 1]>,
+}
+
+impl Signallers {
+    /// Names who raises which counter; `by_address` is sorted.
+    pub fn name(&mut self, by_address: Arc<[(u64, u32)]>) {
+        self.named = by_address;
+    }
+
+    /// The party that raises a counter, where it is known.
+    pub fn of(&self, counter: u64) -> Option<u32> {
+        let place = self.named.binary_search_by_key(&counter, |(address, _)| *address).ok()?;
+        Some(self.named[place].1)
+    }
+
+    /// True if the loss of `party` concerns a counter.
+    pub fn concerns(&self, party: Option<u32>, counter: u64) -> bool {
+        let of = self.of(counter);
+        of.is_none() || of == party
+    }
+
+    /// Notes that a party is lost. The first loss of each that concerns all values counts.
+    pub fn lose(&mut self, party: Option<u32>, peer: LostPeer) {
+        let is_known = |(known, by): &(Option<u32>, LostPeer)| *known == party && (by.raises.is_none() || by.raises == peer.raises);
+        if !self.lost.iter().any(is_known) {
+            self.lost.push((party, peer));
+        }
+    }
+
+    /// The lost party that might have raised a counter to a value.
+    pub fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
+        let concerns = |(party, peer): &&(Option<u32>, LostPeer)| self.concerns(*party, wanted.counter) && peer.fails(wanted);
+        self.lost.iter().find(concerns).map(|(_, peer)| *peer)
+    }
+}
+
+/// Whether the steps of one rank in a plan of several ranks are abandoned: from the first wait on that ends as lost they write nothing, raise nothing
+/// and wait for nothing, because what other ranks have not granted must not be written. The rank is then lost itself to those that wait for it.
+#[derive(Clone, Default)]
+pub struct StepFate(Arc<Fate>);
+
+#[derive(Default)]
+struct Fate {
+    is_abandoned: AtomicBool,
+    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl StepFate {
+    /// Has `tell` called once the steps are abandoned, on the thread that ends the wait.
+    pub fn on_abandon(&self, tell: impl Fn() + Send + Sync + 'static) {
+        let _ = self.0.tell.set(Box::new(tell));
+    }
+
+    /// A wait of a step has ended as lost.
+    pub fn abandon(&self) {
+        if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
+            self.0.tell.get().into_iter().for_each(|tell| tell());
+        }
+    }
+
+    /// True if a wait of this step, or of one before, has ended as lost.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.is_abandoned.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for StepFate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("StepFate").field(&self.is_abandoned()).finish()
+    }
+}
+
+/// Who will not raise counters any more that it was to raise.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct LostPeer {
+    /// The number of its process, which another process may get after it.
+    pub process: i32,
+    /// What it has left, where that is a node plan.
+    pub left: Option<LeftPlan>,
+    /// It lives, and raises its counters to this value and no further.
+    pub raises: Option<u64>,
+}
+
+impl LostPeer {
+    /// A process that has ended, or has left node plans.
+    pub const fn of(process: i32, left: Option<LeftPlan>) -> LostPeer {
+        LostPeer { process, left, raises: None }
+    }
+
+    /// True if the party does not raise a counter of its own to a value.
+    pub fn fails(&self, wanted: Signal) -> bool {
+        // Counters run over.
+        self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)
+    }
+}
+
+/// A node plan that a rank takes no further part in, and in which this rank has come further.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct LeftPlan {
+    /// Its number among those of its node, from 1.
+    pub plan: u64,
+    /// The first step that waits in vain here, from 1, as far as is known.
+    pub step: u64,
+    /// The rank that has left.
+    pub rank: u32,
+    /// Why it has left.
+    pub why: Leave,
+    /// The first failure, where the rank has left because of another's.
+    pub cause: Option<Cause>,
+}
+
+/// The first of failures that follow from each other.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// The rank that has failed first.
+    pub rank: u32,
+    /// The number of its process.
+    pub process: i32,
+    /// What it has done.
+    pub why: Leave,
+}
+
+/// Why a rank takes no further part in a node plan.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// Its process has ended, or its context was destroyed before the plan.
+    Ended,
+    /// It has destroyed the plan after so many steps.
+    Destroyed(u64),
+    /// The same, and waits of its own had failed.
+    Failed(u64),
+    /// It has enqueued this other plan of the node and the plan in one stream in another order.
+    Order(u64),
+}
+
+impl LeftPlan {
+    /// The first failure of those that have led to this one.
+    pub fn first(&self, process: i32) -> Cause {
+        self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cause { rank, process, why } = self;
+        match process {
+            0 => write!(f, "rank {rank} (of another PID namespace) ")?,
+            _ => write!(f, "rank {rank} (process {process}) ")?,
+        }
+        match why {
+            Leave::Ended => write!(f, "has ended, or has destroyed its context, without destroying the plan"),
+            Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} steps"),
+            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, of which some had failed"),
+            Leave::Order(other) => write!(
+                f,
+                "has enqueued this node plan and node plan {other} in one stream in another order than this rank; enqueue node plans that share a \
+                 stream in the same order on all ranks"
+            ),
+        }
+    }
+}
+
+impl fmt::Display for LostPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let process = match self.process {
+            0 => "a process of another PID namespace".to_owned(),
+            process => format!("process {process}"),
+        };
+        if let Some(last) = self.raises {
+            return write!(f, "{process}, which has mapped this memory, has left, and raises no signal in it beyond {last}");
+        }
+        let Some(left) = self.left else {
+            return write!(f, "{process}, which had mapped this memory, has ended or destroyed its context without closing it");
+        };
+        let LeftPlan { plan, step, rank, .. } = left;
+        let first = left.first(self.process);
+        write!(f, "step {step} of node plan {plan} waits in vain: {first}")?;
+        if first.rank != rank { write!(f, "; rank {rank} has left the plan because of that") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GONE: LostPeer = LostPeer::of(41, None);
+
+    #[test]
+    fn a_loss_concerns_the_counters_that_the_lost_party_raises_and_those_that_anybody_may() {
+        let mut signallers = Signallers::default();
+        signallers.name([(0x1000, 1), (0x1008, 2), (0x1010, 1)].into());
+        signallers.lose(Some(1), GONE);
+        assert_eq!(
+            [0x1000, 0x1008, 0x1010, 0x1018].map(|counter| signallers.lost_peer(Signal { counter, value: 1 }).is_some()),
+            [true, false, true, true]
+        );
+        signallers.lose(Some(1), LostPeer::of(42, None));
+        assert_eq!(signallers.lost_peer(Signal { counter: 0x1000, value: 1 }), Some(GONE), "the first loss counts");
+        // Memory whose signallers nobody has named.
+        let mut anybodys = Signallers::default();
+        let leaves = |last| LostPeer { raises: Some(last), ..GONE };
+        [7, 9, 9].iter().for_each(|last| anybodys.lose(None, leaves(*last)));
+        let lost_at = |signallers: &Signallers, value| signallers.lost_peer(Signal { counter: 0x1000, value });
+        assert_eq!([7, 8, 10].map(|value| lost_at(&anybodys, value)), [None, Some(leaves(7)), Some(leaves(7))]);
+        anybodys.lose(None, GONE);
+        assert_eq!((lost_at(&anybodys, 7), anybodys.lost.len()), (Some(GONE), 3));
+    }
+
+    #[test]
+    fn the_first_failure_is_named_with_rank_and_step_and_only_an_end_is_called_one() {
+        let said = |why, cause| LostPeer::of(41, Some(LeftPlan { plan: 3, step: 5, rank: 1, why, cause })).to_string();
+        let unseen = LostPeer::of(0, None).to_string();
+        assert!(unseen.starts_with("a process of another PID namespace, which had mapped"), "{unseen}");
+        let text = said(Leave::Destroyed(4), None);
+        assert_eq!(text, "step 5 of node plan 3 waits in vain: rank 1 (process 41) has destroyed the plan after 4 steps");
+        assert!(said(Leave::Ended, None).contains("has ended") && !said(Leave::Failed(4), None).contains("ended"));
+        assert!(said(Leave::Order(2), None).contains("this node plan and node plan 2"));
+        let text = said(Leave::Failed(4), Some(Cause { rank: 7, process: 47, why: Leave::Ended }));
+        assert!(
+            text.contains("in vain: rank 7 (process 47) has ended") && text.ends_with("; rank 1 has left the plan because of that"),
+            "{text}"
+        );
+    }
+}
