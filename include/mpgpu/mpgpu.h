@@ -1142,7 +1142,15 @@ mp_status_t mp_memory_adopt(mp_context_t context,
 /// return `pointer`, or when it was closed already.
 mp_status_t mp_memory_close(mp_context_t context, void *pointer);
 
-mp_status_t mp_memory_leave(mp_context_t context, const void *pointer, uint64_t value);
+/// Tells the owner of imported memory that this process raises no counter in it beyond `value`, though it lives on and may
+/// keep the memory mapped: waits there for more end as if the process had ended, and others go on. For programs that stop
+/// early, after an exception say, while others wait for their signals. `pointer` lies in memory of `mp_memory_import`; what
+/// other importers raise belongs into allocations of their own. Does not wait for work of this process. Any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `pointer` is not in imported memory.
+mp_status_t mp_memory_leave(mp_context_t context,
+                            const void *pointer,
+                            uint64_t value);
 
 /// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
 /// virtual devices and host domains bytes made of their number. Any thread.
@@ -1177,7 +1185,7 @@ mp_status_t mp_stream_wait_signals(mp_context_t context, mp_stream_t stream, con
 /// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
 /// it, and whoever synchronises any stream is told, as `mp_stream_wait_signals` says of captured waits. So a kernel that polls such a counter, for a
 /// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
-/// one value counts, and a call once more only looks for errors.
+/// the furthest value counts, and a call once more only looks for errors.
 ///
 /// Counters as for `mp_stream_wait_signals`. `signals` is read during the call only. Any thread.
 ///
@@ -1299,7 +1307,8 @@ mp_status_t mp_node_devices(mp_node_t node,
 mp_status_t mp_node_device(mp_node_t node,
                            int32_t *device);
 
-/// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
+/// Destroys a node. Its plans and messengers go on, and are destroyed by themselves, before or after it: docs/guide/concepts.md, "Ending". Not
+/// collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 mp_status_t mp_node_destroy(mp_node_t node);

@@ -1,4 +1,4 @@
-//! Who raises the counters of an allocation, and who of them is lost: the one table that says which waits a loss concerns.
+//! The one table that says which waits a loss concerns: parties that raise the counters of an allocation, and lost ones among them.
 //!
 //! A loss concerns exactly the counters that the lost party raises. Waits for them end as lost; every other wait goes on. Of a counter whose
 //! signaller nobody has named, every process that has mapped the allocation may be the one that was to raise it.
@@ -14,14 +14,14 @@ use std::sync::{Arc, OnceLock};
 pub struct Line {
     /// The allocation's number.
     pub allocation: u64,
-    /// The party's number among those of the allocation; `None` for counters whose signaller is not known.
+    /// The number of the party among those of the allocation; `None` for counters whose signaller is not known.
     pub signaller: Option<u32>,
 }
 
 /// The named signallers of an allocation and those of its parties that are lost.
 #[derive(Debug, Default)]
 pub struct Signallers {
-    /// By their addresses.
+    /// Counters in the order of their addresses, each with the party that raises it.
     named: Arc<[(u64, u32)]>,
     lost: SmallVec<[(Option<u32>, LostPeer); 1]>,
 }
@@ -95,14 +95,14 @@ impl fmt::Debug for StepFate {
     }
 }
 
-/// Who will not raise counters any more that it was to raise.
+/// A party that raises its counters no more, or only to some value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// The number of its process, which another process may get after it.
+    /// The number of the process, which another process may get later.
     pub process: i32,
-    /// What it has left, where that is a node plan.
+    /// The node plan that was left, if it is one.
     pub left: Option<LeftPlan>,
-    /// It lives, and raises its counters to this value and no further.
+    /// The value that a party which lives raises its counters to at most.
     pub raises: Option<u64>,
 }
 
@@ -122,13 +122,13 @@ impl LostPeer {
 /// A node plan that a rank takes no further part in, and in which this rank has come further.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
-    /// Its number among those of its node, from 1.
+    /// The plan's number among those of its node, from 1.
     pub plan: u64,
-    /// The first step that waits in vain here, from 1, as far as is known.
+    /// The first step whose waits fail on this rank, from 1, as far as is known.
     pub step: u64,
     /// The rank that has left.
     pub rank: u32,
-    /// Why it has left.
+    /// The reason for which the rank has left.
     pub why: Leave,
     /// The first failure, where the rank has left because of another's.
     pub cause: Option<Cause>,
@@ -139,9 +139,9 @@ pub struct LeftPlan {
 pub struct Cause {
     /// The rank that has failed first.
     pub rank: u32,
-    /// The number of its process.
+    /// The number of the rank's process.
     pub process: i32,
-    /// What it has done.
+    /// The way in which it has failed.
     pub why: Leave,
 }
 
@@ -152,14 +152,14 @@ pub enum Leave {
     Ended,
     /// It has destroyed the plan after so many steps.
     Destroyed(u64),
-    /// The same, and waits of its own had failed.
+    /// It has destroyed the plan after so many steps, of which some had failed.
     Failed(u64),
     /// It has enqueued this other plan of the node and the plan in one stream in another order.
     Order(u64),
 }
 
 impl LeftPlan {
-    /// The first failure of those that have led to this one.
+    /// The failure that has led to this one, or this one.
     pub fn first(&self, process: i32) -> Cause {
         self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
     }

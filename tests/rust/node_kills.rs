@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 
 const TOPOLOGY: &str = "dgx1-v100";
 const STEPS: u64 = 120;
-/// What a window holds between two steps.
+/// The value of all bytes of a window between two steps.
 const IDLE: u8 = 0xA5;
 
-/// What all ranks do; the same on each for the same seed.
+/// A program of all ranks; the same on each for the same seed.
 struct Program {
     ranks: u32,
     victim: u32,
     /// The victim leaves in place of being killed.
     leaves: bool,
-    /// After so many microseconds.
+    /// Microseconds from the first step to the victim's end.
     after: u64,
     plans: Vec<PlanOfRanks>,
 }
@@ -71,7 +71,7 @@ impl PlanOfRanks {
         PlanOfRanks { transfers, bytes, options }
     }
 
-    /// What byte `offset` of the source of a transfer is in a step.
+    /// The value of a byte of a send window in a step.
     fn byte(src: u32, at: u64, step: u64) -> u8 {
         (at.wrapping_mul(31) ^ (at >> 9) ^ step.wrapping_mul(71) ^ u64::from(src).wrapping_mul(11)) as u8
     }
@@ -156,7 +156,7 @@ fn steps(program: &Program, rank: u32, own: &[Own<'_>], context: &Context, strea
     0
 }
 
-/// What a rank does: orders are rank, seed and socket.
+/// The part of one rank. Orders are rank, seed and socket.
 #[test]
 #[ignore = "run by other tests"]
 fn child_takes_part() {
@@ -181,7 +181,7 @@ fn child_takes_part() {
         });
     }
     let done = steps(&program, rank, &own, &context, stream, end.filter(|_| program.leaves));
-    // Who has left in time uses his windows for something else, and finds them so when the others have ended.
+    // A rank that has left in time uses its windows for something else, and finds them unchanged when the others have ended.
     let has_left = program.leaves && rank == program.victim && own.iter().all(Own::is_idle);
     for one in &own {
         is_lost(one.plan.destroy(), "destroy");

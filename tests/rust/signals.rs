@@ -157,9 +157,9 @@ fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_t
     peer.tell(&format!("import {}", hex(&export(&node, flags.cast(), 24))));
     let stream = node.stream(1);
     let at = |index: usize| flags.wrapping_add(index);
-    // Twice is once, and the first value counts. The third is waited for by nobody, the second has been raised that far, and the other
+    // Twice is once, and the furthest value counts. The third is waited for by nobody, the second has been raised that far, and the other
     // memory was not mapped.
-    for value in [GONE, GONE + 1] {
+    for value in [GONE - 1, GONE] {
         ok(kernels_wait(&node, &[signal(at(0), value), signal(at(1), 5), signal(others, GONE)]));
     }
     peer.tell("raise 0 3");
@@ -459,23 +459,23 @@ fn each_peer_that_dies_is_reported_and_logged_once() {
 #[test]
 fn who_leaves_is_waited_for_as_far_as_it_has_come_and_no_further() {
     let (node, mut peer) = (Node::new(c"beluga"), Peer::start());
-    let [waited, polled] = [0; 2].map(|_| counters(&node, 1));
-    for counter in [waited, polled] {
+    let [waited, polled, beside] = [0; 3].map(|_| counters(&node, 1));
+    for counter in [waited, polled, beside] {
         peer.tell(&format!("import {}", hex(&export(&node, counter.cast(), 8))));
     }
     let [in_time, in_vain] = [0; 2].map(|_| node.stream(0));
-    wait_in(&node, in_time, &[signal(waited, 3)]);
+    wait_in(&node, in_time, &[signal(beside, 3)]);
     wait_in(&node, in_vain, &[signal(waited, 4)]);
     // SAFETY: the list is valid for the call.
     let kernels_wait = |value| unsafe { mp_kernel_wait_signals(node.context, &signal(polled, value), 1) };
     [2, 5, 4].into_iter().for_each(|value| ok(kernels_wait(value)));
-    for order in ["leave 0 3", "leave 1 5"] {
+    for order in ["leave 0 3", "leave 1 5", "leave 2 3"] {
         peer.tell(order);
     }
     let message = refused(mp_stream_synchronize(node.context, in_vain), MP_ERROR_PEER_GONE);
     assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("no signal in it beyond 3"), "{message}");
     // It lives on, and keeps what it has said.
-    peer.tell("raise 0 3");
+    peer.tell("raise 2 3");
     ok(mp_stream_synchronize(node.context, in_time));
     // Nobody polls for more than it has said, so nobody is told; who wants more is refused.
     ok(kernels_wait(5));

@@ -692,6 +692,14 @@ module mpgpu_c
             integer(c_int) :: outcome
         end function mp_memory_close
 
+        function mp_memory_leave(context, pointer, value) bind(c, name="mp_memory_leave") result(outcome)
+            import
+            type(c_ptr), value :: context
+            type(c_ptr), value :: pointer
+            integer(c_int64_t), value :: value
+            integer(c_int) :: outcome
+        end function mp_memory_leave
+
         function mp_device_uuid(context, device, uuid) bind(c, name="mp_device_uuid") result(outcome)
             import
             type(c_ptr), value :: context
