@@ -38,9 +38,17 @@ impl Plan {
     /// Returns the plan for programs, to be written by any serialiser. A transfer with the ends of an earlier one and the same paths left out names that
     /// transfer in `rejected_as` instead of repeating `rejected`.
     pub fn json<'a>(&'a self, machine: &'a Machine) -> PlanJson<'a> {
-        let mut first: HashMap<(*const Vec<super::Rejection>, DeviceId, DeviceId), usize> = HashMap::default();
-        let of = |(at, transfer): (usize, &TransferPlan)| {
-            *first.entry((Arc::as_ptr(&transfer.rejected), transfer.shape.src_device, transfer.shape.dst_device)).or_insert(at)
+        let mut first: HashMap<(DeviceId, DeviceId), Vec<usize>> = HashMap::default();
+        let of = |(at, TransferPlan { shape, rejected, .. }): (usize, &TransferPlan)| {
+            let known = first.entry((shape.src_device, shape.dst_device)).or_default();
+            let is_same = |other: &&usize| {
+                let other = &self.transfers[**other].rejected;
+                Arc::ptr_eq(other, rejected) || other == rejected
+            };
+            known.iter().find(is_same).copied().unwrap_or_else(|| {
+                known.push(at);
+                at
+            })
         };
         let alike = self.transfers.iter().enumerate().map(of).collect();
         PlanJson { plan: self, machine, bound: self.bound(machine), loads: Loads::new(machine, self), alike }
