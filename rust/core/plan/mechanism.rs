@@ -34,11 +34,11 @@ pub(super) struct Launch {
     /// The two GPUs between which it copies, unless it fuses small messages.
     between: Option<(DeviceId, DeviceId)>,
     /// Where one kernel moves what passes between other GPUs: for each pair of ends the way through the kernel's GPU.
-    through: Ways,
+    through: PairPaths,
 }
 
 /// For each pair of ends the way between them.
-type Ways = Vec<(Pair, PathModel)>;
+type PairPaths = Vec<(Pair, PathModel)>;
 
 /// Where bytes come from and where they go.
 type Pair = (DeviceId, DeviceId);
@@ -298,7 +298,7 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
         gpu == other || by_nvlink(gpu, other) && by_nvlink(other, gpu)
     };
     let homes = gpus.iter().filter(|&gpu| gpus.iter().all(|other| reaches(gpu, other)));
-    let through = |home: DeviceId| -> Option<Ways> {
+    let through = |home: DeviceId| -> Option<PairPaths> {
         let way = |ends: &Pair| {
             let (src, dst) = *ends;
             if src == home && dst == home || [src, dst].contains(&home) && src != dst {
@@ -313,7 +313,7 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     };
     let costs = machine.costs();
     let (head, efficiency) = (costs.kernel + costs.kernel_segment * members.len() as f64, costs.kernel_efficiency * BOTH_WAYS);
-    let mut ways: Vec<(f64, DeviceId, Ways)> = Vec::new();
+    let mut ways: Vec<(f64, DeviceId, PairPaths)> = Vec::new();
     for home in homes {
         let through = through(home)?;
         let flows = through.iter().zip(bytes.values()).map(|((_, path), &bytes)| Flow { efficiency, ..Flow::new(path, bytes, 1, head) });

@@ -637,7 +637,7 @@ fn a_pool_that_was_not_created_for_other_processes_is_refused_with_the_remedy() 
     let refused = context.state().export_memory(address, 4096).map(drop).expect_err("the default pool is such a one");
     let text = refused.to_string();
     assert!(matches!(refused, Error::Backend(BackendError::NotSupported(_))), "{text}");
-    for part in ["cudaMallocAsync", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "mp_alloc"] {
+    for part in ["cudaMallocAsync", "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR", "cudaMallocFromPoolAsync", "or mpgpu"] {
         assert!(text.contains(part), "{text}");
     }
     // An error that is none of the pool's kind keeps its name, and an old driver is named as such.
