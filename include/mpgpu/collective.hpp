@@ -178,9 +178,13 @@ class byte_sizes {
         }
     }
 
+    /// The error of the sizes, if there is one.
     [[nodiscard]] std::optional<error_details> &wrong() noexcept { return wrong_; }
+    /// All sizes, bytes.
     [[nodiscard]] const std::vector<std::uint64_t> &get() const noexcept { return sizes_; }
+    /// The size at `at`, bytes.
     [[nodiscard]] std::uint64_t operator[](std::size_t at) const { return sizes_[at]; }
+    /// The sum of all sizes, bytes.
     [[nodiscard]] std::uint64_t sum() const noexcept { return sum_; }
 
   private:

@@ -67,7 +67,9 @@ template <class T> struct block_arrays {
 
 namespace detail {
 
+/// Access to the handle of a request for functions that make requests.
 struct request_access {
+    /// The place of the handle.
     [[nodiscard]] static mp_request_t *address(request &of) noexcept { return of.handle_.address(); }
 };
 

@@ -8,7 +8,7 @@ const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, lib
 
 /// Calls `start` with every signal blocked but those of faults, so that threads which it starts block them for as long as they live. A signal that
 /// comes meanwhile reaches the calling thread afterwards. All threads of the library are started here, and with the first the one that lets the
-/// process end when no other is left ([`remaining`]).
+/// process end when no other is left (`remaining`).
 pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let (mut blocked, mut before) = (MaybeUninit::<libc::sigset_t>::zeroed(), MaybeUninit::<libc::sigset_t>::zeroed());
     // SAFETY: both sets are valid for the calls; an integer array, for which zero is a value, where a call should fail.

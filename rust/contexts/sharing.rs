@@ -16,7 +16,7 @@ impl ContextState {
         self.export_to(address, bytes, None)
     }
 
-    /// Names who raises which counters of an allocation ([`Backend::name_signallers`]).
+    /// Names who raises which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
     pub fn name_signallers(&self, address: u64, by_address: Arc<[(u64, u32)]>) -> Result<(), Error> {
         let found = self.locate(address)?;
         found.into_iter().for_each(|allocation| self.backend.name_signallers(&allocation, Arc::clone(&by_address)));

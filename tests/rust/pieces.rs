@@ -205,7 +205,7 @@ fn what_cannot_be_right_is_refused_with_its_name_and_value_and_nothing_is_copied
         change(&mut request.dst);
         request
     };
-    let pageable = vec![0_u8; 64];
+    let pageable = [0_u8; 64];
     let elsewhere = [pageable.as_ptr().expose_provenance() as u64];
     let cases = [
         (dst_of(&|dst| dst.stride = 15), "dst_stride=15"),

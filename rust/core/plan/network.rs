@@ -134,11 +134,11 @@ impl Network {
         is_reached[flow.src] = true;
         let mut left = vec![flow.src];
         while let Some(from) = left.pop() {
-            for next in 0..self.devices.len() {
+            for (next, is_known) in is_reached.iter_mut().enumerate() {
                 // No copy engine copies between host memories.
                 let is_between_hosts = self.devices[from].is_host() && self.devices[next].is_host();
-                if !is_reached[next] && !is_between_hosts && self.joins(from, next) {
-                    is_reached[next] = true;
+                if !*is_known && !is_between_hosts && self.joins(from, next) {
+                    *is_known = true;
                     if self.may_pass[next] || flow.to.contains(&next) {
                         left.push(next);
                     }

@@ -214,8 +214,8 @@ impl WaysFrom<'_> {
             let (to, (_, from)) = (members.swap_remove(at), nearest.swap_remove(at));
             let first = steps.len();
             self.way(from, to, steps);
-            for at in first..steps.len() {
-                let reached = steps[at].1;
+            for step in &steps[first..] {
+                let reached = step.1;
                 if let Some(passed) = members.iter().position(|member| *member == reached) {
                     members.swap_remove(passed);
                     nearest.swap_remove(passed);

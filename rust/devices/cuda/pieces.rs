@@ -17,7 +17,6 @@ use crate::backend::{
     BackendError, BlockCopy, BlockEnd, Completion, Endpoints, Indices, KernelBounds, Pieces, Report, StreamHandle, index_out_of_range,
 };
 use crate::block_list::{BlockList, LAYERS_PER_LAUNCH, ListEnd, PIECE_LANES};
-use crate::bridge::Segment;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -332,7 +331,7 @@ impl ListBlock {
             at += bytes.next_multiple_of(16) as u64;
         };
         match pieces {
-            Pieces::Listed(segments) => put(segments.as_ptr().cast(), size_of_val::<[Segment]>(segments)),
+            Pieces::Listed(segments) => put(segments.as_ptr().cast(), size_of_val(*segments)),
             Pieces::Blocks(copy) => {
                 for end in [&copy.dst, &copy.src] {
                     match end.indices {

@@ -14,12 +14,15 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
+/// Reads an error that nobody notes.
+type Reader = Box<dyn Fn() -> Option<BackendError> + Send>;
+
 /// The first error found after an execution was enqueued, if any.
 #[derive(Default)]
 pub(super) struct Verdict {
     found: Mutex<Option<BackendError>>,
     /// Finds the error where nobody notes it.
-    reader: Mutex<Option<Box<dyn Fn() -> Option<BackendError> + Send>>>,
+    reader: Mutex<Option<Reader>>,
 }
 
 impl Verdict {

@@ -158,7 +158,7 @@ impl HostBackend {
             behind: self.behind(execution.stream),
             fate: execution.fate.cloned(),
         };
-        let node = Node::new(HostWork::Run(run), &self.queue);
+        let node = Node::new(HostWork::Run(Box::new(run)), &self.queue);
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
                 what: "submit".into(),

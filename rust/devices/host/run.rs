@@ -24,7 +24,7 @@ pub(super) enum HostWork {
     /// A host function, gone once it has been called.
     Function(Mutex<Option<HostFunction>>),
     /// An execution of a program.
-    Run(Run),
+    Run(Box<Run>),
     /// Many pieces without a program.
     Pieces(PieceWork),
     /// The time to be taken.

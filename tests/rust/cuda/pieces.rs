@@ -19,7 +19,7 @@ fn memory(context: &Context, device: DeviceId, bytes: usize, seed: u8) -> u64 {
     let address = context.allocate(device, bytes as u64).expect("memory");
     // SAFETY: newly allocated; the double's memory is that of this process.
     let bytes = unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(address as usize), bytes) };
-    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 >> 3) as u8 ^ seed);
+    bytes.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8 ^ seed);
     address
 }
 

@@ -120,7 +120,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
         if rank.rank == 0 {
             let posted = if is_send { rank.send(middle, PAGE, 1, DAMAGED).expect("sent") } else { rank.receive(middle, PAGE, 1, DAMAGED) };
             let said: serde_json::Value = serde_json::from_str(&heard.lock().expect("no panic")).expect("an offer");
-            let mailbox: Vec<u8> = serde_json::from_value(said["Ok"]["mailbox"].clone()).expect("a handle");
+            let mailbox: Vec<u8> = serde_json::from_value(said["Ok"]["mailbox"][1].clone()).expect("a handle");
             let mailbox = Handle::decode(&mailbox.try_into().expect("a handle")).expect("a handle");
             let (address, _) = rank.context.state().import_memory(&mailbox).expect("its own");
             // SAFETY: the memory of this rank's mailbox, which stays until the messenger ends, as atomics.
