@@ -11,7 +11,7 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 
 fn context() -> Context {
     double::start(2, true);
-    prepared::context_with(double::driver(), |config| Config { adapt: false, ..config })
+    prepared::context_with(double::whole(), |config| Config { adapt: false, ..config })
 }
 
 /// Memory of a device that holds a pattern.
