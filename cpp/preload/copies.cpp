@@ -623,29 +623,6 @@ bool is_owned_by(const memory &known, context owner) noexcept {
                                     known.gpu >= 0 && gpu_of(owner) == known.gpu);
 }
 
-bool is_being_captured(stream in) {
-    return is_capturing(in);
-}
-
-bool with_context(device_pointer dst, device_pointer src, std::size_t bytes, stream in,
-                  const std::function<bool(mp_context *)> &work) {
-    if (is_inside) {
-        return false;
-    }
-    const inside guard;
-    const stage now = state.load(std::memory_order_acquire);
-    if (now == stage::idle) {
-        const int gpu = gpu_of(context_of(in));
-        if (gpu >= 0) {
-            const end to(dst);
-            const end from(src);
-            std::atomic<gain> &slot = gain_of(to.device(), from.device(), class_of(bytes));
-            prepare({&slot, transfer(dst, src, bytes), gpu});
-        }
-    }
-    return now == stage::ready && work(mpgpu_context);
-}
-
 bool is_in_use() noexcept {
     return state.load(std::memory_order_acquire) == stage::ready;
 }

@@ -3,10 +3,6 @@
 
 #include "driver.hpp"
 
-#include <functional>
-
-struct mp_context;
-
 namespace mpgpu_preload {
 
 /// Whether a copy is for the driver, as far as that is known without a call of it. Counts the copy if so.
@@ -15,14 +11,6 @@ bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept;
 /// Enqueues a copy that does not pass at once through a plan in the caller's stream, and says whether it has. If not,
 /// nothing was enqueued that is still at work, and the copy is for the driver. Counts the copy either way.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
-
-/// Calls `work` with mpgpu's context and returns its result. Returns false, and has the context made for later calls,
-/// if there is none yet; the ends and the stream are those of the caller's copy. Copies that `work` makes pass.
-bool with_context(device_pointer dst, device_pointer src, std::size_t bytes, stream in,
-                  const std::function<bool(mp_context *)> &work);
-
-/// True if `in` is being captured into a graph.
-bool is_being_captured(stream in);
 
 /// Whether mpgpu has begun to use the program's GPUs.
 bool is_in_use() noexcept;

@@ -1550,10 +1550,6 @@ mp_status_t mp_message_fetch(mp_messenger_t messenger,
 #define MP_PARTITION_OPTIONS_INIT {sizeof(mp_partition_options_t), 0, MP_AGENT_AUTO, MP_DEFAULT, MP_DEFAULT}
 /// Initial value of `mp_partition_tuning_t`: copy engines.
 #define MP_PARTITION_TUNING_INIT {sizeof(mp_partition_tuning_t), 0, 0, MP_DEFAULT, 0, NULL}
-/// Initial value of `mp_blocks_t`: no layers.
-#define MP_BLOCKS_INIT {sizeof(mp_blocks_t), NULL, NULL, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 8, 0}
-/// Initial value of `mp_piece_options_t`: all defaults.
-#define MP_PIECE_OPTIONS_INIT {sizeof(mp_piece_options_t), 0, MP_DEFAULT}
 /// Initial value of `mp_trigger_t`.
 #define MP_TRIGGER_INIT {sizeof(mp_trigger_t), NULL, NULL, NULL, NULL, 0, 0, 0, 0}
 /// Initial value of `mp_probe_options_t`: all defaults.

@@ -24,9 +24,6 @@ struct request_owner {
     void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
 };
 
-/// Place of a request's handle, for functions that make requests.
-struct request_access;
-
 /// What `request::then` was given.
 using request_function = std::function<void(std::error_code)>;
 
@@ -83,7 +80,6 @@ class request {
     [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
 
   private:
-    friend struct detail::request_access;
     friend class plan;
     friend class messenger;
     friend class message_request;

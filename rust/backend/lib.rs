@@ -20,7 +20,6 @@ pub mod failed_waits;
 pub mod fault;
 pub mod host_memory;
 pub mod panics;
-mod pieces;
 mod plan_state;
 mod remaining;
 mod segment;
@@ -33,7 +32,6 @@ pub mod took;
 
 pub use crate::topology::MemoryKind;
 pub use failed_waits::FailedWait;
-pub use pieces::{BlockCopy, BlockEnd, Indices, KernelBounds, Pieces, index_out_of_range};
 pub use plan_state::{PlanState, ProgramKey};
 pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
@@ -336,9 +334,6 @@ pub enum BackendError {
     /// A message is longer than the buffer that it was to go to.
     #[error("{0}")]
     Truncated(String),
-    /// An index list of a block copy names a block that is not there.
-    #[error("{0}")]
-    IndexOutOfRange(String),
     /// An operation was cancelled before it began.
     #[error("{0}")]
     Cancelled(String),
@@ -506,24 +501,6 @@ pub trait Backend: Send + Sync {
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         let _ = execution;
         Ok(())
-    }
-    /// Enqueues the copy of many pieces in `stream` as kernels of the stream's GPU, without a plan. Returns its completion unless
-    /// [`Report::Nothing`] is asked for. The caller has checked that all ends lie in memory that this backend locates.
-    /// [`BackendError::NotSupported`] if the GPU does not reach an end, or if the stream is being captured and the list lies in host memory.
-    fn copy_pieces(
-        &self,
-        stream: StreamHandle,
-        pieces: &Pieces<'_>,
-        bounds: KernelBounds,
-        report: Report,
-    ) -> Result<Option<Completion>, BackendError> {
-        let _ = (stream, pieces, bounds, report);
-        Err(BackendError::NotSupported(format!("the backend {} copies no pieces", self.name())))
-    }
-    /// Bounds the kernels of plans that have an end in host memory to so many multiprocessors, and all kernels that write host memory to
-    /// `femtoseconds` for a byte, one value per GPU; 0 is no limit.
-    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
-        let _ = (multiprocessors, femtoseconds);
     }
     /// Blocks until everything ever enqueued has finished.
     fn synchronize(&self) -> Result<(), BackendError>;

@@ -82,10 +82,6 @@ pub struct Config {
     pub host_threads: u32,
     /// `MPGPU_NODE_BLOCKS`: the most thread blocks of a kernel that does a rank's part of a step. `None`: a quarter of the multiprocessors.
     pub node_blocks: Option<u32>,
-    /// `MPGPU_KERNEL_BLOCKS`: multiprocessors of a kernel that copies from or to host memory, 1 or more.
-    pub kernel_blocks: u32,
-    /// `MPGPU_HOST_WRITE_PERCENT`: share of the link that kernels which write host memory take, 1 to 100; 100 is no limit.
-    pub host_write_percent: u32,
     /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
     pub visible: Option<Vec<u32>>,
     /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
@@ -120,8 +116,6 @@ impl Default for Config {
             signal_wait: None,
             host_threads: usual_threads(),
             node_blocks: None,
-            kernel_blocks: 4,
-            host_write_percent: 75,
             visible: None,
             check_peers: true,
             log: None,
@@ -137,7 +131,7 @@ pub const NO_TUNING: &str = "none";
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
 /// Every variable that is read, in the order of `docs/reference/environment.md`.
-pub const VARIABLES: [&str; 24] = [
+pub const VARIABLES: [&str; 22] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
     "MPGPU_ENGINE",
@@ -157,8 +151,6 @@ pub const VARIABLES: [&str; 24] = [
     "MPGPU_SIGNAL_WAIT",
     "MPGPU_HOST_THREADS",
     "MPGPU_NODE_BLOCKS",
-    "MPGPU_KERNEL_BLOCKS",
-    "MPGPU_HOST_WRITE_PERCENT",
     "MPGPU_CHECK_PEERS",
     "MPGPU_HOST_VISIBLE_DEVICES",
     "MPGPU_LOG",
@@ -278,11 +270,6 @@ impl Config {
                 _ => return Err(must(&format!("a whole number from 0 to {MOST_THREADS}; 0 leaves pageable memory to the driver"))),
             },
             "MPGPU_NODE_BLOCKS" => self.node_blocks = Some(count()?),
-            "MPGPU_KERNEL_BLOCKS" => self.kernel_blocks = count()?,
-            "MPGPU_HOST_WRITE_PERCENT" => match text.parse::<u32>() {
-                Ok(percent @ 1..=100) => self.host_write_percent = percent,
-                _ => return Err(must("a whole number from 1 to 100; 100 is no limit")),
-            },
             "MPGPU_LOG" => {
                 let names = ["off", "error", "warn", "info", "debug", "trace"];
                 self.log = Some(one_of(text, &names.into_iter().zip(LevelFilter::iter()).collect::<Vec<_>>(), must)?);

@@ -147,12 +147,6 @@ pub enum Error {
     /// An argument of a call that all ranks make.
     #[error("{reason}")]
     NodeArgument { argument: &'static std::ffi::CStr, reason: String },
-    /// An argument of a copy of pieces.
-    #[error("{reason}")]
-    Pieces { argument: &'static std::ffi::CStr, reason: String },
-    /// An end of a copy of pieces.
-    #[error("{reason}")]
-    PieceMemory { argument: &'static std::ffi::CStr, reason: String },
     /// No room for another operation or message.
     #[error("{0}")]
     QueueFull(String),

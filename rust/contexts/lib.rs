@@ -22,8 +22,6 @@
 //! | `kept` | what executions took, kept for later runs |
 //! | [`lifetime`] | a context: what it owns, how it plans and closes |
 //! | `memory`, `streams`, `signals`, `sharing` | what a caller has of it, and shares with other processes |
-//! | `late_checks` | copies whose arguments are checked while they run |
-//! | `pieces` | copies of many pieces without a plan |
 //! | `describe` | a context in words |
 //! | `open` | opens one by options and environment: the only place that names a concrete backend |
 //! | `score` | what a plan takes, by executing it |
@@ -48,13 +46,11 @@ pub mod execute;
 pub mod harness;
 mod holdings;
 mod kept;
-mod late_checks;
 pub mod lifetime;
 mod memory;
 pub mod nvtx;
 mod open;
 mod peer_memory;
-mod pieces;
 mod probe;
 pub mod probe_files;
 mod registered;
@@ -75,7 +71,6 @@ pub use execute::{Plan, Trace};
 pub use lifetime::{Context, ContextOptions, DeviceStatistics, Statistics};
 pub use open::{DISCOVERED, File, Origin, PROBED, files_here, machine_here};
 pub use peer_memory::Import;
-pub use pieces::{BlockArrays, BlockRequest, PieceOptions};
 pub use probe::ProbeReport;
 pub use score::Executed;
 pub use state::ContextState;

@@ -6,7 +6,6 @@ use super::config::Config;
 use super::deferred::Deferred;
 use super::error::Error;
 use super::holdings::Holdings;
-use super::late_checks::LateChecks;
 use super::peer_memory::{Import, PeerMemory};
 use super::registered::Registrations;
 use super::staging::Staging;
@@ -54,7 +53,6 @@ pub struct ContextState {
     /// `None` once the context closes.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
-    pub(super) late_checks: LateChecks,
     pub(super) machine: Arc<Machine>,
     /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
     pub(super) without: RwLock<Option<Arc<Machine>>>,

@@ -35,8 +35,7 @@ impl Context {
     /// Blocks until all work enqueued in `stream` so far has finished.
     pub fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         drop(self.shared.enter()?);
-        self.backend().synchronize_stream(stream)?;
-        self.shared.late_checks.report(stream)
+        Ok(self.backend().synchronize_stream(stream)?)
     }
 
     /// Runs `work` on a CPU thread in stream order; in a stream that is being captured, at every launch of the graph.

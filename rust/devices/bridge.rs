@@ -1,6 +1,5 @@
 //! The private bridge to the C++ kernels in `cpp/`. Never part of the C ABI.
 
-pub use super::block_list::BlockList;
 pub use mpgpu_backend::Segment;
 
 #[cxx::bridge(namespace = "mpgpu")]
@@ -15,16 +14,6 @@ mod cpp {
         /// `segments` points to `count` segments, each with a readable source and a writable destination of its size, none
         /// overlapping a destination. `tile_shift` lies in 4..=30; `blocks` and `lanes` are 1 or more.
         unsafe fn copy_segments_on_cpu(segments: *const Segment, count: usize, tile_shift: u32, blocks: u32, lanes: u32);
-
-        include!("block_copy.hpp");
-
-        type BlockList = super::BlockList;
-
-        /// # Safety
-        ///
-        /// All blocks of the list lie in readable and writable memory, and no destination overlaps another block. `groups` and `lanes` are 1
-        /// or more.
-        unsafe fn copy_blocks_on_cpu(list: &BlockList, groups: u32, lanes: u32);
 
         include!("actions.hpp");
 
@@ -44,4 +33,4 @@ mod cpp {
     }
 }
 
-pub(crate) use cpp::{copy_blocks_on_cpu, copy_segments_on_cpu, run_actions_on_cpu};
+pub(crate) use cpp::{copy_segments_on_cpu, run_actions_on_cpu};

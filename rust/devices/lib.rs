@@ -7,9 +7,7 @@
 //! | [`pattern`] | bytes that show whether a copy has arrived |
 //! | `guarded` | copies of pageable memory that report an error where it is not there |
 //! | `bridge` | the kernels in `cpp/` |
-//! | `block_list` | the argument of the kernel that copies pieces |
 
-mod block_list;
 mod bridge;
 pub mod cuda;
 mod guarded;

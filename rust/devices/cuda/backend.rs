@@ -8,7 +8,7 @@ use super::parts::Core;
 use crate::backend::Shared;
 use crate::backend::{
     ActionGrid, ActionReach, Allocation, Backend, BackendError, Completion, Endpoints, EventHandle, Execution, GraphStatistics,
-    HostFunction, Identity, KernelBounds, LostPeer, Moment, Pieces, Report, Segment, Signal, SignalWait, StepFate, StreamHandle,
+    HostFunction, Identity, LostPeer, Moment, Segment, Signal, SignalWait, StepFate, StreamHandle,
 };
 use crate::plan::Program;
 use crate::topology::discover::Seen;
@@ -175,20 +175,6 @@ impl Backend for CudaBackend {
     /// captured; nor is an execution that is verified.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.0.submit(execution)
-    }
-
-    fn copy_pieces(
-        &self,
-        stream: StreamHandle,
-        pieces: &Pieces<'_>,
-        bounds: KernelBounds,
-        report: Report,
-    ) -> Result<Option<Completion>, BackendError> {
-        self.0.copy_pieces(stream, pieces, bounds, report)
-    }
-
-    fn bound_host_kernels(&self, multiprocessors: u32, femtoseconds: &[u32]) {
-        self.0.host_kernels.set(multiprocessors, femtoseconds);
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

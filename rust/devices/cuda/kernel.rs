@@ -7,9 +7,7 @@
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
-use super::host_kernels::HostKernels;
 use crate::backend::{ActionGrid, BackendError, MOST_ACTIONS, Signal};
-use crate::block_list::{BlockList, PIECE_LANES, group_lanes};
 use crate::bridge::Segment;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
@@ -24,8 +22,6 @@ pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
 const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 const LANES: u32 = 256;
-/// Bytes that a group takes at a time of segments with an end in host memory: two passes of a warp.
-const PIECE_TILE_SHIFT: u32 = 12;
 
 /// The argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
@@ -45,19 +41,15 @@ const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
     /// As `mpgpu::fill`: at most `N` segments, their tiles numbered through.
     fn new(segments: &[Segment]) -> Self {
-        SegmentList::with_tiles(segments, TILE_SHIFT)
-    }
-
-    fn with_tiles(segments: &[Segment], tile_shift: u32) -> Self {
         let mut list = SegmentList {
             segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
             first_tile: [0; M],
             count: segments.len() as u32,
-            tile_shift,
+            tile_shift: TILE_SHIFT,
         };
         list.segments[..segments.len()].copy_from_slice(segments);
         for (i, segment) in segments.iter().enumerate() {
-            list.first_tile[i + 1] = list.first_tile[i] + segment.bytes.div_ceil(1 << tile_shift);
+            list.first_tile[i + 1] = list.first_tile[i] + segment.bytes.div_ceil(1 << TILE_SHIFT);
         }
         list
     }
@@ -159,15 +151,12 @@ pub(super) struct Kernel {
     many: usize,
     /// Takes a [`Few`].
     few: usize,
-    /// Takes a [`Many`], the lanes of a group and the pace.
-    pieces: usize,
-    /// Takes a [`BlockList`].
-    blocks: usize,
     /// Blocks of a launch at most: one for each multiprocessor, as more only wait for each other, or what [`Kernel::limit`] says.
     most_blocks: AtomicU32,
 }
 
-/// Ends of a plan in host memory.
+/// What a plan does with host memory, which sets how many blocks a launch may have. More take nothing from the link, and much from copy engines at
+/// work beside them, most of all where they write (`core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HostEnds {
     /// No end is in host memory.
@@ -179,16 +168,28 @@ pub(super) enum HostEnds {
     Written,
 }
 
-/// Launches of one graph that run at once (`nodes::most_at_once`).
-const LAUNCHES_AT_ONCE: u32 = 4;
+impl HostEnds {
+    /// The most blocks of one of several launches that run at once, as four do in a graph. One H200, PCIe 5 x16, 4,096 pieces of 4 KiB: into the
+    /// GPU 29.2 GB/s by 4 blocks, 45.9 by 8 and 49.5 by 132; out of it 47.3 by 4, 48.9 by 8 and 48.4 by 132 (2026-11-22).
+    const fn most_at_once(self) -> u32 {
+        match self {
+            HostEnds::None => u32::MAX,
+            HostEnds::Read => 8,
+            HostEnds::Written => 4,
+        }
+    }
+
+    /// The most blocks of a launch that others follow in a stream: by 32 blocks 34.1 GB/s into the GPU.
+    const fn most_in_stream(self) -> u32 {
+        self.most_at_once().saturating_mul(4)
+    }
+}
 
 /// The copy kernel of a GPU, as one plan uses it.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
-    bounds: &'a HostKernels,
-    gpu: usize,
 }
 
 /// One launch, as both ways of making one take it.
@@ -196,7 +197,7 @@ pub(super) struct KernelLaunch {
     pub function: CUfunction,
     pub blocks: c_uint,
     pub lanes: c_uint,
-    /// The arguments, which live as long as the call of [`Copier::with_launch`].
+    /// One argument, which lives as long as the call of [`Copier::with_launch`].
     pub arguments: *mut *mut c_void,
 }
 
@@ -237,8 +238,6 @@ impl Kernel {
             is_early,
             many: function(c"mpgpu_copy_segments")?,
             few: function(c"mpgpu_copy_few_segments")?,
-            pieces: function(c"mpgpu_copy_pieces")?,
-            blocks: function(c"mpgpu_copy_blocks")?,
             most_blocks: AtomicU32::new(u32::try_from(processors).unwrap_or(0).max(1)),
         })
     }
@@ -248,22 +247,9 @@ impl Kernel {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// The kernel of `gpu` for a plan with these ends in host memory, within `bounds`.
-    pub fn copier<'a>(&'a self, host: HostEnds, bounds: &'a HostKernels, gpu: usize) -> Copier<'a> {
-        Copier { kernel: self, host, bounds, gpu }
-    }
-
-    /// Enqueues the copy of a list in `stream`, a stream of the kernel's context, which is current.
-    ///
-    /// # Safety
-    ///
-    /// The GPU reaches the list and every end; they stay valid until the copies have run.
-    pub unsafe fn copy_blocks(&self, driver: &Driver, list: &BlockList, blocks: u32, stream: CUstream) -> Result<(), BackendError> {
-        let mut list = *list;
-        let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
-        let (function, none) = (handle(self.blocks), std::ptr::null_mut());
-        // SAFETY: the function takes one argument of this type, which the driver copies before it returns.
-        unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, PIECE_LANES, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }
+    /// The kernel for a plan with these ends in host memory.
+    pub fn copier(&self, host: HostEnds) -> Copier<'_> {
+        Copier { kernel: self, host }
     }
 
     /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which is current.
@@ -342,42 +328,32 @@ impl Copier<'_> {
     /// Calls `make` with the launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`], as one of several that may run at once. `None`
     /// where there are no bytes.
     pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
-        self.with_blocks(segments, LAUNCHES_AT_ONCE, make)
+        self.with_blocks(segments, self.host.most_at_once(), make)
     }
 
     /// The driver copies the arguments of each launch, and the GPU fetches them: few segments come as a quarter of the bytes.
-    fn with_blocks<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
-        if self.host != HostEnds::None {
-            return self.with_pieces(segments, at_once, make);
-        }
+    fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         if segments.len() <= FEW_SEGMENTS {
             let mut list = Few::new(segments);
-            self.with_argument(self.kernel.few, list.tiles(), (&raw mut list).cast(), make)
+            self.with_argument(self.kernel.few, list.tiles(), (&raw mut list).cast(), most, make)
         } else {
             let mut list = Many::new(segments);
-            self.with_argument(self.kernel.many, list.tiles(), (&raw mut list).cast(), make)
+            self.with_argument(self.kernel.many, list.tiles(), (&raw mut list).cast(), most, make)
         }
     }
 
-    fn with_argument<T>(&self, function: usize, tiles: u64, argument: *mut c_void, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
+    fn with_argument<T>(
+        &self,
+        function: usize,
+        tiles: u64,
+        argument: *mut c_void,
+        most: u32,
+        make: impl FnOnce(&KernelLaunch) -> T,
+    ) -> Option<T> {
         let mut arguments = [argument];
-        let blocks = tiles.min(u64::from(self.kernel.processors())) as c_uint;
+        let most = self.kernel.most_blocks.load(Ordering::Relaxed).min(most);
+        let blocks = tiles.min(u64::from(most)) as c_uint;
         let launch = KernelLaunch { function: handle(function), blocks, lanes: LANES, arguments: arguments.as_mut_ptr() };
-        (blocks > 0).then(|| make(&launch))
-    }
-
-    /// Calls `make` with the launch for segments with an end in host memory, of which `at_once` run at the same time: together they
-    /// have the multiprocessors that the bounds allow, and keep the pace where they write host memory.
-    fn with_pieces<T>(&self, segments: &[Segment], at_once: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
-        let bytes: u64 = segments.iter().map(|segment| segment.bytes).sum();
-        let mut lanes = group_lanes(bytes / segments.len().max(1) as u64);
-        let most = (self.bounds.multiprocessors() / at_once).clamp(1, self.kernel.processors());
-        let mut list = Many::with_tiles(segments, PIECE_TILE_SHIFT);
-        let blocks = list.tiles().div_ceil(u64::from(PIECE_LANES / lanes)).min(u64::from(most)) as c_uint;
-        let groups = most * (PIECE_LANES / lanes) * at_once;
-        let mut picoseconds = if self.host == HostEnds::Written { self.bounds.picoseconds(self.gpu, groups) } else { 0 };
-        let mut arguments: [*mut c_void; 3] = [(&raw mut list).cast(), (&raw mut lanes).cast(), (&raw mut picoseconds).cast()];
-        let launch = KernelLaunch { function: handle(self.kernel.pieces), blocks, lanes: PIECE_LANES, arguments: arguments.as_mut_ptr() };
         (blocks > 0).then(|| make(&launch))
     }
 
@@ -388,7 +364,7 @@ impl Copier<'_> {
     /// The GPU reaches every source and destination; they stay valid until the copies have run.
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
-            let launched = self.with_blocks(segments, 1, |launch| {
+            let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
                 let KernelLaunch { function, blocks, lanes, arguments } = *launch;
                 let none = std::ptr::null_mut();
                 // SAFETY: the function takes one argument, of the type that it was chosen for, which the driver copies before it returns.
@@ -462,39 +438,24 @@ mod tests {
 
     #[test]
     fn a_launch_takes_the_smaller_argument_where_it_holds_all_segments_and_no_more_blocks_than_processors() {
-        let kernel = Kernel {
-            module: 0,
-            wait: 0,
-            actions: 0,
-            few_actions: 0,
-            is_early: false,
-            many: 0x10,
-            few: 0x20,
-            pieces: 0x30,
-            blocks: 0,
-            most_blocks: 132.into(),
-        };
-        let bounds = HostKernels::default();
+        let kernel =
+            Kernel { module: 0, wait: 0, actions: 0, few_actions: 0, is_early: false, many: 0x10, few: 0x20, most_blocks: 132.into() };
         let launch_for = |host, count: usize, bytes| {
             let segments = vec![Segment { dst: 1, src: 2, bytes }; count];
-            kernel.copier(host, &bounds, 0).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
+            kernel.copier(host).with_launch(&segments, |launch| (launch.function.addr(), launch.blocks))
         };
         let launch = |count, bytes| launch_for(HostEnds::None, count, bytes);
         assert_eq!(launch(FEW_SEGMENTS, 1), Some((0x20, 32)));
         assert_eq!(launch(FEW_SEGMENTS + 1, 1), Some((0x10, 33)));
         assert_eq!(launch(SEGMENTS_PER_LAUNCH, 240_000), Some((0x10, 132)));
         assert_eq!(launch(3, 0), None);
+        assert_eq!(launch_for(HostEnds::Read, 3, 1), Some((0x20, 3)));
         for host in [HostEnds::Read, HostEnds::Written] {
-            assert_eq!(launch_for(host, 3, 1), Some((0x30, 1)));
-            assert_eq!(launch_for(host, SEGMENTS_PER_LAUNCH, 240_000), Some((0x30, 1)), "four launches of a graph run at once");
+            assert_eq!(
+                launch_for(host, SEGMENTS_PER_LAUNCH, 240_000),
+                Some((0x10, host.most_at_once())),
+                "copy engines need the link, too"
+            );
         }
-    }
-
-    #[test]
-    fn launches_that_write_host_memory_keep_the_pace_together() {
-        let bounds = HostKernels::default();
-        bounds.set(8, &[0, 24_000]);
-        // 24 ps a byte for all, so 32 groups that take turns take 768 each.
-        assert_eq!((bounds.multiprocessors(), bounds.picoseconds(0, 32), bounds.picoseconds(1, 32)), (8, 0, 768));
     }
 }

@@ -57,7 +57,6 @@
 //! | `Primary::kernel` (`OnceLock`) | the kernels of a GPU | loading, which waits for the GPU: it is done before anything waits |
 //! | `Device::retaining` | retaining a context once | retaining |
 //! | `Pools::exported`, `Pools::imported` | pools of and for others | asking and importing; freeing and destroying not |
-//! | `Lists` | memory for lists of pieces | asking whether events have passed |
 //! | `Checks` | what was found of pairs | copies of its own, for at most a second, when a plan is made |
 //!
 //! Of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`), `Staging::arenas`
@@ -86,7 +85,6 @@ mod gpus;
 mod graph;
 mod graphs;
 mod host_function;
-mod host_kernels;
 mod identity;
 mod import;
 mod ipc;
@@ -102,7 +100,6 @@ mod operations;
 mod owner;
 mod parts;
 mod peers;
-mod pieces;
 mod pool;
 mod pools;
 mod reach;

@@ -15,17 +15,12 @@ use std::sync::atomic::Ordering;
 
 impl Core {
     /// The copy kernel of `gpu`, where there is one and it reaches every end of the execution.
-    pub fn kernel_for<'a>(
-        &'a self,
-        execution: &Execution<'_>,
-        primary: &'a Primary,
-        gpu: usize,
-    ) -> Result<Option<Copier<'a>>, BackendError> {
+    pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<Copier<'a>>, BackendError> {
         if !self.plan_is_reached(execution, gpu)? {
             return Ok(None);
         }
         let host = lock(&self.reached).of(execution.endpoints).map_or(HostEnds::Written, |reach| reach.host);
-        Ok(primary.kernel().map(|kernel| kernel.copier(host, &self.host_kernels, gpu)))
+        Ok(primary.kernel().map(|kernel| kernel.copier(host)))
     }
 
     /// The GPU that does in place of `gpu` what a lane is for: itself, unless there is memory that it may not enter and another GPU whose

@@ -8,52 +8,24 @@ use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
 use crate::backend::{BackendError, Execution, StreamHandle};
 use std::ffi::c_void;
-use std::fmt;
 use std::ptr::with_exposed_provenance;
 use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// Reads an error that nobody notes.
-type Reader = Box<dyn Fn() -> Option<BackendError> + Send>;
-
-/// The first error found after an execution was enqueued, if any.
-#[derive(Default)]
-pub(super) struct Verdict {
-    found: Mutex<Option<BackendError>>,
-    /// Finds the error where nobody notes it.
-    reader: Mutex<Option<Reader>>,
-}
+/// The first difference found, if any.
+#[derive(Debug, Default)]
+pub(super) struct Verdict(Mutex<Option<BackendError>>);
 
 impl Verdict {
-    /// The verdict that `read` gives once the execution has finished.
-    pub fn read_by(read: impl Fn() -> Option<BackendError> + Send + 'static) -> Verdict {
-        Verdict { found: Mutex::default(), reader: Mutex::new(Some(Box::new(read))) }
-    }
-
-    /// The error, if there is one. The execution has finished.
     pub fn result(&self) -> Result<(), BackendError> {
-        self.settle();
-        lock(&self.found).clone().map_or(Ok(()), Err)
-    }
-
-    /// Reads the error for the last time. The execution has finished.
-    pub fn settle(&self) {
-        if let Some(error) = lock(&self.reader).take().and_then(|read| read()) {
-            self.note(error);
-        }
+        lock(&self.0).clone().map_or(Ok(()), Err)
     }
 
     /// The first one counts.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
-        lock(&self.found).get_or_insert(error);
-    }
-}
-
-impl fmt::Debug for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Verdict").field(&self.found).finish()
+        lock(&self.0).get_or_insert(error);
     }
 }
 

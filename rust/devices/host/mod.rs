@@ -21,7 +21,6 @@ mod memory;
 mod model;
 mod moment;
 mod node;
-mod pieces;
 mod queue;
 mod run;
 mod schedule;
@@ -31,7 +30,6 @@ mod times;
 use self::memory::HostMemory;
 use self::moment::Passed;
 use self::node::Node;
-use self::pieces::PieceWork;
 use self::queue::Queue;
 use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
@@ -41,8 +39,8 @@ use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::uuid_of_number;
 use crate::backend::{
-    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, KernelBounds, LostPeer, Moment, Pieces,
-    Report, Signal, SignalWait, StepFate, StreamHandle,
+    Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
+    SignalWait, StepFate, StreamHandle,
 };
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
@@ -306,22 +304,6 @@ impl Backend for HostBackend {
 
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.enqueue(execution).map(|end| (execution.report != Report::Nothing).then_some(end))
-    }
-
-    fn copy_pieces(
-        &self,
-        stream: StreamHandle,
-        pieces: &Pieces<'_>,
-        _: KernelBounds,
-        report: Report,
-    ) -> Result<Option<Completion>, BackendError> {
-        self.queue.start()?;
-        let node = Node::new(HostWork::Pieces(PieceWork::new(pieces)), &self.queue);
-        self.streams.with(stream, |stream| {
-            stream.chain.append(&node);
-            Ok(())
-        })?;
-        Ok((report != Report::Nothing).then_some(node))
     }
 
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {

@@ -4,7 +4,6 @@ use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
 use super::moment::Passed;
 use super::node::Work;
-use super::pieces::PieceWork;
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
@@ -25,8 +24,6 @@ pub(super) enum HostWork {
     Function(Mutex<Option<HostFunction>>),
     /// An execution of a program.
     Run(Box<Run>),
-    /// Many pieces without a program.
-    Pieces(PieceWork),
     /// The time to be taken.
     Moment(Passed),
     /// Counters to be reached. Its step is handed to the queue that watches.
@@ -74,7 +71,7 @@ impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (own, run) = match self {
             HostWork::Join => (0..0, None),
-            HostWork::Function(_) | HostWork::Pieces(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
+            HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
         };
         own.chain(run.into_iter().flatten())
@@ -95,7 +92,6 @@ impl Work for HostWork {
                 None => run.copy(step)?,
                 Some(times) => times.note(step, || run.copy(step))?,
             },
-            HostWork::Pieces(pieces) => pieces.run()?,
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
             HostWork::Raise(_, fate) if is_abandoned(fate) => {}
@@ -154,7 +150,6 @@ impl Work for HostWork {
             HostWork::Join => "a wait".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a program"),
-            HostWork::Pieces(_) => "a copy of pieces".into(),
             HostWork::Moment(_) => "taking the time".into(),
             HostWork::Wait(_) => "a wait for signals".into(),
             HostWork::Raise(..) => "raising signals".into(),
@@ -250,7 +245,6 @@ impl fmt::Debug for HostWork {
             HostWork::Join => f.write_str("Join"),
             HostWork::Function(_) => f.write_str("Function"),
             HostWork::Run(run) => run.fmt(f),
-            HostWork::Pieces(pieces) => pieces.fmt(f),
             HostWork::Moment(moment) => moment.fmt(f),
             HostWork::Wait(wait) => wait.fmt(f),
             HostWork::Raise(signals, fate) => f.debug_tuple("Raise").field(signals).field(fate).finish(),

@@ -14,7 +14,6 @@ mod lost;
 mod messages;
 mod moments;
 mod opened_memory;
-mod pieces;
 mod prepared;
 mod queues;
 mod refusals;
