@@ -170,7 +170,7 @@ class Node(_library.Owner):
         """The first GPU that this rank works for. ArgumentError where there is none: there are more ranks than GPUs, or another rank has named it."""
         number = ffi.new("int32_t *")
         self._check(lib.mp_node_device(self._handle, number))
-        return number[0]
+        return int(number[0])
 
     @property
     def devices(self) -> list[int]:

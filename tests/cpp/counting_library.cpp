@@ -477,6 +477,10 @@ mp_status_t mp_stream_get_info(mp_context_t context, mp_stream_t /*stream*/, int
     return enter(kind::context, context);
 }
 
+mp_status_t mp_memory_leave(mp_context_t context, const void * /*pointer*/, uint64_t /*value*/) {
+    return enter(kind::context, context);
+}
+
 mp_status_t mp_stream_raise_signals(mp_context_t context, mp_stream_t /*stream*/, const mp_signal_t * /*signals*/,
                                     size_t /*count*/) {
     return enter(kind::context, context);

@@ -40,9 +40,17 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     }
     // What is staged anywhere passes a slot of pinned memory as a whole.
     let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
-    let (pinned, chunked) = (pageable::as_pinned(batch), Options { chunk_bytes, relay_chunks: None, host_chunks: None, ..*options });
-    let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked))?;
-    let threaded = pageable::through_threads(machine, batch, options, pinned);
+    let pinned = pageable::as_pinned(batch);
+    // Each lane takes a ring of the staging memory. With fewer paths there are fewer lanes.
+    let mut threaded = None;
+    for max_paths in [options.max_paths, machine.gpu_count(), 2, 1].into_iter().filter(|most| *most <= options.max_paths) {
+        let chunked = Options { chunk_bytes, relay_chunks: None, host_chunks: None, max_paths, ..*options };
+        let pinned = passed_on(machine, &pinned, &chunked, plan_as_it_is(machine, &pinned, &chunked))?;
+        threaded = pageable::through_threads(machine, batch, options, pinned);
+        if threaded.is_some() {
+            break;
+        }
+    }
     let gains = |threaded: &Plan| threaded.predicted <= plain.predicted * (1.0 - LEAST_GAIN);
     Ok(threaded.filter(gains).map_or(plain.clone(), |threaded| Plan { one_path: plain.one_path, ..threaded }))
 }
