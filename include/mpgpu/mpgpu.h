@@ -833,8 +833,9 @@ mp_status_t mp_stream_get_info(mp_context_t context,
                                int32_t *capturing);
 
 /// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
-/// function may block; other streams go on. It must not call functions of this library. In a stream that is being captured,
-/// it runs at every launch of the graph, in several threads at once if several of its executables run at once. Any thread.
+/// function may block. On CUDA the driver runs the functions of several streams one after the other, so a function must not
+/// wait for a function of another stream; on the host backend each stream has a thread for them. A function must not call
+/// this library. In a stream that is being captured, it runs at every launch of the graph, in several threads at once if several of its executables run at once. Any thread.
 ///
 /// With `release` NULL, `user` stays the caller's, and valid until the function has run; in a capture, for as long as the graph
 /// and all that was instantiated of it. Otherwise the library gives `user` back: it calls `release(user)` once, on any thread,

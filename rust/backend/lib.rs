@@ -462,7 +462,7 @@ pub trait Backend: Send + Sync {
     /// Blocks until all work enqueued so far has finished. [`BackendError::PeerGone`], once for each allocation, where a wait there has failed in
     /// this stream or in one that it was joined to, or in a graph, whose stream is not known.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
-    /// Runs `work` on a CPU thread in stream order, and drops it after that. `work` may block; other streams go on. In a stream that is
+    /// Runs `work` on a CPU thread in stream order, and drops it after that. `work` may block, which on CUDA holds up the functions of other streams. In a stream that is
     /// being captured it is the graph's: it runs at each launch, and is dropped when the graph and what was instantiated of it are gone,
     /// on a thread that must not call the driver.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError>;
