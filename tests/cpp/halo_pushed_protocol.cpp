@@ -233,8 +233,9 @@ TEST_CASE("ranks that wait for one that has ended are told by the word in host m
         __atomic_store_n(&w.ranks[rank].gone, 1, __ATOMIC_RELEASE);
     }
     others.join();
-    CHECK(w.ranks[0].state.exchange == 3);
-    CHECK(w.ranks[1].state.exchange == 3);
+    // An exchange that was abandoned is the last: later launches end at once.
+    CHECK(w.ranks[0].state.abandoned != 0);
+    CHECK(w.ranks[1].state.abandoned != 0);
     CHECK(ended >= 2);
 }
 

@@ -289,7 +289,7 @@ void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::n
     g.cells = {4, 4, 4 * std::int64_t{node.communicator_size()}};
     g.ranks = {1, 1, node.communicator_size()};
     g.ghost = {1, 1, 1};
-    mpgpu::buffer<int> cells(ctx, gpu, std::size_t{6 * 6 * 6});
+    mpgpu::buffer<int> cells(ctx, gpu, std::size_t{6} * 6 * 6);
     using call = std::pair<const char *, std::function<void()>>;
     const std::vector<call> calls = {
         {"exchange", [&] { static_cast<void>(node.exchange(memory)); }},
@@ -302,10 +302,14 @@ void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::n
         for (std::size_t b = a + 1; b < calls.size(); ++b) {
             const bool first = node.rank() == 0;
             const std::string refusal = refusal_of(calls[first ? a : b].second);
-            const std::string names = std::string(calls[a].first) + " and " + calls[b].first;
+            std::string names = calls[a].first;
+            names += " and ";
+            names += calls[b].first;
+            names += " that meet are named: ";
+            names += refusal;
             require(refusal.find(calls[a].first) != std::string::npos &&
                         refusal.find(calls[b].first) != std::string::npos,
-                    names + " that meet are named: " + refusal);
+                    names);
             require(node.exchange(memory).of(node.communicator_rank()) != nullptr, "the next call goes well");
             MPI_Barrier(node.communicator()); // nobody frees what others have mapped
         }
