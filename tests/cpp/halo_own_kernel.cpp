@@ -168,12 +168,12 @@ std::vector<std::uint64_t> expected(std::vector<std::uint64_t> cells, std::uint6
 
 void run_by(const mpgpu::context &ctx, const mpgpu::mpi::node &node, halo::progress_by who, halo::mpi_memory memory) {
     halo::grid g;
-    g.cells = {row_cells, rows * node.size(), 1};
-    g.ranks = {1, node.size(), 1};
+    g.cells = {row_cells, rows * node.communicator_size(), 1};
+    g.ranks = {1, node.communicator_size(), 1};
     g.periodic = {false, true, false};
     g.ghost = {0, 1, 0};
     constexpr auto own = static_cast<std::size_t>(rows * row_cells);
-    std::vector<std::uint64_t> whole(own * static_cast<std::size_t>(node.size()));
+    std::vector<std::uint64_t> whole(own * static_cast<std::size_t>(node.communicator_size()));
     for (std::size_t i = 0; i < whole.size(); ++i) {
         whole[i] = i * i % 1009;
     }

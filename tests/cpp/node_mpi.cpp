@@ -394,7 +394,7 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     } catch (const mpgpu::argument_error &error) {
         none = error.what();
     }
-    require(is_first == none.empty() && (is_first || none.find("has no GPU") != std::string::npos), none.c_str());
+    require(is_first == none.empty() && (is_first || none.find("has no GPU") != std::string::npos), none);
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
         random_steps(ctx, node, gpu, seed + (all_gpus ? 100 : 0), std::max<std::size_t>(steps / 100, 6));
     }
