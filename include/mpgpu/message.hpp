@@ -169,8 +169,8 @@ struct described_buffer {
 
 /// How much a messenger has room for; 0 for the default. The same on all ranks.
 struct messenger_options {
-    std::uint32_t operations = 0; ///< unreceived sends of a rank, and as many unfinished receives; 1024 by default
-    std::uint32_t messages = 0;   ///< messages of one rank that may wait for receives of another; 4096 by default
+    std::uint32_t operations = 0; ///< operations of a rank that may be under way; 1024 by default
+    std::uint32_t messages = 0;   ///< messages that may wait for their receives at a rank; 4096 by default
 };
 
 /// One rank's end of the messages of a node. Owns it, and is move-only. Destroying it is each rank's own matter, and

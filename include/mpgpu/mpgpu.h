@@ -280,8 +280,7 @@ typedef struct {
     mp_backend_t backend;
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     const char *topology;
-    /// Bytes of staging memory on each device that needs some. Plans may use less, not more. Host memory for threads that copy
-    /// pageable memory counts separately: as much again.
+    /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
     uint64_t staging_bytes;
     /// Number of plans kept, so that planning the same request again is a look-up.
     uint64_t cache_plans;
@@ -604,10 +603,9 @@ typedef struct {
 typedef struct {
     /// `sizeof(mp_messenger_options_t)`.
     size_t size;
-    /// Sends and described buffers of a rank that may be unreceived, and receives and fetches of it that may be unfinished: as many of each, 1 to
-    /// 65,536; each takes 4 KiB of shared memory. 0 for 1,024.
+    /// Operations of a rank that may be under way, 1 to 65,536; each takes 2 KiB of shared memory. 0 for 1,024.
     uint32_t operations;
-    /// Messages of one rank that may wait for receives of another, 1 to 1,048,576. 0 for 4,096. More than `operations` cannot.
+    /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
     uint32_t messages;
 } mp_messenger_options_t;
 
@@ -1290,13 +1288,6 @@ mp_status_t mp_node_devices(mp_node_t node,
                             size_t capacity,
                             size_t *count);
 
-/// Writes the first GPU that this rank works for to `*device` (`mp_node_devices` writes all). Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `device` NULL, and where the rank works for none, because there are more ranks than
-/// GPUs or another rank has named the same: then nothing is written.
-mp_status_t mp_node_device(mp_node_t node,
-                           int32_t *device);
-
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
@@ -1439,8 +1430,8 @@ mp_status_t mp_messenger_destroy(mp_messenger_t messenger);
 /// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
 /// the send ends then.
 ///
-/// Errors: `MP_ERROR_QUEUE_FULL` where too many sends of this rank, or 512 MiB of them in pageable memory, have not been received, or too many of its
-/// messages wait at `rank`, and nothing was sent: receive what was sent to this rank, and call again; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations, or 512 MiB in messages of ordinary memory, or the other too
+/// many messages that wait, and nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
 /// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
 /// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is

@@ -8,7 +8,7 @@
 /// @code
 /// mpgpu::context ctx;
 /// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this node, and their GPUs
-/// const mpgpu::device gpu = node.device();                           // the one that this rank works for
+/// const mpgpu::device gpu = node.devices().front();                  // one that this rank works for
 /// mpgpu::buffer<double> ghost(ctx, gpu, n);
 /// mpgpu::plan halo = node.plan_exchange(                             // what all ranks move in a step; collective
 ///     {mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
@@ -204,20 +204,19 @@ class node : public mpgpu::node {
     /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
     /// this object meet none of the caller's. `gpus` as for `mpgpu::node`. Throws as that does, and `driver_error` for
     /// an error of MPI.
-    node(const context &ctx, MPI_Comm all, array_view<const mpgpu::device> gpus = {})
+    node(const context &ctx, MPI_Comm all, array_view<const device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
     /// The same with one GPU, also where `std::optional::emplace` or `std::make_unique` passes the arguments on, which
     /// take no list in braces.
-    node(const context &ctx, MPI_Comm all, mpgpu::device gpu)
-        : node(ctx, all, array_view<const mpgpu::device>(&gpu, 1)) {}
+    node(const context &ctx, MPI_Comm all, device gpu) : node(ctx, all, array_view<const device>(&gpu, 1)) {}
 
     /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
     /// this node: only these share memory and plan together. Both stay the caller's. `MPI_COMM_NULL`: as above.
-    node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
+    node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
     /// The same with one GPU.
-    node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
-        : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
+    node(const context &ctx, MPI_Comm all, MPI_Comm local, device gpu)
+        : node(ctx, all, local, array_view<const device>(&gpu, 1)) {}
 
     /// This rank in the communicator `all`; -1 of an empty object.
     [[nodiscard]] int communicator_rank() const noexcept {
@@ -257,7 +256,7 @@ class node : public mpgpu::node {
     /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
     /// not have, after the others have gone on; they find it without one. Throws `rank_failed` if ranks are in
     /// different calls.
-    [[nodiscard]] std::vector<std::optional<mpgpu::device>> device_of_each(mpgpu::device mine) const {
+    [[nodiscard]] std::vector<std::optional<device>> device_of_each(device mine) const {
         check_made();
         device_uuid uuid{};
         const mp_status_t outcome = mp_device_uuid(context_, mine.id(), uuid.data());
@@ -266,12 +265,12 @@ class node : public mpgpu::node {
         if (outcome != MP_SUCCESS) {
             mpgpu::detail::fail(std::move(refused));
         }
-        std::vector<std::optional<mpgpu::device>> found(all.size());
+        std::vector<std::optional<device>> found(all.size());
         for (int id = -devices_.host_domains; id < devices_.gpus; ++id) {
-            const device_uuid here = detail::uuid_of(context_, mpgpu::device::from_id(id));
+            const device_uuid here = detail::uuid_of(context_, device::from_id(id));
             for (std::size_t i = 0; i < all.size(); ++i) {
                 if (all[i] == here) {
-                    found[i] = mpgpu::device::from_id(id);
+                    found[i] = device::from_id(id);
                 }
             }
         }
@@ -291,7 +290,7 @@ class node : public mpgpu::node {
     /// included.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
-                                            mpgpu::device kernels = mpgpu::device::automatic()) const {
+                                            device kernels = device::automatic()) const {
         check_made();
         constexpr const char *call = "mpi::node::exchange";
         const std::size_t offered = mine.size();
@@ -379,7 +378,7 @@ class node : public mpgpu::node {
         }
     };
 
-    node(const context &ctx, communicators of, array_view<const mpgpu::device> gpus)
+    node(const context &ctx, communicators of, array_view<const device> gpus)
         : mpgpu::node(ctx, static_cast<std::uint32_t>(of.local->rank()), static_cast<std::uint32_t>(of.local->size()),
                       of.gather(), gpus),
           context_(ctx.get()), devices_(ctx.devices()), of_(std::move(of)),

@@ -162,14 +162,14 @@ class node {
     /// fails on all: there with its own error, on the others with `rank_failed` and the reason. Throws
     /// `argument_error`, `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
-         array_view<const mpgpu::device> gpus = {}, on_error failed = {})
+         array_view<const device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
     /// The same where the ranks have no allgather: they meet at a socket, whose path is the same on all, in a folder
     /// that they all may write to, and wait a minute for each other. Throws as above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
-         array_view<const mpgpu::device> gpus = {}, on_error failed = {})
+         array_view<const device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
@@ -269,25 +269,17 @@ class node {
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
     /// How many ranks the node has, also where a communicator has more (`mpi::node`); 0 of an empty object.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
-    /// The first GPU that this rank works for. Throws `argument_error` where there is none: there are more ranks than
-    /// GPUs, or another rank has named it.
-    [[nodiscard]] mpgpu::device device(on_error failed = {}) const {
-        std::int32_t id = MP_DEVICE_HOST;
-        failed.report(mp_node_device(get(), &id));
-        return mpgpu::device::from_id(id);
-    }
-    /// The GPUs that this rank works for, none where there are fewer: those that it has named, else its share of what
-    /// the ranks see; of ranks that name the same GPU the first works for it. Throws `argument_error` for an empty
-    /// object.
-    [[nodiscard]] std::vector<mpgpu::device> devices(on_error failed = {}) const {
+    /// The GPUs that this rank works for: those that it has named, else its share of what the ranks see; of ranks that
+    /// name the same GPU the first works for it. Throws `argument_error` for an empty object.
+    [[nodiscard]] std::vector<device> devices(on_error failed = {}) const {
         std::size_t count = 0;
         failed.report(mp_node_devices(get(), nullptr, 0, &count));
         std::vector<std::int32_t> ids(count);
         failed.report(mp_node_devices(get(), ids.data(), ids.size(), &count));
-        std::vector<mpgpu::device> found;
+        std::vector<device> found;
         found.reserve(ids.size());
         for (const std::int32_t id : ids) {
-            found.push_back(mpgpu::device::from_id(id));
+            found.push_back(device::from_id(id));
         }
         return found;
     }
@@ -317,9 +309,9 @@ class node {
     };
 
     void make(const context &ctx, std::uint32_t rank, std::uint32_t ranks, mp_allgather_t gather, const char *socket,
-              array_view<const mpgpu::device> gpus, on_error failed) {
+              array_view<const device> gpus, on_error failed) {
         std::vector<std::int32_t> ids;
-        for (const mpgpu::device gpu : gpus) {
+        for (const device gpu : gpus) {
             ids.push_back(gpu.id());
         }
         mp_node_options_t options = MP_NODE_OPTIONS_INIT;

@@ -240,8 +240,8 @@ class Messenger(_library.Owner):
 
     Args:
         node: whose ranks.
-        operations: sends of a rank that may be unreceived, and as many receives that may be unfinished; ``None`` for 1024.
-        messages: messages of one rank that may wait for receives of another; ``None`` for 4096.
+        operations: sends and receives of a rank that may be under way at once; ``None`` for 1024.
+        messages: messages that may wait for their receives at a rank; ``None`` for 4096.
 
     Raises:
         As :class:`Node`.
@@ -291,7 +291,7 @@ class Messenger(_library.Owner):
             metadata: up to 256 bytes that arrive with it; anything with the buffer protocol.
 
         Raises:
-            ArgumentError. PeerGone. QueueFull: too many sends of this rank have not been received, and nothing was sent.
+            ArgumentError. PeerGone. QueueFull: too many operations or messages are under way, and nothing was sent.
         """
         rank, tag = _library.number("rank", rank, self.ranks - 1), _library.number("tag", tag, _CHANNEL - 1)
         if type(metadata) is not bytes:

@@ -166,15 +166,8 @@ class Node(_library.Owner):
         return self._context
 
     @property
-    def device(self) -> int:
-        """The first GPU that this rank works for. ArgumentError where there is none: there are more ranks than GPUs, or another rank has named it."""
-        number = ffi.new("int32_t *")
-        self._check(lib.mp_node_device(self._handle, number))
-        return number[0]
-
-    @property
     def devices(self) -> list[int]:
-        """The GPUs that this rank works for: those that it has named, else its share of what the ranks see; empty where there are fewer."""
+        """The GPUs that this rank works for: those that it has named, else its share of what the ranks see."""
         count = ffi.new("size_t *")
         self._check(lib.mp_node_devices(self._handle, NULL, 0, count))
         numbers = ffi.new("int32_t[]", count[0])

@@ -77,15 +77,7 @@ impl Node {
         self.group.ranks()
     }
 
-    /// The first GPU that this rank works for.
-    ///
-    /// # Errors
-    /// Where there is none, because there are more ranks than GPUs or another rank has named the same.
-    pub fn device(&self) -> Result<DeviceId, Error> {
-        self.group.device()
-    }
-
-    /// The GPUs that this rank works for; none where there are more ranks than GPUs.
+    /// The GPUs that this rank works for.
     pub fn devices(&self) -> Vec<DeviceId> {
         self.group.own_devices().collect()
     }

@@ -196,8 +196,7 @@ impl Request {
         Ok(self.completion.is_done()?)
     }
 
-    /// Calls `function` with the outcome when it has ended, on a thread of the context that serves all such calls. A panic of `function` is caught and
-    /// logged as an error; functions of other requests are called all the same.
+    /// Calls `function` with the outcome when it has ended, on a thread of the context that serves all such calls.
     ///
     /// # Errors
     /// Where the context has closed.

@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Who will not raise counters any more that it was to raise.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// The number of its process, which another process may get after it; 0 for one of another PID namespace, which is not visible here.
+    /// The number of its process, which another process may get after it.
     pub process: i32,
     /// What it has left, where that is a node plan.
     pub left: Option<LeftPlan>,
@@ -51,14 +51,11 @@ pub enum Leave {
 
 impl fmt::Display for LostPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let process = match self.process {
-            0 => "a process of another PID namespace".to_owned(),
-            process => format!("process {process}"),
-        };
+        let process = self.process;
         let Some(LeftPlan { plan, step, why }) = self.left else {
-            return write!(f, "{process}, which had mapped this memory, has ended or destroyed its context without closing it");
+            return write!(f, "process {process}, which had mapped this memory, has ended or destroyed its context without closing it");
         };
-        write!(f, "step {step} of node plan {plan} waits in vain: {process} ")?;
+        write!(f, "step {step} of node plan {plan} waits in vain: process {process} ")?;
         match why {
             Leave::Ended => write!(f, "has ended, or has destroyed its context, without destroying the plan"),
             Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} steps"),
@@ -420,8 +417,6 @@ mod tests {
         let said = |why| LostPeer { process: 41, left: Some(LeftPlan { plan: 3, step: 5, why }) }.to_string();
         let text = said(Leave::Destroyed(4));
         assert_eq!(text, "step 5 of node plan 3 waits in vain: process 41 has destroyed the plan after 4 steps");
-        let unseen = LostPeer { process: 0, left: None }.to_string();
-        assert!(unseen.starts_with("a process of another PID namespace, which had mapped"), "{unseen}");
         assert!(said(Leave::Ended).contains("has ended") && !said(Leave::Failed(4)).contains("ended"));
         assert!(said(Leave::Order(2)).contains("node plans 3 and 2"));
     }

@@ -18,7 +18,6 @@
 
 use crate::BackendError;
 use crate::threads::without_signals;
-use crate::topology::DeviceId;
 use std::io;
 use std::path::Path;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -131,7 +130,7 @@ impl PageRange {
     ///
     /// More than the system has available is refused: pages are taken one by one, and whoever takes the last is ended by the system.
     pub fn settle(self, domain: Option<usize>) -> io::Result<()> {
-        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| entry_bytes(&text, "MemAvailable:"));
+        let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_bytes(&text));
         if available.is_some_and(|available| self.bytes as u64 > available) {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
@@ -190,7 +189,6 @@ impl PageRange {
         huge: bool,
         done: impl Fn(PageRange, bool) -> Result<(), BackendError> + Sync,
     ) -> Result<(), BackendError> {
-        self.check()?;
         if huge {
             self.advise(libc::MADV_HUGEPAGE, "MADV_HUGEPAGE");
         }
@@ -201,9 +199,11 @@ impl PageRange {
             left: AtomicUsize,
             is_written: AtomicBool,
         }
-        let of_piece =
-            |range: PageRange| Piece { range, left: AtomicUsize::new(range.pieces(TURN).count()), is_written: AtomicBool::new(true) };
-        let pieces: Vec<Piece> = self.pieces(piece).map(of_piece).collect();
+        let of_piece = |(of, range): (usize, PageRange)| {
+            let left = turns.iter().filter(|(other, _)| *other == of).count();
+            Piece { range, left: AtomicUsize::new(left), is_written: AtomicBool::new(true) }
+        };
+        let pieces: Vec<Piece> = self.pieces(piece).enumerate().map(of_piece).collect();
         let (next, failed) = (AtomicUsize::new(0), std::sync::Mutex::new(None));
         let work = |_| {
             while let Some((of, turn)) = turns.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -254,33 +254,11 @@ impl PageRange {
         }
     }
 
-    /// True if something is mapped at each page. Takes time for each mapping, not for each page.
-    pub fn is_mapped(self) -> bool {
-        // SAFETY: the system checks the range. It does nothing else: what is written back, and when, is the system's to decide.
-        unsafe { libc::msync(with_exposed_provenance_mut(self.base), self.bytes, libc::MS_ASYNC) == 0 }
-    }
-
-    /// The first page at which nothing is mapped, of pages that are not all mapped.
-    fn first_unmapped(self) -> u64 {
-        let page = page_bytes();
-        let (mut mapped, mut not) = (0, self.bytes / page);
-        while not - mapped > 1 {
-            let half = mapped + (not - mapped) / 2;
-            if (PageRange { base: self.base, bytes: half * page }).is_mapped() { mapped = half } else { not = half }
-        }
-        (self.base + mapped * page) as u64
-    }
-
-    /// An error if there is no such memory, or more than the system has. Looks at no single page.
-    fn check(self) -> Result<(), BackendError> {
-        if !self.is_mapped() {
-            return Err(BackendError::NotMapped(self.first_unmapped()));
-        }
-        let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| entry_bytes(&text, "MemTotal:"));
-        if total.is_some_and(|total| self.bytes as u64 > total) {
-            return Err(BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes: self.bytes as u64 });
-        }
-        Ok(())
+    /// Whether something is mapped at each page.
+    fn is_mapped(self) -> bool {
+        let mut resident = vec![0_u8; self.bytes.div_ceil(page_bytes())];
+        // SAFETY: the system checks the range; the output has a byte for each page.
+        unsafe { libc::mincore(with_exposed_provenance_mut(self.base), self.bytes, resident.as_mut_ptr()) == 0 }
     }
 
     /// Why the system says `code` of these pages; of the first that is not there, or may not be read.
@@ -377,9 +355,9 @@ fn huge_page_bytes() -> Option<usize> {
     text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
 }
 
-/// Bytes of an entry of /proc/meminfo.
-fn entry_bytes(meminfo: &str, entry: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix(entry))?;
+/// What /proc/meminfo says can be taken without swapping.
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 

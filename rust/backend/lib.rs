@@ -12,7 +12,6 @@
 //! | [`panics`] | what is left of a panic that was caught |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | who is told of a process that has ended and was waited for |
-//! | [`static_program`] | true where the program cannot load libraries |
 
 pub mod failed_waits;
 #[cfg_attr(not(feature = "fault-injection"), allow(unreachable_pub))]
@@ -23,7 +22,6 @@ mod plan_state;
 mod remaining;
 mod segment;
 mod shared;
-pub mod static_program;
 pub mod sync;
 pub mod threads;
 pub mod took;
@@ -310,8 +308,8 @@ pub enum BackendError {
     /// There is no memory at an address, in a range that was to be registered.
     #[error("there is no memory at {0:#x} that may be read: map it first, and keep it until it is unregistered")]
     NotMapped(u64),
-    /// The stream or event does not exist, was destroyed, or is of another context.
-    #[error("{0} is not a {1} of this context: it is of another context, or was destroyed already")]
+    /// The stream or event does not exist, or was destroyed.
+    #[error("{0} is not a {1} of this context, or was destroyed already")]
     InvalidHandle(usize, &'static str),
     /// Bytes arrived wrong; only with `MPGPU_VERIFY=bytes`.
     #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
@@ -433,10 +431,6 @@ pub trait Backend: Send + Sync {
     /// Takes that back. Work that uses it must have finished.
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
-    }
-    /// True if executions may share the rings that threads pass without coming after each other: this backend has one at a time use them.
-    fn shares_thread_rings(&self) -> bool {
-        false
     }
     /// Whether [`free`](Backend::free) returns at once. A driver may wait for all work of the device first.
     fn frees_at_once(&self) -> bool {

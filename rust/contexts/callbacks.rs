@@ -1,13 +1,12 @@
 //! Functions that are called when work has finished: one thread for each context, from the first that asks until the context closes.
 
 use super::error::Error;
-use crate::backend::{BackendError, Completion, panics};
+use crate::backend::{BackendError, Completion};
 use crate::ipc::signal::rest;
 use crate::sync::{Condvar, Mutex, held, lock};
 use crate::threads::without_signals;
 use std::cell::Cell;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -104,11 +103,7 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
         // Much comes soon after something has come.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
-            // It is the caller's code, and the thread is there for others too.
-            let call = AssertUnwindSafe(|| callback(completion.map_or(Ok(()), |work| work.wait())));
-            if let Err(payload) = catch_unwind(call) {
-                log::error!("a function that was called when work had ended {}; others are called all the same", panics::text(payload));
-            }
+            callback(completion.map_or(Ok(()), |work| work.wait()));
         }
         if !awaited.is_empty() {
             rest(round / 4);

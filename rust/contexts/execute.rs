@@ -6,7 +6,7 @@ use super::choosing::{Choosing, Known, Measured, Moments, SharedChoice};
 use super::config::Verify;
 use super::error::{End, Error};
 use super::peer_memory::Import;
-use super::staging::{Regions, RingUse};
+use super::staging::Regions;
 use super::state::ContextState;
 use crate::adapt::{Choice, variant_name};
 use crate::backend::{Backend, BackendError, Completion, Endpoints, Execution, PlanState, Report, StreamHandle, no_completion};
@@ -88,7 +88,8 @@ impl Plan {
         alive_at: u64,
         of: Option<&Plan>,
     ) -> Result<Plan, Error> {
-        let (rings, regions) = place(context, &planned.program, of)?;
+        let within = of.map(|of| (&*of.program.rings, &of.regions));
+        let (rings, regions) = context.staging.place(&planned.program.rings, within, &*context.backend)?;
         let mut allocations = Vec::new();
         let (mut known, mut last) = (ahash::HashSet::default(), [None; 2]);
         for (transfer, t) in batch.iter().enumerate() {
@@ -326,18 +327,6 @@ impl Plan {
     pub fn is_usable(&self) -> bool {
         self.context.is_open()
     }
-}
-
-/// The bases of a program's rings, and the regions in which its executions are ordered: on each device within those of another plan, if they fit in
-/// there.
-fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> Result<(Arc<[u64]>, Regions), Error> {
-    let backend = &*context.backend;
-    let own = |program: &plan::Program| if backend.shares_thread_rings() { program.own_rings() } else { program.rings.len() };
-    let within = of.map(|of| (&of.program.rings[..own(&of.program)], &of.regions));
-    let (rings, of_threads) = program.rings.split_at(own(program));
-    let (mut bases, regions) = context.staging.place(rings, RingUse::Devices, within, backend)?;
-    bases.extend(context.staging.place(of_threads, RingUse::Threads, None, backend)?.0);
-    Ok((bases.into(), regions))
 }
 
 /// What executions of a plan may take.

@@ -7,7 +7,6 @@
 //!
 //! Looked for once, when the process makes its first context. Without a profiler a range is one relaxed load.
 
-use crate::backend::static_program::check_can_load;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -113,7 +112,6 @@ const UNSIGNED: i32 = 1;
 
 impl Profiler {
     fn load(path: &std::ffi::OsStr) -> Result<Profiler, String> {
-        check_can_load()?;
         type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
         for (table, slots) in TABLES.iter().zip(&SLOTS).zip(SIZES).map(|((table, slots), size)| (&table[..size], slots)) {
             for (entry, slot) in table.iter().zip(slots).skip(1) {

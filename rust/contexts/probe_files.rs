@@ -125,26 +125,15 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
     topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not go together".into())
 }
 
-/// Files of other processes with this one's number that may lie beside the one that is written.
-const MOST_LEFT_OVER: u32 = 1000;
-
 /// Writes all of `text` or nothing: into a file beside it first, which then takes its place.
 pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(directory)?;
     let name = path.file_name().ok_or_else(|| std::io::Error::new(ErrorKind::InvalidInput, "the path names no file"))?;
-    let create = |_| {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
-        match fs::File::create_new(&beside) {
-            // Of a process in another container that has this number, or that had it when it was killed.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
-            created => Some((beside, created)),
-        }
-    };
-    let (beside, created) = (0..MOST_LEFT_OVER).find_map(create).ok_or_else(|| std::io::Error::from(ErrorKind::AlreadyExists))?;
-    let written = created.and_then(|mut file| {
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
+    let written = fs::File::create_new(&beside).and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()
     });

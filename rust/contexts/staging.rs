@@ -4,10 +4,7 @@
 //! never allocates, and a device that no plan stages on costs nothing. Regions are handed out by a cursor that wraps. When space
 //! runs out, regions of different plans overlap; that costs concurrency, never bytes, because correctness does not depend on the
 //! placement: executions whose regions overlap are ordered ([`Staging::in_turn`]), whatever threads and streams they come from.
-//! The order is the order of submission, so that waiting can form no cycle among executions. An execution also comes after whatever the stream of an
-//! earlier one waits for, though. Rings of copy threads, which nearly every plan of pageable memory has all room for, would have streams wait for each
-//! other that the program has not joined. They have arenas of their own, and where the backend gives them to one execution after the other, as their
-//! streams come ([`Backend::shares_thread_rings`]), no execution is ordered here because of them.
+//! The order is the order of submission, so that waiting can form no cycle.
 //!
 //! Submitting may take long: a call of the driver blocks while the queue of its stream is full, for as long as the stream waits for a
 //! signal, say, that another thread is about to raise behind an execution of its own. So no lock is held meanwhile. Whoever submits has
@@ -89,17 +86,7 @@ pub struct Staging {
     /// A turn is over.
     over: Condvar,
     bound: u64,
-    /// For each device that of all rings but those of copy threads, and that of these.
-    arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
-}
-
-/// What passes a ring.
-#[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum RingUse {
-    /// Copies of devices alone, or of threads whose executions are ordered as these are.
-    Devices,
-    /// Copies of threads, of one execution at a time.
-    Threads,
+    arenas: Mutex<BTreeMap<DeviceId, Arena>>,
 }
 
 #[derive(Debug)]
@@ -119,10 +106,9 @@ impl Staging {
     pub fn place(
         &self,
         rings: &[Ring],
-        ring_use: RingUse,
         within: Option<(&[Ring], &Regions)>,
         backend: &dyn Backend,
-    ) -> Result<(Vec<u64>, Regions), Error> {
+    ) -> Result<(Arc<[u64]>, Regions), Error> {
         let mut bases = vec![0; rings.len()];
         let mut regions = Vec::new();
         for device in devices(rings) {
@@ -140,7 +126,7 @@ impl Staging {
                 let at = devices(rings).iter().position(|other| *other == device)?;
                 Some(regions[at].start).filter(|start| bytes <= regions[at].end - start)
             });
-            let start = room.map_or_else(|| self.take((device, ring_use), bytes, backend), Ok)?;
+            let start = room.map_or_else(|| self.take(device, bytes, backend), Ok)?;
             regions.push(Region { start, end: start + bytes });
             let mut next = start;
             for (base, ring) in bases.iter_mut().zip(rings).filter(|(_, r)| r.device == device) {
@@ -148,12 +134,12 @@ impl Staging {
                 next += ring.bytes().next_multiple_of(alignment);
             }
         }
-        Ok((bases, Regions::new(regions)))
+        Ok((bases.into(), Regions::new(regions)))
     }
 
-    fn take(&self, (device, ring_use): (DeviceId, RingUse), bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
+    fn take(&self, device: DeviceId, bytes: u64, backend: &dyn Backend) -> Result<u64, BackendError> {
         let mut arenas = lock(&self.arenas);
-        let arena = match arenas.entry((device, ring_use)) {
+        let arena = match arenas.entry(device) {
             Entry::Occupied(arena) => arena.into_mut(),
             Entry::Vacant(none) => {
                 let allocate = || backend.allocate(device, self.bound);
@@ -216,7 +202,7 @@ impl Staging {
 
     /// Bytes of staging that are allocated on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
-        self.bound * lock(&self.arenas).keys().filter(|(of, _)| *of == device).count() as u64
+        if lock(&self.arenas).contains_key(&device) { self.bound } else { 0 }
     }
 
     /// Gives all arenas back. All executions have finished, and no more will come.

@@ -5,12 +5,10 @@
 //! | [`cuda`] | GPUs, through the CUDA driver |
 //! | [`host`] | virtual devices on CPU threads |
 //! | [`pattern`] | bytes that show whether a copy has arrived |
-//! | `guarded` | copies of pageable memory that report an error where it is not there |
 //! | `bridge` | the kernels in `cpp/` |
 
 mod bridge;
 pub mod cuda;
-mod guarded;
 pub mod host;
 pub mod pattern;
 

@@ -144,8 +144,8 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
 /// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
 /// the send ends then.
 ///
-/// Errors: `MP_ERROR_QUEUE_FULL` where too many sends of this rank, or 512 MiB of them in pageable memory, have not been received, or too many of its
-/// messages wait at `rank`, and nothing was sent: receive what was sent to this rank, and call again; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
+/// Errors: `MP_ERROR_QUEUE_FULL` where this rank has too many operations, or 512 MiB in messages of ordinary memory, or the other too
+/// many messages that wait, and nothing was sent; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
 /// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
 /// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
 /// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is

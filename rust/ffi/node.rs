@@ -194,19 +194,6 @@ pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, cap
     })
 }
 
-/// Writes the first GPU that this rank works for to `*device` (`mp_node_devices` writes all). Any thread.
-///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `device` NULL, and where the rank works for none, because there are more ranks than
-/// GPUs or another rank has named the same: then nothing is written.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp_status_t {
-    guard(|| {
-        let out = Out::new(device, c"device")?;
-        out.write(node_of(node)?.device()?.0);
-        Ok(())
-    })
-}
-
 /// Destroys a node. Its plans go on, and are destroyed by themselves. Not collective. Any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.

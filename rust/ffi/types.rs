@@ -240,8 +240,7 @@ pub struct mp_context_options_t {
     pub backend: mp_backend_value,
     /// Name of a preset or path of a topology file, UTF-8; read during the call only.
     pub topology: *const c_char,
-    /// Bytes of staging memory on each device that needs some. Plans may use less, not more. Host memory for threads that copy
-    /// pageable memory counts separately: as much again.
+    /// Bytes of staging memory on each device that needs some. Plans may use less, not more.
     pub staging_bytes: u64,
     /// Number of plans kept, so that planning the same request again is a look-up.
     pub cache_plans: u64,
@@ -380,10 +379,9 @@ pub struct mp_node_options_t {
 pub struct mp_messenger_options_t {
     /// `sizeof(mp_messenger_options_t)`.
     pub size: usize,
-    /// Sends and described buffers of a rank that may be unreceived, and receives and fetches of it that may be unfinished: as many of each, 1 to
-    /// 65,536; each takes 4 KiB of shared memory. 0 for 1,024.
+    /// Operations of a rank that may be under way, 1 to 65,536; each takes 2 KiB of shared memory. 0 for 1,024.
     pub operations: u32,
-    /// Messages of one rank that may wait for receives of another, 1 to 1,048,576. 0 for 4,096. More than `operations` cannot.
+    /// Messages that may wait for their receives at a rank, 1 to 1,048,576. 0 for 4,096.
     pub messages: u32,
 }
 

@@ -1,6 +1,5 @@
 //! Why memory could not be shared.
 
-use rustix::io::Errno;
 use std::io;
 
 /// The error type of this module.
@@ -29,16 +28,7 @@ pub enum IpcError {
 
 impl IpcError {
     /// What the system said to `what`.
-    pub(crate) fn system(what: &'static str) -> impl Fn(Errno) -> IpcError {
-        move |errno| IpcError::System {
-            what,
-            reason: match errno {
-                Errno::MFILE => {
-                    "this process is out of file descriptors (EMFILE), of which shared memory takes some: raise `ulimit -n`".into()
-                }
-                _ => io::Error::from(errno).to_string(),
-            },
-            code: errno.raw_os_error(),
-        }
+    pub(crate) fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> IpcError {
+        move |errno| IpcError::System { what, reason: io::Error::from(errno).to_string(), code: errno.raw_os_error() }
     }
 }

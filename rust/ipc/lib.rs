@@ -12,7 +12,6 @@
 //! | `process` | who a process is: boot, network namespace, user, and a number drawn at random |
 //! | [`segment`] | memory that can be shared, from the start: a memory file for each allocation |
 //! | `packet` | one request, one answer, one descriptor each |
-//! | `credentials` | the user and the process at the other end of a socket |
 //! | `board` | what was freed and closed since |
 //! | `service` | the exporter's side: one thread for a process, from the first export to the end of the last context that exported |
 //! | `peer` | the importer's side |
@@ -25,7 +24,6 @@
 //! The backend defines what an allocation is and how it is mapped ([`Backend::map`](crate::backend::Backend::map)).
 
 mod board;
-mod credentials;
 mod error;
 pub mod fork;
 pub mod handle;
@@ -40,7 +38,6 @@ pub mod signal;
 mod slot;
 
 pub use crate::backend::{PAYLOAD_BYTES, Shared};
-pub use credentials::Credentials;
 pub use error::IpcError;
 pub use handle::{Handle, Secret};
 pub use packet::Departure;

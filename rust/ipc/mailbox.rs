@@ -4,9 +4,6 @@
 //! message goes to the first receive that takes it, a receive takes the first message that fits it, and whoever comes second finds the
 //! other, under the lock of the receiver's mailbox. Nothing else is needed for a match: no thread of the receiver, no call.
 //!
-//! No rank holds room that another needs. Sends and receives of a rank have slots of their own, and the list of messages has room for all that every
-//! rank may send, so a send is refused for unreceived sends of its own rank alone, and a receive for unfinished receives of its own rank alone.
-//!
 //! A rank can be killed at any instruction. The order of each list is an index for speed; what counts is the state of each slot, which
 //! changes by one word: the partner of a receive is the match, and the state of a send is its place in the queue. Whoever finds the lock held
 //! by a rank that has ended takes it over and makes the index anew.
@@ -44,37 +41,25 @@ struct QueueEntry {
 /// How much a mailbox holds; the same for all ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Ranks that may send.
-    pub ranks: u32,
-    /// Sends of a rank at a time, and as many receives.
-    pub operations: u32,
-    /// Messages of one rank that may wait for receives of another. More than `operations` cannot.
+    /// Operations of a rank at a time.
+    pub slots: u32,
+    /// Messages that wait for their receives.
     pub messages: u32,
 }
 
 impl Capacity {
-    /// Slots of a rank: those of receives, then those of sends.
-    pub fn slots(self) -> u32 {
-        2 * self.operations
-    }
-
-    /// Entries of the list of receives and of that of messages: each has room for all that can wait.
-    fn entries(self) -> [usize; 2] {
-        [self.slots() as usize, self.ranks as usize * self.messages.min(self.operations) as usize]
-    }
-
-    fn lists(self) -> [u64; 2] {
-        let header = size_of::<Header>();
-        [header, header + self.entries()[0] * size_of::<QueueEntry>()].map(|at| at as u64)
+    const fn lists(self) -> [u64; 2] {
+        let header = size_of::<Header>() as u64;
+        [header, header + self.slots as u64 * size_of::<QueueEntry>() as u64]
     }
 
     fn first_slot(self) -> u64 {
-        (self.lists()[1] + (self.entries()[1] * size_of::<QueueEntry>()) as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
+        (self.lists()[1] + u64::from(self.messages) * size_of::<QueueEntry>() as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
     /// Bytes of the memory of one mailbox.
     pub fn bytes(self) -> u64 {
-        self.first_slot() + u64::from(self.slots()) * size_of::<MessageSlot>() as u64
+        self.first_slot() + u64::from(self.slots) * size_of::<MessageSlot>() as u64
     }
 }
 
@@ -87,7 +72,7 @@ pub enum Posted {
     Queued,
     /// A receive whose message is longer than its buffer. The message stays.
     Truncated,
-    /// A send of a rank that has [`Capacity::messages`] waiting at the receiver.
+    /// A send for which the receiver has no room.
     Full,
     /// A send whose receiver has left.
     Closed,
@@ -141,9 +126,9 @@ impl Mailboxes {
         self.bases.len() as u32
     }
 
-    /// Slots of each rank.
+    /// Operations of each rank at a time.
     pub fn slots(&self) -> u32 {
-        self.capacity.slots()
+        self.capacity.slots
     }
 
     /// Where a mailbox is; of a rank that does not exist, that of another which does.
@@ -162,21 +147,21 @@ impl Mailboxes {
         unsafe { &*with_exposed_provenance(self.address(rank) as usize) }
     }
 
-    fn entries(&self, rank: u32, list: usize) -> &[QueueEntry] {
+    fn entries(&self, rank: u32, list: usize, count: u32) -> &[QueueEntry] {
         let first = self.address(rank) + self.capacity.lists()[list];
         // SAFETY: as above, and inside of the memory of a mailbox.
-        unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.capacity.entries()[list]) }
+        unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), count as usize) }
     }
 
     fn of_rank(&self, rank: u32) -> &[MessageSlot] {
         let first = self.address(rank) + self.capacity.first_slot();
         // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.slots() as usize) }
+        unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.capacity.slots as usize) }
     }
 
     /// A slot. One that does not exist, which only damaged memory names, is taken for another that does.
     pub fn slot(&self, id: SlotId) -> &MessageSlot {
-        &self.of_rank(id.rank % self.ranks())[(id.slot % self.slots()) as usize]
+        &self.of_rank(id.rank % self.ranks())[(id.slot % self.capacity.slots) as usize]
     }
 
     /// A slot of this rank.
@@ -223,7 +208,7 @@ impl Mailboxes {
             return Posted::Matched(receive_id);
         }
         let unexpected = mailbox.unexpected();
-        if unexpected.has_all_of(self.rank, self.capacity) {
+        if unexpected.is_full() {
             return Posted::Full;
         }
         send.order.store(mailbox.next_order(), Ordering::Relaxed);
@@ -379,11 +364,11 @@ impl Locked<'_> {
     }
 
     fn posted(&self) -> List<'_> {
-        List { bounds: &self.header().posted, entries: self.all.entries(self.rank, 0) }
+        List { bounds: &self.header().posted, entries: self.all.entries(self.rank, 0, self.all.capacity.slots) }
     }
 
     fn unexpected(&self) -> List<'_> {
-        List { bounds: &self.header().unexpected, entries: self.all.entries(self.rank, 1) }
+        List { bounds: &self.header().unexpected, entries: self.all.entries(self.rank, 1, self.all.capacity.messages) }
     }
 
     fn next_order(&self) -> u64 {
@@ -456,10 +441,8 @@ impl List<'_> {
         self.bound(1).min(self.entries.len() as u64)
     }
 
-    /// True if a rank has as many messages here as it may have. Looks at the list only where fewer may wait than a rank can send.
-    fn has_all_of(&self, rank: u32, Capacity { operations, messages, .. }: Capacity) -> bool {
-        let is_of_rank = |at: &u64| SlotId::decode(self.entry(*at).slot.load(Ordering::Relaxed)).is_some_and(|id| id.rank == rank);
-        messages < operations && self.length() >= u64::from(messages) && (0..self.length()).filter(is_of_rank).count() >= messages as usize
+    fn is_full(&self) -> bool {
+        self.length() == self.entries.len() as u64
     }
 
     fn entry(&self, at: u64) -> &QueueEntry {

@@ -173,8 +173,7 @@ impl Packet {
     }
 
     /// The next packet, waited for until then, or not at all; `None` at the end of the connection. [`Errno::AGAIN`] where none came,
-    /// [`Errno::PROTO`] for what is none of ours, [`Errno::MFILE`] where this process has no room for the descriptor that came with it and
-    /// [`Errno::ACCESS`] where the system withholds it.
+    /// [`Errno::PROTO`] for what is none of ours.
     pub fn receive(socket: &Socket, until: Option<Instant>) -> Result<Option<Packet>> {
         let mut bytes = [0; BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -191,19 +190,11 @@ impl Packet {
         if received.bytes == 0 {
             return Ok(None);
         }
-        if received.bytes != BYTES || received.flags.contains(ReturnFlags::TRUNC) {
+        if received.bytes != BYTES || received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Errno::PROTO);
-        }
-        if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(if descriptor.is_some() { Errno::PROTO } else { withheld(socket) });
         }
         Packet::decode(&bytes, descriptor).map(Some).ok_or(Errno::PROTO)
     }
-}
-
-/// Finds out why the system has kept a descriptor that was sent.
-fn withheld(socket: &Socket) -> Errno {
-    rustix::io::fcntl_dupfd_cloexec(socket, 0).err().unwrap_or(Errno::ACCESS)
 }
 
 /// Makes `attempt`, which does not wait, and again whenever the socket is ready, until it succeeds or time is up. Interrupting signals do not

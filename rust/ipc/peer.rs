@@ -2,7 +2,6 @@
 
 use super::AllocationKey;
 use super::board::{Board, SLOTS};
-use super::credentials::Credentials;
 use super::error::IpcError;
 use super::fork::Socket;
 use super::handle::Secret;
@@ -11,7 +10,7 @@ use super::process::ProcessIdentity;
 use crate::backend::Shared;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -82,9 +81,12 @@ impl Peer {
             }
         }
         // Any process can read the name and take it over once it is free: it must not give us memory.
-        let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
-        if peer.user != origin.user {
-            return Err(IpcError::NotSupported(format!("{origin} is answered for by a process of user {}: not trusted", peer.user)));
+        let peer = socket_peercred(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
+        if peer.uid.as_raw() != origin.user {
+            return Err(IpcError::NotSupported(format!(
+                "{origin} is answered for by a process of user {}: not trusted",
+                peer.uid.as_raw()
+            )));
         }
         Ok(Peer {
             socket,
@@ -151,7 +153,7 @@ impl Peer {
                         self.origin
                     )));
                 }
-                Err(error) => return Err(IpcError::system("receiving a descriptor")(error)),
+                Err(error) => return Err(IpcError::system("recvmsg")(error)),
             }
         }
     }
@@ -208,8 +210,7 @@ impl Peer {
     fn read_what_came(&self) {
         while !self.ended.load(Ordering::Acquire) {
             match Packet::receive(&self.socket, None) {
-                // Nobody waits for a late answer, with or without its descriptor.
-                Ok(Some(_)) | Err(Errno::MFILE | Errno::ACCESS) => {}
+                Ok(Some(_)) => {}
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => self.ended.store(true, Ordering::Release),
             }
@@ -232,8 +233,5 @@ fn nanoseconds() -> u64 {
 }
 
 fn silent(origin: &ProcessIdentity) -> IpcError {
-    IpcError::Timeout(format!(
-        "{origin} has not answered for {} s: it may be stopped, in a debugger, or out of file descriptors (`ulimit -n`)",
-        PATIENCE.as_secs()
-    ))
+    IpcError::Timeout(format!("{origin} has not answered for {} s: it may be stopped, or in a debugger", PATIENCE.as_secs()))
 }

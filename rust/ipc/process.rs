@@ -2,7 +2,6 @@
 
 use super::error::IpcError;
 use super::handle::Secret;
-use rustix::io::Errno;
 use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
@@ -24,29 +23,20 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// This process, with its token. Fails where it is out of file descriptors when it asks for the first time.
-    pub fn here(token: [u8; 16]) -> Result<ProcessIdentity, IpcError> {
+    /// This process, with its token.
+    pub fn here(token: [u8; 16]) -> ProcessIdentity {
         static NODE: OnceLock<([u8; 16], u32)> = OnceLock::new();
-        let (boot, network) = match NODE.get() {
-            Some(known) => *known,
-            None => {
-                let text = match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-                    // A node without one, as an empty text would say, is another node.
-                    Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
-                        return Err(IpcError::system("the boot id of the kernel")(Errno::MFILE));
-                    }
-                    text => text.unwrap_or_default(),
-                };
-                let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino() as u32);
-                *NODE.get_or_init(|| (boot_of(&text), network))
-            }
-        };
-        Ok(ProcessIdentity { boot, network, user: rustix::process::geteuid().as_raw(), process: std::process::id(), token })
+        let (boot, network) = *NODE.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+            let network = std::fs::metadata("/proc/self/ns/net").map_or(0, |namespace| namespace.ino() as u32);
+            (boot_of(&text), network)
+        });
+        ProcessIdentity { boot, network, user: rustix::process::geteuid().as_raw(), process: std::process::id(), token }
     }
 
     /// Refuses what this process cannot reach, with the reason.
     pub fn check(&self) -> Result<(), IpcError> {
-        let here = ProcessIdentity::here(self.token)?;
+        let here = ProcessIdentity::here(self.token);
         let refuse = |why: String| Err(IpcError::NotSupported(why));
         if self.boot != here.boot {
             return refuse(format!("the handle is from another node (process {} there): move these bytes with MPI", self.process));

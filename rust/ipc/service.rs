@@ -2,7 +2,6 @@
 
 use super::AllocationKey;
 use super::board::Board;
-use super::credentials::Credentials;
 use super::error::IpcError;
 use super::fork::{self, OfProcess, Socket};
 use super::handle::Secret;
@@ -82,7 +81,6 @@ struct ExportRecord {
 /// An importer.
 struct Connection {
     socket: Socket,
-    /// For messages; 0 where it is not visible.
     process: i32,
     /// From its first successful request on.
     board: OnceLock<Board>,
@@ -157,7 +155,7 @@ impl Service {
     }
 
     fn new() -> Result<Service, IpcError> {
-        let origin = ProcessIdentity::here(Secret::draw()?.0)?;
+        let origin = ProcessIdentity::here(Secret::draw()?.0);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
             .map_err(IpcError::system("socket"))?;
@@ -330,7 +328,10 @@ impl ServiceState {
                 return;
             }
         };
-        let Ok(Credentials { user, process }) = Credentials::of_peer(&socket) else { return };
+        let (process, user) = match rustix::net::sockopt::socket_peercred(&socket) {
+            Ok(peer) => (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()),
+            Err(_) => return,
+        };
         let connection = Connection { socket, process, board: OnceLock::new(), imported: Mutex::default() };
         let refuse = |connection: &Connection, text: String| {
             // There is always room for the first packet of a connection.
@@ -358,12 +359,6 @@ impl ServiceState {
                     continue;
                 }
                 Err(Errno::AGAIN) => return true,
-                Err(Errno::MFILE) => {
-                    // It waits for an answer to its last request, whatever the number of that.
-                    let text = "the exporter is out of file descriptors (EMFILE): raise `ulimit -n` for it".into();
-                    log::warn!("an importer could not be let in: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
-                    Some(Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) })
-                }
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,
             };
             // An importer asks once and then waits, so there is room for the answer. If not, we close the connection.

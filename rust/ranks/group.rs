@@ -10,10 +10,9 @@ use crate::ipc::ProcessIdentity;
 use crate::topology::{self, DeviceId, Machine};
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
 
 /// A GPU of the node.
 #[derive(Clone, Debug)]
@@ -37,9 +36,6 @@ pub struct NodeGroup {
     pub(super) order: StepOrder,
 }
 
-/// See [`Hello::drawn`].
-static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
-
 /// What a rank says of itself when a node is made.
 #[derive(Serialize, Deserialize)]
 struct Hello {
@@ -49,8 +45,6 @@ struct Hello {
     network: u32,
     user: u32,
     process: u32,
-    /// Drawn at random where the program starts: processes of different PID namespaces may have the same number.
-    drawn: u64,
     hosts: u32,
     gpus: Vec<Uuid>,
     /// Nodes that its process had begun to make by then.
@@ -89,7 +83,7 @@ impl NodeGroup {
             return Err(Error::Option { name: "topology", value: machine.topology().name.clone(), reason });
         }
         drop(call);
-        exchange.node = hellos[0].drawn ^ (u64::from(hellos[0].process) << 32 | u64::from(hellos[0].nodes));
+        exchange.node = u64::from(hellos[0].process) << 32 | u64::from(hellos[0].nodes);
         Ok(NodeGroup {
             context: context.clone(),
             exchange,
@@ -165,20 +159,6 @@ impl NodeGroup {
         self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).filter_map(|gpu| gpu.here)
     }
 
-    /// The first of them; refused where there is none.
-    pub fn device(&self) -> Result<DeviceId, Error> {
-        self.own_devices().next().ok_or_else(|| {
-            let reason = format!(
-                "rank {} of {} has no GPU: the ranks see {} GPUs, each of which belongs to one rank; start fewer ranks, or name a GPU in `devices` that \
-                 no other rank names",
-                self.rank(),
-                self.ranks(),
-                self.gpus.len()
-            );
-            Error::NodeArgument { argument: c"devices", reason }
-        })
-    }
-
     /// One of them, or host memory where there is none.
     pub(super) fn own_device(&self) -> DeviceId {
         self.own_devices().next().unwrap_or(DeviceId::HOST)
@@ -200,7 +180,7 @@ impl Hello {
     fn of(context: &Context, gpus: &[DeviceId]) -> Result<Hello, Error> {
         static NODES: AtomicU32 = AtomicU32::new(0);
         let _open = context.state().enter()?;
-        let identity = ProcessIdentity::here([0; 16])?;
+        let identity = ProcessIdentity::here([0; 16]);
         let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
         let uuid = |gpu: &DeviceId| {
             if gpu.is_host() {
@@ -215,7 +195,6 @@ impl Hello {
             network: identity.network,
             user: identity.user,
             process: identity.process,
-            drawn: *DRAWN,
             hosts: context.machine().host_count(),
             gpus: if gpus.is_empty() { all.iter() } else { gpus.iter() }.map(uuid).collect::<Result<_, _>>()?,
             nodes: NODES.fetch_add(1, Ordering::Relaxed),
@@ -261,7 +240,7 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
             return refuse(format!("its topology has {} host domains, and this rank's {}", there.hosts, here.hosts));
         }
         // A process of its own is reached whatever these say.
-        if (there.process, there.drawn) != (here.process, here.drawn) {
+        if there.process != here.process {
             ProcessIdentity { boot: there.boot, network: there.network, user: there.user, process: there.process, token: [0; 16] }
                 .check()?;
         }

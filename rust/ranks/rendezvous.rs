@@ -6,9 +6,10 @@
 use super::exchange::{Allgather, check_rank};
 use crate::contexts::Error;
 use crate::ipc::fork::Socket;
-use crate::ipc::{Credentials, patiently};
+use crate::ipc::patiently;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use std::fs::symlink_metadata;
 use std::io::ErrorKind;
@@ -144,8 +145,8 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     match rustix::net::connect(&socket, address) {
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         Ok(()) => {
-            let who = Credentials::of_peer(&socket).map_or("a process".into(), |peer| peer.to_string());
-            Err(refused(path, &format!("{who} listens there, rank 0 of another job perhaps: give each job a path of its own")))
+            let process = socket_peercred(&socket).map_or(0, |peer| peer.pid.as_raw_nonzero().get());
+            Err(refused(path, &format!("process {process} listens there, rank 0 of another job perhaps: give each job a path of its own")))
         }
         Err(error) => Err(refused(path, &format!("somebody may listen there ({error}): give each job a path of its own"))),
     }
@@ -188,10 +189,10 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
         }
         std::thread::sleep(Duration::from_millis(2));
     }
-    let listens = Credentials::of_peer(&socket).map_err(|error| failed(path, &error.to_string()))?;
-    if listens.user != rustix::process::geteuid().as_raw() {
-        let user = listens.user;
-        let reason = format!("{listens} (user {user}) listens there, and is told nothing: name a path in a folder of your own");
+    let listens = socket_peercred(&socket).map_err(|error| failed(path, &error.to_string()))?;
+    if listens.uid != rustix::process::geteuid() {
+        let (process, user) = (listens.pid.as_raw_nonzero(), listens.uid.as_raw());
+        let reason = format!("process {process} of user {user} listens there, and is told nothing: name a path in a folder of your own");
         return Err(refused(path, &reason));
     }
     Ok(socket)
@@ -259,7 +260,7 @@ fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match Socket::make(|| rustix::net::accept_with(listener, flags)) {
         Ok(socket) => {
-            let is_ours = Credentials::of_peer(&socket).is_ok_and(|peer| peer.user == rustix::process::geteuid().as_raw());
+            let is_ours = socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid());
             Ok(is_ours.then_some(Newcomer { socket, said: [0; GREETING], bytes: 0 }))
         }
         Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),

@@ -710,7 +710,6 @@ impl Fuzzer<'_> {
         let send = if self.one_in(8) { null() } else { mine.as_ptr().cast() };
         let receive = if self.one_in(8) { null_mut() } else { all.as_mut_ptr().cast() };
         call!(self, mp_node_allgather(node, name, send, receive, self.below(17) as usize));
-        call!(self, mp_node_device(node, if self.one_in(4) { null_mut() } else { gpus.as_mut_ptr() }));
         call!(self, mp_node_fail(node, if self.one_in(2) { null() } else { c"no reason".as_ptr() }));
         call!(self, mp_node_destroy(node));
         if self.one_in(4) {

@@ -40,31 +40,6 @@ impl Drop for Gate {
 }
 
 #[test]
-fn a_function_that_panics_when_work_has_ended_keeps_no_other_from_being_called() {
-    let ctx = context();
-    let (a, b) = (Buffer::<u32>::zeroed(&ctx, Device::gpu(0), 10).unwrap(), Buffer::<u32>::zeroed(&ctx, Device::gpu(1), 10).unwrap());
-    let stream = Stream::new(&ctx, Device::gpu(0)).unwrap();
-    let plan = ctx.plan([(&b, &a)]).unwrap();
-    let (tell, told) = mpsc::channel();
-    let gate = Gate::close(&stream);
-    for number in 0..6 {
-        let tell = tell.clone();
-        let call = move |outcome: Result<(), Error>| {
-            outcome.unwrap();
-            tell.send(number).unwrap();
-            assert!(number % 2 == 1, "a function of the caller fails");
-        };
-        plan.execute(&stream).unwrap().then(call).unwrap();
-    }
-    drop((gate, tell));
-    assert_eq!(told.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-    // Also those that ask afterwards.
-    let (tell, told) = mpsc::channel();
-    plan.execute(&stream).unwrap().then(move |outcome| tell.send(outcome.is_ok()).unwrap()).unwrap();
-    assert_eq!(told.recv(), Ok(true));
-}
-
-#[test]
 fn every_byte_comes_in_stream_order() {
     let ctx = context();
     let here = numbers(300_001);

@@ -4,7 +4,7 @@
 //! Each thread has buffers, sources and targets, and plans whose destinations do not overlap. A batch poisons the targets, fills the
 //! sources, executes plans in random streams, waits in one way or another, and compares every byte of every target, those between
 //! destinations too. So each byte is some execution's or nobody's. Some plans read what an earlier one of the batch has written, in the
-//! same stream, or in another after an event, a signal or a wait; if order is lost, so are bytes.
+//! same stream, or in another after an event or a wait; if order is lost, so are bytes.
 //!
 //! Contexts come and go: a campaign is made of eras, each with a context that all threads share. When an era is over the memory of
 //! the process and its descriptors are counted.
@@ -96,8 +96,6 @@ impl Held {
 const MORE_RESIDENT: u64 = 64 << 20;
 const MORE_ON_GPUS: u64 = 256 << 20;
 const MORE_DESCRIPTORS: usize = 8;
-/// More than a batch uses: a counter has one raiser at a time.
-const COUNTERS: u64 = 256;
 /// No batch takes so long: something hangs.
 const HANGS: Duration = Duration::from_secs(300);
 
@@ -234,7 +232,7 @@ impl Era<'_> {
             // SAFETY: a whole struct of the right size.
             ok(unsafe { mp_context_device_statistics(self.node.context, device, &mut held) });
             assert!(
-                held.staging_bytes <= self.staging * if device < 0 { 2 } else { 1 },
+                held.staging_bytes <= self.staging,
                 "device {device}: {} bytes of staging, the bound is {}",
                 held.staging_bytes,
                 self.staging
@@ -316,17 +314,13 @@ struct Worker<'a> {
     access: Box<dyn Access>,
     own: Vec<mp_stream_t>,
     batch: u64,
-    /// Counters for its streams to wait for, in turn, and how many have been used.
-    counters: usize,
-    signals: u64,
 }
 
 impl<'a> Worker<'a> {
     fn new(era: &'a Era<'a>, mut random: Random, thread: u64) -> Self {
         let access = era.machine.enter(thread);
         let own = (0..2).map(|_| era.node.stream(random.below(u64::from(era.machine.gpus())) as i32)).collect();
-        let counters = era.node.alloc_shared(-1, 8 * COUNTERS as usize).expose_provenance();
-        Worker { era, context: era.node.context, random, access, own, batch: 0, counters, signals: 0 }
+        Worker { era, context: era.node.context, random, access, own, batch: 0 }
     }
 
     fn is_over(&self) -> bool {
@@ -369,9 +363,6 @@ impl<'a> Worker<'a> {
     fn leave(self, tidy: bool) {
         for stream in self.own.into_iter().filter(|_| tidy) {
             ok(mp_stream_destroy(self.context, stream));
-        }
-        if tidy {
-            self.era.node.free(pointer(self.counters));
         }
     }
 
@@ -520,18 +511,6 @@ impl<'a> Worker<'a> {
         event
     }
 
-    /// Has a stream wait for a signal, which another one then raises behind what it has been given.
-    fn wait_for_signal(&mut self, stream: mp_stream_t, other: mp_stream_t) {
-        let counter = self.counters + 8 * (self.signals % COUNTERS) as usize;
-        let signal = mp_signal_t { counter: pointer(counter).cast(), value: 1 + self.signals / COUNTERS };
-        self.signals += 1;
-        // SAFETY: a counter of this thread's own.
-        unsafe {
-            ok(mp_stream_wait_signals(self.context, stream, &signal, 1));
-            ok(mp_stream_raise_signals(self.context, other, &signal, 1));
-        }
-    }
-
     /// Waits for a request in one of two ways.
     fn wait(&mut self, flight: &mut Flight) {
         // SAFETY: the pointers are valid for the calls.
@@ -626,11 +605,6 @@ impl<'a> Worker<'a> {
                 }
                 if !flight.request.is_null() && self.one_in(2) {
                     self.wait(flight);
-                    continue;
-                }
-                let is_own = flight.end.is_none() && self.own.contains(&flight.stream);
-                if is_own && self.one_in(2) {
-                    self.wait_for_signal(stream, flight.stream);
                     continue;
                 }
                 let event = flight.end.unwrap_or_else(|| self.event(flight.stream));

@@ -40,9 +40,9 @@ fn more_than_there_is_is_refused_and_not_tried() {
         assert_eq!(HostPages::new(bytes, None).expect_err("too much").kind(), io::ErrorKind::OutOfMemory);
     }
     let text = "MemTotal:       24620000 kB\nMemFree:  1 kB\nMemAvailable:   23000100 kB\nBuffers: 7 kB\n";
-    assert_eq!(entry_bytes(text, "MemAvailable:"), Some(23_000_100 * 1024));
-    assert_eq!(entry_bytes("MemFree: 1 kB\n", "MemAvailable:"), None);
-    assert_eq!(entry_bytes("MemAvailable: many kB\n", "MemAvailable:"), None);
+    assert_eq!(available_bytes(text), Some(23_000_100 * 1024));
+    assert_eq!(available_bytes("MemFree: 1 kB\n"), None);
+    assert_eq!(available_bytes("MemAvailable: many kB\n"), None);
 }
 
 #[test]

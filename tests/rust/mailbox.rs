@@ -34,7 +34,7 @@ fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
     died
 }
 
-const CAPACITY: Capacity = Capacity { ranks: 3, operations: 4, messages: 8 };
+const CAPACITY: Capacity = Capacity { slots: 8, messages: 8 };
 
 /// Memory of a mailbox.
 struct Memory(*mut u8);
@@ -50,11 +50,10 @@ impl Memory {
             let base = alloc_zeroed(Memory::layout());
             base.cast::<Header>().write(Header::default());
             let [posted, unexpected] = CAPACITY.lists().map(|at| base.add(at as usize).cast::<QueueEntry>());
-            for (list, entries) in [posted, unexpected].into_iter().zip(CAPACITY.entries()) {
-                (0..entries).for_each(|at| list.add(at).write(QueueEntry::default()));
-            }
+            (0..CAPACITY.slots as usize).for_each(|at| posted.add(at).write(QueueEntry::default()));
+            (0..CAPACITY.messages as usize).for_each(|at| unexpected.add(at).write(QueueEntry::default()));
             let slots = base.add(CAPACITY.first_slot() as usize).cast::<MessageSlot>();
-            (0..CAPACITY.slots() as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
+            (0..CAPACITY.slots as usize).for_each(|at| slots.add(at).write(MessageSlot::default()));
             Memory(base)
         }
     }
@@ -115,7 +114,7 @@ fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     let mailbox = all[0].lock(0, is_gone).expect("unlocked");
     let (posted, unexpected) = (words(&mailbox.posted()), words(&mailbox.unexpected()));
     let mut expected: Vec<(u64, u64)> = Vec::new();
-    for slot in 0..CAPACITY.slots() {
+    for slot in 0..CAPACITY.slots {
         let receive = all[0].own(slot);
         match receive.state() {
             SlotState::Queued if !receive.is_send() => expected.push((receive.order.load(Ordering::Relaxed), u64::from(slot))),
@@ -132,7 +131,7 @@ fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     assert_eq!(posted, expected.iter().map(|(_, slot)| *slot).collect::<Vec<_>>());
     let mut expected: Vec<(u64, u64)> = Vec::new();
     for (rank, of) in (0..).zip(all) {
-        for slot in (0..CAPACITY.slots()).filter(|slot| of.own(*slot).is_send() && of.own(*slot).state() == SlotState::Queued) {
+        for slot in (0..CAPACITY.slots).filter(|slot| of.own(*slot).is_send() && of.own(*slot).state() == SlotState::Queued) {
             expected.push((of.own(slot).order.load(Ordering::Relaxed), SlotId { rank, slot }.encode()));
         }
     }

@@ -628,19 +628,6 @@ fn ranks_that_all_see_all_gpus_work_for_one_each() {
 }
 
 #[test]
-fn a_rank_without_a_gpu_is_told_so_when_it_asks_for_one() {
-    let asked = as_ranks(6, |rank, seat| {
-        let node = NodeGroup::new(&context("beluga", None), rank, 6, seat, &[]).expect("a node");
-        node.device().map_err(|error| error.to_string())
-    });
-    let expected = |rank: u32| {
-        let why = "the ranks see 4 GPUs, each of which belongs to one rank; start fewer ranks, or name a GPU in `devices` that no other rank names";
-        if rank < 4 { Ok(DeviceId::gpu(rank)) } else { Err(format!("rank {rank} of 6 has no GPU: {why}")) }
-    };
-    assert_eq!(asked, (0..6).map(expected).collect::<Vec<_>>());
-}
-
-#[test]
 fn ranks_meet_at_a_socket_whoever_comes_first() {
     let path = std::env::temp_dir().join(format!("mpgpu-node-{}", std::process::id()));
     // What a killed job has left is no obstacle.

@@ -278,7 +278,6 @@ fn child_obeys() {
     let mut offered = None;
     let mut memory: Vec<(*mut u8, usize)> = Vec::new();
     let mut imports: Vec<*mut u8> = Vec::new();
-    let mut files: Vec<std::fs::File> = Vec::new();
     let failed = |status: mp_status_t| format!("{} {}", status as i32, last_error());
     for line in std::io::stdin().lines() {
         let line = line.expect("text");
@@ -351,18 +350,6 @@ fn child_obeys() {
                 let mut heard = [0; 448];
                 let count = rustix::net::recv(&stranger, &mut heard[..], rustix::net::RecvFlags::empty()).expect("an answer").0;
                 format!("0 {}", String::from_utf8_lossy(&heard[128..count]).trim_end_matches('\0'))
-            }
-            // fill LEFT: opens files until so many descriptors are left
-            "fill" => {
-                let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-                let room = rustix::process::Rlimit { current: Some(256), maximum: most };
-                rustix::process::setrlimit(rustix::process::Resource::Nofile, room).expect("a lower limit");
-                files.truncate(0);
-                while let Ok(file) = std::fs::File::open("/dev/null") {
-                    files.push(file);
-                }
-                files.truncate(files.len() - n(1));
-                "0".into()
             }
             // limit BYTES: no file of this process may become larger
             "limit" => {

@@ -150,28 +150,6 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
 }
 
 #[test]
-fn sizes_beyond_all_memory_are_refused_before_any_page_is_looked_at() {
-    let node = Node::new(c"beluga");
-    let memory = Mapped::around_a_boundary(2 * PAGE);
-    for size in (40..=60).map(|bits| 1_usize << bits) {
-        let message = refused(register(&node, memory.at(0), size), mp_status_t::MP_ERROR_INVALID_POINTER);
-        assert!(message.contains("there is no memory at"), "{message}");
-    }
-    // Address space that is the program's, and that no memory stands behind.
-    let (none, kind) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping.
-    let space = unsafe { libc::mmap(null_mut(), 1 << 45, none, kind, -1, 0) };
-    if space != libc::MAP_FAILED {
-        let message = refused(register(&node, space.cast(), 1 << 45), mp_status_t::MP_ERROR_OUT_OF_MEMORY);
-        assert!(message.contains(&(1_u64 << 45).to_string()), "{message}");
-        // SAFETY: the whole of it.
-        unsafe { libc::munmap(space, 1 << 45) };
-    }
-    assert_eq!(register(&node, memory.at(0), 4 * PAGE), mp_status_t::MP_SUCCESS);
-    assert_eq!(unregister(&node, memory.at(0)), mp_status_t::MP_SUCCESS);
-}
-
-#[test]
 fn plans_of_memory_that_is_registered_no_more_are_refused_and_new_ones_take_it_as_it_is() {
     const BYTES: usize = 1 << 20;
     let node = Node::new(c"beluga");

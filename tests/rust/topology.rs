@@ -530,6 +530,8 @@ prop_compose! {
             graph_launch: graph,
             graph_node,
             graph_instantiate: graph_first_node,
+            graph_gap: graph_first_node,
+            scattered: kernel_efficiency / 4.0,
             batch,
             batch_segment,
             kernel,

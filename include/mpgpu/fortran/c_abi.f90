@@ -802,13 +802,6 @@ module mpgpu_c
             integer(c_int) :: outcome
         end function mp_node_devices
 
-        function mp_node_device(node, device) bind(c, name="mp_node_device") result(outcome)
-            import
-            type(c_ptr), value :: node
-            integer(c_int32_t), intent(inout), optional :: device
-            integer(c_int) :: outcome
-        end function mp_node_device
-
         function mp_node_destroy(node) bind(c, name="mp_node_destroy") result(outcome)
             import
             type(c_ptr), value :: node

@@ -41,7 +41,7 @@ module mpgpu
     private :: plan_transfers, plan_node_windows, plan_exchange, plan_halo, plan_node_halo
     private :: plan_enqueue, plan_execute, plan_prepare, plan_describe, plan_info, plan_destroy
     private :: request_wait, request_test, request_destroy
-    private :: node_create, node_device, node_devices, node_fail, node_destroy
+    private :: node_create, node_devices, node_fail, node_destroy
     private :: address_at, is_none, wrong_halo
 
     ! One execution of a plan that can be waited for.
@@ -60,7 +60,6 @@ module mpgpu
         integer :: ranks = 1 ! how many they are
     contains
         procedure :: create => node_create
-        procedure :: device => node_device
         procedure :: devices => node_devices
         procedure :: fail => node_fail
         procedure :: destroy => node_destroy
@@ -430,19 +429,7 @@ contains
             self%handle), stat, errmsg)
     end subroutine node_create
 
-    ! The first GPU that this rank works for; an error where there is none, because there are more ranks than GPUs.
-    function node_device(self, stat, errmsg) result(device)
-        class(mpgpu_node), intent(in) :: self
-        integer, intent(out), optional :: stat
-        character(*), intent(inout), optional :: errmsg
-        integer :: device
-        integer(c_int32_t) :: number
-        number = MP_DEVICE_HOST
-        call mpgpu_report(mp_node_device(self%handle, number), stat, errmsg)
-        device = int(number)
-    end function node_device
-
-    ! The GPUs that this rank works for; none where there are more ranks than GPUs.
+    ! The GPUs that this rank works for.
     function node_devices(self, stat, errmsg) result(devices)
         class(mpgpu_node), intent(in) :: self
         integer, intent(out), optional :: stat

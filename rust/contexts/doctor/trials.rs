@@ -41,10 +41,9 @@ fn memory_file() -> Result<OwnedFd, Errno> {
 fn connection() -> Result<[OwnedFd; 2], Errno> {
     let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (listener, client) = (socket()?, socket()?);
-    // The kernel chooses an abstract name: another container may have a process with this one's number.
-    rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed())?;
+    let name = SocketAddrUnix::new_abstract_name(format!("mpgpu-doctor-{}", std::process::id()).as_bytes())?;
+    rustix::net::bind(&listener, &name)?;
     rustix::net::listen(&listener, 1)?;
-    let name = rustix::net::getsockname(&listener)?;
     rustix::net::connect(&client, &name)?;
     Ok([rustix::net::acceptfrom_with(&listener, SocketFlags::CLOEXEC)?.0, client])
 }

@@ -208,13 +208,6 @@ impl Program {
         self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
     }
 
-    /// The number of rings before those that threads pass, which stand last.
-    pub fn own_rings(&self) -> usize {
-        let of_slot = |place: Place| if let Place::Slot { ring, .. } = place { Some(ring.0 as usize) } else { None };
-        let by_threads = self.ops.iter().filter(|op| op.mechanism == Mechanism::Thread).flat_map(|op| &op.copies);
-        by_threads.flat_map(|copy| [copy.to, copy.from]).filter_map(of_slot).min().unwrap_or(self.rings.len())
-    }
-
     /// The device that a place of the program of this batch lies on.
     pub fn device(&self, batch: &[Shape], place: Place) -> DeviceId {
         match place {

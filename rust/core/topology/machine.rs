@@ -97,6 +97,20 @@ impl Machine {
         machine
     }
 
+    /// The same machine with other numbers of GPUs: GPU `n` is the one that was `gpus[n]`, each of which is named once.
+    pub fn renumbered(&self, gpus: &[u32]) -> Machine {
+        let mut machine = self.clone();
+        let count = self.devices.len();
+        let old = |at: usize| gpus.get(at).map_or(at, |gpu| *gpu as usize);
+        for from in 0..count {
+            machine.devices[from] = self.devices[old(from)];
+            for to in 0..count {
+                machine.routes[from * count + to].clone_from(&self.routes[old(from) * count + old(to)]);
+            }
+        }
+        machine
+    }
+
     /// The same machine where each resource has so many times its capacity, more than 0. Routes stay what they are: copy engines take the way
     /// that they are wired for, however slow it is. The topology that it was compiled from stays too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {

@@ -107,10 +107,6 @@ impl Backend for CudaBackend {
         self.0.register(address, bytes, huge)
     }
 
-    fn shares_thread_rings(&self) -> bool {
-        true
-    }
-
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         self.0.unregister(address)
     }
@@ -147,7 +143,6 @@ impl Backend for CudaBackend {
     /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
     /// [`BackendError::NotSupported`] in a capture where the driver is older than CUDA 11.3.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
-        let _turn = self.0.turn(stream)?;
         self.0.with_stream(stream, |_, raw| launch_host(self.0.gpus.driver, raw, work))
     }
 

@@ -5,7 +5,6 @@
 //! a code that the enumeration lacks, so a result stays an integer.
 
 use crate::backend::BackendError;
-use crate::backend::static_program::check_can_load;
 use crate::took::took;
 use cudarc::driver::sys;
 use libloading::Library;
@@ -301,7 +300,6 @@ pub(super) use call_optional;
 
 impl Driver {
     fn load() -> Result<Driver, BackendError> {
-        check_can_load().map_err(|why| BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded: {why}")))?;
         // By its own name first: that without a number may be a toolkit's stub, which stands in a library path for the linker's sake and has no
         // driver behind it. Loaded once and never unloaded, as whatever has threads and callbacks in the process.
         // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.

@@ -26,7 +26,6 @@
 //! └ enqueue
 //!   ├ come_after             waits for executions that use the same staging memory
 //!   ├ launch_graph           graph.rs: an executable graph of the plan (graphs.rs, exec.rs, nodes.rs), one cuGraphLaunch
-//!   ├ enqueue_threads        submit.rs: the copies of threads go to their pool (workers.rs, pool.rs), the others over streams
 //!   ├ enqueue_lanes          stream.rs: a stream for each lane (lanes.rs, device.rs), joined by events
 //!   │ └ enqueue_op           copies.rs: cuMemcpyDtoDAsync, cuMemcpyBatchAsync, or the fused kernel (kernel.rs)
 //!   └ end                    the comparison of bytes (verify.rs); an event behind all (completion.rs)
@@ -49,8 +48,6 @@
 //! | --- | --- | --- |
 //! | `Sharing::waits`, `held`, `failed_waits` | waits for signals, memory of and for others: what the service thread needs | none |
 //! | `Events`, `Memory`, `Streams`, `Core::reached`, `capture::SPARE` | tables | none |
-//! | `Workers`: words and pool | words that are free; the jobs of copy threads | none |
-//! | `Turns` | a turn in a stream, while an execution of several calls is enqueued there | all of these calls: only others that enqueue into the same stream wait for it, as they would for room in its queue |
 //! | `Verification` | memory for comparing bytes | asking whether events have passed |
 //! | `Graphs::programs`, `Graphs::retired`, `exec::Pool` | graphs, and those of one program | making, changing and asking for graphs; not launching |
 //! | `Primary::lanes`, `retired`, `callers`, `events`, `timers` | streams and events that are free | asking for streams and creating them |
@@ -100,7 +97,6 @@ mod operations;
 mod owner;
 mod parts;
 mod peers;
-mod pool;
 mod pools;
 mod reach;
 mod reached;
@@ -110,7 +106,6 @@ mod stream;
 mod streams;
 mod submit;
 mod timing;
-mod turns;
 mod verify;
 mod waits;
 mod workers;

@@ -5,7 +5,6 @@
 //! here knows. Opening a context would load and unload it each time.
 
 use super::driver::lock;
-use crate::backend::static_program::check_can_load;
 use crate::took::took;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -15,9 +14,6 @@ use std::sync::{Mutex, OnceLock};
 pub(super) fn nvml() -> Result<&'static Nvml, NvmlError> {
     static NVML: OnceLock<Nvml> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
-    if check_can_load().is_err() {
-        return Err(NvmlError::LibraryNotFound);
-    }
     // Held while it is loaded, so that no second one is, which would be dropped.
     let _once = lock(&LOADING);
     match NVML.get() {

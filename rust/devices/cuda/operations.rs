@@ -31,7 +31,6 @@ impl Core {
             None => failed_waits.behind(|| event.0 as u64),
         };
         failed_waits.join(|| self.number_of(stream), &behind);
-        let _turn = self.turn(stream)?;
         self.with_stream(stream, |_, stream| {
             let raw = match &recorded {
                 Some(last) => last.mark.event(),

@@ -12,7 +12,6 @@ use super::peers::Checks;
 use super::reached::Reached;
 use super::sharing::Sharing;
 use super::streams::{Found, Streams};
-use super::turns::Turns;
 use super::verify::Verification;
 use super::workers::Workers;
 use crate::backend::failed_waits::{Behind, FailedWaits};
@@ -31,7 +30,6 @@ pub(in crate::cuda) struct Core {
     pub events: Events,
     pub verification: Verification,
     pub workers: Workers,
-    pub turns: Turns,
     pub reached: Mutex<Reached>,
     pub checks: Checks,
 }
@@ -47,7 +45,6 @@ impl Core {
             events: Events::default(),
             verification: Verification::default(),
             workers: Workers::default(),
-            turns: Turns::default(),
             reached: Mutex::default(),
             checks: Checks::default(),
         })

@@ -72,7 +72,6 @@ impl Core {
         }
         self.gpus.load_kernels();
         let mut taken = 0;
-        let _turn = self.turn(stream)?;
         let enqueued = self.with_stream(stream, |primary, raw| {
             let kernel = primary.kernel().filter(|_| by == SignalWait::Kernel);
             for some in pending.chunks(if kernel.is_some() { SIGNALS_PER_WAIT } else { MOST_OPERATIONS }) {

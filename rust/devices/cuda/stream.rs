@@ -186,9 +186,7 @@ impl Core {
             // SAFETY: `mark` holds the event; the stream is ours or the caller's.
             unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
-        // Where threads do a part, no operation is enqueued before one that it waits for by way of them: a queue that is full would hold both.
-        let in_order = lanes.iter().any(|lane| lane.threads.is_some());
-        for index in schedule.order.iter().enumerate().map(|(at, index)| if in_order { at } else { *index as usize }) {
+        for index in schedule.order.iter().map(|index| *index as usize) {
             let op = &ops[index];
             let number = op.lane.0 as usize;
             let lane = &mut lanes[number];

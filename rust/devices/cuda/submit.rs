@@ -12,9 +12,9 @@ use super::parts::Core;
 use super::streams::Start;
 use super::timing::Timing;
 use super::verify::Verdict;
-use super::workers::{Divided, by_threads};
+use super::workers::Divided;
 use crate::backend::{BackendError, Completion, Execution, PlanState, Report};
-use crate::plan::Engine;
+use crate::plan::{Engine, Mechanism};
 use std::sync::Arc;
 
 impl Core {
@@ -48,7 +48,7 @@ impl Core {
         let _current = primary.enter()?;
         let own = PlanState::default();
         let state = execution.state.unwrap_or(&own);
-        let divided = Divided::of(execution, found.gpu, state);
+        let divided = Divided::of(execution.program);
         let execution = &Execution { program: divided.as_ref().map_or(execution.program, |divided| &divided.streams), ..*execution };
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(execution.stream.0)), Ok)?;
         // For the start and the end of an execution, or for the ends of two launches in a row.
@@ -71,11 +71,9 @@ impl Core {
         if let Some(timing) = &mut timing {
             timing.start(execution.stream.0)?;
         }
-        let divided = Divided::of(execution, start.gpu, state);
+        let divided = Divided::of(execution.program);
         let is_graph = execution.engine == Engine::Graph && timing.is_none() && divided.is_none() && !execution.program.ops.is_empty();
         let launched = if is_graph { self.launch_graph(execution, start, state)? } else { None };
-        let is_long = launched.is_none() && execution.program.ops.len() > 1;
-        let _turn = is_long.then(|| self.turns.take(execution.stream, start.gpu, start.number));
         let mut threads = None;
         if let Some(divided) = &divided {
             threads = Some(self.enqueue_threads(execution, start, state, divided)?);
@@ -93,32 +91,28 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues the operations of streams of a program of which threads do the rest, and gives threads theirs. The result reports what goes wrong
-    /// there. Nobody else enqueues into the stream meanwhile: threads and streams know the executions of a stream in one order.
+    /// Enqueues what streams do of a program of which threads do the rest, and hands them that. What goes wrong there is told by the result.
     fn enqueue_threads(
         &self,
         execution: &Execution<'_>,
         start: &Start,
         state: &PlanState,
-        divided: &Arc<Divided>,
+        divided: &Divided,
     ) -> Result<Arc<Verdict>, BackendError> {
         if execution.report == Report::Times {
             let why = "an execution whose pageable memory threads copy cannot be timed operation by operation; set MPGPU_HOST_THREADS=0";
             return Err(BackendError::NotSupported(why.into()));
         }
         let stream = handle(execution.stream.0);
-        let job = self.workers.job(&self.gpus, execution, start, divided)?;
+        let job = self.workers.job(&self.gpus, execution, divided)?;
         let own = Execution { program: &divided.streams, ..*execution };
         // First, so that threads fill slots while the rest is enqueued.
         self.workers.start(&job)?;
-        let gpus = &self.gpus;
-        let wait = |word: Option<u64>| gpus.wait_for_threads(stream, word.into_iter(), job.value);
-        let enqueued = gpus
+        let enqueued = self
+            .gpus
             .tell_threads(stream, job.begin(), job.value)
-            .and_then(|()| wait(divided.writes_rings.then(|| job.granted())))
             .and_then(|()| self.enqueue_lanes(&own, start.gpu, state, false, &mut None, Some((&job, divided))))
-            .and_then(|()| wait(divided.has_end.then(|| job.end())))
-            .and_then(|()| gpus.tell_threads(stream, job.over(), job.value));
+            .and_then(|()| self.gpus.wait_for_threads(stream, divided.ends.iter().map(|copy| job.word(*copy)), job.value));
         if let Err(error) = enqueued {
             job.cancel();
             // SAFETY: the caller's stream. As where lanes are given back: nothing may be left at work on the buffers.
@@ -172,7 +166,8 @@ impl Core {
 
 /// What a graph cannot do.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
-    let why = if by_threads(execution.program) {
+    let by_thread = execution.program.ops.iter().any(|op| op.mechanism == Mechanism::Thread);
+    let why = if by_thread {
         "threads copy its pageable memory, which a graph cannot ask for; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"
     } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"

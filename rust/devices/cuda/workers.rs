@@ -1,90 +1,78 @@
-//! Copies between pageable host memory and slots of pinned memory by threads ([`Mechanism::Thread`]), beside copy engines.
+//! Threads that copy between pageable host memory and slots of pinned memory ([`Mechanism::Thread`]), beside copy engines.
 //!
-//! Everything is enqueued when an execution is submitted, and nobody waits there. Streams and threads notify each other by words in pinned memory, one
-//! for each operation: a stream waits by an operation for the word of a thread's copy, and sets the word of its own operation where a thread waits for
-//! that. An execution sets its words to a number of its own, larger than that of any before it that used them, so nobody has to set them back.
+//! Everything is enqueued when an execution is submitted, and nobody waits there. Streams and threads hand over by words in pinned memory, one for
+//! each operation: a stream waits by an operation for the word of a thread's copy, and sets the word of its own where a thread waits for that.
+//! An execution sets its words to a number of its own, larger than that of any before it that used them, so nobody has to set them back.
 //!
-//! Threads run any copy that is ready, and wait for none ([`CopyPool`]). An operation waits for earlier ones of its program alone, and is enqueued after
-//! all of these. Executions that share rings come after each other in the order in which their streams reach them.
+//! Threads take copies in the order of the program, and executions in the order in which they were submitted. What a copy waits for stands before it
+//! and so was taken before, or is a copy engine's that waits for such ones alone: however few threads there are, the first of what is under way can
+//! go on.
 //!
 //! A thread works on the NUMA node of the memory that it copies first for an execution, where the system shows several.
+//!
+//! Ordinary memory may be none, and what is mapped from a file can vanish while it is copied, because the file becomes shorter. There the system
+//! copies (`process_vm_readv`), which tells where a load would end the process, at half the rate. Private memory is copied as any other: it lives until
+//! the program itself unmaps it, and until the execution has completed it must not.
 
 use super::driver::{OutsideCapture, call, handle, lock};
 use super::gpus::Gpus;
-use super::pool::{CopyPool, PoolJob};
-use super::streams::Start;
-use super::turns::own_number;
 use super::verify::Verdict;
 use crate::backend::host_memory::NearMemory;
-use crate::backend::{BackendError, Endpoints, Execution, PlanState, address};
-use crate::guarded::{PrivateRanges, copy_by_system, copy_in_process};
-use crate::plan::{Mechanism, OpId, Place, Program, RingId};
+use crate::backend::{BackendError, Endpoints, Execution, address};
+use crate::plan::{Mechanism, OpId, Place, Program};
+use crate::threads::without_signals;
 use smallvec::SmallVec;
+use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::ops::Range;
-use std::ptr::with_exposed_provenance;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// A program whose copies by threads are separated from the operations of streams.
+/// A program without its threads' copies, and what these and the others wait for of each other.
 #[derive(Debug)]
 pub(super) struct Divided {
-    /// The whole program, which keeps its address from being another's.
-    whole: Arc<Program>,
-    /// The operations of streams.
+    /// What streams do.
     pub streams: Arc<Program>,
-    /// For each operation of `streams`, what it waits for and sets.
+    /// Of each operation of `streams`, the words that it waits for and whether it sets its own, which has the number of the operation in the whole.
     pub hands: Vec<StreamHand>,
-    /// The copies of threads, lane by lane, by their numbers in the whole program.
-    lanes: Vec<Vec<u32>>,
-    /// Bytes of these.
+    /// Operations of the whole that threads do.
+    copies: Vec<u32>,
+    /// Bytes of these, and how many lanes they stand on.
     bytes: u64,
-    /// True if the caller's stream has to wait for the last copy: not all are waited for by its operations.
-    pub has_end: bool,
-    /// The rings that threads and streams pass through, and whether a stream writes to one.
-    rings: Vec<RingId>,
-    pub writes_rings: bool,
+    lanes: usize,
+    /// Those whose words the caller's stream waits for at its end.
+    pub ends: SmallVec<[u32; 8]>,
 }
 
-/// The words of one operation of a stream, by numbers of operations in the whole program.
 #[derive(Debug, Default)]
 pub(super) struct StreamHand {
     pub waits: SmallVec<[u32; 2]>,
-    /// Its own, if a thread waits for it.
     pub tells: Option<u32>,
 }
 
 impl Divided {
-    /// The division of an execution's program, which its plan keeps. `None` where threads copy nothing.
-    pub fn of(execution: &Execution<'_>, gpu: usize, state: &PlanState) -> Option<Arc<Divided>> {
-        if !by_threads(execution.program) {
+    /// `None` where no threads are asked for.
+    pub fn of(program: &Program) -> Option<Divided> {
+        let by_thread = |index: usize| program.ops[index].mechanism == Mechanism::Thread;
+        if !(0..program.ops.len()).any(by_thread) {
             return None;
         }
-        if let Some(known) = state.find::<Arc<Divided>>(execution.program, gpu) {
-            return Some(Arc::clone(known));
-        }
-        let divided = Arc::new(Divided::new(execution.program));
-        state.keep((Arc::as_ptr(execution.program).addr(), None), Arc::new(Arc::clone(&divided)));
-        Some(divided)
-    }
-
-    fn new(program: &Arc<Program>) -> Divided {
-        let by_thread = |index: usize| program.ops[index].mechanism == Mechanism::Thread;
         let lanes = program.ops.iter().filter(|op| op.mechanism != Mechanism::Thread).map(|op| op.lane.0 as usize + 1).max().unwrap_or(0);
-        let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..Program::clone(program) };
-        let (mut hands, mut bytes): (Vec<StreamHand>, u64) = (Vec::new(), 0);
-        // Of operations of streams, in `streams`.
+        let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..program.clone() };
+        let (mut hands, mut copies): (Vec<StreamHand>, Vec<u32>) = (Vec::new(), Vec::new());
         let mut number: Vec<u32> = Vec::with_capacity(program.ops.len());
         let mut awaited = vec![false; program.ops.len()];
-        let mut copies: Vec<Vec<u32>> = vec![Vec::new(); program.lanes.len()];
+        let mut last: Vec<Option<u32>> = vec![None; program.lanes.len()];
         for (index, op) in program.ops.iter().enumerate() {
             if by_thread(index) {
                 for before in op.after.iter().filter(|before| !by_thread(before.0 as usize)) {
                     hands[number[before.0 as usize] as usize].tells = Some(before.0);
                 }
-                copies[op.lane.0 as usize].push(index as u32);
-                bytes += op.copies.iter().map(|copy| copy.bytes).sum::<u64>();
-                number.push(u32::MAX);
+                last[op.lane.0 as usize] = Some(index as u32);
+                number.push(copies.len() as u32);
+                copies.push(index as u32);
                 continue;
             }
             let (threads, others): (SmallVec<[OpId; 2]>, SmallVec<[OpId; 2]>) =
@@ -96,31 +84,12 @@ impl Divided {
             streams.ops.push(own);
             hands.push(StreamHand { waits: threads.iter().map(|before| before.0).collect(), tells: None });
         }
-        copies.retain(|lane| !lane.is_empty());
-        let of_slot = |place: Place| if let Place::Slot { ring, .. } = place { Some(ring) } else { None };
-        let by_threads = program.ops.iter().filter(|op| op.mechanism == Mechanism::Thread).flat_map(|op| &op.copies);
-        let mut rings: Vec<RingId> = by_threads.flat_map(|copy| [copy.to, copy.from]).filter_map(of_slot).collect();
-        rings.sort_unstable();
-        rings.dedup();
-        let mut by_streams = streams.ops.iter().flat_map(|op| &op.copies);
-        let writes_rings = by_streams.any(|copy| of_slot(copy.to).is_some_and(|ring| rings.contains(&ring)));
-        let has_end = copies.iter().filter_map(|lane| lane.last()).any(|last| !awaited[*last as usize]);
-        Divided { whole: Arc::clone(program), streams: Arc::new(streams), hands, lanes: copies, bytes, has_end, rings, writes_rings }
-    }
-
-    /// The copies of threads.
-    fn copies(&self) -> impl Iterator<Item = u32> {
-        self.lanes.iter().flatten().copied()
+        let of_threads = last.iter().flatten().count();
+        let ends = last.into_iter().flatten().filter(|copy| !awaited[*copy as usize]).collect();
+        let bytes = copies.iter().flat_map(|copy| &program.ops[*copy as usize].copies).map(|copy| copy.bytes).sum();
+        Some(Divided { streams: Arc::new(streams), hands, copies, bytes, lanes: of_threads, ends })
     }
 }
-
-/// True if threads copy a part of a program. Their lanes, which are the host's, stand last.
-pub(super) fn by_threads(program: &Program) -> bool {
-    program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
-}
-
-/// Words beside those of operations.
-const OWN_WORDS: usize = 4;
 
 /// Pinned memory for the words of an execution at a time.
 #[derive(Debug)]
@@ -129,271 +98,318 @@ struct WordBlock {
     count: usize,
 }
 
-/// Blocks that no execution uses.
-#[derive(Debug, Default)]
-struct WordBlocks {
-    spare: Mutex<Vec<WordBlock>>,
-    /// Blocks of jobs that were cancelled, whose streams may still set words.
-    retired: Mutex<Vec<WordBlock>>,
-}
-
-/// The copies of threads for one execution.
+/// What threads do for one execution.
 #[derive(Debug)]
 pub(super) struct Job {
+    program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
-    divided: Arc<Divided>,
-    /// Those of the rings that threads pass.
-    ring_bytes: SmallVec<[Range<u64>; 4]>,
-    stream: Option<u64>,
+    copies: Vec<u32>,
     words: WordBlock,
-    all_words: Arc<WordBlocks>,
-    /// Value that its words are set to.
+    /// What its words are set to.
     pub value: u64,
-    /// Copies that are not done.
+    /// Copies that somebody has taken, and that are not done.
+    taken: AtomicUsize,
     left: AtomicUsize,
-    /// True once a copy has failed: no more bytes are copied.
-    has_failed: AtomicBool,
-    /// True once the execution has failed to be enqueued: its streams may never set a word.
     is_cancelled: AtomicBool,
-    /// Private memory of the process, found by the first thread that needs it, while the others copy as though there were none: that takes a
-    /// millisecond and more. Not looked for where few bytes are copied.
+    /// What is private memory of the process, found out by the first thread that wants to know, while the others copy as though none were: that
+    /// takes a millisecond and more. Not asked for few bytes.
     private: OnceLock<PrivateRanges>,
     is_looked_for: AtomicBool,
+    is_little: bool,
+    /// Lanes of threads.
+    lanes: usize,
     pub verdict: Arc<Verdict>,
 }
 
 impl Job {
-    /// The word that the stream sets when it reaches the execution.
+    /// The word of the execution's begin, then that of each operation.
     pub fn begin(&self) -> u64 {
         self.words.base
     }
 
-    /// The word that is set while the rings are granted to it.
-    pub fn granted(&self) -> u64 {
-        self.words.base + 8
-    }
-
-    /// The word that the last copy sets.
-    pub fn end(&self) -> u64 {
-        self.words.base + 16
-    }
-
-    /// The word that the stream sets when it is past the execution.
-    pub fn over(&self) -> u64 {
-        self.words.base + 24
-    }
-
-    /// The word of an operation.
     pub fn word(&self, op: u32) -> u64 {
-        self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
+        self.words.base + 8 * (1 + u64::from(op))
     }
 
-    fn at(&self, word: u64) -> &AtomicU64 {
+    fn load(&self, word: u64) -> u64 {
         // SAFETY: a word of the block, which is looked at through atomics alone here; it is freed once no thread has a job.
-        unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
+        unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }.load(Ordering::Acquire)
     }
 
-    /// True if a word is set.
-    fn is_set(&self, word: u64) -> bool {
-        self.at(word).load(Ordering::Acquire) >= self.value
+    fn store(&self, word: u64) {
+        // SAFETY: as above.
+        unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }.store(self.value, Ordering::Release);
     }
 
-    fn set(&self, word: u64) {
-        self.at(word).store(self.value, Ordering::Release);
-    }
-
-    /// Nothing more is copied, and threads wait for no stream any longer. So streams that wait for threads go on.
+    /// Nothing more is copied. Each copy still sets its word in its turn, so what is under way ends before the execution does.
     pub fn cancel(&self) {
-        self.has_failed.store(true, Ordering::Release);
         self.is_cancelled.store(true, Ordering::Release);
     }
 
-    fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Acquire)
+    /// Looks until a word is set: at once, then again and again. `longest` is how long a pause may become.
+    fn wait(&self, word: u64, longest: Duration) {
+        let (begun, mut pause) = (Instant::now(), PAUSE);
+        while self.load(word) < self.value && !self.is_cancelled.load(Ordering::Acquire) {
+            if begun.elapsed() < SPIN {
+                std::hint::spin_loop();
+            } else {
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(longest);
+            }
+        }
+    }
+
+    /// Where one of its copies begins or ends in ordinary memory.
+    fn ordinary_end(&self, at: usize) -> u64 {
+        let copy = self.program.ops[self.copies[at] as usize].copies.first();
+        copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
     }
 
     fn address(&self, place: Place) -> u64 {
-        address(&self.divided.whole, &self.endpoints, &self.rings, place)
+        address(&self.program, &self.endpoints, &self.rings, place)
     }
 
-    /// Moves the bytes of one copy.
-    fn copy(&self, op: u32) -> Result<(), BackendError> {
-        let is_little = self.divided.bytes < LITTLE_BYTES;
-        for copy in &self.divided.whole.ops[op as usize].copies {
-            let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
+    /// Does one of its copies, in its turn.
+    fn copy(&self, at: usize) {
+        let index = self.copies[at];
+        let op = &self.program.ops[index as usize];
+        // The one before on its lane.
+        let before = self.copies[..at].iter().rev().find(|other| self.program.ops[**other as usize].lane == op.lane);
+        before.iter().for_each(|other| self.wait(self.word(**other), PAUSE));
+        if op.after.iter().all(|before| self.program.ops[before.0 as usize].mechanism == Mechanism::Thread) || at < self.lanes {
+            // The stream may have other work for seconds.
+            self.wait(self.begin(), LONG_PAUSE);
+        }
+        op.after.iter().for_each(|before| self.wait(self.word(before.0), PAUSE));
+        for copy in op.copies.iter().filter(|_| !self.is_cancelled.load(Ordering::Acquire)) {
+            let (to, from) = (self.address(copy.to), self.address(copy.from));
             let reads = matches!(copy.to, Place::Slot { .. });
-            if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
+            let bytes = copy.bytes as usize;
+            if !self.is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
                 // Nobody else sets it.
                 let _ = self.private.set(PrivateRanges::look());
             }
-            let ordinary = if reads { from } else { to };
-            if self.private.get().is_some_and(|ranges| ranges.has(ordinary, copy.bytes, !reads)) {
-                // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. Private memory stays until the
-                // execution has completed, for which its caller vouches.
-                unsafe { copy_in_process(to, from, bytes) };
-                continue;
-            }
-            // SAFETY: as above, for the slot.
-            unsafe { copy_by_system(to, from, bytes, reads) }.map_err(|fault| {
+            let private = self.private.get();
+            let is_private = private.is_some_and(|ranges| ranges.has(if reads { from } else { to }, copy.bytes, !reads));
+            let copy_bytes = if is_private { copy_private } else { copy_ordinary };
+            // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. Private memory stays until the
+            // execution has completed, for which its caller vouches.
+            if let Err((at, code)) = unsafe { copy_bytes(to, from, bytes, reads) } {
                 let transfer = match (copy.from, copy.to) {
                     (Place::Source { transfer, .. }, _) | (_, Place::Destination { transfer, .. }) => transfer,
                     _ => 0,
                 };
-                fault.error(transfer)
-            })?;
+                self.verdict.note(BackendError::Driver {
+                    what: format!("transfer {transfer}: {} host memory at {at:#x}", if reads { "reading" } else { "writing" }),
+                    reason: "it was unmapped, or its file became shorter, while an execution used it; keep it until that has completed"
+                        .into(),
+                    code: i64::from(code),
+                });
+                self.cancel();
+            }
         }
-        Ok(())
-    }
-
-    /// The address in ordinary memory at which the first copy of an operation begins or ends.
-    fn ordinary_end(&self, op: u32) -> u64 {
-        let copy = self.divided.whole.ops[op as usize].copies.first();
-        copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
+        self.store(self.word(index));
     }
 }
 
-impl Drop for Job {
-    fn drop(&mut self) {
-        let WordBlock { base, count } = self.words;
-        let blocks = if *self.is_cancelled.get_mut() { &self.all_words.retired } else { &self.all_words.spare };
-        lock(blocks).push(WordBlock { base, count });
+/// Address ranges of the process that no file stands behind, in order, each with whether it may be written.
+#[derive(Debug, Default)]
+struct PrivateRanges(Vec<(u64, u64, bool)>);
+
+impl PrivateRanges {
+    /// As they are now.
+    fn look() -> PrivateRanges {
+        PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
+    }
+
+    /// Of lines as proc(5) has them: `begin-end access offset device inode name`. What lies side by side is one.
+    fn parse(text: &[u8]) -> PrivateRanges {
+        let mut found: Vec<(u64, u64, bool)> = Vec::new();
+        for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
+            let mut words = line.split_ascii_whitespace();
+            let (Some(range), Some(access), Some(inode)) = (words.next(), words.next(), words.nth(2)) else { continue };
+            let number = |text: &str| u64::from_str_radix(text, 16).ok();
+            let Some((begin, end)) = range.split_once('-').and_then(|(begin, end)| Some((number(begin)?, number(end)?))) else { continue };
+            // Names in brackets are the heap, stacks, and pages of the system's.
+            let is_own = words.next().is_none_or(|name| name == "[heap]" || name.starts_with("[stack") || name.starts_with("[anon"));
+            if inode != "0" || !access.starts_with('r') || !is_own {
+                continue;
+            }
+            let writes = access.as_bytes().get(1) == Some(&b'w');
+            match found.last_mut().filter(|last| last.1 == begin && last.2 == writes) {
+                Some(last) => last.1 = end,
+                None => found.push((begin, end, writes)),
+            }
+        }
+        PrivateRanges(found)
+    }
+
+    /// Whether all of a range is such memory.
+    fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
+        let after = self.0.partition_point(|range| range.0 <= address);
+        let before = after.checked_sub(1).map(|at| self.0[at]);
+        before.is_some_and(|(_, end, writes)| address.checked_add(bytes).is_some_and(|last| last <= end) && (writes || !written))
     }
 }
 
-/// Where a thread is.
-pub(super) struct Worker {
-    near: NearMemory,
-    /// The job that it has gone to the memory of.
-    last: u64,
-}
-
-impl Default for Worker {
-    fn default() -> Self {
-        Worker { near: NearMemory::of_this_thread(), last: 0 }
-    }
-}
-
-impl PoolJob for Job {
-    type Worker = Worker;
-
-    fn stream(&self) -> Option<u64> {
-        self.stream
-    }
-
-    fn lanes(&self) -> &[Vec<u32>] {
-        &self.divided.lanes
-    }
-
-    fn bytes(&self) -> &[Range<u64>] {
-        &self.ring_bytes
-    }
-
-    fn waits_for_grant(&self) -> bool {
-        self.divided.writes_rings
-    }
-
-    fn grant(&self) {
-        self.set(self.granted());
-    }
-
-    fn take_grant_back(&self) {
-        self.at(self.granted()).store(self.value - 1, Ordering::SeqCst);
-        // Before the look at whether the stream has come.
-        fence(Ordering::SeqCst);
-    }
-
-    fn has_begun(&self) -> bool {
-        self.is_set(self.begin()) || self.is_cancelled()
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_set(self.over())
-    }
-
-    fn is_ready(&self, op: u32) -> bool {
-        self.is_cancelled() || self.divided.whole.ops[op as usize].after.iter().all(|before| self.is_set(self.word(before.0)))
-    }
-
-    fn run(&self, op: u32, worker: &mut Worker) {
-        // Once for each execution: memory of several nodes has threads on each, in proportion.
-        if worker.last != self.value {
-            worker.near.go_to(self.ordinary_end(op));
-            worker.last = self.value;
-        }
-        if !self.has_failed.load(Ordering::Acquire)
-            && let Err(error) = self.copy(op)
-        {
-            self.verdict.note(error);
-            self.has_failed.store(true, Ordering::Release);
-        }
-        self.set(self.word(op));
-        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.set(self.end());
-        }
-    }
+/// # Safety
+///
+/// Both ends are valid for so many bytes, and do not overlap.
+unsafe fn copy_private(to: u64, from: u64, bytes: usize, _: bool) -> Result<(), (u64, i32)> {
+    let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize), with_exposed_provenance::<u8>(from as usize));
+    // SAFETY: as the caller says.
+    unsafe { to.copy_from_nonoverlapping(from, bytes) };
+    Ok(())
 }
 
 /// Where fewer bytes are copied, looking for private memory takes longer than it saves: a process with a GPU has thousands of ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
-/// The threads of a backend, and the words of their jobs.
+/// How long a thread looks without a pause.
+const SPIN: Duration = Duration::from_micros(10);
+/// From one look to the next while copies are under way, each of which takes some 80 us for the largest chunk.
+const PAUSE: Duration = Duration::from_micros(15);
+const LONG_PAUSE: Duration = Duration::from_micros(200);
+
+/// Copies between ordinary memory and memory of the library: `reads` says that the source is ordinary. An error has the address that is none, and the
+/// system's code.
+///
+/// # Safety
+///
+/// The library's end is valid for so many bytes, and nobody else touches them.
+unsafe fn copy_ordinary(to: u64, from: u64, bytes: usize, reads: bool) -> Result<(), (u64, i32)> {
+    static HAS_CALL: AtomicBool = AtomicBool::new(true);
+    let mut done = 0;
+    while done < bytes && HAS_CALL.load(Ordering::Relaxed) {
+        let part = |base: u64| libc::iovec { iov_base: with_exposed_provenance_mut(base as usize + done), iov_len: bytes - done };
+        let (own, ordinary) = if reads { (part(to), part(from)) } else { (part(from), part(to)) };
+        let process = std::process::id() as libc::pid_t;
+        // SAFETY: the library's end is valid, as the caller says; of the other the system finds out.
+        let moved = unsafe {
+            if reads {
+                libc::process_vm_readv(process, &own, 1, &ordinary, 1, 0)
+            } else {
+                libc::process_vm_writev(process, &own, 1, &ordinary, 1, 0)
+            }
+        };
+        match usize::try_from(moved) {
+            Ok(0) => return Err((ordinary.iov_base.addr() as u64, libc::EFAULT)),
+            Ok(moved) => done += moved,
+            Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+                libc::EINTR => {}
+                // Not for this process, by a filter of system calls say.
+                libc::ENOSYS | libc::EPERM => HAS_CALL.store(false, Ordering::Relaxed),
+                code => return Err((ordinary.iov_base.addr() as u64, code)),
+            },
+        }
+    }
+    let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize + done), with_exposed_provenance::<u8>(from as usize + done));
+    // SAFETY: the caller of `execute` vouches for its buffers until completion; the system's own call, which need not trust it, is not to be had.
+    unsafe { to.copy_from_nonoverlapping(from, bytes - done) };
+    Ok(())
+}
+
+/// The threads of a backend, started as jobs ask for them.
 #[derive(Debug, Default)]
-pub(super) struct Workers {
-    pool: CopyPool<Job>,
-    words: Arc<WordBlocks>,
+pub(super) struct Workers(Arc<Shop>);
+
+#[derive(Debug, Default)]
+struct Shop {
+    state: Mutex<ShopState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ShopState {
+    jobs: VecDeque<Arc<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    spare: Vec<WordBlock>,
+    /// Of jobs that were cancelled, whose streams may still set words.
+    retired: Vec<WordBlock>,
     /// The value of the last job.
-    value: AtomicU64,
+    value: u64,
+    is_closed: bool,
 }
 
 impl Workers {
-    /// The copies of threads for an execution of a program that was divided. Nothing begins before [`start`](Workers::start).
-    pub fn job(&self, gpus: &Gpus, execution: &Execution<'_>, start: &Start, divided: &Arc<Divided>) -> Result<Arc<Job>, BackendError> {
-        let count = OWN_WORDS + execution.program.ops.len();
-        let ring_bytes = divided.rings.iter().map(|ring| {
-            let base = execution.rings[ring.0 as usize];
-            base..base + execution.program.rings[ring.0 as usize].bytes()
-        });
-        let spare = {
-            let mut spare = lock(&self.words.spare);
-            let fitting = spare.iter().position(|words| words.count >= count);
-            fitting.map(|at| spare.swap_remove(at))
+    /// What threads are to do for an execution of a program that was divided. Nothing begins before [`start`](Workers::start).
+    pub fn job(&self, gpus: &Gpus, execution: &Execution<'_>, divided: &Divided) -> Result<Arc<Job>, BackendError> {
+        let count = 1 + execution.program.ops.len();
+        let (spare, value) = {
+            let mut state = lock(&self.0.state);
+            state.value += 1;
+            let fitting = state.spare.iter().position(|words| words.count >= count);
+            (fitting.map(|at| state.spare.swap_remove(at)), state.value)
         };
         let words = spare.map_or_else(|| WordBlock::new(gpus, count), Ok)?;
         Ok(Arc::new(Job {
+            program: Arc::clone(execution.program),
             endpoints: Arc::clone(execution.endpoints),
             rings: Arc::clone(execution.rings),
-            divided: Arc::clone(divided),
-            ring_bytes: ring_bytes.collect(),
-            stream: own_number(execution.stream, start.gpu, start.number),
+            copies: divided.copies.clone(),
             words,
-            all_words: Arc::clone(&self.words),
-            value: 1 + self.value.fetch_add(1, Ordering::Relaxed),
-            left: AtomicUsize::new(divided.copies().count()),
-            has_failed: AtomicBool::new(false),
+            value,
+            taken: AtomicUsize::new(0),
+            left: AtomicUsize::new(divided.copies.len()),
             is_cancelled: AtomicBool::new(false),
             private: OnceLock::new(),
             is_looked_for: AtomicBool::new(false),
+            is_little: divided.bytes < LITTLE_BYTES,
+            lanes: divided.lanes,
             verdict: Arc::default(),
         }))
     }
 
-    /// Gives a job to the threads, of which there are then as many as its program has lanes for them.
+    /// Hands a job to the threads, of which there are then as many as its program has lanes for them.
     pub fn start(&self, job: &Arc<Job>) -> Result<(), BackendError> {
-        self.pool.give(job)
+        let mut state = lock(&self.0.state);
+        while state.threads.len() < job.lanes {
+            let shop = Arc::clone(&self.0);
+            let name = format!("mpgpu-copy-{}", state.threads.len());
+            match without_signals(|| std::thread::Builder::new().name(name).spawn(move || shop.work())) {
+                Ok(thread) => state.threads.push(thread),
+                // Fewer are slower.
+                Err(error) if !state.threads.is_empty() => {
+                    log::warn!("{} threads copy pageable memory, because the system gives no more: {error}", state.threads.len());
+                    break;
+                }
+                Err(error) => {
+                    state.spare.push(job.words.again());
+                    let (reason, code) = (error.to_string(), i64::from(error.raw_os_error().unwrap_or(0)));
+                    return Err(BackendError::Driver { what: "starting a thread that copies pageable memory".into(), reason, code });
+                }
+            }
+        }
+        state.jobs.push_back(Arc::clone(job));
+        drop(state);
+        self.0.changed.notify_all();
+        Ok(())
     }
 
-    /// Waits until no thread is at work for a job that was cancelled, and whose streams have nothing left to do.
-    pub fn abandon(&self, job: &Arc<Job>) {
-        job.set(job.over());
-        self.pool.wait(job);
+    /// Waits until no thread is at work for a job that was cancelled.
+    pub fn abandon(&self, job: &Job) {
+        while job.left.load(Ordering::Acquire) > 0 {
+            std::thread::sleep(PAUSE);
+        }
     }
 
     /// Ends the threads. All work of streams has finished.
     pub fn release(&self, gpus: &Gpus) {
-        self.pool.close();
-        let blocks = [&self.words.spare, &self.words.retired].map(|blocks| std::mem::take(&mut *lock(blocks)));
-        for words in blocks.into_iter().flatten() {
+        let threads = {
+            let mut state = lock(&self.0.state);
+            state.is_closed = true;
+            state.jobs.iter().for_each(|job| job.cancel());
+            std::mem::take(&mut state.threads)
+        };
+        self.0.changed.notify_all();
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        let words = {
+            let mut state = lock(&self.0.state);
+            let (spare, retired) = (std::mem::take(&mut state.spare), std::mem::take(&mut state.retired));
+            spare.into_iter().chain(retired)
+        };
+        for words in words {
             if !gpus.has_lost()
                 && let Some(primary) = gpus.in_use().next()
             {
@@ -401,6 +417,46 @@ impl Workers {
                 // SAFETY: allocated in `WordBlock::new`; no stream and no thread has it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(words.base as usize)) };
             }
+        }
+    }
+}
+
+impl Shop {
+    /// What a thread does until the end.
+    fn work(&self) {
+        // A pause is as long as it is meant to be, and not 50 us longer.
+        // SAFETY: an option of this thread that takes a number of nanoseconds.
+        unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
+        let (mut near, mut last) = (NearMemory::of_this_thread(), 0);
+        while let Some((job, at)) = self.next() {
+            // Once for each execution: memory of several nodes has threads on each, in proportion.
+            if last != job.value {
+                near.go_to(job.ordinary_end(at));
+                last = job.value;
+            }
+            job.copy(at);
+            if job.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let mut state = lock(&self.state);
+                let is_cancelled = job.is_cancelled.load(Ordering::Acquire);
+                if is_cancelled { &mut state.retired } else { &mut state.spare }.push(job.words.again());
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(Arc<Job>, usize)> {
+        let mut state = lock(&self.state);
+        loop {
+            while let Some(job) = state.jobs.front() {
+                let at = job.taken.fetch_add(1, Ordering::Relaxed);
+                if at < job.copies.len() {
+                    return Some((Arc::clone(job), at));
+                }
+                state.jobs.pop_front();
+            }
+            if state.is_closed {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -417,5 +473,65 @@ impl WordBlock {
         // SAFETY: just allocated, with so many bytes.
         unsafe { base.cast::<u8>().write_bytes(0, 8 * count) };
         Ok(WordBlock { base: base.expose_provenance() as u64, count })
+    }
+
+    /// For the next job.
+    fn again(&self) -> WordBlock {
+        WordBlock { base: self.base, count: self.count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_memory_is_what_no_file_stands_behind_and_the_process_may_touch() {
+        let text =
+            b"1000-2000 r--p 00000000 08:01 77 /usr/lib/x.so\n2000-3000 rw-p 00000000 00:00 0\n3000-5000 rw-p 00000000 00:00 0 [heap]\n\
+            5000-6000 ---p 00000000 00:00 0\n6000-7000 r--p 00000000 00:00 0\n7000-8000 rw-s 00000000 00:01 9 /dev/shm/y (deleted)\n\
+            8000-9000 r--p 00000000 00:00 0 [vvar]\n";
+        let private = PrivateRanges::parse(text);
+        let has = |address, bytes, written| private.has(address, bytes, written);
+        assert!(has(0x2000, 0x3000, true) && has(0x4fff, 1, true) && has(0x6000, 0x1000, false));
+        for (address, bytes, written) in [(0x1800, 8, false), (0x4fff, 2, false), (0x5000, 8, false), (0x6000, 8, true), (0x7000, 8, false)]
+        {
+            assert!(!has(address, bytes, written), "{address:#x}");
+        }
+        assert!(!has(0x8000, 8, false) && !has(0x2fff, 0x3000, true) && !has(u64::MAX, 2, false) && !has(0, 8, false));
+        let own = vec![1_u8; 100_000];
+        assert!(PrivateRanges::look().has(own.as_ptr().expose_provenance() as u64, 100_000, true));
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error_and_the_rest_is_copied() {
+        let page = 4096;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: new mappings.
+        let ordinary = unsafe { libc::mmap(std::ptr::null_mut(), 4 * page, access, kind, -1, 0) };
+        assert_ne!(ordinary, libc::MAP_FAILED);
+        // SAFETY: whole pages of the mapping just made.
+        unsafe {
+            ordinary.cast::<u8>().write_bytes(7, 4 * page);
+            // Not unmapped: what another thread maps into the gap would be written instead.
+            libc::mprotect(ordinary.byte_add(3 * page), page, libc::PROT_NONE);
+        }
+        let mut own = vec![0_u8; 4 * page];
+        let (to, from) = (own.as_mut_ptr().expose_provenance() as u64, ordinary.expose_provenance() as u64);
+        // SAFETY: the vector has the room.
+        unsafe {
+            assert_eq!(copy_ordinary(to, from, 3 * page, true), Ok(()));
+            assert_eq!(
+                copy_ordinary(to, from, 4 * page, true).map_err(|(at, code)| (at - from, code)),
+                Err((3 * page as u64, libc::EFAULT))
+            );
+            assert_eq!(
+                copy_ordinary(from, to, 4 * page, false).map_err(|(at, code)| (at - from, code)),
+                Err((3 * page as u64, libc::EFAULT))
+            );
+        }
+        assert!(own[..3 * page].iter().all(|byte| *byte == 7));
+        // SAFETY: the whole mapping.
+        unsafe { libc::munmap(ordinary, 4 * page) };
     }
 }

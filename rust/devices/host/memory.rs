@@ -1,7 +1,7 @@
 //! Memory of the virtual devices: host memory with an owner, which other processes can map unless it stands for a host's that is not shared.
 
 use crate::backend::host_memory::PageRange;
-use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, HOST_MEMORY_IS_SHARED_BY, LostPeer, MemoryKind, Signal};
+use crate::backend::{Allocation, BackendError, FailedWait, HOST_MEMORY_IS_SHARED_BY, LostPeer, MemoryKind, Signal};
 use crate::backend::{PAYLOAD_BYTES, REGISTERED_PIECE, Shared};
 use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
 use crate::ipc::signal;
@@ -9,14 +9,11 @@ use crate::sync::held;
 use crate::topology::DeviceId;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
 
 /// Allocation ids are unique in the process, over all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-
-/// Set in the ids of the program's own memory that it has registered: the program may unmap it, and its file may become shorter.
-const REGISTERED: u64 = 1 << 62;
 
 /// A memory file: the one way in which this backend shares memory.
 const MEMORY_FILE: u32 = 1;
@@ -110,7 +107,7 @@ impl HostMemory {
                 "{address:#x} cannot be registered: what begins at {base:#x} is pinned already"
             )));
         }
-        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) | REGISTERED;
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let allocation = Allocation { id, base: address, bytes, device: DeviceId::HOST, kind: MemoryKind::Pinned };
         entries.insert(address, Entry { allocation, pages: Pages::Registered, lost_peer: None, kernel_waits: Vec::new() });
         Ok(is_written.into_inner())
@@ -140,16 +137,6 @@ impl HostMemory {
     /// The allocation that `address` lies in.
     pub(super) fn locate(&self, address: u64) -> Option<Allocation> {
         self.at(address, |entry| entry.allocation)
-    }
-
-    /// True of an allocation that stays mapped, as large as it is, until it is freed: memory of the library, of this process or another.
-    pub(super) fn is_kept(id: Option<u64>) -> bool {
-        id.is_some_and(|id| id != 0 && id & REGISTERED == 0)
-    }
-
-    /// The allocations of the ends of transfers, destination and source by turns; 0 for what is none.
-    pub(super) fn of_ends(&self, ends: &[Endpoints]) -> Arc<[u64]> {
-        ends.iter().flat_map(|ends| [ends.dst, ends.src]).map(|end| self.locate(end).map_or(0, |allocation| allocation.id)).collect()
     }
 
     /// Bytes allocated on `device` at the moment.

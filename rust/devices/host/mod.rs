@@ -33,7 +33,7 @@ use self::node::Node;
 use self::queue::Queue;
 use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
-use self::streams::{StreamTable, next_handle};
+use self::streams::{StreamTable, key};
 use self::times::Times;
 use crate::backend::Shared;
 use crate::backend::failed_waits::{Behind, FailedWaits};
@@ -45,8 +45,7 @@ use crate::backend::{
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
-use ahash::RandomState;
-use std::collections::HashMap;
+use slotmap::{DefaultKey, Key, SlotMap};
 use std::sync::{Arc, RwLock};
 
 /// What an event stands for.
@@ -75,7 +74,7 @@ pub struct HostBackend {
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
     /// What each event stands for.
-    events: RwLock<HashMap<usize, Mutex<Recorded>, RandomState>>,
+    events: RwLock<SlotMap<DefaultKey, Mutex<Recorded>>>,
 }
 
 impl HostBackend {
@@ -107,7 +106,7 @@ impl HostBackend {
     /// Calls `work` with what an event stands for.
     fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
         let events = held(self.events.read());
-        let event = events.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
+        let event = key(handle.0).and_then(|key| events.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
     }
 
@@ -134,12 +133,10 @@ impl HostBackend {
 
     fn enqueue(&self, execution: &Execution<'_>) -> Result<Completion, BackendError> {
         self.queue.start()?;
-        let known = execution.state.map(|state| &state.memory).filter(|memory| memory.len() == 2 * execution.endpoints.len());
         let run = Run {
             program: Arc::clone(execution.program),
             endpoints: Arc::clone(execution.endpoints),
             rings: Arc::clone(execution.rings),
-            memory: known.map_or_else(|| self.memory.of_ends(execution.endpoints), Arc::clone),
             schedule: Schedule::new(execution.program),
             verify: execution.verify,
             times: (execution.report == Report::Times).then(|| Times::new(execution.program.ops.len())),
@@ -252,13 +249,12 @@ impl Backend for HostBackend {
     }
 
     fn create_event(&self) -> Result<EventHandle, BackendError> {
-        let handle = next_handle();
-        held(self.events.write()).insert(handle, Mutex::default());
-        Ok(EventHandle(handle))
+        let key = held(self.events.write()).insert(Mutex::default());
+        Ok(EventHandle(key.data().as_ffi() as usize))
     }
 
     fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError> {
-        let destroyed = held(self.events.write()).remove(&event.0);
+        let destroyed = key(event.0).and_then(|key| held(self.events.write()).remove(key));
         destroyed.map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
     }
 

@@ -8,12 +8,12 @@ use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
 use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, address};
-use crate::guarded;
 use crate::ipc::signal;
-use crate::plan::{Copy, Mechanism, Place, Program};
+use crate::plan::{Mechanism, Place, Program};
 use crate::sync::{Mutex, lock};
 use smallvec::SmallVec;
 use std::fmt;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 /// The work of a node.
@@ -52,8 +52,6 @@ pub(super) struct Run {
     pub(super) program: Arc<Program>,
     pub(super) endpoints: Arc<[Endpoints]>,
     pub(super) rings: Arc<[u64]>,
-    /// The allocation of each end, destination and source by turns; 0 for pageable memory.
-    pub(super) memory: Arc<[u64]>,
     pub(super) schedule: Schedule,
     pub(super) verify: bool,
     /// Where the operations note when they ran, if that was asked for.
@@ -84,8 +82,8 @@ impl Work for HostWork {
                 }
             }
             HostWork::Run(run) => match &run.times {
-                None => run.copy(step)?,
-                Some(times) => times.note(step, || run.copy(step))?,
+                None => run.copy(step),
+                Some(times) => times.note(step, || run.copy(step)),
             },
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
@@ -153,41 +151,31 @@ impl Work for HostWork {
 
 impl Run {
     /// Does the copies of one operation.
-    fn copy(&self, step: u32) -> Result<(), BackendError> {
+    fn copy(&self, step: u32) {
         let op = &self.program.ops[step as usize];
-        let is_fused = matches!(op.mechanism, Mechanism::Batch | Mechanism::Kernel);
-        if !is_fused || op.copies.iter().any(|copy| self.is_pageable(copy.to) || self.is_pageable(copy.from)) {
-            return op.copies.iter().try_for_each(|copy| self.copy_alone(copy));
+        match op.mechanism {
+            Mechanism::Copy | Mechanism::Thread => {
+                for copy in &op.copies {
+                    let from = with_exposed_provenance::<u8>(self.address(copy.from) as usize);
+                    let to = with_exposed_provenance_mut::<u8>(self.address(copy.to) as usize);
+                    // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute`
+                    // vouches for the buffers until completion, and the engine for the slots. A valid program orders this copy
+                    // with every other that touches the same bytes.
+                    unsafe { to.copy_from_nonoverlapping(from, copy.bytes as usize) }
+                }
+            }
+            Mechanism::Batch | Mechanism::Kernel => {
+                // Some at a time: their list needs no allocation, which could fail here.
+                for copies in op.copies.chunks(32) {
+                    let segments: SmallVec<[Segment; 32]> = copies
+                        .iter()
+                        .map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes })
+                        .collect();
+                    // SAFETY: as above; the copies of one operation are unordered, so a valid program has no overlap among them.
+                    unsafe { copy_segments(&segments, Grid::SEQUENTIAL) }
+                }
+            }
         }
-        // Some at a time: their list needs no allocation, which could fail here.
-        for copies in op.copies.chunks(32) {
-            let segments: SmallVec<[Segment; 32]> =
-                copies.iter().map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes }).collect();
-            // SAFETY: the program is valid, so all ranges lie inside the transfers or the slots, which are memory of the library; the copies of one
-            // operation are unordered, so there is no overlap among them. A valid program orders them with every other copy of the same bytes.
-            unsafe { copy_segments(&segments, Grid::SEQUENTIAL) }
-        }
-        Ok(())
-    }
-
-    fn copy_alone(&self, copy: &Copy) -> Result<(), BackendError> {
-        let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
-        let is_pageable = [copy.to, copy.from].map(|place| self.is_pageable(place));
-        if is_pageable == [false; 2] {
-            // SAFETY: as above.
-            unsafe { guarded::copy_in_process(to, from, bytes) };
-            return Ok(());
-        }
-        // SAFETY: as above, and the caller of `execute` lets nobody touch the buffers until completion.
-        unsafe { guarded::copy(to, from, bytes, is_pageable) }.map_err(|fault| {
-            let end = if fault.is_source { copy.from } else { copy.to };
-            fault.error(transfer_of(end).map_or(0, |(transfer, _)| transfer))
-        })
-    }
-
-    /// True if a place is not memory of the library, which is there for as long as the execution runs.
-    fn is_pageable(&self, place: Place) -> bool {
-        transfer_of(place).is_some_and(|(transfer, end)| !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied()))
     }
 
     fn address(&self, place: Place) -> u64 {
@@ -196,42 +184,30 @@ impl Run {
 
     /// Compares every destination with its source.
     fn verify(&self) -> Result<(), BackendError> {
-        let transfers = || (0_u32..).zip(self.program.transfers.iter().zip(&*self.endpoints));
-        for (transfer, (&bytes, endpoints)) in transfers() {
-            let mut blocks = [[0_u8; BLOCK]; 2];
-            let mut offset = 0;
-            while offset < bytes {
-                let count = (bytes - offset).min(BLOCK as u64) as usize;
-                for (end, (base, block)) in [endpoints.dst, endpoints.src].into_iter().zip(&mut blocks).enumerate() {
-                    let to = block.as_mut_ptr().expose_provenance() as u64;
-                    let is_pageable = !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied());
-                    // SAFETY: the block has the room; the caller of `execute` lets nobody touch the buffers until completion, which has not been
-                    // announced yet.
-                    let read = unsafe { guarded::copy(to, base + offset, count, [false, is_pageable]) };
-                    read.map_err(|fault| fault.error(transfer))?;
-                }
-                let [dst, src] = &blocks;
-                if let Some(at) = dst[..count].iter().zip(&src[..count]).position(|(a, b)| a != b) {
-                    return Err(BackendError::DataCorruption { transfer, offset: offset + at as u64 });
-                }
-                offset += count as u64;
+        for (transfer, (&bytes, endpoints)) in (0u32..).zip(self.program.transfers.iter().zip(&*self.endpoints)) {
+            if bytes == 0 {
+                continue;
+            }
+            let bytes = bytes as usize;
+            // SAFETY: the caller of `execute` vouches for both ranges until completion, which has not been announced yet.
+            let dst = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(endpoints.dst as usize), bytes) };
+            // SAFETY: as above.
+            let src = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(endpoints.src as usize), bytes) };
+            if let Some(offset) = first_difference(dst, src) {
+                return Err(BackendError::DataCorruption { transfer, offset });
             }
         }
         Ok(())
     }
 }
 
-/// The transfer that a place is an end of: 0 for its destination, 1 for its source.
-fn transfer_of(place: Place) -> Option<(u32, usize)> {
-    match place {
-        Place::Destination { transfer, .. } => Some((transfer, 0)),
-        Place::Source { transfer, .. } => Some((transfer, 1)),
-        Place::Slot { .. } => None,
-    }
+/// Compares block by block, which `memcmp` does at memory speed, and looks for the byte only where a block differs.
+fn first_difference(a: &[u8], b: &[u8]) -> Option<u64> {
+    const BLOCK: usize = 4096;
+    let (index, (a, b)) = a.chunks(BLOCK).zip(b.chunks(BLOCK)).enumerate().find(|(_, (a, b))| a != b)?;
+    let offset = a.iter().zip(b).position(|(a, b)| a != b)?;
+    Some((index * BLOCK + offset) as u64)
 }
-
-/// Bytes that are compared at once.
-const BLOCK: usize = 16 << 10;
 
 impl fmt::Debug for HostWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

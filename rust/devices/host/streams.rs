@@ -6,19 +6,11 @@ use super::queue::Queue;
 use crate::backend::{BackendError, StreamHandle};
 use crate::sync::{RwLock, held};
 use crate::topology::DeviceId;
-use ahash::RandomState;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 use std::sync::{Arc, OnceLock};
 
-/// A number for a stream or an event that no other has, of this backend or of another of the process: so a handle of another context is known for what it
-/// is, and so is one that was destroyed.
-pub(super) fn next_handle() -> usize {
-    const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
-    // Small numbers are names of CUDA's own streams. The standard library's counter: it is no part of what is modelled.
-    static NEXT: AtomicUsize = AtomicUsize::new(1 << 32);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
+/// A handle holds a slot map's key: the slot's index and its version.
+const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
 
 #[derive(Debug)]
 pub(super) struct Stream<W: Work> {
@@ -50,7 +42,7 @@ pub(super) struct StreamTable<W: Work> {
 
 #[derive(Debug)]
 struct Others<W: Work> {
-    held: HashMap<usize, Stream<W>, RandomState>,
+    held: SlotMap<DefaultKey, Stream<W>>,
     /// Destroyed streams that may still have work.
     destroyed: Vec<Stream<W>>,
 }
@@ -58,19 +50,18 @@ struct Others<W: Work> {
 impl<W: Work> StreamTable<W> {
     /// The default stream.
     pub fn new() -> Self {
-        StreamTable { default: Stream::new(None), others: RwLock::new(Others { held: HashMap::default(), destroyed: Vec::new() }) }
+        StreamTable { default: Stream::new(None), others: RwLock::new(Others { held: SlotMap::new(), destroyed: Vec::new() }) }
     }
 
     pub fn create(&self, device: DeviceId) -> StreamHandle {
-        let handle = next_handle();
-        held(self.others.write()).held.insert(handle, Stream::new(Some(device)));
-        StreamHandle(handle)
+        let key = held(self.others.write()).held.insert(Stream::new(Some(device)));
+        StreamHandle(key.data().as_ffi() as usize)
     }
 
     /// Enqueued work still finishes.
     pub fn destroy(&self, handle: StreamHandle) -> Result<(), BackendError> {
         let mut others = held(self.others.write());
-        let stream = others.held.remove(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?;
+        let stream = key(handle.0).and_then(|key| others.held.remove(key)).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?;
         others.destroyed.push(stream);
         let finished: Vec<Stream<W>> = others.destroyed.extract_if(.., |stream| stream.chain.tail().is_none()).collect();
         drop(others);
@@ -84,7 +75,7 @@ impl<W: Work> StreamTable<W> {
             return work(&self.default);
         }
         let others = held(self.others.read());
-        work(others.held.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
+        work(key(handle.0).and_then(|key| others.held.get(key)).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
     }
 
     /// StreamTable of `device` that were not destroyed.
@@ -108,4 +99,11 @@ impl<W: Work> StreamTable<W> {
         let others = held(self.others.get_mut());
         others.held.values().chain(&others.destroyed).chain([&self.default]).for_each(Stream::end);
     }
+}
+
+/// A handle's key; `None` for values that no key has.
+pub(super) fn key(handle: usize) -> Option<DefaultKey> {
+    let data = KeyData::from_ffi(handle as u64);
+    // `from_ffi` accepts, and changes, values that `as_ffi` never returns.
+    (data.as_ffi() == handle as u64).then(|| data.into())
 }

@@ -18,12 +18,11 @@ impl Times {
     }
 
     /// Does the work of an operation.
-    pub(super) fn note<T>(&self, op: u32, work: impl FnOnce() -> T) -> T {
+    pub(super) fn note(&self, op: u32, work: impl FnOnce()) {
         let begin = Instant::now();
-        let done = work();
+        work();
         // An operation runs once, so this is the first value.
         let _ = self.ops[op as usize].set((begin, Instant::now()));
-        done
     }
 
     /// Called when all have run; those that an error has kept from running count as 0 to 0. All devices share one clock.

@@ -23,11 +23,11 @@ const MOST_EXPORTS: usize = 1024;
 /// The smallest piece of memory through which bytes pass.
 const LEAST_BOUNCE: u64 = 4096;
 
-/// Bytes of all pieces of sends, and of all of receives, at a time, unless one message has more.
+/// Bytes of all pieces of a messenger at a time, unless one message has more.
 const MOST_BOUNCE_BYTES: u64 = 512 << 20;
 
-/// Pieces of sends, and as many of receives, that are kept although no message uses them, each of which has a descriptor, and bytes of all of these.
-const MOST_FREE_BOUNCES: (usize, u64) = (16, 32 << 20);
+/// Pieces that are kept although no message uses them, each of which has a descriptor, and bytes of all of these.
+const MOST_FREE_BOUNCES: (usize, u64) = (32, 64 << 20);
 
 pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
@@ -63,7 +63,6 @@ pub(super) enum Through {
 pub(super) struct Bounce {
     pub address: u64,
     bytes: u64,
-    is_send: bool,
 }
 
 /// Memory of this rank that others may map.
@@ -90,8 +89,7 @@ pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
-    /// Of receives and of sends: neither takes what the other needs.
-    bounces: [Mutex<Bounces>; 2],
+    bounces: Mutex<Bounces>,
 }
 
 /// Pieces of shared host memory.
@@ -189,7 +187,7 @@ impl Messenger {
         let through = if bytes <= INLINE_BYTES {
             Through::Slot
         } else {
-            let bounce = self.take_bounce(bytes, is_send, MOST_BOUNCE_BYTES)?;
+            let bounce = self.take_bounce(bytes)?;
             let handle = self.export_bounce(bounce).inspect_err(|_| self.give_bounce_back(bounce))?;
             Through::Bounce(bounce, handle)
         };
@@ -203,54 +201,45 @@ impl Messenger {
     }
 
     /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Some free pieces are kept, because other
-    /// ranks have them mapped. Refused where all of sends, or all of receives, would have more than `most` bytes.
-    pub(super) fn take_bounce(&self, bytes: u64, is_send: bool, most: u64) -> Result<Bounce, Error> {
-        let pieces = &self.buffers.bounces[usize::from(is_send)];
+    /// ranks have them mapped.
+    pub(super) fn take_bounce(&self, bytes: u64) -> Result<Bounce, Error> {
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
         let free = |bounces: &mut Bounces| {
             let fitting = bounces.free.iter().enumerate().filter(|(_, bounce)| bounce.bytes >= bytes && bounce.bytes / 2 <= bytes);
             fitting.min_by_key(|(_, bounce)| bounce.bytes).map(|(at, _)| at).map(|at| bounces.free.remove(at))
         };
-        if let Some(bounce) = free(&mut lock(pieces)) {
+        if let Some(bounce) = free(&mut lock(&self.buffers.bounces)) {
             return Ok(bounce);
         }
-        self.settle_ended(is_send);
-        self.reap(&mut lock(self.pool_of(is_send)), usize::MAX);
+        self.reap(&mut lock(&self.slots), usize::MAX);
         let surplus = {
-            let mut bounces = lock(pieces);
+            let mut bounces = lock(&self.buffers.bounces);
             if let Some(bounce) = free(&mut bounces) {
                 return Ok(bounce);
             }
             // Those that are free make room.
-            let surplus = bounces.surplus(MOST_FREE_BOUNCES, most.saturating_sub(bytes));
-            let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > most;
+            let surplus = bounces.surplus(MOST_FREE_BOUNCES, MOST_BOUNCE_BYTES.saturating_sub(bytes));
+            let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > MOST_BOUNCE_BYTES;
             bounces.bytes = if is_full { bounces.bytes } else { bounces.bytes.saturating_add(bytes) };
             (surplus, (is_full, bounces.bytes))
         };
         let (surplus, (is_full, all)) = surplus;
         self.free_bounces(surplus);
         if is_full {
-            let (held, remedy) = if is_send {
-                (
-                    "sends of this rank that have not been received",
-                    "receive what was sent to this rank, and send again when some were received",
-                )
-            } else {
-                ("receives of this rank that have not ended", "wait for some, or cancel them")
-            };
             return Err(Error::QueueFull(format!(
-                "the pageable memory of {held} takes {all} bytes of shared memory, and {bytes} more are above {most}: {remedy}; or use memory shared between processes"
+                "messages in pageable memory that have not ended take {all} bytes of host memory, and {bytes} more are above {MOST_BOUNCE_BYTES}: wait \
+                 for some first, or use memory shared between processes"
             )));
         }
         let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);
-        let address = made.inspect_err(|_| lock(pieces).bytes -= bytes)?;
+        let address = made.inspect_err(|_| lock(&self.buffers.bounces).bytes -= bytes)?;
         lock(&self.held).allocations.push(address);
-        Ok(Bounce { address, bytes, is_send })
+        Ok(Bounce { address, bytes })
     }
 
     pub(super) fn give_bounce_back(&self, bounce: Bounce) {
         let surplus = {
-            let mut bounces = lock(&self.buffers.bounces[usize::from(bounce.is_send)]);
+            let mut bounces = lock(&self.buffers.bounces);
             bounces.free.push(bounce);
             bounces.surplus(MOST_FREE_BOUNCES, u64::MAX)
         };

@@ -117,8 +117,7 @@ impl Messenger {
         bytes: u64,
     ) -> Result<(), Error> {
         let backend = self.node.context.backend();
-        // It has matched: it is not refused for want of room.
-        let bounce = self.take_bounce(bytes, place.is_send, u64::MAX)?;
+        let bounce = self.take_bounce(bytes)?;
         // It goes back with the slot.
         kept.bounce = Some(bounce);
         let handle = self.export_bounce(bounce)?;
@@ -153,7 +152,7 @@ impl Messenger {
 
     /// Another rank asks this one to move the bytes of an operation.
     pub(super) fn take_over(self: &Arc<Self>, slot: u64, rank: u32) {
-        let Some(slot) = u32::try_from(slot).ok().filter(|slot| *slot < self.capacity.slots()) else { return };
+        let Some(slot) = u32::try_from(slot).ok().filter(|slot| *slot < self.capacity.slots) else { return };
         let mut asked = lock(&self.carried.asked);
         if !asked.contains(&(slot, rank)) {
             asked.push((slot, rank));

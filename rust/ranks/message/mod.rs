@@ -10,7 +10,6 @@
 //! | file | promise |
 //! | --- | --- |
 //! | `post` | what a rank asks for |
-//! | `slots` | room for operations: sends and receives take none from each other |
 //! | `operation` | a request: from its post until its outcome is known |
 //! | `movement` | the bytes of a match, in the order of both sides' streams |
 //! | `carried` | matches whose mover cannot map the other side's memory |
@@ -21,7 +20,6 @@ mod carried;
 mod movement;
 mod operation;
 mod post;
-mod slots;
 
 pub use self::operation::Operation;
 pub use self::post::{DESCRIPTOR_BYTES, Descriptor, Outgoing};
@@ -31,7 +29,6 @@ use self::buffers::Buffers;
 use self::carried::Carried;
 use self::movement::{MessageLane, mark};
 use self::operation::Kept;
-use self::slots::SlotPool;
 use crate::backend::{Backend, BackendError, Completion, StreamHandle};
 use crate::contexts::state::{EndsFirst, LAST_PATIENCE};
 use crate::contexts::{Context, Error};
@@ -39,10 +36,11 @@ use crate::exchange::{Collective, Named};
 use crate::group::NodeGroup;
 use crate::ipc::mailbox::{Capacity, Mailboxes};
 use crate::ipc::signal::rest;
-use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotState, SlotStatus};
+use crate::ipc::{Departure, Handle, IpcError, OnLeave, SlotId, SlotState, SlotStatus};
 use crate::sync::{Mutex, lock};
 use crate::topology::{DeviceId, hash};
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
@@ -54,9 +52,9 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How to make a messenger.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessengerOptions {
-    /// Sends and described buffers of a rank that may be unreceived, and receives and fetches of it that may be unfinished: as many of each.
+    /// Operations of each rank at a time.
     pub operations: u32,
-    /// Messages of one rank that may wait for receives of another.
+    /// Messages of other ranks that may wait for a receive of one.
     pub messages: u32,
 }
 
@@ -101,6 +99,15 @@ struct MessengerMemory {
     watches: Vec<u64>,
 }
 
+/// Slots that are free, and those of operations whose outcome nobody will ask for.
+#[derive(Default)]
+struct SlotPool {
+    free: Vec<u32>,
+    spent: VecDeque<Kept>,
+    /// Used no more; what they use stays.
+    torn: Vec<Kept>,
+}
+
 /// One rank's end of the messages of a node.
 pub struct Messenger {
     node: Arc<NodeGroup>,
@@ -117,8 +124,7 @@ pub struct Messenger {
     has_ended_unmatched: Mutex<bool>,
     /// Held by whoever destroys the messenger; whether all is given back.
     destroyed: Mutex<bool>,
-    /// Of receives and of sends: neither takes what the other needs.
-    slots: [Mutex<SlotPool>; 2],
+    slots: Mutex<SlotPool>,
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
     /// Whether looking again is worth its microseconds: where the stream of the last operation of few bytes had come when it was looked at last.
@@ -187,7 +193,7 @@ type WeakMessenger = Arc<OnceLock<Weak<Messenger>>>;
 
 impl Messenger {
     fn new(node: &Arc<NodeGroup>, options: MessengerOptions, held: &mut MessengerMemory) -> Result<Arc<Messenger>, Error> {
-        let capacity = Capacity { ranks: node.ranks(), operations: options.operations, messages: options.messages };
+        let capacity = Capacity { slots: options.operations, messages: options.messages };
         let (found, presence): (WeakMessenger, Arc<[AtomicU8]>) = (Arc::default(), (0..node.ranks()).map(|_| AtomicU8::new(0)).collect());
         let mut own = 0;
         let offer = check(options).and_then(|()| Messenger::offer(node, options, capacity, &found, &presence, held, &mut own));
@@ -209,12 +215,12 @@ impl Messenger {
             is_ending: AtomicBool::new(false),
             has_ended_unmatched: Mutex::new(false),
             destroyed: Mutex::new(false),
-            slots: [false, true].map(|is_send| Mutex::new(SlotPool::new(capacity, is_send))),
-            live: Mutex::new((0..capacity.slots()).map(|_| Weak::new()).collect()),
+            slots: Mutex::new(SlotPool { free: (0..capacity.slots).rev().collect(), spent: VecDeque::new(), torn: Vec::new() }),
+            live: Mutex::new((0..capacity.slots).map(|_| Weak::new()).collect()),
             lanes: Mutex::default(),
             looks_again: AtomicBool::new(true),
             buffers: Buffers::default(),
-            carried: Carried::new(capacity.slots()),
+            carried: Carried::new(capacity.slots),
             held: Mutex::new(std::mem::take(held)),
         });
         let _ = found.set(Arc::downgrade(&messenger));
@@ -342,7 +348,7 @@ impl Messenger {
         fence(Ordering::SeqCst);
         let concerns = |source: Option<u32>| source.map_or(presence == Presence::Died, |source| source == rank);
         self.mailboxes.forget(rank, |receive| concerns(receive.peer()), &|rank| self.is_gone(rank));
-        (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
+        (0..self.capacity.slots).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
     /// After a post: either this sees that the rank is gone, or whoever notices its end sees what was posted.
@@ -365,7 +371,7 @@ impl Messenger {
             return;
         }
         // While this is held the slot is not used again.
-        let _slots = lock(self.pool(slot));
+        let _slots = lock(&self.slots);
         match own.state() {
             // It died while it ended the send.
             SlotState::Ended if own.is_send() && own.peer() == Some(rank) => own.end(),
@@ -383,6 +389,53 @@ impl Messenger {
             }
             _ => {}
         }
+    }
+
+    /// A slot that nothing uses.
+    fn take_slot(&self) -> Result<u32, Error> {
+        let mut slots = lock(&self.slots);
+        // A few each time, so that none is kept for long, and all where none is free.
+        let most = if slots.free.is_empty() { usize::MAX } else { 4 };
+        self.reap(&mut slots, most);
+        let slot = slots.free.pop().ok_or_else(|| {
+            Error::QueueFull(format!(
+                "this rank has {} operations that have not ended: wait for some first, or make the messenger with room for more operations",
+                self.capacity.slots
+            ))
+        })?;
+        self.mailboxes.release(slot, &|rank| self.is_gone(rank));
+        Ok(slot)
+    }
+
+    /// Frees slots that nobody looks at any more, and what they hold, of so many at most that are spent.
+    fn reap(&self, slots: &mut SlotPool, most: usize) {
+        for _ in 0..slots.spent.len().min(most) {
+            let Some(kept) = slots.spent.pop_front() else { break };
+            let own = self.mailboxes.own(kept.slot);
+            // The thread of callbacks does it otherwise, and holds up nobody.
+            if slots.free.is_empty() {
+                kept.land(own);
+            }
+            if kept.is_quiet(own) {
+                // What a rank that has died was moving may still be raised for a moment, so that slot is used no more.
+                let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
+                let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
+                let may_be_raised = has_failed && own.partner().is_some_and(has_died);
+                if kept.is_torn || may_be_raised {
+                    slots.torn.push(kept);
+                    continue;
+                }
+                slots.free.push(kept.slot);
+                kept.bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce));
+            } else {
+                slots.spent.push_back(kept);
+            }
+        }
+    }
+
+    /// The outcome of an operation is known, or of no interest: its slot is free once nobody looks at it any more.
+    fn spend(&self, kept: Kept) {
+        lock(&self.slots).spent.push_back(kept);
     }
 
     fn note_live(&self, slot: u32, operation: &Arc<Operation>) {
@@ -424,7 +477,7 @@ impl Messenger {
         drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         let Ok(_open) = self.enter() else { return };
         self.mailboxes.close(&|rank| self.is_gone(rank));
-        (0..self.capacity.slots()).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
+        (0..self.capacity.slots).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
     }
 
     /// Withdraws an operation that has not matched, one whose message the library keeps only where `all` are; whether it has.
@@ -445,8 +498,7 @@ impl Messenger {
         let (mut kept_in_vain, mut moving, mut is_quiet) = (0, 0, false);
         {
             let _open = self.enter()?;
-            let slots = || 0..self.capacity.slots();
-            let each_spent = |work: &dyn Fn(&Kept)| self.slots.iter().for_each(|slots| lock(slots).spent.iter().for_each(work));
+            let slots = || 0..self.capacity.slots;
             let operations: Vec<Arc<Operation>> = lock(&self.live).iter().filter_map(Weak::upgrade).collect();
             let wait = |until: Instant| {
                 let mut round = 0;
@@ -454,7 +506,7 @@ impl Messenger {
                     // The thread of callbacks may be in one that waits for this.
                     self.carry_asked();
                     operations.iter().for_each(|operation| _ = operation.settle());
-                    each_spent(&|kept| kept.land(self.mailboxes.own(kept.slot)));
+                    lock(&self.slots).spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
                     let busy = slots().filter(|slot| self.is_busy(*slot)).count();
                     if busy == 0 || Instant::now() >= until {
                         return busy;
@@ -466,7 +518,7 @@ impl Messenger {
             if wait(until) > 0 {
                 kept_in_vain = slots().filter(|slot| self.withdraw_unmatched(*slot, true)).count();
                 operations.iter().for_each(|operation| operation.release_streams());
-                each_spent(&|kept| kept.release_streams(self.mailboxes.own(kept.slot)));
+                lock(&self.slots).spent.iter().for_each(|kept| kept.release_streams(self.mailboxes.own(kept.slot)));
                 moving = wait(Instant::now() + grace);
             }
             if moving == 0 {
@@ -506,17 +558,19 @@ impl Messenger {
         loop {
             let has_passed = Instant::now() >= until;
             // Before the lock, which is taken while an operation's is held.
-            operations.iter().filter_map(|operation| operation.take_kept()).for_each(|kept| self.spend(kept));
-            let is_quiet = |slots: &Mutex<SlotPool>| {
-                let slots = lock(slots);
+            let kept: Vec<Kept> = operations.iter().filter_map(|operation| operation.take_kept()).collect();
+            {
+                let mut slots = lock(&self.slots);
+                slots.spent.extend(kept);
                 slots.spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
                 // One that a failure inside of a call has lost is not waited for.
-                let is_complete =
-                    slots.free.len() + slots.torn.len() + slots.spent.len() >= self.capacity.operations as usize || has_passed;
-                is_complete && slots.spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot)))
-            };
-            if self.slots.iter().all(is_quiet) && lanes.iter().all(|lane| lane.is_done().unwrap_or(true)) {
-                return true;
+                let is_complete = slots.free.len() + slots.torn.len() + slots.spent.len() >= self.capacity.slots as usize || has_passed;
+                if is_complete
+                    && slots.spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot)))
+                    && lanes.iter().all(|lane| lane.is_done().unwrap_or(true))
+                {
+                    return true;
+                }
             }
             if has_passed {
                 return false;

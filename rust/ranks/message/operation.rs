@@ -180,19 +180,6 @@ impl Operation {
         Some(outcome)
     }
 
-    /// Gives the slot back where that can be used again: a buffered send that has not matched may still be cancelled. One that is verified keeps its slot
-    /// until somebody asks, because comparing bytes may wait.
-    pub(super) fn settle_quiet(&self) {
-        let is_quiet = lock(&self.kept).as_ref().is_some_and(|kept| {
-            let slot = self.messenger.mailboxes.own(self.slot);
-            kept.land(slot);
-            kept.verified.is_none() && kept.is_quiet(slot)
-        });
-        if is_quiet {
-            self.settle();
-        }
-    }
-
     /// The messenger is being destroyed: this has ended, or never will.
     pub(super) fn abandon(&self) {
         if self.settle().is_none() {

@@ -97,8 +97,8 @@ impl Messenger {
             self.give_back_unused(kept);
             let full = || {
                 Error::QueueFull(format!(
-                    "{} messages of this rank wait for receives of rank {rank}, which has room for no more of it: receive what was sent to this \
-                     rank, and send again when rank {rank} has received some; or make the messenger with room for more messages",
+                    "rank {rank} has {} messages that wait for receives, and room for no more: receive some first, or make the messenger \
+                     with room for more messages",
                     self.capacity.messages
                 ))
             };
@@ -304,7 +304,7 @@ impl Messenger {
         is_send: bool,
     ) -> Result<Kept, Error> {
         let bounce = place.bounce();
-        let slot = self.take_slot(is_send).inspect_err(|_| bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce)))?;
+        let slot = self.take_slot().inspect_err(|_| bounce.into_iter().for_each(|bounce| self.give_bounce_back(bounce)))?;
         let (bytes, buffer, is_buffered) = (place.bytes, place.slot_buffer(), place.is_buffered());
         let preparation = Preparation { peer, tag, mask, bytes, buffer, metadata, is_send, is_buffered };
         self.carried.note(slot, place);

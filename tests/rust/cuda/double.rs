@@ -25,7 +25,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -79,9 +79,6 @@ pub struct Node {
     /// Calls that have blocked for ever, as far as a test can tell.
     pub stuck: Vec<&'static str>,
     queues: HashMap<usize, VecDeque<Task>>,
-    /// Recordings of events that were asked for, and those of them that are still to come.
-    recordings: u64,
-    pending: HashSet<u64>,
     /// Whether other processes can map what `cuMemAlloc` gives.
     pub shares: bool,
     /// First bytes of what another library of the process has open by CUDA IPC, or had open before it was freed.
@@ -125,11 +122,9 @@ pub struct MemoryPool {
 
 /// What is in the queue of a stream.
 enum Task {
-    /// A wait for a counter, or for a recording of an event, by its number.
+    /// A wait for a counter, or for so many recordings of an event to be done.
     Counter(u64, u64),
-    Recording(u64),
-    /// A host function, which may block: a thread of its own runs it when it is its turn, and says when it has returned.
-    Function(Option<graphs::HostCall>, Arc<AtomicBool>),
+    Recordings(usize, u64),
     Work(Box<dyn FnOnce(&mut Node) + Send>),
 }
 
@@ -144,8 +139,9 @@ pub struct Event {
     pub timed: bool,
     /// GPU of the last recording, and its time in microseconds by that GPU's own clock.
     recorded: Option<(usize, f64)>,
-    /// The number of its last recording among those of all events, 0 for none.
-    last: u64,
+    /// Recordings that were asked for, and that are done.
+    asked: u64,
+    done: u64,
 }
 
 thread_local! {
@@ -578,7 +574,6 @@ impl Node {
         let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
         self.gone.extend(streams.into_iter().chain(handles));
         self.queues.clear();
-        self.pending.clear();
         let memory: Vec<u64> =
             self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
         memory.into_iter().for_each(|address| _ = self.take(address, true));
@@ -610,8 +605,7 @@ impl Node {
         match task {
             // SAFETY: a counter of a test, which outlives its streams.
             Task::Counter(counter, value) => signal::reached(unsafe { signal::load(*counter) }, *value),
-            Task::Recording(number) => !self.pending.contains(number),
-            Task::Function(_, has_returned) => has_returned.load(Ordering::Acquire),
+            Task::Recordings(event, count) => self.events.get(event).is_none_or(|event| event.done >= *count),
             Task::Work(_) => true,
         }
     }
@@ -621,32 +615,12 @@ impl Node {
         let mut streams: Vec<usize> = self.queues.keys().copied().collect();
         // Once more after each that has moved, because others may have waited for it.
         while let Some(stream) = streams.pop() {
-            self.call_next(stream);
             while self.queues.get(&stream).and_then(VecDeque::front).is_some_and(|task| self.is_over(task)) {
                 if let Some(Task::Work(work)) = self.queues.get_mut(&stream).and_then(VecDeque::pop_front) {
                     work(self);
                 }
-                self.call_next(stream);
                 streams = self.queues.keys().copied().collect();
             }
-        }
-    }
-
-    /// True if the last recording of an event is done.
-    fn is_recorded(&self, event: CUevent) -> bool {
-        self.events.get(&event.addr()).is_none_or(|event| !self.pending.contains(&event.last))
-    }
-
-    /// Calls the host function of a stream whose turn has come.
-    fn call_next(&mut self, stream: usize) {
-        if let Some(Task::Function(call, has_returned)) = self.queues.get_mut(&stream).and_then(VecDeque::front_mut)
-            && let Some(call) = call.take()
-        {
-            let has_returned = Arc::clone(has_returned);
-            std::thread::spawn(move || {
-                call.run();
-                has_returned.store(true, Ordering::Release);
-            });
         }
     }
 
@@ -719,13 +693,14 @@ unsafe extern "C" fn synchronize_stream(stream: CUstream) -> Code {
 
 unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
     node(|node| node.touch(event.addr(), "cuEventSynchronize"));
-    block("cuEventSynchronize", |node| node.is_recorded(event))
+    block("cuEventSynchronize", |node| node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked))
 }
 
 unsafe extern "C" fn query_event(event: CUevent) -> Code {
     node(|node| {
         node.go_on();
-        if node.is_recorded(event) { 0 } else { code::NOT_READY }
+        let is_done = node.events.get(&event.addr()).is_none_or(|event| event.done >= event.asked);
+        if is_done { 0 } else { code::NOT_READY }
     })
 }
 
@@ -1134,12 +1109,8 @@ unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut s
                 (wait.address, wait.__bindgen_anon_1.value64, false)
             }
         };
-        let write = move |_: &mut Node| {
-            // SAFETY: as above.
-            unsafe { signal::store(counter, value) };
-            // Before whatever the stream looks at next.
-            fence(Ordering::SeqCst);
-        };
+        // SAFETY: as above.
+        let write = move |_: &mut Node| unsafe { signal::store(counter, value) };
         let task = if is_write { Task::Work(Box::new(write)) } else { Task::Counter(counter, value) };
         if code != 0 {
             return code;
@@ -1153,22 +1124,22 @@ unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut s
 }
 
 unsafe extern "C" fn wait_event(stream: CUstream, event: CUevent, _: c_uint) -> Code {
-    let mut last = 0;
+    let mut asked = 0;
     let code = call("cuStreamWaitEvent", |node| match node.events.get(&event.addr()) {
         Some(event) => {
-            last = event.last;
+            asked = event.asked;
             0
         }
         None => INVALID_VALUE,
     });
-    if code == 0 { enqueue("cuStreamWaitEvent", stream, Task::Recording(last)) } else { code }
+    if code == 0 { enqueue("cuStreamWaitEvent", stream, Task::Recordings(event.addr(), asked)) } else { code }
 }
 
 unsafe extern "C" fn create_event(out: *mut CUevent, flags: c_uint) -> Code {
     node(|node| {
         let event = node.new_handle();
         let timed = flags & sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint == 0;
-        node.events.insert(event, Event { timed, recorded: None, last: 0 });
+        node.events.insert(event, Event { timed, recorded: None, asked: 0, done: 0 });
         put(out, with_exposed_provenance_mut(event))
     })
 }
@@ -1179,7 +1150,6 @@ unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
 }
 
 unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
-    let mut number = 0;
     let code = node(|node| {
         // A default stream is that of the current context.
         let gpu = match stream.addr() / STREAM {
@@ -1187,17 +1157,15 @@ unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
             of_gpu => of_gpu,
         };
         node.now += 1.0;
-        node.recordings += 1;
-        number = node.recordings;
         let time = node.now + 500.0 * gpu as f64;
         node.events.get_mut(&event.addr()).map_or(INVALID_VALUE, |event| {
             event.recorded = Some((gpu, time));
-            event.last = number;
-            node.pending.insert(number);
+            event.asked += 1;
             0
         })
     });
-    let done = move |node: &mut Node| _ = node.pending.remove(&number);
+    let event = event.addr();
+    let done = move |node: &mut Node| _ = node.events.get_mut(&event).map(|event| event.done += 1);
     if code == 0 { enqueue("cuEventRecord", stream, Task::Work(Box::new(done))) } else { code }
 }
 

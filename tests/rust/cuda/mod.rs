@@ -4,7 +4,6 @@
 pub mod double;
 
 mod captures;
-mod copy_threads;
 mod failing;
 mod foreign;
 mod host_functions;

@@ -2,7 +2,6 @@
 //! are threads here, each with a context of its own, and in other tests processes.
 
 mod damaged;
-mod full;
 mod killed;
 mod model;
 mod play;
@@ -111,38 +110,29 @@ fn child_plays() {
     println!("\nANSWER {moved} {rounds}");
 }
 
-fn this_program() -> Command {
-    Command::new(std::env::current_exe().expect("this program"))
-}
-
 #[test]
 fn processes_meet_as_mpi_says() {
-    play_in_processes(&this_program, &[2, 3, 8], if is_long() { 1_000_000 } else { 3_000 }, false);
+    play_in_processes(&[2, 3, 8], if is_long() { 1_000_000 } else { 3_000 }, false);
 }
 
 #[test]
 #[cfg(feature = "fault-injection")]
 fn messages_between_processes_that_map_no_memory_of_each_other_pass_through_host_memory() {
-    play_in_processes(&this_program, &[2, 4], if is_long() { 100_000 } else { 1_000 }, true);
+    play_in_processes(&[2, 4], if is_long() { 100_000 } else { 1_000 }, true);
 }
 
-/// Plays in as many processes as each of `counts`, which `program` starts.
-pub fn play_in_processes(program: &dyn Fn() -> Command, counts: &[u64], messages: u64, is_unmapped: bool) {
+fn play_in_processes(counts: &[u64], messages: u64, is_unmapped: bool) {
     let messages = setting("TEST_MESSAGES", messages);
     let seed = setting("TEST_SEED", 1);
     let started = Instant::now();
     for &ranks in counts {
-        let folder = std::env::temp_dir().join(format!(
-            "mpgpu-messages-{}-{ranks}-{is_unmapped}-{:?}",
-            std::process::id(),
-            std::thread::current().id()
-        ));
+        let folder = std::env::temp_dir().join(format!("mpgpu-messages-{}-{ranks}-{is_unmapped}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let (socket, turns) = (folder.join("socket"), folder.join("turns"));
         Turns::make(&turns);
         let mut peers: Vec<Peer> = (0..ranks)
             .map(|rank| {
-                let mut command = program();
+                let mut command = Command::new(std::env::current_exe().expect("this program"));
                 let share = messages / counts.len() as u64;
                 let orders = format!("{rank} {ranks} {seed} {share} {} {}", socket.display(), turns.display());
                 command.env("MESSAGES_CHILD", orders);

@@ -11,7 +11,8 @@
 //!   `graph_launch + graph_node·(copies−1)`, the first time `graph_instantiate·copies` more.
 //! - The first byte comes after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's latency.
 //! - Lanes run in order. An operation that waits for another lane, or is waited for, starts `chunk_via_host` after the last of what it waits for;
-//!   others `issue` after the previous one. The first lane is the caller's; others fork from it and join it, `fork_join_staged/2` each.
+//!   others `issue` after the previous one, in a graph `graph_gap`. The first lane is the caller's; others fork from
+//!   it and join it, half of `fork_join_staged` each where chunks are handed over, of `fork_join_gpus` between GPUs, and of nothing in one GPU.
 //! - Rings lie in a bounded arena per device; executions whose slots overlap follow each other, `fork_join_staged/2` apart. 32 MiB of all rings in
 //!   use, of whichever process, stay in the cache and draw `staged`; the rest draws as plain copies do.
 //! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2); a kernel draws `1/kernel_efficiency` per byte.

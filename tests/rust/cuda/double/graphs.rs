@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::with_exposed_provenance_mut;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 /// What there is of graphs, and of what they run.
 #[derive(Default)]
@@ -45,7 +45,7 @@ enum Work {
 
 impl HostCall {
     /// Not while the node is looked at: the function is another's.
-    pub(super) fn run(self) {
+    fn run(self) {
         // SAFETY: the backend gave a function of this type and the value that it takes.
         unsafe { (self.function)(with_exposed_provenance_mut(self.user)) }
     }
@@ -123,8 +123,8 @@ unsafe extern "C" fn capture_info(
     })
 }
 
-/// Runs at once, or in its turn where streams have queues, or becomes a node of the graph that is being captured.
-pub(super) unsafe extern "C" fn launch_host(stream: CUstream, function: unsafe extern "C" fn(*mut c_void), user: *mut c_void) -> Code {
+/// Runs at once, or becomes a node of the graph that is being captured.
+pub(super) unsafe extern "C" fn launch_host(_: CUstream, function: unsafe extern "C" fn(*mut c_void), user: *mut c_void) -> Code {
     let host = HostCall { function, user: user.expose_provenance() };
     let mut runs = false;
     let code = call("cuLaunchHostFunc", |node| {
@@ -136,13 +136,9 @@ pub(super) unsafe extern "C" fn launch_host(stream: CUstream, function: unsafe e
         }
         0
     });
-    if !runs {
-        return code;
+    if runs {
+        host.run();
     }
-    if super::node(|node| node.room.is_some()) {
-        return super::enqueue("cuLaunchHostFunc", stream, super::Task::Function(Some(host), Arc::default()));
-    }
-    host.run();
     code
 }
 
