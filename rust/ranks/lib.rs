@@ -46,6 +46,7 @@ mod steps;
 mod together;
 mod transfers;
 mod trials;
+mod wire;
 
 pub use exchange::{Allgather, Alone, Collective, MOST_RANKS};
 pub use group::{NodeGroup, meet_at};

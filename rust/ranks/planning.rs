@@ -61,7 +61,7 @@ impl NodeGroup {
         let requests = call.all(mine.map(|(request, _)| request))?;
         // From here on all ranks compute the same, and fail alike; so all have the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
+        let mut variants = match Together::variants(self, call, &requests, partitioning, &options?, self.adapts(own.options)) {
             // But for memory, which each has of its own.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,

@@ -8,7 +8,7 @@ use super::order::{Misorder, PlanPlaces};
 use super::part::BoundPart;
 use super::partitioned::{PartitionWords, Trigger};
 use super::progress::Progress;
-use super::together::Together;
+use super::together::{RankWork, Together};
 use crate::adapt::variant_name;
 use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle, no_completion};
 use crate::contexts::choosing::{Known, Moments};
@@ -121,6 +121,7 @@ impl NodePlan {
         let (words, places) = bound.first_mut().map_or((None, None), |first| (first.words.take(), first.places.take()));
         let used = Used::of_all(bound.iter_mut().map(|one| std::mem::take(&mut one.used)));
         let all = bound.into_iter().map(|one| one.part).collect();
+        variants.iter_mut().for_each(|together| together.keep_own(node.rank()));
         let together = variants.remove(0);
         let (flags, of, told) = (held.flags.clone(), Arc::downgrade(node), Arc::downgrade(&progress));
         progress.fate.on_abandon(move || {
@@ -312,21 +313,16 @@ impl NodePlan {
         text += self.node.context.backend().nature();
         // Writing to a String cannot fail.
         let _ = writeln!(text, "node plan {}; ranks: {} (this is {})", self.progress.plan, self.node.ranks(), self.node.rank());
-        for (rank, part) in self.together.parts.parts.iter().enumerate() {
-            let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
+        for (rank, RankWork { operations, lanes, bytes, raises, takes }) in self.together.work.iter().enumerate() {
             let gpus: Vec<String> = (0..)
                 .zip(&self.node.gpus)
                 .filter(|(_, gpu)| gpu.owner as usize == rank)
                 .map(|(number, _): (u32, _)| format!("gpu{number}"))
                 .collect();
-            let [taken, raised] =
-                [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
             let _ = writeln!(
                 text,
-                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; raises {raised} flags, takes {taken}",
-                gpus.join(", "),
-                part.steps.len(),
-                part.lanes.len()
+                "  rank {rank} ({}): {operations} operations on {lanes} lanes, {bytes} bytes; raises {raises} flags, takes {takes}",
+                gpus.join(", ")
             );
         }
         let blocks = lock(&self.parts).all.first().and_then(BoundPart::kernel_blocks);
@@ -357,16 +353,9 @@ impl NodePlan {
     /// The plan for programs.
     pub fn to_json(&self) -> serde_json::Value {
         let mut value = self.together.plan.to_json(&self.node.machine);
-        let ranks: Vec<serde_json::Value> = self
-            .together
-            .parts
-            .parts
-            .iter()
-            .map(|part| {
-                let bytes: u64 = part.steps.iter().flat_map(|step| &step.copies).map(|copy| copy.bytes).sum();
-                serde_json::json!({ "operations": part.steps.len(), "lanes": part.lanes.len(), "bytes": bytes })
-            })
-            .collect();
+        let work = self.together.work.iter();
+        let ranks: Vec<serde_json::Value> =
+            work.map(|of| serde_json::json!({ "operations": of.operations, "lanes": of.lanes, "bytes": of.bytes })).collect();
         if let Some(object) = value.as_object_mut() {
             object.insert("ranks".into(), ranks.into());
             let holds = self.holds().into_iter().map(|(device, bytes)| (device.to_string(), serde_json::Value::from(bytes)));
@@ -456,10 +445,6 @@ impl NodePlan {
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }
-}
-
-fn count(part: &crate::program::ranks::Part, of: impl Fn(&crate::program::ranks::PartStep) -> usize) -> usize {
-    part.steps.iter().map(of).sum()
 }
 
 impl Drop for NodePlan {

@@ -5,26 +5,56 @@
 //! of two may follow each other.
 
 use super::eager::Eager;
+use super::exchange::CollectiveCall;
 use super::group::NodeGroup;
 use super::part::{SMALL_BYTES, is_inside, is_little, stays};
 use super::partitioning::{Partitioned, PartitionedBatch, Partitioning, Settled};
 use super::transfers::{NodeEnd, NodeTransfer, RankRequest, TransferName, batch_of};
+use super::wire;
 use crate::adapt;
 use crate::backend::{MemoryKind, SignalWait};
 use crate::contexts::batch::{ByteRange, first_overlap};
 use crate::contexts::{End, Error};
 use crate::plan::{self, LEAST_SHARED_BYTES, Options, PartitionVariant, Passing, Place, PlanError, Program, Relays, Shape};
 use crate::program::PartitionMove;
-use crate::program::ranks::{EndRanks, Parts, RankedBatch, check_parts, divide};
-use crate::topology::{DeviceId, Machine, hash};
+use crate::program::ranks::{EndRanks, Part, Parts, RankedBatch, check_parts, divide};
+use crate::topology::{DeviceId, Machine};
 use crate::tune;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
+use std::sync::Arc;
+
+/// The work of one rank in a step, in figures.
+pub(super) struct RankWork {
+    pub operations: usize,
+    pub lanes: usize,
+    pub bytes: u64,
+    /// Flags that it signals, and flags that it waits for.
+    pub raises: usize,
+    pub takes: usize,
+}
+
+impl RankWork {
+    fn of(part: &Part) -> RankWork {
+        let copies = part.steps.iter().flat_map(|step| &step.copies);
+        RankWork {
+            operations: part.steps.len(),
+            lanes: part.lanes.len(),
+            bytes: copies.map(|copy| copy.bytes).sum(),
+            raises: part.begins.len() + part.steps.iter().map(|step| step.raises.len()).sum::<usize>(),
+            takes: part.ends.len() + part.steps.iter().map(|step| step.takes.len()).sum::<usize>(),
+        }
+    }
+}
 
 /// What all ranks have made alike, of one variant.
 pub(super) struct Together {
     pub plan: plan::Plan,
+    /// Those of other ranks are there until this one is bound.
     pub parts: Parts,
+    /// One for each rank.
+    pub work: Vec<RankWork>,
     /// The batch: transfers, the ranks of their ends, and where they lie.
     pub transfers: Vec<NodeTransfer>,
     pub ends: Vec<EndRanks>,
@@ -44,6 +74,7 @@ impl Together {
     /// Plans the transfers of all ranks, and divides the work. The plan that the model prefers is the first.
     pub fn variants(
         node: &NodeGroup,
+        call: &mut CollectiveCall<'_>,
         requests: &[RankRequest],
         partitioning: Option<Partitioning>,
         options: &Options,
@@ -130,8 +161,10 @@ impl Together {
                 // What a rank has for all others is soon much: kernels of four H200 took 280 us for 32 MiB, a chain of copy engines 276 for 64 (2026-11-28).
                 let most = shapes.iter().filter(|shape| shape.source != 0).map(|shape| shape.bytes).max();
                 let may_pass_on = node.signal_wait() == SignalWait::Kernel && most.is_some_and(|bytes| bytes <= SMALL_BYTES);
-                let passed_on = if may_pass_on { with_kernels() } else { None };
-                let all = passed_on.map_or_else(|| by(&node.machine, options), Ok)?;
+                let all = Self::planned_once(call, node.rank(), (&shapes, options), || {
+                    let passed_on = if may_pass_on { with_kernels() } else { None };
+                    passed_on.map_or_else(|| by(&node.machine, options), Ok)
+                })?;
                 let whole = |plan| PartitionVariant { name: "", plan, seconds: 0.0, how: PartitionMove::Early };
                 (all.into_iter().map(whole).collect(), None)
             }
@@ -162,9 +195,29 @@ impl Together {
             let ring_owners = ring_owners(&plan.program, &parts, &owners);
             let flag_places = flag_places(&parts, partitioned.as_ref().map_or(0..0, |partitioned| partitioned.own.clone()));
             let (transfers, ends, src_devices) = (transfers.clone(), ends.clone(), src_devices.clone());
-            Ok(Together { plan: variant.plan, parts, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
+            let work = parts.parts.iter().map(RankWork::of).collect();
+            Ok(Together { plan: variant.plan, parts, work, transfers, ends, src_devices, partitioned, eager, ring_owners, flag_places })
         });
         divided.collect()
+    }
+
+    /// Returns the variants of a plan that rank 0 makes for all: dozens of ranks would take as many times as long, and as much memory. Where it makes none
+    /// each rank plans by itself, and fails for the reason that it finds.
+    fn planned_once(
+        call: &mut CollectiveCall<'_>,
+        rank: u32,
+        (shapes, options): (&[Shape], &Options),
+        plan: impl Fn() -> Result<Vec<plan::Plan>, PlanError>,
+    ) -> Result<Vec<plan::Plan>, Error> {
+        let own = (rank == 0).then(&plan);
+        let told = own.as_ref().and_then(|own| own.as_ref().ok()).map(|all| all.iter().map(wire::encode).collect::<Vec<_>>());
+        let told = call.all(Ok(told))?.into_iter().next().flatten();
+        let decoded = |all: Vec<Vec<u64>>| all.iter().map(|numbers| wire::decode(numbers, shapes, options)).collect::<Option<Vec<_>>>();
+        match (own, told.and_then(decoded)) {
+            (Some(own), _) => Ok(own?),
+            (None, Some(all)) if !all.is_empty() => Ok(all),
+            _ => Ok(plan()?),
+        }
     }
 
     /// Whether producers store the bytes of its transfers.
@@ -172,9 +225,24 @@ impl Together {
         self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
     }
 
-    /// What all ranks must have alike.
+    /// What all ranks must have alike. Ranks of the same build hash alike.
     pub fn digest(&self) -> u64 {
-        hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
+        let mut hasher = DefaultHasher::new();
+        (&*self.plan.program, &self.parts).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// Drops what only binding needs, once `rank` is bound: the parts of other ranks, and why paths of transfers between others were left out.
+    pub fn keep_own(&mut self, rank: u32) {
+        for part in (0..).zip(&mut self.parts.parts).filter(|(other, _)| *other != rank).map(|(_, part)| part) {
+            *part = Part::default();
+        }
+        let none = Arc::default();
+        for (transfer, ends) in self.plan.transfers.iter_mut().zip(&self.ends) {
+            if ![ends.src, ends.dst].contains(&rank) {
+                transfer.rejected = Arc::clone(&none);
+            }
+        }
     }
 
     /// Bytes that a rank sends or receives in a step.
