@@ -1,4 +1,4 @@
-//! The private bridge to the C++ kernels in `cpp/`. Never part of the C ABI.
+//! Declares the private bridge to the C++ kernels in `cpp/`. It is never part of the C ABI.
 
 pub use mpgpu_backend::Segment;
 
@@ -11,17 +11,17 @@ mod cpp {
 
         /// # Safety
         ///
-        /// `segments` points to `count` segments, each with a readable source and a writable destination of its size, none
-        /// overlapping a destination. `tile_shift` lies in 4..=30; `blocks` and `lanes` are 1 or more.
+        /// `segments` points to `count` segments. Each has a readable source and a writable destination of its size, and no segment
+        /// overlaps a destination. `tile_shift` lies in 4..=30; `blocks` and `lanes` are 1 or more.
         unsafe fn copy_segments_on_cpu(segments: *const Segment, count: usize, tile_shift: u32, blocks: u32, lanes: u32);
 
         include!("actions.hpp");
 
         /// # Safety
         ///
-        /// `actions` points to `count` actions, 120 at most: copies as above, and flags that live until the call returns, which threads look
-        /// at through atomics alone. So are, at three `addresses`, with several blocks the words, and the words `stop` and `turn`, or 0. Each of
-        /// `blocks` blocks runs once. `tile_shift` as above.
+        /// `actions` points to `count` actions, at most 120. The requirements of `copy_segments_on_cpu` hold for copies. Flags live until
+        /// the call returns, and threads access them only through atomics. The same holds for the three `addresses`: with several blocks
+        /// the words of all blocks, `stop`, and `turn` or 0. Each of the `blocks` blocks runs once. `tile_shift` lies in 4..=30.
         unsafe fn run_actions_on_cpu(
             actions: *const Segment,
             count: usize,

@@ -1,8 +1,9 @@
-//! Copies of pageable host memory that report an error where a load would end the process.
+//! Copies pageable host memory and reports an error if the memory is missing, where a plain load would kill the process.
 //!
-//! The program may unmap such memory before an execution, and a file that is mapped can become shorter while it is copied. There the system copies
-//! (`process_vm_readv`), which reports what is missing, at half the rate of a copy in the process or less. Private memory is copied in the process: it
-//! lives until the program itself unmaps it, which it must not do before the execution has completed.
+//! The program may unmap such memory before an execution, and a mapped file can become shorter while it is copied. In these cases the
+//! system copies the bytes (`process_vm_readv`). It reports missing memory, but reaches at most half the rate of a copy in the process.
+//! Private memory is copied in the process: it exists until the program unmaps it, which the program must not do before the execution has
+//! completed.
 
 use crate::backend::BackendError;
 use crate::backend::host_memory::PageRange;
@@ -15,14 +16,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub address: u64,
-    /// True if it is the source of the copy.
+    /// True if the address belongs to the source of the copy.
     pub is_source: bool,
-    /// The system's code.
+    /// Error code of the system.
     pub code: i32,
 }
 
 impl Fault {
-    /// The error of an execution whose transfer it concerns.
+    /// Converts the fault to the error of an execution whose transfer it concerns.
     pub fn error(&self, transfer: u32) -> BackendError {
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
@@ -32,17 +33,18 @@ impl Fault {
     }
 }
 
-/// Address ranges of the process that no file stands behind, in order, each with whether it may be written.
+/// Address ranges of the process that are not backed by a file, in order. The flag is true for writable ranges.
 #[derive(Debug, Default)]
 pub(crate) struct PrivateRanges(Vec<(u64, u64, bool)>);
 
 impl PrivateRanges {
-    /// As they are now.
+    /// Reads the current ranges.
     pub fn look() -> PrivateRanges {
         PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
     }
 
-    /// As they were a moment ago: 10 ms, or a hundred times as long as looking takes, which is a millisecond and more in a process with a GPU.
+    /// Returns ranges that were read recently: at most 10 ms ago, or a hundred times the duration of reading them, which is a millisecond
+    /// or more in a process with a GPU.
     pub fn recent() -> Arc<PrivateRanges> {
         type Seen = (Instant, Duration, Arc<PrivateRanges>);
         static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -58,7 +60,7 @@ impl PrivateRanges {
         ranges
     }
 
-    /// Of lines as proc(5) has them: `begin-end access offset device inode name`. What lies side by side is one.
+    /// Parses lines in the format of proc(5), `begin-end access offset device inode name`. Adjacent ranges are merged.
     fn parse(text: &[u8]) -> PrivateRanges {
         let mut found: Vec<(u64, u64, bool)> = Vec::new();
         for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -66,7 +68,7 @@ impl PrivateRanges {
             let (Some(range), Some(access), Some(inode)) = (words.next(), words.next(), words.nth(2)) else { continue };
             let number = |text: &str| u64::from_str_radix(text, 16).ok();
             let Some((begin, end)) = range.split_once('-').and_then(|(begin, end)| Some((number(begin)?, number(end)?))) else { continue };
-            // Names in brackets are the heap, stacks, and pages of the system's.
+            // Names in brackets denote the heap, stacks, and pages of the system.
             let is_own = words.next().is_none_or(|name| name == "[heap]" || name.starts_with("[stack") || name.starts_with("[anon"));
             if inode != "0" || !access.starts_with('r') || !is_own {
                 continue;
@@ -80,7 +82,7 @@ impl PrivateRanges {
         PrivateRanges(found)
     }
 
-    /// True if all of a range is such memory.
+    /// True if all of a range is private memory with the required access.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
         let after = self.0.partition_point(|range| range.0 <= address);
         let before = after.checked_sub(1).map(|at| self.0[at]);
@@ -88,11 +90,11 @@ impl PrivateRanges {
     }
 }
 
-/// Copies between ranges of which the destination, the source or both are pageable memory, as `is_pageable` says.
+/// Copies between two ranges. `is_pageable` is true for a destination or source in pageable memory.
 ///
 /// # Safety
 ///
-/// An end that is not pageable is valid for so many bytes. Nobody else touches the ranges, which do not overlap.
+/// An end that is not pageable is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
     let ranges = PrivateRanges::recent();
     let is_there = |address: u64, written: bool| {
@@ -101,31 +103,32 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
     };
     let [to_is_pageable, from_is_pageable] = is_pageable;
     if (!to_is_pageable || is_there(to, true)) && (!from_is_pageable || is_there(from, false)) {
-        // SAFETY: as the caller says, and private memory stays until the execution has completed, for which its caller vouches.
+        // SAFETY: guaranteed by the caller. Private memory exists until the execution has completed, as its caller guarantees.
         unsafe { copy_in_process(to, from, bytes) };
         return Ok(());
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy_by_system(to, from, bytes, from_is_pageable) }
 }
 
-/// Copies as any memory is copied.
+/// Copies bytes in the process.
 ///
 /// # Safety
 ///
-/// Both ends are valid for so many bytes, and do not overlap.
+/// Both ends are valid for `bytes` bytes and do not overlap.
 pub(crate) unsafe fn copy_in_process(to: u64, from: u64, bytes: usize) {
     let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize), with_exposed_provenance::<u8>(from as usize));
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { to.copy_from_nonoverlapping(from, bytes) };
 }
 
-/// Has the system copy, which checks both ends. `reads` says which end may be any memory: the source, or else the destination. The other one the
-/// system reaches in any case, also where a device has mapped it.
+/// Copies bytes by a system call, which checks both ends. `reads` selects the end that may be missing: the source if true, the destination
+/// if false. The system can access the other end in any case, even if a device has mapped it.
 ///
 /// # Safety
 ///
-/// Nobody else touches the ranges, which do not overlap. Where the system has no such call, the caller vouches for both.
+/// The ranges do not overlap, and no other thread accesses them. If the system call is not available, the caller guarantees that both are
+/// valid.
 pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: bool) -> Result<(), Fault> {
     static HAS_CALL: AtomicBool = AtomicBool::new(true);
     let mut done = 0;
@@ -139,35 +142,36 @@ pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: boo
             Ok(moved) => done += moved,
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
-                // Not for this process, by a filter of system calls say.
+                // The call is denied to this process, for example by a filter of system calls.
                 libc::ENOSYS | libc::EPERM => HAS_CALL.store(false, Ordering::Relaxed),
                 code => return Err(fault(to, from, done, reads, code)),
             },
         }
     }
-    // SAFETY: the caller of `execute` vouches for its buffers until completion; the system's own call, which need not trust it, is not available.
+    // SAFETY: the system call, which would check the ranges, is not available. The caller of `execute` guarantees its buffers until
+    // completion.
     unsafe { copy_in_process(to + done as u64, from + done as u64, bytes - done) };
     Ok(())
 }
 
 /// # Safety
 ///
-/// As far as the ranges are memory of the process, nobody else touches them.
+/// No other thread accesses the parts of the ranges that are memory of the process.
 unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize {
     let process = std::process::id() as libc::pid_t;
-    // SAFETY: lists of one range, valid for the call; of the ranges the system finds out.
+    // SAFETY: each list has one range and is valid for the call. The system checks the ranges themselves.
     unsafe {
         if reads { libc::process_vm_readv(process, own, 1, other, 1, 0) } else { libc::process_vm_writev(process, own, 1, other, 1, 0) }
     }
 }
 
-/// The end that was missing after `done` bytes.
+/// Determines which end was missing after `done` bytes.
 #[cold]
 fn fault(to: u64, from: u64, done: usize, reads: bool, code: i32) -> Fault {
     let mut byte = 0_u8;
     let own = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let source = libc::iovec { iov_base: with_exposed_provenance_mut(from as usize + done), iov_len: 1 };
-    // SAFETY: a byte of its own; nothing is written to the other range.
+    // SAFETY: one local byte is written, and the other range is only read.
     let is_source = reads && unsafe { transfer(&own, &source, true) } != 1;
     Fault { address: done as u64 + if is_source { from } else { to }, is_source, code }
 }
@@ -204,17 +208,17 @@ mod tests {
         // SAFETY: whole pages of the mapping just made.
         unsafe {
             ordinary.cast::<u8>().write_bytes(7, 4 * page);
-            // Not unmapped: what another thread maps into the gap would be written instead.
+            // The page is not unmapped, because another thread could map memory into the gap, which would then be overwritten.
             libc::mprotect(ordinary.byte_add(3 * page), page, libc::PROT_NONE);
         }
         let mut own = vec![0_u8; 4 * page];
         let (to, from) = (own.as_mut_ptr().expose_provenance() as u64, ordinary.expose_provenance() as u64);
         let (end, code) = (from + 3 * page as u64, libc::EFAULT);
-        // SAFETY: the vector has the room.
+        // SAFETY: the vector is large enough.
         unsafe {
             assert_eq!(copy_by_system(to, from, 3 * page, true), Ok(()));
             assert_eq!(copy_by_system(to, from, 4 * page, true), Err(Fault { address: end, is_source: true, code }));
-            // The destination, whichever end the system was told to check.
+            // The destination is reported, whichever end the system checks.
             for reads in [false, true] {
                 assert_eq!(copy_by_system(from, to, 4 * page, reads), Err(Fault { address: end, is_source: false, code }));
             }

@@ -1,11 +1,12 @@
-//! The devices that plans run on: each module here is a [`Backend`](mpgpu_backend::Backend), or part of one. Nothing here knows contexts.
+//! Implements the devices that plans run on. Each module is a [`Backend`](mpgpu_backend::Backend) or part of one. This crate does not
+//! depend on contexts.
 //!
-//! | module | promise |
+//! | module | content |
 //! | --- | --- |
 //! | [`cuda`] | GPUs, through the CUDA driver |
 //! | [`host`] | virtual devices on CPU threads |
-//! | [`pattern`] | bytes that show whether a copy has arrived |
-//! | `guarded` | copies of pageable memory that report an error where it is not there |
+//! | [`pattern`] | test patterns that show whether a copy has arrived |
+//! | `guarded` | copies of pageable memory that report missing memory as an error |
 //! | `bridge` | the kernels in `cpp/` |
 
 mod bridge;

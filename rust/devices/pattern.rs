@@ -1,9 +1,9 @@
-//! A pattern in host memory that a backend has given out.
+//! Writes and checks a test pattern in host memory that a backend has allocated.
 
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// A stretch of host memory, and the place in the pattern that belongs there. Bound to the arena's owner.
+/// Range of host memory with the position of its first word in the pattern. Bound to the lifetime of the memory's owner.
 pub struct Words<'a> {
     address: u64,
     first: u64,
@@ -11,7 +11,7 @@ pub struct Words<'a> {
     arena: PhantomData<&'a ()>,
 }
 
-/// The word at this place of the pattern: different everywhere, so that a piece in another's place is found (SplitMix64's finaliser).
+/// Returns the word at this position of the pattern (SplitMix64's finaliser). All words differ, so that misplaced bytes are detected.
 fn word(place: u64) -> u64 {
     let mut z = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,8 +21,8 @@ fn word(place: u64) -> u64 {
 
 impl<'a> Words<'a> {
     /// # Safety
-    /// `address` is the start of as many 8-byte words of host memory, aligned to 8, that live as long as `'a` and that nothing else
-    /// uses while this does.
+    /// `address` is the start of `count` 8-byte words of host memory, aligned to 8. They live as long as `'a`, and nothing else uses them
+    /// while this value does.
     pub unsafe fn new(address: u64, first: u64, count: u64) -> Words<'a> {
         Words { address, first, count, arena: PhantomData }
     }
@@ -30,7 +30,7 @@ impl<'a> Words<'a> {
     fn write(&self, value: impl Fn(u64) -> u64) {
         let start = with_exposed_provenance_mut::<u64>(self.address as usize);
         for index in 0..self.count {
-            // SAFETY: one of the words that the caller of `new` vouches for.
+            // SAFETY: one of the words that the caller of `new` guarantees.
             unsafe { start.add(index as usize).write(value(self.first + index)) }
         }
     }
@@ -40,16 +40,16 @@ impl<'a> Words<'a> {
         self.write(word);
     }
 
-    /// Writes the opposite of the pattern: no byte of it is left.
+    /// Writes the bitwise complement of the pattern, so that no byte of it remains.
     pub fn spoil(&self) {
         self.write(|place| !word(place));
     }
 
-    /// How many bytes differ from the pattern.
+    /// Returns the number of bytes that differ from the pattern.
     pub fn wrong_bytes(&self) -> u64 {
         let start = with_exposed_provenance::<u64>(self.address as usize);
         let wrong = |index: u64| {
-            // SAFETY: as in `write`; any bits are a number, and the memory was written by a copy or by this.
+            // SAFETY: as in `write`. Any bits are a valid number, and the memory was initialized by a copy or by `write`.
             let difference = unsafe { start.add(index as usize).read() } ^ word(self.first + index);
             difference.to_ne_bytes().iter().filter(|byte| **byte != 0).count() as u64
         };

@@ -1,28 +1,29 @@
-//! The user and the process at the other end of a Unix socket.
+//! Reads the user and the process at the other end of a Unix socket.
 
 use rustix::fd::{AsFd, AsRawFd};
 use rustix::io::{Errno, Result};
 use std::fmt;
 
-/// The other end of a Unix socket, as the kernel names it (`SO_PEERCRED`).
+/// User and process at the other end of a Unix socket, as reported by the kernel (`SO_PEERCRED`).
 ///
-/// The user is what is trusted. The process is 0 where it lies in a PID namespace that this process does not see, as in another container: it is for
-/// messages alone, and nothing is decided by it. The end of a peer shows by the end of its connection.
+/// Access decisions use only the user. The process id is 0 if the peer runs in a PID namespace that is not visible here, for example in
+/// another container, so it is used only in messages. The end of a peer is detected by the end of its connection.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// The effective user.
+    /// Effective user id.
     pub user: u32,
-    /// The process's number here, or 0.
+    /// Process id in this PID namespace, or 0 if it is not visible.
     pub process: i32,
 }
 
 impl Credentials {
-    /// Asks the kernel for the other end of `socket`.
+    /// Reads the credentials of the other end of `socket`.
     pub fn of_peer(socket: &impl AsFd) -> Result<Credentials> {
         let mut said = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
-        // The process number of rustix is never 0, and reading one that is 0 is undefined behaviour, so libc is called.
-        // SAFETY: the descriptor is open during the call, and the kernel writes at most `bytes` into `said`, whose fields may hold any value.
+        // The process id type of rustix cannot be 0, and reading a 0 into it is undefined behaviour, so libc is called directly.
+        // SAFETY: the descriptor is open during the call. The kernel writes at most `bytes` bytes into `said`, whose fields may hold any
+        // value.
         let result = unsafe {
             libc::getsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut said).cast(), &raw mut bytes)
         };

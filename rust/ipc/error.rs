@@ -1,34 +1,34 @@
-//! Why memory could not be shared.
+//! Errors of sharing memory between processes.
 
 use rustix::io::Errno;
 use std::io;
 
-/// The error type of this module.
+/// Error of this crate.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum IpcError {
-    /// The bytes are no handle.
+    /// The bytes are not a valid handle.
     #[error("{0}")]
     Corrupt(String),
-    /// A handle, or a peer, of another version of the library.
+    /// The handle or the peer belongs to another version of the library.
     #[error("{0}")]
     Version(String),
-    /// It cannot be done here; the text says why, and what can be done instead.
+    /// The operation is not supported here. The text gives the reason and an alternative.
     #[error("{0}")]
     NotSupported(String),
-    /// The peer has exited, or has freed the memory.
+    /// The peer has exited or has freed the memory.
     #[error("{0}")]
     PeerGone(String),
-    /// The peer did not answer.
+    /// The peer did not answer in time.
     #[error("{0}")]
     Timeout(String),
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("{what}: {reason} (code {code})")]
     #[allow(missing_docs)]
     System { what: &'static str, reason: String, code: i32 },
 }
 
 impl IpcError {
-    /// What the system said to `what`.
+    /// Returns a function that converts a system error of the call `what` to an [`IpcError`].
     pub(crate) fn system(what: &'static str) -> impl Fn(Errno) -> IpcError {
         move |errno| IpcError::System {
             what,

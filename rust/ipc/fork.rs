@@ -1,8 +1,9 @@
-//! What a child of `fork` inherits and must leave alone.
+//! Protects children of `fork` from using objects that belong to the parent.
 //!
-//! A child has a copy of this library's memory, but not its threads and, on CUDA, not the driver; locks may be held by threads that it does
-//! not have. So every object knows the process that made it (its generation, counted in forks), and no other process uses, locks or frees
-//! it. A child closes the sockets at once: while it held them, peers of the parent would not notice the parent's end.
+//! A child has a copy of this library's memory but not its threads and, on CUDA, not the driver. Locks may be held by threads that do not
+//! exist in the child. Every object therefore records the process that created it (its generation, counted in forks), and no other process
+//! uses, locks or frees it. A child closes the sockets immediately. If it kept them open, peers of the parent would not notice the parent's
+//! exit.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Result;
@@ -14,14 +15,14 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Sockets that are open. No child of `fork` is made while this is locked.
+/// Open sockets. No `fork` proceeds while this is locked.
 static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// The generation of this process: it differs from those of all processes from which this one was forked. Takes no system call.
+/// Returns the generation of this process. It differs from the generations of all its ancestors. Makes no system call after the first.
 pub fn generation() -> u32 {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
-        // SAFETY: the handlers live as long as the program; `in_child` does only what a child of `fork` may do.
+        // SAFETY: the handlers live as long as the program. `in_child` does only what is allowed in a child of `fork`.
         let code = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if code != 0 {
             log::warn!("pthread_atfork: code {code}; children of fork must not use this library");
@@ -30,7 +31,8 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Has `work` called when the process ends, by `exit` or the end of `main`. A child of `fork` inherits that: `work` looks at the generation first.
+/// Registers `work` to be called when the process ends by `exit` or returns from `main`. A child of `fork` inherits the registration, so
+/// `work` must check the generation first.
 pub fn at_exit(work: extern "C" fn()) {
     // SAFETY: a function that lives as long as the program.
     if unsafe { libc::atexit(work) } != 0 {
@@ -38,10 +40,10 @@ pub fn at_exit(work: extern "C" fn()) {
     }
 }
 
-/// The lock of [`SOCKETS`] while the process forks.
+/// Guard of [`SOCKETS`] that is held while the process forks.
 struct Forking(UnsafeCell<Option<MutexGuard<'static, BTreeSet<RawFd>>>>);
 
-// SAFETY: only whoever holds the lock that is in it, or is about to put there, touches it.
+// SAFETY: only the thread that holds the lock stored inside, or is about to store it, accesses the cell.
 unsafe impl Sync for Forking {}
 
 static FORKING: Forking = Forking(UnsafeCell::new(None));
@@ -57,22 +59,23 @@ extern "C" fn before() {
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: this thread has taken the lock in `before`.
+    // SAFETY: this thread acquired the lock in `before`.
     drop(unsafe { (*FORKING.0.get()).take() });
 }
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: as above; the child is this thread.
+    // SAFETY: as in `in_parent`. The only thread of the child is a copy of the one that called `before`.
     let Some(mut held) = (unsafe { (*FORKING.0.get()).take() }) else { return };
     for socket in held.iter() {
-        // SAFETY: a descriptor of ours, which nothing in this process closes: what owns it is of another generation.
+        // SAFETY: the descriptor belongs to this library. Nothing else in this process closes it, because its owner is of another
+        // generation.
         unsafe { libc::close(*socket) };
     }
     held.clear();
 }
 
-/// A descriptor that a child of `fork` does not get.
+/// Descriptor that is closed in a child of `fork`.
 #[derive(Debug)]
 pub struct Socket {
     descriptor: ManuallyDrop<OwnedFd>,
@@ -80,7 +83,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// What `make` returns, which must not wait.
+    /// Wraps the descriptor that `make` returns. `make` must not block, because forks wait for it.
     pub fn make(make: impl FnOnce() -> Result<OwnedFd>) -> Result<Socket> {
         let generation = generation();
         let mut open = sockets();
@@ -89,7 +92,7 @@ impl Socket {
         Ok(Socket { descriptor: ManuallyDrop::new(descriptor), generation })
     }
 
-    /// Whether it is open in this process, and not only in one from which this one was forked.
+    /// True if the socket is open in this process, not only in an ancestor.
     pub fn is_here(&self) -> bool {
         self.generation == generation()
     }
@@ -103,32 +106,32 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // A child has closed it, and another file may have its number.
+        // A child of `fork` has already closed the descriptor, and its number may now refer to another file.
         if self.is_here() {
             let mut open = sockets();
             open.remove(&self.descriptor.as_raw_fd());
-            // SAFETY: it is not used any more.
+            // SAFETY: the descriptor is not used again.
             unsafe { ManuallyDrop::drop(&mut self.descriptor) };
         }
     }
 }
 
-/// So many forks deep each process has its own value of an [`OfProcess`]; one deeper, it gets that of the first process.
+/// Number of fork generations with separate values of an [`OfProcess`]. A process one generation deeper shares the value of the first.
 pub const DEPTH: usize = 16;
 
-/// A value that each process has for itself, because a parent's may stay locked for ever in a child.
+/// Value that each process creates for itself, because a lock inherited from the parent may stay locked for ever in a child.
 pub struct OfProcess<T> {
     each: [OnceLock<T>; DEPTH],
     make: fn() -> T,
 }
 
 impl<T> OfProcess<T> {
-    /// Made by `make` when a process first uses it.
+    /// Creates a value that `make` initializes on first use in each process.
     pub const fn new(make: fn() -> T) -> OfProcess<T> {
         OfProcess { each: [const { OnceLock::new() }; DEPTH], make }
     }
 
-    /// This process's.
+    /// Returns the value of this process.
     pub fn get(&self) -> &T {
         self.each[generation() as usize % DEPTH].get_or_init(self.make)
     }

@@ -1,33 +1,33 @@
-//! A range of one process's memory as bytes that travel to another.
+//! Encodes a range of one process's memory as bytes that can be sent to another process.
 
 use super::AllocationKey;
 use super::error::IpcError;
 use super::process::ProcessIdentity;
 use crate::topology::MemoryKind;
 
-/// Size of an encoded handle. Fixed for good.
+/// Size of an encoded handle in bytes. It is the same in all versions.
 pub const BYTES: usize = 128;
 
-/// The version of what follows the checksum. Magic, version and checksum keep their places in every version.
+/// Version of the fields that follow the checksum. Magic, version and checksum have the same positions in every version.
 pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"mpgpu-mh";
 
-/// Proves that a process was given the handle.
+/// Random number that proves that a process was given the handle.
 #[derive(Copy, Clone)]
 pub struct Secret(pub [u8; 16]);
 
 impl Secret {
-    /// One that nobody can guess.
+    /// Draws an unpredictable secret.
     pub(super) fn draw() -> Result<Secret, IpcError> {
         let mut bytes = [0; 16];
-        // So few bytes come at once or not at all.
+        // `getrandom` returns this few bytes completely or fails.
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).map_err(IpcError::system("getrandom"))?;
         Ok(Secret(bytes))
     }
 }
 
-/// Takes equally long wherever the two differ, so that nobody can guess it byte by byte.
+/// Comparison in constant time, so that a secret cannot be guessed byte by byte from the response time.
 impl PartialEq for Secret {
     fn eq(&self, other: &Secret) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b)));
@@ -37,38 +37,38 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
-/// Not for logs.
+/// Omits the bytes, so that the secret does not appear in logs.
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret")
     }
 }
 
-/// What a handle says.
+/// Decoded handle: a memory range and the information needed to import it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Whose memory it is.
+    /// Process that owns the memory.
     pub origin: ProcessIdentity,
-    /// The allocation, among those of its process.
+    /// Allocation within the owning process.
     pub key: AllocationKey,
-    /// Bytes of the whole allocation.
+    /// Size of the whole allocation in bytes.
     pub allocation_bytes: u64,
-    /// First byte of the range in it.
+    /// Offset of the range in the allocation, bytes.
     pub offset: u64,
-    /// Bytes of the range.
+    /// Size of the range in bytes.
     pub bytes: u64,
-    /// Its device, whatever number that has in the importing process.
+    /// UUID of the device, which does not depend on device numbering in the importing process.
     pub device: [u8; 16],
-    /// The device's number in the exporting process, for people.
+    /// Number of the device in the exporting process, for messages.
     pub number: i32,
-    /// What kind of memory it is.
+    /// Kind of memory.
     pub kind: MemoryKind,
-    /// That of the exported allocation.
+    /// Secret of the exported allocation.
     pub secret: Secret,
 }
 
 impl Handle {
-    /// The bytes that travel.
+    /// Encodes the handle, including the checksum.
     pub fn encode(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -91,7 +91,7 @@ impl Handle {
         bytes
     }
 
-    /// Reads the bytes. They are trusted only as far as to ask the exporter about them.
+    /// Decodes a handle. Its contents are not trusted: they serve only to ask the exporter, which validates them.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
             let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -139,13 +139,13 @@ impl Handle {
     }
 }
 
-/// Writes the checksum of an encoded handle.
+/// Writes the checksum into an encoded handle.
 pub fn seal(bytes: &mut [u8; BYTES]) {
     let sum = checksum(bytes);
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// FNV-1a (RFC 9923) of all bytes but its own: against mishaps, not against malice.
+/// Computes the FNV-1a checksum (RFC 9923) of all bytes but its own. It detects accidental changes, not deliberate ones.
 fn checksum(bytes: &[u8; BYTES]) -> u32 {
     let all = bytes[..12].iter().chain(&bytes[16..]);
     all.fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

@@ -1,28 +1,28 @@
-//! Memory of one process that others of the same node map, and counters in it that order their work.
+//! Shares memory between processes of one node, and orders their work by counters in that memory.
 //!
-//! An exporter describes a range in a [`Handle`] of fixed size, which travels over whatever the code has, MPI say. The importer
-//! connects to the exporter named in it, over an abstract Unix socket: it has no file, so nothing is left behind however a process ends.
-//! The exporter checks that the allocation still exists, and answers with what is needed to map it. The connection stays open for as long
-//! as the importer holds the memory, so each side notices the end of the other. What was freed and what was closed is noted on a page
-//! that both map, where nothing gets lost however rarely a side looks.
+//! An exporter describes a memory range in a [`Handle`] of fixed size. The program sends the handle by any means, for example MPI. The
+//! importer connects to the exporter named in the handle over an abstract Unix socket. Such a socket has no file, so nothing is left behind
+//! however a process ends. The exporter checks that the allocation still exists and answers with the information needed to map it. The
+//! connection stays open for as long as the importer holds the memory, so each side notices the exit of the other. Freed and closed memory
+//! is recorded on a page that both sides map, so no event is lost however rarely a side checks it.
 //!
-//! | file | promise |
+//! | file | content |
 //! | --- | --- |
-//! | [`handle`] | the handle's bytes, and what is refused by them alone |
-//! | `process` | who a process is: boot, network namespace, user, and a number drawn at random |
-//! | [`segment`] | memory that can be shared, from the start: a memory file for each allocation |
-//! | `packet` | one request, one answer, one descriptor each |
-//! | `credentials` | the user and the process at the other end of a socket |
-//! | `board` | what was freed and closed since |
-//! | `service` | the exporter's side: one thread for a process, from the first export to the end of the last context that exported |
-//! | `peer` | the importer's side |
+//! | [`handle`] | encoding of handles, and the checks that need only their bytes |
+//! | `process` | identity of a process: boot, network namespace, user, and a random number |
+//! | [`segment`] | memory that can be shared: a memory file for each allocation |
+//! | `packet` | request and answer, with at most one descriptor each |
+//! | `credentials` | user and process at the other end of a socket |
+//! | `board` | shared table of freed and closed allocations |
+//! | `service` | exporter: one thread per process, from the first export until the last exporting context is destroyed |
+//! | `peer` | importer |
 //! | [`signal`] | counters in shared memory |
-//! | `places` | where steps of node plans stand in streams |
-//! | `slot` | a send or a receive, as all ranks see it |
-//! | [`mailbox`] | which send goes to which receive |
-//! | `fork` | what a child of `fork` inherits and leaves alone |
+//! | `places` | positions of node-plan steps in streams |
+//! | `slot` | a send or a receive, visible to all ranks |
+//! | [`mailbox`] | matching of sends and receives |
+//! | `fork` | protection of children of `fork` from inherited objects |
 //!
-//! The backend defines what an allocation is and how it is mapped ([`Backend::map`](crate::backend::Backend::map)).
+//! The backend defines allocations and how they are mapped ([`Backend::map`](crate::backend::Backend::map)).
 
 mod board;
 mod credentials;
@@ -55,11 +55,11 @@ use mpgpu_backend as backend;
 use mpgpu_backend::{sync, threads};
 use mpgpu_core::topology;
 
-/// The allocation that a handle is about, among all of its process.
+/// Identifies an exported allocation among those of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationKey {
-    /// Which backend, as a number: allocation ids are each backend's own.
+    /// Number of the backend. Allocation ids are unique only within a backend.
     pub backend: u8,
-    /// [`Allocation::id`](crate::backend::Allocation::id).
+    /// Allocation id, from [`Allocation::id`](crate::backend::Allocation::id).
     pub allocation: u64,
 }

@@ -1,15 +1,16 @@
-//! Matching of sends and receives in shared memory, by MPI's rules.
+//! Matches sends and receives in shared memory, by MPI's rules.
 //!
-//! Each rank has a mailbox, which all ranks map: receives that it has posted, and messages that have come before them, both in order. A
-//! message goes to the first receive that takes it, a receive takes the first message that fits it, and whoever comes second finds the
-//! other, under the lock of the receiver's mailbox. Nothing else is needed for a match: no thread of the receiver, no call.
+//! Each rank has a mailbox, which all ranks map. It lists the posted receives and the messages that arrived before their receive, both in
+//! order. A message matches the first receive that accepts it, and a receive matches the first message that it accepts. The later of the
+//! two finds the earlier one under the lock of the receiver's mailbox. A match needs no thread and no call of the receiver.
 //!
-//! No rank holds room that another needs. Sends and receives of a rank have slots of their own, and the list of messages has room for all that every
-//! rank may send, so a send is refused for unreceived sends of its own rank alone, and a receive for unfinished receives of its own rank alone.
+//! No rank holds resources that another needs. Each rank has its own slots for sends and receives, and the list of messages has room for
+//! all that every rank may send. A send is therefore refused only because of unreceived sends of its own rank, and a receive only because
+//! of unfinished receives of its own rank.
 //!
-//! A rank can be killed at any instruction. The order of each list is an index for speed; what counts is the state of each slot, which
-//! changes by one word: the partner of a receive is the match, and the state of a send is its place in the queue. Whoever finds the lock held
-//! by a rank that has ended takes it over and makes the index anew.
+//! A rank can be killed at any instruction. The lists are only an index for speed. The authoritative state is in the slots, and it changes
+//! by single words: writing the partner of a receive makes the match, and the state of a send makes it part of the queue. A rank that finds
+//! the lock held by an exited rank takes over the lock and rebuilds the index.
 
 use super::signal::rest;
 use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus, mortal};
@@ -18,22 +19,22 @@ use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What stands first in the memory of a mailbox.
+/// Header at the start of a mailbox's memory.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Header {
-    /// The rank that holds it, counted from 1; 0 for nobody.
+    /// Rank that holds the lock plus 1, or 0 if the mailbox is unlocked.
     lock: AtomicU32,
-    /// Its rank takes no more messages.
+    /// Nonzero if the rank accepts no more messages.
     is_closed: AtomicU32,
-    /// Of the next that is queued.
+    /// Sequence number of the next queued operation.
     next_order: AtomicU64,
-    /// First entry and number of entries.
+    /// Index of the first entry and number of entries, for each list.
     posted: [AtomicU64; 2],
     unexpected: [AtomicU64; 2],
 }
 
-/// An entry of a list: a slot, and what decides whether it matches.
+/// Entry of a list: a slot, and the tag by which it is matched.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct QueueEntry {
@@ -41,24 +42,24 @@ struct QueueEntry {
     tag: AtomicU64,
 }
 
-/// How much a mailbox holds; the same for all ranks.
+/// Capacity of a mailbox, equal for all ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Ranks that may send.
+    /// Number of ranks that may send.
     pub ranks: u32,
-    /// Sends of a rank at a time, and as many receives.
+    /// Maximum number of concurrent sends of a rank, and of concurrent receives.
     pub operations: u32,
-    /// Messages of one rank that may wait for receives of another. More than `operations` cannot.
+    /// Maximum number of unreceived messages from one rank to another. Values above `operations` have no effect.
     pub messages: u32,
 }
 
 impl Capacity {
-    /// Slots of a rank: those of receives, then those of sends.
+    /// Returns the number of slots of a rank. The slots of receives precede those of sends.
     pub fn slots(self) -> u32 {
         2 * self.operations
     }
 
-    /// Entries of the list of receives and of that of messages: each has room for all that can wait.
+    /// Returns the sizes of the list of receives and of the list of messages. Each has room for all that can wait.
     fn entries(self) -> [usize; 2] {
         [self.slots() as usize, self.ranks as usize * self.messages.min(self.operations) as usize]
     }
@@ -72,30 +73,30 @@ impl Capacity {
         (self.lists()[1] + (self.entries()[1] * size_of::<QueueEntry>()) as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
-    /// Bytes of the memory of one mailbox.
+    /// Returns the size in bytes of one mailbox.
     pub fn bytes(self) -> u64 {
         self.first_slot() + u64::from(self.slots()) * size_of::<MessageSlot>() as u64
     }
 }
 
-/// What came of a receive or a send.
+/// Result of posting a send or a receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// It has met the other side, and moves the bytes.
+    /// Matched with this operation. The posting rank moves the bytes.
     Matched(SlotId),
-    /// It waits for the other side.
+    /// Queued until the other side is posted.
     Queued,
-    /// A receive whose message is longer than its buffer. The message stays.
+    /// The message is longer than the buffer of the receive. The message stays queued.
     Truncated,
-    /// A send of a rank that has [`Capacity::messages`] waiting at the receiver.
+    /// The sender already has [`Capacity::messages`] unreceived messages at the receiver.
     Full,
-    /// A send whose receiver has left.
+    /// The receiver has left.
     Closed,
-    /// The mailbox stays locked: nothing was published.
+    /// The mailbox stays locked. The operation was not published.
     Stuck,
 }
 
-/// The mailboxes of all ranks, as one of them sees them. Each lies in memory of [`Capacity::bytes`] zeros.
+/// Mailboxes of all ranks, as seen by one rank. Each mailbox is [`Capacity::bytes`] of memory that was zeroed at first.
 #[derive(Clone, Debug)]
 pub struct Mailboxes {
     rank: u32,
@@ -103,98 +104,100 @@ pub struct Mailboxes {
     bases: Arc<[u64]>,
 }
 
-/// A mailbox that is locked.
+/// Locked mailbox.
 struct Locked<'a> {
     all: &'a Mailboxes,
     rank: u32,
 }
 
-/// A list of a mailbox that is locked.
+/// List of a locked mailbox.
 struct List<'a> {
     bounds: &'a [AtomicU64; 2],
     entries: &'a [QueueEntry],
 }
 
-/// So many looks at a lock come before its holder is asked after, which takes a system call.
+/// Number of attempts to lock a mailbox between checks whether its holder has exited. A check is a system call.
 const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
 
-/// How long a mailbox may stay locked.
+/// Maximum time for which a mailbox may stay locked.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
-/// Whether a rank has ended, asked by whoever waits for it to unlock a mailbox.
+/// Function that returns true if a rank has exited. It is called while waiting for that rank to unlock a mailbox.
 pub type IsGone<'a> = &'a dyn Fn(u32) -> bool;
 
 impl Mailboxes {
-    /// Those at these addresses, one for each rank, of which this is `rank`. They stay mapped for as long as the result, and its clones, are
-    /// used.
+    /// Uses the mailboxes at the given addresses, one per rank. This process is `rank`. The memory must stay mapped for as long as the
+    /// result and its clones are used.
     pub fn new(rank: u32, capacity: Capacity, bases: Vec<u64>) -> Mailboxes {
         Mailboxes { rank, capacity, bases: bases.into() }
     }
 
-    /// This rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// How many there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.bases.len() as u32
     }
 
-    /// Slots of each rank.
+    /// Returns the number of slots of each rank.
     pub fn slots(&self) -> u32 {
         self.capacity.slots()
     }
 
-    /// Where a mailbox is; of a rank that does not exist, that of another which does.
+    /// Returns the address of a rank's mailbox. An invalid rank, which can only come from damaged memory, is reduced to a valid one.
     pub fn address(&self, rank: u32) -> u64 {
         self.bases[rank as usize % self.bases.len()]
     }
 
-    /// The message that an operation is, or has met, as damaged memory may tell it: its sender is a rank in any case.
+    /// Returns the envelope of a message that an operation sends or has received. An invalid sender from damaged memory is reduced to a
+    /// valid rank.
     pub fn envelope(&self, slot: &MessageSlot) -> Envelope {
         let told = slot.envelope();
         Envelope { source: told.source % self.ranks(), ..told }
     }
 
     fn header(&self, rank: u32) -> &Header {
-        // SAFETY: mapped for as long as this is used, aligned to a page, and looked at through atomics alone; zeros are a value.
+        // SAFETY: the memory is mapped while `self` is used, aligned to a page, and accessed only through atomics. All zeros is a valid
+        // value.
         unsafe { &*with_exposed_provenance(self.address(rank) as usize) }
     }
 
     fn entries(&self, rank: u32, list: usize) -> &[QueueEntry] {
         let first = self.address(rank) + self.capacity.lists()[list];
-        // SAFETY: as above, and inside of the memory of a mailbox.
+        // SAFETY: as in `header`, and the range is inside the memory of a mailbox.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.capacity.entries()[list]) }
     }
 
     fn of_rank(&self, rank: u32) -> &[MessageSlot] {
         let first = self.address(rank) + self.capacity.first_slot();
-        // SAFETY: as above.
+        // SAFETY: as in `entries`.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.slots() as usize) }
     }
 
-    /// A slot. One that does not exist, which only damaged memory names, is taken for another that does.
+    /// Returns a slot. An invalid id, which can only come from damaged memory, is reduced to a valid one.
     pub fn slot(&self, id: SlotId) -> &MessageSlot {
         &self.of_rank(id.rank % self.ranks())[(id.slot % self.slots()) as usize]
     }
 
-    /// A slot of this rank.
+    /// Returns a slot of this rank.
     pub fn own(&self, slot: u32) -> &MessageSlot {
         self.slot(self.own_id(slot))
     }
 
-    /// A slot of this rank, as all know it.
+    /// Returns the id of a slot of this rank, which is valid on all ranks.
     pub fn own_id(&self, slot: u32) -> SlotId {
         SlotId { rank: self.rank, slot }
     }
 
-    /// The address of bytes that are kept in a slot.
+    /// Returns the address of the message bytes stored in a slot.
     pub fn inline_address(&self, id: SlotId) -> u64 {
         std::ptr::from_ref(self.slot(id)).addr() as u64 + MessageSlot::INLINE_OFFSET
     }
 
-    /// Publishes a send that was prepared, or matches it.
+    /// Matches a prepared send with a posted receive, or queues it.
     pub fn send(&self, to: u32, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let send = self.slot(id);
@@ -234,7 +237,7 @@ impl Mailboxes {
         Posted::Queued
     }
 
-    /// Publishes a receive that was prepared, or matches it.
+    /// Matches a prepared receive with a queued message, or queues it.
     pub fn receive(&self, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let receive = self.slot(id);
@@ -253,25 +256,25 @@ impl Mailboxes {
         }
         receive.order.store(mailbox.next_order(), Ordering::Relaxed);
         receive.set_state(SlotState::Queued);
-        // There are as many entries as slots.
+        // The list has as many entries as the rank has slots, so there is room.
         mailbox.posted().push(u64::from(slot), 0);
         Posted::Queued
     }
 
-    /// The first message that a receive would take now.
+    /// Returns the envelope of the first message that a receive with this pattern would match now.
     pub fn probe(&self, pattern: &Pattern, is_gone: IsGone<'_>) -> Option<Envelope> {
         self.lock(self.rank, is_gone)?.find(pattern).map(|(_, send)| self.envelope(self.slot(send)))
     }
 
-    /// A slot of this rank that nothing uses is about to be prepared: until it is published nobody concludes anything about it.
+    /// Marks an unused slot of this rank as free before it is prepared again. Other ranks ignore a free slot until it is published.
     pub fn release(&self, slot: u32, is_gone: IsGone<'_>) {
         let own = self.own(slot);
-        // Whoever repairs the mailbox raises flags of receives that have ended.
+        // A rank that repairs the mailbox sets flags of ended receives. The lock prevents it from setting them after the slot is reused.
         let _mailbox = (own.state() == SlotState::Ended && !own.is_send()).then(|| self.lock(self.rank, is_gone));
         own.set_state(SlotState::Free);
     }
 
-    /// Ends an operation of this rank that is unmatched in the mailbox of `of`; whether it was.
+    /// Cancels an operation of this rank that is unmatched in the mailbox of rank `of`. Returns true if it was unmatched.
     pub fn withdraw(&self, of: u32, slot: u32, status: SlotStatus, is_gone: IsGone<'_>) -> bool {
         let Some(mailbox) = self.lock(of, is_gone) else { return false };
         let (id, own) = (self.own_id(slot), self.own(slot));
@@ -284,12 +287,12 @@ impl Mailboxes {
         true
     }
 
-    /// A rank has ended: its messages are gone, and receives that `concerns` are ended.
+    /// Drops the messages of an exited rank, and ends the receives for which `concerns` returns true.
     pub fn forget(&self, rank: u32, concerns: impl Fn(&MessageSlot) -> bool, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.unexpected().retain(|word| {
             let lost = SlotId::decode(word).filter(|id| id.rank == rank);
-            // So that it does not come back when the list is made anew.
+            // The message must not reappear when the list is rebuilt.
             lost.iter().for_each(|id| self.slot(*id).end_as(SlotStatus::PeerGone));
             lost.is_none()
         });
@@ -303,7 +306,7 @@ impl Mailboxes {
         });
     }
 
-    /// This rank takes no more messages: those that have come, and its receives, are ended.
+    /// Closes the mailbox of this rank to further messages, and ends its queued messages and receives.
     pub fn close(&self, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.header().is_closed.store(1, Ordering::Relaxed);
@@ -317,13 +320,13 @@ impl Mailboxes {
         });
     }
 
-    /// Whether a rank takes no more messages.
+    /// True if a rank accepts no more messages.
     pub fn is_closed(&self, rank: u32) -> bool {
         self.header(rank).is_closed.load(Ordering::Acquire) != 0
     }
 
-    /// Locks a mailbox. Sections are short; a rank that is killed in one does not keep it. `None` where nobody has unlocked it for [`PATIENCE`]:
-    /// its holder is stopped, or the memory is damaged.
+    /// Locks a mailbox. The lock is held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if nobody has
+    /// unlocked it for [`PATIENCE`], because its holder is stopped or the memory is damaged.
     fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Option<Locked<'_>> {
         let (word, mine) = (&self.header(rank).lock, self.rank + 1);
         let (mut round, mut until) = (0u32, None);
@@ -350,7 +353,7 @@ impl Mailboxes {
     }
 }
 
-/// See [`Mailboxes::lock`].
+/// Pauses between attempts to lock a mailbox: spins at first, then yields and sleeps.
 fn pause(round: u32) {
     #[cfg(shuttle)]
     crate::sync::thread::yield_now();
@@ -390,7 +393,7 @@ impl Locked<'_> {
         self.header().next_order.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The first message that fits, and its place in the list.
+    /// Returns the first queued message that matches the pattern, with its index in the list.
     fn find(&self, pattern: &Pattern) -> Option<(u64, SlotId)> {
         let list = self.unexpected();
         let mut at = 0;
@@ -404,7 +407,7 @@ impl Locked<'_> {
         None
     }
 
-    /// The match. What comes after its first line, [`repair`](Locked::repair) does too.
+    /// Commits a match by the first store. [`repair`](Locked::repair) can complete the remaining steps if this rank is killed in between.
     fn commit(&self, receive: &MessageSlot, send_id: SlotId, send: &MessageSlot, receive_id: SlotId, mover: u32) {
         mortal();
         receive.join(send_id, mover);
@@ -420,7 +423,7 @@ impl Locked<'_> {
         receive.set_state(SlotState::Matched);
     }
 
-    /// Makes the lists anew from the states of slots. The rank that held the lock has ended at any point.
+    /// Rebuilds the lists from the states of the slots after the holder of the lock was killed at an arbitrary instruction.
     fn repair(&self) {
         let mut receives = Vec::new();
         for (number, receive) in (0..).zip(self.all.of_rank(self.rank)).filter(|(_, slot)| !slot.is_send()) {
@@ -456,7 +459,8 @@ impl List<'_> {
         self.bound(1).min(self.entries.len() as u64)
     }
 
-    /// True if a rank has as many messages here as it may have. Looks at the list only where fewer may wait than a rank can send.
+    /// True if a rank has reached its limit of unreceived messages here. Searches the list only if that limit is below the number of sends
+    /// of a rank.
     fn has_all_of(&self, rank: u32, Capacity { operations, messages, .. }: Capacity) -> bool {
         let is_of_rank = |at: &u64| SlotId::decode(self.entry(*at).slot.load(Ordering::Relaxed)).is_some_and(|id| id.rank == rank);
         messages < operations && self.length() >= u64::from(messages) && (0..self.length()).filter(is_of_rank).count() >= messages as usize
@@ -486,7 +490,8 @@ impl List<'_> {
         entry.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Those before it move up by one: it was found by looking at all of them, and mostly it is the first.
+    /// Removes an entry and moves the entries before it by one. Usually it is the first entry; otherwise the search has passed these
+    /// entries anyway.
     fn remove(&self, at: u64) {
         for place in (1..=at).rev() {
             let earlier = self.entry(place - 1);
@@ -516,7 +521,7 @@ impl List<'_> {
         self.bounds[1].store(kept, Ordering::Relaxed);
     }
 
-    /// `entries` are order, slot and tag.
+    /// Replaces the list by `entries`, which are tuples of order, slot and tag.
     fn fill(&self, mut entries: Vec<(u64, u64, u64)>) {
         entries.sort_unstable();
         self.bounds.iter().for_each(|bound| bound.store(0, Ordering::Relaxed));
@@ -524,16 +529,16 @@ impl List<'_> {
     }
 }
 
-/// Copies bytes of host memory on the calling thread. The caller vouches for both ranges, as it does for those of a transfer.
+/// Copies bytes of host memory on the calling thread. The caller guarantees that both ranges are valid and do not overlap.
 pub fn copy_host(from: u64, to: u64, bytes: u64) {
     let (from, to) = (with_exposed_provenance::<u8>(from as usize), std::ptr::with_exposed_provenance_mut::<u8>(to as usize));
-    // SAFETY: the caller vouches for the ranges; of a message's buffer and the library's own memory they are apart.
+    // SAFETY: the caller guarantees valid ranges. A message's buffer and the library's own memory do not overlap.
     unsafe { to.copy_from_nonoverlapping(from, bytes as usize) }
 }
 
-/// Raises a flag of a slot on the calling thread. The caller vouches for its address.
+/// Sets a flag of a slot on the calling thread. The caller guarantees that the address is valid.
 pub fn raise_host(flag: u64) {
-    // SAFETY: a flag of a mailbox, which stays mapped until it was raised.
+    // SAFETY: the address is a flag of a mailbox, which stays mapped until the flag is set.
     unsafe { super::signal::store(flag, 1) }
 }
 

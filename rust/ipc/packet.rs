@@ -1,4 +1,4 @@
-//! What importer and exporter say to each other: packets of fixed size, one for a request, one for an answer, at most one descriptor.
+//! Packets of fixed size between importer and exporter: one per request and one per answer, with at most one descriptor.
 
 use super::AllocationKey;
 use super::fork::Socket;
@@ -15,65 +15,65 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-/// What a packet is about.
+/// Subject of a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// Importer: asks how to map an allocation.
+    /// Request of the importer to map an allocation.
     Import,
-    /// Exporter: says how.
+    /// Answer of the exporter with the information needed to map the allocation.
     Granted,
-    /// Exporter: the allocation was freed, was never exported, or the secret is wrong.
+    /// Answer of the exporter that the allocation was freed or never exported, or that the secret is wrong.
     Gone,
-    /// Exporter: it cannot be mapped; the text says why.
+    /// Answer of the exporter that the allocation cannot be mapped. The text gives the reason.
     Refused,
-    /// Importer: it takes no further part in what the allocation is for. Nobody answers.
+    /// Notification by the importer that it stops using the allocation. It has no answer.
     Leave,
 }
 
 const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Granted, Subject::Gone, Subject::Refused, Subject::Leave];
 
-/// One packet.
+/// Packet between importer and exporter.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub subject: Subject,
-    /// The number of the request, or of the one that is answered; 0 where there was none.
+    /// Number of the request, in the request and in its answer; 0 if there was none.
     pub number: u32,
     pub key: AllocationKey,
-    /// With [`Subject::Import`]: the allocation's slot on the importer's board.
+    /// Slot of the allocation on the importer's board, in an [`Subject::Import`] packet.
     pub slot: u32,
-    /// With [`Subject::Import`] and [`Subject::Leave`] the handle's secret; with [`Subject::Granted`] the proof of who answers.
+    /// Secret of the handle in [`Subject::Import`] and [`Subject::Leave`], proof of the exporter's identity in [`Subject::Granted`].
     pub secret: Secret,
-    /// With [`Subject::Import`].
+    /// File of the importer's board, in an [`Subject::Import`] packet.
     pub board: Option<OwnedFd>,
-    /// With [`Subject::Granted`].
+    /// Information needed to map the allocation, in a [`Subject::Granted`] packet.
     pub shared: Option<Shared>,
-    /// With [`Subject::Refused`].
+    /// Reason for a refusal, in a [`Subject::Refused`] packet.
     pub text: String,
-    /// With [`Subject::Leave`].
+    /// State of the leaving importer, in a [`Subject::Leave`] packet.
     pub departure: Departure,
 }
 
-/// How far an importer has come that leaves.
+/// State of an importer at the time it leaves a node plan.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
-    /// Steps that it has taken part in.
+    /// Number of steps in which the importer has participated.
     pub steps: u64,
-    /// It leaves because of a failure.
+    /// True if the importer leaves because of a failure.
     pub has_failed: bool,
-    /// The other node plan that it has enqueued in another order; 0 for none.
+    /// Number of the other node plan that was enqueued in a different order; 0 for none.
     pub order: u64,
-    /// Its process has ended, or its context is gone: it has said nothing.
+    /// True if the importer's process or context has ended without a notification.
     pub has_ended: bool,
-    /// The failure of another that it leaves because of.
+    /// Failure of another rank that made this importer leave.
     pub cause: Option<Cause>,
 }
 
 impl Departure {
-    /// Of an importer that is gone.
+    /// Departure of an importer that has ended without a notification.
     pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None };
 }
 
-/// The last character is the version.
+/// Magic number. The last character is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-s3";
 const TEXT: usize = 320;
 const BYTES: usize = 128 + TEXT;
@@ -176,7 +176,8 @@ impl Packet {
         })
     }
 
-    /// Sends it; waits for room until then, or not at all. [`Errno::AGAIN`] where there was none.
+    /// Sends the packet. Waits for room in the socket until `until`, or not at all for `None`, and returns [`Errno::AGAIN`] if there was
+    /// none.
     pub fn send(&self, socket: &Socket, until: Option<Instant>) -> Result<()> {
         let passed = self.board.as_ref().or(self.shared.as_ref().and_then(|shared| shared.descriptor.as_ref()));
         let descriptors: Vec<BorrowedFd<'_>> = passed.iter().map(|descriptor| descriptor.as_fd()).collect();
@@ -191,9 +192,10 @@ impl Packet {
         })
     }
 
-    /// The next packet, waited for until then, or not at all; `None` at the end of the connection. [`Errno::AGAIN`] where none came,
-    /// [`Errno::PROTO`] for what is none of ours, [`Errno::MFILE`] where this process has no room for the descriptor that came with it and
-    /// [`Errno::ACCESS`] where the system withholds it.
+    /// Receives the next packet. Waits until `until`, or not at all for `None`. Returns `None` at the end of the connection.
+    ///
+    /// Errors: [`Errno::AGAIN`] if no packet arrived, [`Errno::PROTO`] for data that is not a packet of this version, [`Errno::MFILE`] if
+    /// this process cannot open another descriptor, and [`Errno::ACCESS`] if the system withholds the descriptor.
     pub fn receive(socket: &Socket, until: Option<Instant>) -> Result<Option<Packet>> {
         let mut bytes = [0; BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -220,12 +222,12 @@ impl Packet {
     }
 }
 
-/// Finds out why the system has kept a descriptor that was sent.
+/// Determines why the system withheld a descriptor that was sent.
 fn withheld(socket: &Socket) -> Errno {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).err().unwrap_or(Errno::ACCESS)
 }
 
-/// What the first has done of those who leave because of each other.
+/// Decodes the action of the rank whose failure started a chain of departures.
 fn cause(code: u32, number: u64) -> Option<Leave> {
     match code {
         1 => Some(Leave::Ended),
@@ -236,8 +238,8 @@ fn cause(code: u32, number: u64) -> Option<Leave> {
     }
 }
 
-/// Makes `attempt`, which does not wait, and again whenever the socket is ready, until it succeeds or time is up. Interrupting signals do not
-/// extend the time.
+/// Repeats `attempt`, which must not block, whenever the socket is ready, until it succeeds or the time has passed. Interrupting signals do
+/// not extend the time.
 pub fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match (attempt(), until) {

@@ -1,4 +1,4 @@
-//! The importer's side: a connection to one exporter.
+//! Importer's side: a connection to one exporter.
 
 use super::AllocationKey;
 use super::board::{Board, SLOTS};
@@ -17,38 +17,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How long an exporter may take to answer. One that is stopped, or in a debugger, takes longer; one at work answers in microseconds,
-/// on a machine with many processes to each core in milliseconds.
+/// Maximum time for an exporter to answer. A running exporter answers in microseconds, or in milliseconds if many processes share each
+/// core. One that is stopped or in a debugger takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A look at the socket takes half a microsecond or more, and steps that use memory of others follow each other every few: so much passes from one
-/// look to the next. Nobody hears of a process's end in less.
+/// Minimum time between two polls of the socket. A poll takes half a microsecond or more, and steps that use imported memory follow each
+/// other every few microseconds. The exit of a process is noticed only after this time.
 const LOOKS_APART: Duration = Duration::from_micros(100);
 
-/// A process whose memory this one maps.
+/// Process whose memory this process maps.
 #[derive(Debug)]
 pub struct Peer {
     socket: Socket,
     origin: ProcessIdentity,
     board: Board,
-    /// Goes with each request.
+    /// File of the board, sent with each request.
     board_file: OwnedFd,
     slots: Mutex<Slots>,
-    /// Held by whoever reads from the socket; the number of the last request.
+    /// Number of the last request. Locked by the thread that reads from the socket.
     reading: Mutex<u32>,
     ended: AtomicBool,
-    /// When somebody has looked at the socket last, in nanoseconds; 0 where nobody has.
+    /// Time of the last poll of the socket in nanoseconds, or 0 before the first.
     looked: AtomicU64,
 }
 
-/// What stands for an import on the board.
+/// Slot of an import on the board.
 #[derive(Copy, Clone, Debug)]
 pub struct BoardSlot {
     slot: u32,
     request: u32,
 }
 
-/// Slots that are not in use: those given back, and all from `next` on.
+/// Unused slots: those that were returned, and all from `next` on.
 #[derive(Debug, Default)]
 struct Slots {
     given_back: Vec<u32>,
@@ -60,14 +60,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peer {
-    /// Connects to the process that a handle names.
+    /// Connects to the process named in a handle.
     pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
         let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
         let (board, board_file) = Board::new().map_err(IpcError::system("a memory file"))?;
         let socket = Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None))
             .map_err(IpcError::system("socket"))?;
         loop {
-            // An interrupted call does not tell how long it has waited.
+            // An interrupted call does not report how long it has waited.
             let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(IpcError::system("a socket's time-out"))?;
             match rustix::net::connect(&socket, &name) {
@@ -81,7 +81,7 @@ impl Peer {
                 Err(error) => return Err(IpcError::system("connect")(error)),
             }
         }
-        // Any process can read the name and take it over once it is free: it must not give us memory.
+        // Any process can read the name and use it once it is free. It must not be able to provide memory to this process.
         let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
         if peer.user != origin.user {
             return Err(IpcError::NotSupported(format!("{origin} is answered for by a process of user {}: not trusted", peer.user)));
@@ -98,17 +98,17 @@ impl Peer {
         })
     }
 
-    /// Whose memory it is.
+    /// Returns the identity of the process that owns the memory.
     pub fn origin(&self) -> &ProcessIdentity {
         &self.origin
     }
 
-    /// Asks how to map an allocation.
+    /// Requests the information needed to map an allocation.
     pub fn import(&self, key: AllocationKey, secret: Secret, until: Instant) -> Result<(Shared, BoardSlot), IpcError> {
         let mut last = lock(&self.reading);
         *last = last.wrapping_add(1).max(1);
         let slot = BoardSlot { slot: self.take_slot()?, request: *last };
-        // If the exporter grants it later all the same, it sees that nobody maps it.
+        // If the exporter grants the request later, it sees on the board that the memory is not mapped.
         self.ask(key, secret, slot, until).map(|shared| (shared, slot)).inspect_err(|_| self.close(slot))
     }
 
@@ -119,7 +119,7 @@ impl Peer {
         match request.send(&self.socket, Some(until)) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Err(silent(&self.origin)),
-            // It may have said why before it closed.
+            // The exporter may have sent a reason before it closed the connection, so the answer is still read.
             Err(_) => self.ended.store(true, Ordering::Release),
         }
         loop {
@@ -134,11 +134,11 @@ impl Peer {
                     return Ok(shared);
                 }
                 Ok(Some(Packet { subject: Subject::Gone, number: n, .. })) if n == slot.request => return Err(self.freed()),
-                // Number 0: the exporter refuses this process as a whole.
+                // Number 0: the exporter refuses every request of this process.
                 Ok(Some(Packet { subject: Subject::Refused, number: n, text, .. })) if n == slot.request || n == 0 => {
                     return Err(IpcError::NotSupported(text));
                 }
-                // A late answer to an earlier request: dropped with its descriptor.
+                // Late answer to an earlier request, dropped with its descriptor.
                 Ok(Some(_)) => {}
                 Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
                     self.ended.store(true, Ordering::Release);
@@ -169,13 +169,14 @@ impl Peer {
         Ok(slots.next - 1)
     }
 
-    /// Notes that the memory is no longer mapped here. The exporter looks when it needs to know.
+    /// Records on the board that the memory is no longer mapped here. The exporter reads the board when needed.
     pub fn close(&self, slot: BoardSlot) {
         self.board.close(slot.slot, slot.request);
         lock(&self.slots).given_back.push(slot.slot);
     }
 
-    /// Tells the exporter that this process takes no further part in what the allocation is for. One that does not read for a while is not told.
+    /// Notifies the exporter that this process stops using the allocation. Gives up if the exporter does not read from the socket for
+    /// [`PATIENCE`].
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         let packet = Packet { secret, departure, ..Packet::new(Subject::Leave, 0, key) };
         if let Err(error) = packet.send(&self.socket, Some(Instant::now() + PATIENCE)) {
@@ -183,7 +184,7 @@ impl Peer {
         }
     }
 
-    /// Refuses memory that was freed, or whose process has ended, a tenth of a millisecond ago at the latest. Does not wait.
+    /// Returns an error if the memory was freed or its process has exited. Does not block, and may miss an exit during the last 100 us.
     pub fn check(&self, slot: BoardSlot) -> Result<(), IpcError> {
         if self.board.is_withdrawn(slot.slot, slot.request) {
             return Err(self.freed());
@@ -191,7 +192,7 @@ impl Peer {
         let (now, looked) = (nanoseconds(), self.looked.load(Ordering::Relaxed));
         if looked == 0 || now.saturating_sub(looked) >= LOOKS_APART.as_nanos() as u64 {
             self.looked.store(now, Ordering::Relaxed);
-            // If another thread is reading, it notes what arrives.
+            // If another thread is reading, that thread records what arrives.
             match self.reading.try_lock() {
                 Ok(_reading) => self.read_what_came(),
                 Err(TryLockError::Poisoned(_reading)) => self.read_what_came(),
@@ -204,11 +205,11 @@ impl Peer {
         Ok(())
     }
 
-    /// No answer is awaited, so only a late one or the end of the connection can arrive.
+    /// Reads pending packets. No answer is expected, so only a late answer or the end of the connection can arrive.
     fn read_what_came(&self) {
         while !self.ended.load(Ordering::Acquire) {
             match Packet::receive(&self.socket, None) {
-                // Nobody waits for a late answer, with or without its descriptor.
+                // A late answer is ignored, with or without its descriptor.
                 Ok(Some(_)) | Err(Errno::MFILE | Errno::ACCESS) => {}
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => self.ended.store(true, Ordering::Release),
@@ -225,7 +226,7 @@ impl Peer {
     }
 }
 
-/// Of a clock of this process, from 1 on.
+/// Returns the time of a clock of this process in nanoseconds, starting at 1.
 fn nanoseconds() -> u64 {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     BEGIN.elapsed().as_nanos() as u64 + 1

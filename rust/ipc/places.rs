@@ -1,13 +1,14 @@
-//! Where the steps of a node plan stand in the streams of a rank: words beside the flags that it takes. It alone writes them, and the ranks that
-//! raise these flags read them.
+//! Publishes the positions of a node plan's steps in the streams of a rank.
+//!
+//! The words lie beside the flags for which this rank waits. Only this rank writes them. The ranks that set these flags read them.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The last so many steps are there. One that a rank has come further than by this many is not found.
+/// Number of most recent steps whose positions are kept. Older steps are not found.
 pub const PLACES: u64 = 256;
 
-/// What is read every step is apart from what is written every step.
+/// Shared page. The word that is read at every step lies on another cache line than the words that are written at every step.
 #[repr(C, align(64))]
 struct PlacesPage {
     changed: AtomicU64,
@@ -17,32 +18,33 @@ struct PlacesPage {
     places: [AtomicU64; PLACES as usize],
 }
 
-/// A place in a stream.
+/// Position in a stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StepPlace {
-    /// A number of the stream, which no other of the rank has.
+    /// Number of the stream, unique within the rank.
     pub stream: u16,
-    /// Steps of all plans of the rank before it.
+    /// Number of preceding steps of all plans of the rank.
     pub number: u64,
 }
 
-/// The places of the steps of one plan.
+/// Positions of the steps of one plan.
 #[derive(Debug)]
 pub struct StepPlaces(u64);
 
 impl StepPlaces {
-    /// Bytes that they take.
+    /// Size in bytes.
     pub const BYTES: u64 = size_of::<PlacesPage>() as u64;
-    /// What their address is a multiple of.
+    /// Alignment of the address.
     pub const ALIGN: u64 = align_of::<PlacesPage>() as u64;
 
-    /// At this address, in memory that was zeros when it was allocated, and that stays mapped for as long as the result is used.
+    /// Uses the memory at this address. It must have been zeroed when it was allocated, and must stay mapped for as long as the result is
+    /// used.
     pub fn at(base: u64) -> StepPlaces {
         StepPlaces(base)
     }
 
     fn page(&self) -> &PlacesPage {
-        // SAFETY: aligned and in the memory of `at`, all of which is looked at through atomics alone by every process.
+        // SAFETY: the page is aligned and inside the memory passed to `at`. Every process accesses it only through atomics.
         unsafe { &*with_exposed_provenance(self.0 as usize) }
     }
 
@@ -50,8 +52,9 @@ impl StepPlaces {
         &self.page().places[(step % PLACES) as usize]
     }
 
-    /// Tells where this step is about to be enqueued, and whether in another order than the steps before. What this thread reads afterwards of others is not
-    /// older than that: of two ranks that do the same one sees the other.
+    /// Publishes the position at which a step is about to be enqueued; `is_changed` is true if its order differs from that of the preceding
+    /// steps. Reads of this thread that follow see values at least as recent as this write, so of two ranks that publish at the same time,
+    /// at least one sees the other.
     pub fn tell(&self, step: u64, place: StepPlace, is_changed: bool) {
         if is_changed {
             self.page().changed.store(step, Ordering::Release);
@@ -61,29 +64,29 @@ impl StepPlaces {
         fence(Ordering::SeqCst);
     }
 
-    /// This step is not enqueued after all.
+    /// Withdraws the position of a step that is not enqueued after all.
     pub fn take_back(&self, step: u64) {
         self.word(step).store(0, Ordering::Release);
     }
 
-    /// Steps are no longer told, for their numbers are not known.
+    /// Stops publishing, because the numbers of further steps are unknown.
     pub fn end(&self) {
         self.page().changed.store(u64::MAX, Ordering::Release);
     }
 
-    /// The last step that was enqueued in another order than those before; `None` where steps are not told.
+    /// Returns the last step that was enqueued in a different order than its predecessors, or `None` if steps are no longer published.
     pub fn changed(&self) -> Option<u64> {
         Some(self.page().changed.load(Ordering::Acquire)).filter(|step| *step != u64::MAX)
     }
 
-    /// Where a step was enqueued, if that is known.
+    /// Returns the position of a step, if it is known.
     pub fn find(&self, step: u64) -> Option<StepPlace> {
         let is_there = || self.page().steps.load(Ordering::Acquire).checked_sub(step).is_some_and(|since| since < PLACES);
         if !is_there() {
             return None;
         }
         let word = self.word(step).load(Ordering::Acquire);
-        // It may have been overwritten meanwhile.
+        // The word may have been overwritten in the meantime.
         fence(Ordering::Acquire);
         let stream = (word >> 48).checked_sub(1)?;
         is_there().then_some(StepPlace { stream: stream as u16, number: word & ((1 << 48) - 1) })

@@ -1,4 +1,4 @@
-//! Who a process is, seen from the others of its node.
+//! Identifies a process to other processes of the same node.
 
 use super::error::IpcError;
 use super::handle::Secret;
@@ -7,31 +7,31 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// What two processes that share memory must have in common, and what identifies one process.
+/// Identity of a process, with the properties that two processes must have in common to share memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ProcessIdentity {
-    /// The boot id of the kernel: identifies the node until it restarts. Containers of a node share it.
+    /// Boot id of the kernel, which identifies the node until it restarts. Containers of a node share it.
     pub boot: [u8; 16],
-    /// The network namespace, in which an abstract socket's name is known. Containers have one each unless asked otherwise.
+    /// Network namespace, in which the names of abstract sockets are visible. By default each container has its own.
     pub network: u32,
-    /// The effective user.
+    /// Effective user id.
     pub user: u32,
-    /// The process's number, for people: it means something in its own container alone.
+    /// Process id, for messages. It is meaningful only within its own PID namespace.
     pub process: u32,
-    /// Drawn at random when the process first exports, so that a number used again is not the process of before. Half of it names the
-    /// socket, which everybody can read; the other half is how an exporter shows importers that it is the one.
+    /// Random number drawn when the process first exports, so that a reused process id is not mistaken for the earlier process. The first
+    /// half is part of the socket's name, which every process can read. The exporter proves its identity to importers by the second half.
     pub token: [u8; 16],
 }
 
 impl ProcessIdentity {
-    /// This process, with its token. Fails where it is out of file descriptors when it asks for the first time.
+    /// Returns the identity of this process with this token. The first call fails if the process is out of file descriptors.
     pub fn here(token: [u8; 16]) -> Result<ProcessIdentity, IpcError> {
         static NODE: OnceLock<([u8; 16], u32)> = OnceLock::new();
         let (boot, network) = match NODE.get() {
             Some(known) => *known,
             None => {
                 let text = match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-                    // A node without one, as an empty text would say, is another node.
+                    // An unreadable boot id must fail here. An empty one would make this look like another node.
                     Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
                         return Err(IpcError::system("the boot id of the kernel")(Errno::MFILE));
                     }
@@ -44,7 +44,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { boot, network, user: rustix::process::geteuid().as_raw(), process: std::process::id(), token })
     }
 
-    /// Refuses what this process cannot reach, with the reason.
+    /// Returns an error with the reason if this process cannot share memory with that process.
     pub fn check(&self) -> Result<(), IpcError> {
         let here = ProcessIdentity::here(self.token)?;
         let refuse = |why: String| Err(IpcError::NotSupported(why));
@@ -67,7 +67,7 @@ impl ProcessIdentity {
         Ok(())
     }
 
-    /// The name of the socket at which this process answers; abstract, so a leading NUL is understood.
+    /// Returns the name of the abstract socket at which the process answers, without the leading NUL.
     pub(super) fn socket(&self) -> String {
         let mut name = String::from("mpgpu-");
         for byte in &self.token[..8] {
@@ -76,7 +76,7 @@ impl ProcessIdentity {
         name
     }
 
-    /// What an exporter sends with what it grants. Only those who hold a handle of it know this.
+    /// Returns the proof of identity that an exporter sends with a grant. Only processes that hold a handle of the exporter know it.
     pub(super) fn proof(&self) -> Secret {
         let mut proof = [0; 16];
         proof[..8].copy_from_slice(&self.token[8..]);
@@ -90,7 +90,7 @@ impl fmt::Display for ProcessIdentity {
     }
 }
 
-/// The hexadecimal digits of a UUID; zeros where it is none.
+/// Parses the hexadecimal digits of a UUID. Returns zeros if the text is not a UUID.
 fn boot_of(text: &str) -> [u8; 16] {
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()

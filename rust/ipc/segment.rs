@@ -1,9 +1,9 @@
-//! Memory that can be shared because it is a memory file from the start, and mappings of other processes' files.
+//! Allocates memory that can be shared through memory files, and maps the memory files of other processes.
 //!
-//! A memory file (`memfd_create`) has no name, so nothing is left of it when the last process that has it open or mapped ends. Each
-//! allocation has one of its own: whoever is given its descriptor reaches that allocation and nothing else. The file is sealed, so that
-//! it keeps its size and nobody else can seal it further. Descriptors are scarce on many systems and the program needs them first, so
-//! the library keeps at most half of them open; beyond that, memory cannot be shared.
+//! A memory file (`memfd_create`) has no name, so nothing remains when the last process that has it open or mapped ends. Each allocation
+//! has its own file: a process that receives the descriptor can access that allocation and nothing else. The file is sealed, so its size is
+//! fixed and no process can add seals. Descriptors are scarce on many systems and the program needs them too, so the library keeps at most
+//! half of them open. Memory beyond that cannot be shared.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -15,17 +15,17 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A page: allocations start and end at multiples of it.
+/// Page size in bytes. Allocations start and end at multiples of it.
 pub const PAGE: u64 = 4096;
 
-/// More memory files than this are not kept open, whatever the limit: each is a mapping too, of which a process has 65,530.
+/// Maximum number of open memory files, whatever the descriptor limit. Each is also a mapping, and a process can have 65,530 of those.
 const MOST_FILES: u64 = 16384;
 
-/// `f_type` of the file system of memory files. Files of huge pages are not in it: they may lack a page when it is touched, which kills
-/// the process.
+/// `f_type` of the file system of memory files. Files of huge pages have another type and are refused:
+/// a page may be missing when it is accessed, which kills the process.
 const TMPFS: i64 = 0x0102_1994;
 
-/// The descriptor of a memory file, counted.
+/// Descriptor of a memory file, counted in [`FILES`].
 #[derive(Debug)]
 struct MemoryFile {
     descriptor: OwnedFd,
@@ -33,43 +33,43 @@ struct MemoryFile {
 
 static FILES: AtomicU64 = AtomicU64::new(0);
 
-/// MappedPages mapped into this process, unmapped when dropped.
+/// Pages mapped into this process, unmapped on drop.
 #[derive(Debug)]
 struct MappedPages {
     base: u64,
     bytes: u64,
 }
 
-/// Memory of this process that can be mapped by others.
+/// Memory of this process that other processes can map.
 #[derive(Debug)]
 pub struct SharedRegion {
     pages: MappedPages,
     file: MemoryFile,
 }
 
-/// Memory of another process, mapped here.
+/// Memory of another process, mapped into this one.
 #[derive(Debug)]
 pub struct Mapping {
     pages: MappedPages,
 }
 
-/// Memory of this process alone.
+/// Memory that is private to this process.
 #[derive(Debug)]
 pub struct Private {
     pages: MappedPages,
 }
 
-/// `bytes` in whole pages.
+/// Rounds `bytes` up to whole pages.
 fn pages_of(bytes: u64) -> Result<u64> {
     bytes.max(1).checked_next_multiple_of(PAGE).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM)
 }
 
 impl MappedPages {
-    /// Maps the first `bytes`, whole pages, of `file`; of no file where there is none.
+    /// Maps the first `bytes` (whole pages) of `file`, or anonymous memory if there is no file.
     fn map(file: Option<&OwnedFd>, bytes: u64) -> Result<MappedPages> {
         let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: no address is asked for, so nothing that exists is replaced.
+        // SAFETY: no address is requested, so no existing mapping is replaced.
         let base = unsafe {
             match file {
                 Some(file) => rustix::mm::mmap(null_mut(), length, access, MapFlags::SHARED, file, 0)?,
@@ -83,19 +83,19 @@ impl MappedPages {
 impl Drop for MappedPages {
     fn drop(&mut self) {
         let base: *mut c_void = with_exposed_provenance_mut(self.base as usize);
-        // SAFETY: mapped by `map` with this length; whoever drops the owner guarantees that nothing uses it any more.
+        // SAFETY: `map` created the mapping with this length, and the owner guarantees on drop that it is no longer used.
         let unmapped = unsafe { rustix::mm::munmap(base, self.bytes as usize) };
         debug_assert_eq!(unmapped, Ok(()), "a mapping of our own");
     }
 }
 
-/// How many memory files this process keeps open at most: half of the descriptors that it could have at first use.
+/// Returns the maximum number of memory files that this process keeps open: half of its descriptor limit at the first call.
 fn most_files() -> u64 {
     static MOST: OnceLock<u64> = OnceLock::new();
     *MOST.get_or_init(|| getrlimit(Resource::Nofile).current.map_or(MOST_FILES, |limit| (limit / 2).min(MOST_FILES)))
 }
 
-/// Why memory has no file, and the remedy.
+/// Returns the reason why memory has no memory file, and the remedy.
 pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
@@ -107,9 +107,9 @@ pub fn why_none(reason: Errno) -> String {
     format!("the system gave no memory file when it was allocated ({reason}); allow memfd_create, and look at ulimit -f")
 }
 
-/// A memory file of `bytes`, whole pages, which come when they are touched. It keeps its size, and nobody can seal it further.
+/// Creates a memory file of `bytes` (whole pages) with sealed size. Pages are allocated on first access.
 pub(super) fn file(bytes: u64) -> Result<OwnedFd> {
-    // Beyond this limit the system would kill the process by SIGXFSZ instead of refusing.
+    // Beyond this limit the system would kill the process with SIGXFSZ instead of returning an error.
     if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
         return Err(Errno::FBIG);
     }
@@ -138,24 +138,24 @@ impl Drop for MemoryFile {
 }
 
 impl SharedRegion {
-    /// Zeroed memory of `bytes` bytes, aligned to a page. [`Errno::MFILE`] where too few descriptors are left.
+    /// Allocates `bytes` bytes of zeroed memory, aligned to a page. Returns [`Errno::MFILE`] if too few descriptors are left.
     pub fn new(bytes: u64) -> Result<SharedRegion> {
         let bytes = pages_of(bytes)?;
         let file = MemoryFile::new(bytes)?;
         Ok(SharedRegion { pages: MappedPages::map(Some(&file.descriptor), bytes)?, file })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> u64 {
         self.pages.base
     }
 
-    /// Size in bytes: what was asked for, in whole pages.
+    /// Returns the size in bytes: the requested size, rounded up to whole pages.
     pub fn bytes(&self) -> u64 {
         self.pages.bytes
     }
 
-    /// Its file, for whoever may read and write all of it.
+    /// Returns a duplicate of the file descriptor. Its holder may read and write all of the memory.
     pub fn file(&self) -> Result<OwnedFd> {
         rustix::io::fcntl_dupfd_cloexec(&self.file.descriptor, 0)
     }
@@ -163,7 +163,7 @@ impl SharedRegion {
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
-        // Frees the pages now, although peers may still map them: they read zeros from then on.
+        // Punching a hole frees the pages now, even if peers still map them. Peers read zeros from then on.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.file.descriptor, hole, 0, self.pages.bytes) {
             log::debug!("freed shared memory stays until every process has unmapped it: {error}");
@@ -172,7 +172,7 @@ impl Drop for SharedRegion {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is shorter, that could shrink, or whose pages
+    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is too short, that could shrink, or whose pages
     /// may be missing.
     pub fn new(file: &OwnedFd, bytes: u64) -> Result<Mapping> {
         let bytes = pages_of(bytes)?;
@@ -185,19 +185,19 @@ impl Mapping {
         Ok(Mapping { pages: MappedPages::map(Some(file), bytes)? })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> u64 {
         self.pages.base
     }
 }
 
 impl Private {
-    /// Zeroed memory of `bytes` bytes, aligned to a page.
+    /// Allocates `bytes` bytes of zeroed memory, aligned to a page.
     pub fn new(bytes: u64) -> Result<Private> {
         Ok(Private { pages: MappedPages::map(None, pages_of(bytes)?)? })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> u64 {
         self.pages.base
     }

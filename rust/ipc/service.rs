@@ -1,4 +1,4 @@
-//! The exporter's side: what is exported, and the thread that answers for it.
+//! Exporter's side: the exported allocations and the thread that answers importers.
 
 use super::AllocationKey;
 use super::board::Board;
@@ -19,38 +19,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// The most connections: far more than a node has ranks, and a bound on what other programs can make us hold.
+/// Maximum number of connections. It is far above the number of ranks of a node, and bounds the resources that other programs can consume.
 const MOST_CONNECTIONS: usize = 1024;
 
-/// How often backends check failed waits again.
+/// Interval at which backends check for further failed waits.
 const TEND_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// From this many exports on, those whose memory was freed without our knowledge (by `cudaFree`) are searched for and dropped. The next
-/// search is at twice the number that was left, so each export is checked about twice.
+/// Number of exports from which exports of memory that was freed without notice (by `cudaFree`) are searched for and dropped. The next
+/// search is at twice the number that remains, so each export is checked about twice.
 const FIRST_SWEEP: usize = 4096;
 
-/// An allocation that others may map.
+/// Allocation that other processes may map.
 #[derive(Clone)]
 pub struct Export {
-    /// Knows how to map it.
+    /// Backend that can map the allocation.
     pub backend: Arc<dyn Backend>,
-    /// What is exported. Its id is never another's, so memory that was freed is not mistaken for what has its address now.
+    /// Exported allocation. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
     pub allocation: Allocation,
 }
 
-/// An importer that the exporter tells apart from others: it has a secret of its own.
+/// Importer with a secret of its own, by which the exporter identifies it.
 #[derive(Clone)]
 pub struct Party {
-    /// Its number among the signallers of the allocation ([`Backend::name_signallers`]).
+    /// Number of the importer among the signallers of the allocation ([`Backend::name_signallers`]).
     pub number: u32,
-    /// Asked when it leaves or ends whether waits for its counters will then never end.
+    /// Called when the importer leaves or exits. Decides whether waits for its counters can no longer complete.
     pub on_leave: OnLeave,
 }
 
-/// See [`Party::on_leave`]; with the number of the process. Runs on the thread that answers importers.
+/// Function for [`Party::on_leave`]. Its second argument is the process id. It runs on the thread that answers importers.
 pub type OnLeave = Arc<dyn Fn(Departure, i32) -> Option<LeftPlan> + Send + Sync>;
 
-/// What this process exports. One for all contexts: it lives from the first export until the last context that exported is gone.
+/// Exports of this process. All contexts share one service, which lives from the first export until the last exporting context is
+/// destroyed.
 pub struct Service {
     state: Arc<ServiceState>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -58,64 +59,64 @@ pub struct Service {
 
 struct ServiceState {
     origin: ProcessIdentity,
-    /// The process that it serves ([`fork::generation`]).
+    /// Generation of the process that the service belongs to ([`fork::generation`]).
     generation: u32,
     listener: Socket,
-    /// Wakes the thread to end.
+    /// Event descriptor that wakes the thread.
     wake: Socket,
     closing: AtomicBool,
     exports: Mutex<Exports>,
-    /// Only the thread takes one away.
+    /// Open connections. Only the thread removes them.
     connections: Mutex<Vec<Arc<Connection>>>,
-    /// Backends that have lost a peer and may have waits to fail. Weak: this does not keep them alive.
+    /// Backends that have lost a peer and may have further waits to fail. The references are weak and do not keep the backends alive.
     tended: Mutex<Vec<Weak<dyn Backend>>>,
 }
 
 struct Exports {
     by_key: HashMap<AllocationKey, ExportRecord>,
-    /// With so many exports, dead ones are searched for.
+    /// Number of exports at which the next search for freed memory starts.
     sweep_at: usize,
 }
 
 #[derive(Clone)]
 struct ExportRecord {
     export: Export,
-    /// Who may map it, each by a secret: parties, and whoever was given the handle for anybody.
+    /// Secrets that permit mapping the allocation. Each belongs to one party, or to any holder of the handle (`None`).
     granted: Vec<(Secret, Option<Party>)>,
-    /// Other contexts of this process that use it have a copy.
+    /// Reference count: each other context of this process that uses the allocation holds a clone.
     held: Arc<()>,
 }
 
 impl ExportRecord {
-    /// Whose secret it is.
+    /// Returns the party that the secret belongs to.
     fn holder(&self, secret: Secret) -> Option<&Option<Party>> {
         self.granted.iter().find(|(known, _)| *known == secret).map(|(_, party)| party)
     }
 }
 
-/// An importer.
+/// Connection to an importer.
 struct Connection {
     socket: Socket,
-    /// For messages; 0 where it is not visible.
+    /// Process id for messages, or 0 if it is not visible.
     process: i32,
-    /// From its first successful request on.
+    /// Board of the importer, set by its first successful request.
     board: OnceLock<Board>,
     imported: Mutex<ImportTable>,
 }
 
-/// What an importer was granted, and as which party.
+/// Allocation granted to an importer, and the party as which it was granted.
 type Granted = (AllocationKey, Option<u32>);
 
-/// What an importer was granted and, as far as we have looked, has not closed.
+/// Allocations that an importer was granted and has not been seen to close.
 #[derive(Default)]
 struct ImportTable {
-    /// BoardSlot and request.
+    /// Slot on the board and number of the request, by allocation and party.
     by_key: HashMap<Granted, (u32, u32)>,
     by_slot: HashMap<u32, Granted>,
 }
 
 impl Connection {
-    /// Whether the importer has noted that it no longer maps what it was granted.
+    /// True if the importer has recorded that it no longer maps the memory of this slot.
     fn has_closed(&self, (slot, request): (u32, u32)) -> bool {
         self.board.get().is_some_and(|board| board.is_closed(slot, request))
     }
@@ -127,15 +128,15 @@ impl Connection {
 }
 
 impl ImportTable {
-    /// As which parties an allocation was granted, and where.
+    /// Returns the parties to which an allocation was granted, each with its slot and request.
     fn of(&self, key: AllocationKey) -> impl Iterator<Item = (Granted, (u32, u32))> {
         self.by_key.iter().filter(move |((granted, _), _)| *granted == key).map(|(granted, place)| (*granted, *place))
     }
 
     fn insert(&mut self, key: Granted, slot: u32, request: u32) {
-        // It was closed, and is imported anew.
+        // The importer had closed the allocation and imports it again.
         self.remove(key);
-        // An importer uses a slot again when it has closed what was there.
+        // An importer reuses a slot only after closing the allocation that occupied it.
         if let Some(closed) = self.by_slot.insert(slot, key) {
             self.by_key.remove(&closed);
         }
@@ -149,16 +150,16 @@ impl ImportTable {
     }
 }
 
-/// A poisoned lock is fine: no code here panics while the guarded value is half changed.
+/// Locks `mutex`. Poisoning is ignored, because no code here panics while the guarded value is partly changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A child of `fork` has the memory of its parent's service, but not its thread.
+/// Service of each process. A child of `fork` has the memory of its parent's service, but not its thread.
 static CURRENT: OfProcess<Mutex<Weak<Service>>> = OfProcess::new(|| Mutex::new(Weak::new()));
 
 impl Service {
-    /// The service of this process, started if there is none.
+    /// Returns the service of this process, and starts it if necessary.
     pub fn start() -> Result<Arc<Service>, IpcError> {
         let mut current = lock(CURRENT.get());
         if let Some(service) = current.upgrade().filter(|service| service.is_here()) {
@@ -169,7 +170,7 @@ impl Service {
         Ok(service)
     }
 
-    /// The service of this process, if it has one.
+    /// Returns the service of this process, if it runs.
     pub fn current() -> Option<Arc<Service>> {
         lock(CURRENT.get()).upgrade().filter(|service| service.is_here())
     }
@@ -207,12 +208,13 @@ impl Service {
         Ok(Service { state, thread: Mutex::new(Some(thread)) })
     }
 
-    /// This process, as handles name it.
+    /// Returns the identity of this process as used in handles.
     pub fn origin(&self) -> &ProcessIdentity {
         &self.state.origin
     }
 
-    /// From now on whoever knows the secret may map it, as `party`. Exporting it again for the same changes nothing.
+    /// Allows a process that knows the returned secret to map the allocation as `party`. A repeated export for the same party returns the
+    /// same secret.
     pub fn export(&self, key: AllocationKey, export: Export, party: Option<Party>) -> Result<Secret, IpcError> {
         let drawn = Secret::draw()?;
         let mut exports = lock(&self.state.exports);
@@ -224,7 +226,7 @@ impl Service {
             drawn
         });
         if exports.by_key.len() >= exports.sweep_at {
-            // No other thread starts a search until this one is done.
+            // A search is in progress: no other thread starts one until it is done.
             exports.sweep_at = usize::MAX;
             let all: Vec<(AllocationKey, Export)> = exports.by_key.iter().map(|(key, exported)| (*key, exported.export.clone())).collect();
             drop(exports);
@@ -235,41 +237,42 @@ impl Service {
         Ok(secret)
     }
 
-    /// What is exported under this key with this secret, if it still lives.
+    /// Returns the export with this key and secret, if its memory still exists.
     pub fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         self.state.find(key, secret)
     }
 
-    /// For another context of this process, which has it in use for as long as it keeps what is returned.
+    /// Marks the allocation as used by another context of this process for as long as the result is kept.
     pub fn hold(&self, key: AllocationKey) -> Option<Arc<()>> {
         lock(&self.state.exports).by_key.get(&key).map(|exported| Arc::clone(&exported.held))
     }
 
-    /// Whether another process or context has it mapped.
+    /// True if another process or context has the allocation mapped.
     pub fn is_mapped(&self, key: AllocationKey) -> bool {
         let is_held = lock(&self.state.exports).by_key.get(&key).is_some_and(|exported| Arc::strong_count(&exported.held) > 1);
         is_held || lock(&self.state.connections).iter().any(|connection| connection.has_mapped(key))
     }
 
-    /// Another context of this process leaves, as [`Peer::leave`](super::Peer::leave) says it of another process.
+    /// Records that another context of this process stops using the allocation, like [`Peer::leave`](super::Peer::leave) for another
+    /// process.
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         self.state.leave(key, secret, departure, self.state.origin.process as i32);
-        // The thread goes on failing waits that it has begun to fail.
+        // Wakes the thread, which continues to fail waits for this party.
         let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Whether what was exported under this key still lives.
+    /// True if the memory exported under this key still exists.
     pub fn lives(&self, key: AllocationKey) -> bool {
         let exported = lock(&self.state.exports).by_key.get(&key).cloned();
         exported.is_some_and(|exported| self.state.check(key, exported).is_some())
     }
 
-    /// Nobody maps it from now on, and those who have are told.
+    /// Ends an export. Importers that have mapped it are notified through their boards, and no other process can map it.
     pub fn withdraw(&self, key: AllocationKey) {
         self.state.withdraw(key);
     }
 
-    /// [`Service::withdraw`] for everything of a backend.
+    /// Ends all exports of a backend, like [`Service::withdraw`].
     pub fn withdraw_all(&self, backend: &Arc<dyn Backend>) {
         let ours = |exported: &ExportRecord| std::ptr::addr_eq(Arc::as_ptr(&exported.export.backend), Arc::as_ptr(backend));
         let withdrawn: Vec<(AllocationKey, ExportRecord)> =
@@ -283,7 +286,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         if !self.is_here() {
-            // This process has no such thread; it is the parent's.
+            // The thread belongs to the parent process.
             std::mem::forget((lock(&self.thread).take(), Arc::clone(&self.state)));
             return;
         }
@@ -305,7 +308,7 @@ impl fmt::Debug for Service {
 }
 
 impl Export {
-    /// Whether the memory still exists. Asks the driver, because only memory of `mp_alloc` is freed through this library.
+    /// True if the memory still exists. Asks the driver, because memory that was not allocated by `mp_alloc` is freed without notice.
     fn lives(&self) -> bool {
         let found = self.backend.locate(self.allocation.base).ok().flatten();
         found.is_some_and(|found| found.id == self.allocation.id)
@@ -313,7 +316,7 @@ impl Export {
 }
 
 impl ServiceState {
-    /// What the thread does from start to end.
+    /// Runs the thread's main loop.
     fn serve(&self) {
         loop {
             let connections = lock(&self.connections).clone();
@@ -330,7 +333,7 @@ impl ServiceState {
                 return;
             }
             if !watched[0].revents().is_empty() {
-                // Whoever wrote it: unread, it would wake the thread again and again.
+                // An unread value would wake the thread again and again.
                 let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
             }
             for (connection, polled) in connections.iter().zip(&watched[2..]) {
@@ -345,7 +348,7 @@ impl ServiceState {
         }
     }
 
-    /// Accepts an importer, if it is of our user.
+    /// Accepts an importer of the same user.
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match Socket::make(|| rustix::net::accept_with(&self.listener, flags)) {
@@ -353,7 +356,7 @@ impl ServiceState {
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
             Err(error) => {
                 log::warn!("an importer could not be let in: {error}; trying again");
-                // Out of descriptors, most likely: the listener stays readable until somebody closes one.
+                // The process is most likely out of descriptors. The listener stays readable until one is closed.
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 return;
             }
@@ -361,7 +364,7 @@ impl ServiceState {
         let Ok(Credentials { user, process }) = Credentials::of_peer(&socket) else { return };
         let connection = Connection { socket, process, board: OnceLock::new(), imported: Mutex::default() };
         let refuse = |connection: &Connection, text: String| {
-            // There is always room for the first packet of a connection.
+            // The first packet of a connection always has room.
             let refusal = Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) };
             let _ = refusal.send(&connection.socket, None);
         };
@@ -376,7 +379,7 @@ impl ServiceState {
         connections.push(Arc::new(connection));
     }
 
-    /// Answers what an importer asks; false when it has gone, or does not keep to the protocol.
+    /// Answers the requests of an importer. Returns false if the importer has exited or violates the protocol.
     fn listen_to(&self, connection: &Connection) -> bool {
         loop {
             let answer = match Packet::receive(&connection.socket, None) {
@@ -387,25 +390,25 @@ impl ServiceState {
                 }
                 Err(Errno::AGAIN) => return true,
                 Err(Errno::MFILE) => {
-                    // It waits for an answer to its last request, whatever the number of that.
+                    // The request was lost, so its number is unknown. Number 0 answers the importer's pending request.
                     let text = "the exporter is out of file descriptors (EMFILE): raise `ulimit -n` for it".into();
                     log::warn!("an importer could not be let in: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
                     Some(Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) })
                 }
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,
             };
-            // An importer asks once and then waits, so there is room for the answer. If not, we close the connection.
+            // An importer sends one request and then waits, so its answer has room. If not, the connection is closed.
             if answer.is_none_or(|answer| answer.send(&connection.socket, None).is_err()) {
                 return false;
             }
         }
     }
 
-    /// `None` for an importer that does not keep to the protocol.
+    /// Answers a request. Returns `None` if the importer violates the protocol.
     fn answer(&self, connection: &Connection, request: Packet) -> Option<Packet> {
         let Packet { number, key, slot, secret, .. } = request;
         let gone = || Some(Packet::new(Subject::Gone, number, key));
-        // The driver is asked without a lock.
+        // The driver is called without holding a lock.
         let Some(export) = self.find(key, secret) else { return gone() };
         if connection.board.get().is_none() {
             let board = Board::open(&request.board?).ok()?;
@@ -413,7 +416,7 @@ impl ServiceState {
         }
         match export.backend.export(&export.allocation) {
             Ok(shared) => {
-                // A concurrent withdrawal either came before this lock, or will find the import in the table.
+                // A concurrent withdrawal either preceded this lock, or will find the import in the table.
                 let exports = lock(&self.exports);
                 let Some(party) = exports.by_key.get(&key).and_then(|exported| exported.holder(secret)) else { return gone() };
                 lock(&connection.imported).insert((key, party.as_ref().map(|party| party.number)), slot, number);
@@ -423,13 +426,13 @@ impl ServiceState {
         }
     }
 
-    /// See [`Service::find`].
+    /// Implements [`Service::find`].
     fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         let exported = lock(&self.exports).by_key.get(&key).filter(|exported| exported.holder(secret).is_some()).cloned()?;
         self.check(key, exported)
     }
 
-    /// What is exported, if it still lives.
+    /// Returns the export if the memory still exists. Otherwise withdraws the export.
     fn check(&self, key: AllocationKey, exported: ExportRecord) -> Option<Export> {
         if !exported.export.lives() {
             self.withdraw(key);
@@ -438,7 +441,7 @@ impl ServiceState {
         Some(exported.export)
     }
 
-    /// See [`Service::withdraw`].
+    /// Implements [`Service::withdraw`].
     fn withdraw(&self, key: AllocationKey) {
         let withdrawn = lock(&self.exports).by_key.remove(&key);
         if withdrawn.is_some() {
@@ -446,7 +449,7 @@ impl ServiceState {
         }
     }
 
-    /// Tells every importer that this allocation was freed.
+    /// Notifies every importer that this allocation was freed.
     fn tell(&self, key: AllocationKey) {
         for connection in lock(&self.connections).iter() {
             let mut imported = lock(&connection.imported);
@@ -458,7 +461,7 @@ impl ServiceState {
         }
     }
 
-    /// An importer takes no further part in what an allocation is for.
+    /// Records that an importer stops using an allocation.
     fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, process: i32) {
         let exported = lock(&self.exports).by_key.get(&key).cloned();
         match exported.as_ref().and_then(|exported| Some((&exported.export, exported.holder(secret)?))) {
@@ -471,7 +474,7 @@ impl ServiceState {
         }
     }
 
-    /// A party of an allocation is lost, or whoever has mapped it as nobody in particular.
+    /// Handles the loss of a party, or of an importer that mapped the allocation without being a party.
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
@@ -479,7 +482,7 @@ impl ServiceState {
         }
     }
 
-    /// Fails waits for what a party raises in an allocation, now and in later rounds.
+    /// Fails waits for signals of a party in an allocation, now and in later rounds.
     fn fail_waits(&self, export: &Export, party: Option<u32>, peer: LostPeer) {
         log::debug!("{:#x}: {peer}", export.allocation.base);
         export.backend.fail_waits(&export.allocation, party, peer);
@@ -490,7 +493,7 @@ impl ServiceState {
         }
     }
 
-    /// Removes an importer that has ended. Backends whose memory it had mapped fail the waits for what it was to raise.
+    /// Removes an importer that has exited. Backends whose memory it had mapped fail the waits for its signals.
     fn lose(&self, connection: &Arc<Connection>) {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);

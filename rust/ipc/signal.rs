@@ -1,39 +1,39 @@
-//! Signals: 64-bit counters in shared memory, raised by one process and waited for by another.
+//! Implements signals: 64-bit counters in shared memory that one process sets and another waits for.
 //!
-//! A raise is a store with release ordering and a wait a load with acquire ordering, on memory that both map. So whoever sees the value
-//! sees every byte that was written before it was raised, on the CPU: x86-64 and AArch64 order shared memory between processes as
-//! between threads.
+//! Setting a counter is a store with release ordering, and waiting is a load with acquire ordering, on memory that both processes map. A
+//! CPU thread that sees the value therefore sees every byte written before the counter was set: x86-64 and AArch64 order shared memory
+//! between processes as between threads.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Whether a counter that stands at `now` has reached `value`. The comparison is that of `cuStreamWaitValue64`: cyclic, so that a
-/// counter may run over.
+/// True if a counter with value `now` has reached `value`. The comparison is cyclic like that of `cuStreamWaitValue64`, so a counter may
+/// overflow.
 pub fn reached(now: u64, value: u64) -> bool {
     now.wrapping_sub(value) <= i64::MAX as u64
 }
 
-/// Reads a counter, and with it everything that was written before it was raised.
+/// Reads a counter with acquire ordering: writes that preceded its store are visible afterwards.
 ///
 /// # Safety
-/// `address` is that of 8 readable bytes, aligned to 8, which nothing writes but in one piece.
+/// `address` refers to 8 readable bytes, aligned to 8, that are only written by single 8-byte stores.
 pub unsafe fn load(address: u64) -> u64 {
-    // SAFETY: the caller vouches for address and alignment. The memory is shared, so it is looked at through an atomic alone.
+    // SAFETY: the caller guarantees address and alignment. The memory is shared, so it is accessed only through an atomic.
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.load(Ordering::Acquire)
 }
 
-/// Raises a counter, after everything that this thread has seen or written.
+/// Sets a counter with release ordering, after everything that this thread has seen or written.
 ///
 /// # Safety
-/// As for [`load`], and writable.
+/// The requirements of [`load`] hold, and the bytes are writable.
 pub unsafe fn store(address: u64, value: u64) {
-    // SAFETY: as in `load`.
+    // SAFETY: the caller guarantees a valid and writable address, as in `load`.
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.store(value, Ordering::Release);
 }
 
-/// Pauses after the `round`-th unsuccessful look: yields at first, then sleeps, for up to 200 us. Most waits are short; in a long one the
-/// core is free for others.
+/// Pauses after the `round`-th unsuccessful poll: yields in early rounds, then sleeps for up to 200 us. Most waits are short, and a long
+/// one leaves the core to other threads.
 pub fn rest(round: u32) {
     match round {
         0..64 => std::thread::yield_now(),

@@ -1,36 +1,36 @@
-//! One operation of a rank, a send or a receive, as all ranks of a node see it in shared memory.
+//! Represents one send or receive of a rank in shared memory, visible to all ranks of a node.
 //!
-//! Streams raise its flags, so those stand first. A slot belongs to the rank in whose memory it lies, which alone prepares and reuses it;
-//! others match it, under the lock of the mailbox that it is published in, and raise its flags.
+//! Streams set its flags, so the flags come first. A slot belongs to the rank in whose memory it lies, and only that rank prepares and
+//! reuses it. Other ranks match it under the lock of the mailbox in which it is published, and set its flags.
 
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::atomic::AtomicU64 as Plain;
 
-/// Metadata of a message at most, bytes.
+/// Maximum size of a message's metadata in bytes.
 pub const METADATA_BYTES: usize = 256;
 
-/// Host messages up to this size are kept in the slot of their send, bytes.
+/// Maximum size in bytes of a host message that is stored in the slot of its send.
 pub const INLINE_BYTES: u64 = 1024;
 
 const TEXT_BYTES: usize = 192;
 
-/// Lets streams go on that wait for a flag which was not raised. Whoever was to raise it sets it to 1 all the same.
+/// Flag value that releases waiting streams although the flag was not set. The rank responsible for the flag still sets it to 1.
 const RELEASED: u64 = 2;
 
-/// In place of a partner: the operation is a buffer that may be fetched.
+/// Marker in the `partner` word of a buffer that may be fetched.
 const DESCRIBED: u64 = 1 << 63;
 
-/// An operation: a slot of a rank.
+/// Slot that identifies an operation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SlotId {
-    /// In whose memory it is.
+    /// Rank in whose memory the slot lies.
     pub rank: u32,
-    /// Its number there.
+    /// Number of the slot on that rank.
     pub slot: u32,
 }
 
 impl SlotId {
-    /// Not 0.
+    /// Encodes the id as a nonzero word.
     pub(super) fn encode(self) -> u64 {
         (u64::from(self.rank) + 1) << 32 | u64::from(self.slot)
     }
@@ -41,46 +41,46 @@ impl SlotId {
     }
 }
 
-/// How far an operation has come. The number is what stands in shared memory; 0 is a slot that was never used.
+/// State of an operation, with the number used in shared memory. A slot that was never used has state 0.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotState {
-    /// Not in use, or being prepared.
+    /// Unused or being prepared.
     Free = 0,
-    /// In a mailbox, unmatched.
+    /// Queued in a mailbox, unmatched.
     Queued = 1,
-    /// A buffer that may be fetched.
+    /// Published as a buffer that may be fetched.
     Described = 2,
-    /// Matched: its bytes move, or have moved.
+    /// Matched. The bytes are moving or have moved.
     Matched = 3,
     /// Ended without a match.
     Ended = 4,
 }
 
-/// Why an operation has moved no bytes.
+/// Reason why an operation has moved no bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotStatus {
-    /// It has, or will.
+    /// No failure: the bytes have moved or will move.
     Fine = 0,
-    /// The other rank has ended or left.
+    /// The other rank has exited or left.
     PeerGone = 1,
     /// The message is longer than the buffer.
     Truncated = 2,
-    /// It was cancelled.
+    /// The operation was cancelled.
     Cancelled = 3,
-    /// The bytes could not be moved; the text says why.
+    /// The bytes could not be moved. The text gives the reason.
     Failed = 4,
 }
 
-/// Which messages a receive or a probe takes.
+/// Messages that a receive or a probe accepts.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// The sender; `None` for any.
+    /// Sender, or `None` for any.
     pub source: Option<u32>,
-    /// Compared with the message's tag in the bits of `mask`.
+    /// Tag, compared with the message's tag in the bits of `mask`.
     pub tag: u64,
-    /// Bits that count.
+    /// Bits of the tag that are compared.
     pub mask: u64,
 }
 
@@ -90,65 +90,65 @@ impl Pattern {
     }
 }
 
-/// What a rank says of an operation before it publishes it.
+/// Description of an operation, written by its rank before publication.
 #[derive(Copy, Clone, Debug)]
 pub struct Preparation<'a> {
-    /// The receiver of a send, or the sender that a receive waits for; `None` for any.
+    /// Receiver of a send, or the sender that a receive waits for; `None` for any.
     pub peer: Option<u32>,
-    /// Of the message, or of the messages that a receive takes.
+    /// Tag of the message, or of the messages that a receive accepts.
     pub tag: u64,
-    /// Bits of the tag that count.
+    /// Bits of the tag that are compared.
     pub mask: u64,
-    /// Bytes of the message, or of the buffer.
+    /// Size of the message or of the buffer in bytes.
     pub bytes: u64,
-    /// Where the bytes are, for whoever moves them.
+    /// Location of the bytes, for the rank that moves them.
     pub buffer: SlotBuffer,
-    /// What goes with the message.
+    /// Metadata sent with the message.
     pub metadata: &'a [u8],
-    /// Whether it is a send.
+    /// True for a send.
     pub is_send: bool,
-    /// Whether the bytes pass through memory of the library.
+    /// True if the bytes pass through memory of the library.
     pub is_buffered: bool,
 }
 
-/// Where the bytes of an operation are.
+/// Location of the bytes of an operation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SlotBuffer {
-    /// There are none, or they are for nobody else to move.
+    /// No bytes, or none that another rank moves.
     None,
-    /// In the slot itself.
+    /// Stored in the slot itself.
     Inline,
-    /// In memory that the handle's holder maps; on this device of the node.
+    /// Memory that the holder of the handle can map, on a device of the node.
     Memory {
-        /// Of the whole allocation.
+        /// Handle of the whole allocation.
         handle: [u8; super::handle::BYTES],
-        /// First byte in it.
+        /// Offset of the first byte in the allocation.
         offset: u64,
-        /// Its device, as the node numbers them.
+        /// Device number within the node.
         device: i32,
     },
 }
 
-/// A message, as a receive or a probe sees it.
+/// Message as seen by a receive or a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
-    /// Who has sent it.
+    /// Rank of the sender.
     pub source: u32,
-    /// Its tag.
+    /// Tag of the message.
     pub tag: u64,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What goes with it.
+    /// Metadata sent with the message.
     pub metadata: Vec<u8>,
 }
 
-/// A point at which a test ends a rank, with all that it holds.
+/// Point at which a test may end the simulated rank while it holds locks.
 #[cfg(not(test))]
 pub(super) fn mortal() {}
 #[cfg(test)]
 pub(super) use super::mailbox::tests::mortal;
 
-/// Words of shared memory that hold bytes.
+/// Words of shared memory that store bytes.
 #[derive(Debug)]
 #[repr(C)]
 struct SlotWords<const N: usize>([Plain; N]);
@@ -181,37 +181,38 @@ impl<const N: usize> Default for SlotWords<N> {
     }
 }
 
-/// See the module. Plain words are written by one rank before it publishes the slot or commits a match, and read after that.
+/// Slot of one operation in shared memory. Plain words are written by one rank before it publishes the slot or commits a match, and read
+/// after that.
 ///
-/// CPUs that wait look at the first line all the time, so it has what a match does not write.
+/// CPUs that wait poll the first cache line, so it holds no word that a match writes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MessageSlot {
-    /// Its rank's stream has come to the operation.
+    /// Flag: the stream of this slot's rank has reached the operation.
     pub ready: Plain,
-    /// The bytes have moved, or never will.
+    /// Flag: the bytes have moved, or never will.
     pub moved: Plain,
-    /// The bytes are in their own rank's buffer, or out of it, where they pass through another.
+    /// Flag: buffered bytes have left the send buffer or arrived in the receive buffer of this slot's rank.
     pub finished: Plain,
-    /// How often the slot has been used.
+    /// Number of times the slot has been used.
     uses: AtomicU64,
     is_send: Plain,
     is_buffered: Plain,
     buffer: Plain,
-    /// Counted from 1; 0 is any.
+    /// Rank of the peer plus 1, or 0 for any.
     peer: Plain,
     tag: Plain,
     mask: Plain,
     bytes: Plain,
     state: AtomicU64,
-    /// By this the mailbox's index is made anew.
+    /// Sequence number by which the mailbox's lists are rebuilt.
     pub(super) order: AtomicU64,
-    /// The other operation of a match. Of a receive, writing it is the match.
+    /// Other operation of a match. Writing this word of a receive commits the match.
     partner: AtomicU64,
-    /// The rank that moves the bytes, counted from 1.
+    /// Rank that moves the bytes, plus 1.
     mover: AtomicU64,
     status: AtomicU64,
-    /// The message, on both sides once it has matched.
+    /// Envelope of the message, in the slots of both sides once they are matched.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
@@ -229,10 +230,10 @@ fn is_raised(flag: &Plain) -> bool {
 }
 
 impl MessageSlot {
-    /// Where bytes that are kept in a slot begin in it.
+    /// Offset of inline message bytes in a slot.
     pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(MessageSlot, inline) as u64;
 
-    /// Its rank prepares it; nobody else looks at it.
+    /// Prepares the slot for a new operation. Only its rank calls this, and no other rank reads the slot until it is published.
     pub fn prepare(&self, rank: u32, of: &Preparation<'_>) {
         for flag in [&self.ready, &self.moved, &self.finished] {
             flag.store(0, Ordering::Relaxed);
@@ -265,7 +266,7 @@ impl MessageSlot {
         self.state.store(SlotState::Free as u64, Ordering::Release);
     }
 
-    /// Says where its bytes are.
+    /// Sets the location of the bytes.
     pub fn move_to(&self, buffer: &SlotBuffer) {
         match buffer {
             SlotBuffer::None => self.buffer.store(0, Ordering::Relaxed),
@@ -279,12 +280,12 @@ impl MessageSlot {
         }
     }
 
-    /// Has its bytes pass through memory of the library after all.
+    /// Switches the operation to memory of the library.
     pub fn pass_through(&self) {
         self.is_buffered.store(1, Ordering::Relaxed);
     }
 
-    /// How far it has come.
+    /// Returns the state of the operation.
     pub fn state(&self) -> SlotState {
         match self.state.load(Ordering::Acquire) {
             1 => SlotState::Queued,
@@ -295,7 +296,7 @@ impl MessageSlot {
         }
     }
 
-    /// Ends it without a match. It is in no mailbox.
+    /// Ends an operation that is not listed in a mailbox, without a match.
     pub fn end_as(&self, status: SlotStatus) {
         self.fail(status, "");
         mortal();
@@ -308,66 +309,66 @@ impl MessageSlot {
         self.state.store(state as u64, Ordering::Release);
     }
 
-    /// Makes it one that may be fetched, in this use of the slot alone.
+    /// Publishes the buffer as one that may be fetched during this use of the slot.
     pub fn describe(&self) {
         self.partner.store(DESCRIBED | self.uses(), Ordering::Relaxed);
         self.set_state(SlotState::Described);
     }
 
-    /// Takes a buffer that was described in the slot's use number `uses`, for a fetch: of several that try, one succeeds.
+    /// Claims a buffer for a fetch if it was described in use number `uses` of the slot. Of several ranks that try, one succeeds.
     pub fn take_described(&self, uses: u64, by: SlotId) -> bool {
         let taken = self.partner.compare_exchange(DESCRIBED | uses, by.encode(), Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok()
     }
 
-    /// The other operation.
+    /// Returns the other operation of the match.
     pub fn partner(&self) -> Option<SlotId> {
         SlotId::decode(self.partner.load(Ordering::Acquire))
     }
 
-    /// A match that its partner has made.
+    /// Marks the operation as matched by its partner.
     pub fn match_taken(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.set_state(SlotState::Matched);
     }
 
-    /// Joins it to another operation, whose bytes `mover` moves.
+    /// Joins the operation to another; rank `mover` moves the bytes.
     pub fn join(&self, partner: SlotId, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.partner.store(partner.encode(), Ordering::Release);
     }
 
-    /// Another rank moves the bytes.
+    /// Assigns the move of the bytes to another rank.
     pub fn give_to(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Release);
     }
 
-    /// Who moves the bytes, once it has matched.
+    /// Returns the rank that moves the bytes, once the operation is matched.
     pub fn mover(&self) -> Option<u32> {
         (self.mover.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// How often it has been used: what was described in an earlier use is gone.
+    /// Returns the number of times the slot has been used. A buffer described in an earlier use is no longer available.
     pub fn uses(&self) -> u64 {
         self.uses.load(Ordering::Relaxed)
     }
 
-    /// Whether it is a send.
+    /// True for a send.
     pub fn is_send(&self) -> bool {
         self.is_send.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether its bytes pass through memory of the library.
+    /// True if the bytes pass through memory of the library.
     pub fn is_buffered(&self) -> bool {
         self.is_buffered.load(Ordering::Relaxed) != 0
     }
 
-    /// The rank that it is for, or waits for; `None` for any.
+    /// Returns the rank that the operation is addressed to or waits for; `None` for any.
     pub fn peer(&self) -> Option<u32> {
         (self.peer.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// Of the message, or of the buffer.
+    /// Returns the size of the message or of the buffer in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -376,7 +377,7 @@ impl MessageSlot {
         Pattern { source: self.peer(), tag: self.tag.load(Ordering::Relaxed), mask: self.mask.load(Ordering::Relaxed) }
     }
 
-    /// Where its bytes are.
+    /// Returns the location of the bytes.
     pub fn buffer(&self) -> SlotBuffer {
         match self.buffer.load(Ordering::Relaxed) {
             1 => SlotBuffer::Inline,
@@ -390,7 +391,7 @@ impl MessageSlot {
         }
     }
 
-    /// Notes the message that a receive has met.
+    /// Copies the envelope of a matched send to this receive.
     pub fn meet(&self, send: &MessageSlot) {
         for (to, from) in [
             (&self.source, &send.source),
@@ -407,7 +408,7 @@ impl MessageSlot {
         (self.metadata_bytes.load(Ordering::Relaxed) as usize).min(METADATA_BYTES)
     }
 
-    /// The message that it is, or has met.
+    /// Returns the envelope of the message that was sent or matched.
     pub fn envelope(&self) -> Envelope {
         let mut metadata = vec![0; self.metadata_length()];
         self.metadata.load(&mut metadata);
@@ -419,37 +420,37 @@ impl MessageSlot {
         }
     }
 
-    /// Bytes of the message that a receive has met.
+    /// Returns the size in bytes of the message that a receive has matched.
     pub fn message_bytes(&self) -> u64 {
         self.message_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether its rank's stream has come to it.
+    /// True if the stream of this slot's rank has reached the operation.
     pub fn has_come(&self) -> bool {
         is_raised(&self.ready)
     }
 
-    /// Whether whoever waits for its rank's stream may go on: that has come, or never will.
+    /// True if waiting for this slot's rank is over: its stream has reached the operation, or the wait was released.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire) != 0
     }
 
-    /// Lets whoever waits for its rank's stream go on, which may never come to it.
+    /// Releases waits for the stream of this slot's rank, which may never reach the operation.
     pub fn let_go(&self) {
         let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Whether the bytes have moved, or never will.
+    /// True if the bytes have moved or never will.
     pub fn has_moved(&self) -> bool {
         is_raised(&self.moved)
     }
 
-    /// Whether they are in their own rank's buffer, or out of it.
+    /// True if the bytes are in the receive buffer, or have left the send buffer, of this slot's rank.
     pub fn has_finished(&self) -> bool {
         is_raised(&self.finished)
     }
 
-    /// Notes that its bytes come too late for the streams that wait for `flag`, which go on.
+    /// Releases the streams that wait for `flag` and records a failure, because the bytes will arrive too late.
     pub fn release(&self, flag: &Plain, text: &str) {
         if flag.load(Ordering::Acquire) == 0 {
             self.fail(SlotStatus::Failed, text);
@@ -457,7 +458,7 @@ impl MessageSlot {
         }
     }
 
-    /// Why nothing has moved, if that is so.
+    /// Returns the reason why no bytes have moved, if any.
     pub fn status(&self) -> SlotStatus {
         match self.status.load(Ordering::Acquire) {
             0 => SlotStatus::Fine,
@@ -468,7 +469,7 @@ impl MessageSlot {
         }
     }
 
-    /// Notes why nothing moves. The first reason stays.
+    /// Records why no bytes move. The first reason is kept.
     pub fn fail(&self, status: SlotStatus, text: &str) {
         if self.status() == SlotStatus::Fine {
             let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -480,14 +481,14 @@ impl MessageSlot {
         let _ = self.status.compare_exchange(fine, status as u64, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// The text of a failure.
+    /// Returns the text of a failure.
     pub fn text(&self) -> String {
         let mut bytes = [0; TEXT_BYTES];
         self.text.load(&mut bytes);
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
     }
 
-    /// Tells whoever waits that nothing will move any more.
+    /// Notifies waiting ranks that no bytes will move.
     pub fn end(&self) {
         self.moved.store(1, Ordering::Release);
     }

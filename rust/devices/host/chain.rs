@@ -1,10 +1,10 @@
-//! Stream order: a chain of nodes, known by its last one.
+//! Implements stream order as a chain of nodes, of which only the last is stored.
 
 use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};
 use std::sync::Arc;
 
-/// The order of one stream. Whatever is appended starts after everything appended before.
+/// Order of one stream. An appended node starts after all nodes appended before it.
 #[derive(Debug)]
 pub(super) struct Chain<W: Work> {
     tail: Mutex<Option<Arc<Node<W>>>>,
@@ -15,10 +15,10 @@ impl<W: Work> Chain<W> {
         Chain { tail: Mutex::new(None) }
     }
 
-    /// Appends `node` and releases it: it starts after the chain's tail and whatever else precedes it by now.
+    /// Appends `node` and releases the node, which then starts after the chain's tail and after its other predecessors.
     pub(super) fn append(&self, node: &Arc<Node<W>>) {
-        // The lock covers only the exchange. A thread that appends next may find `node` as its tail before `node` has its own
-        // predecessor; that is harmless, because `node` cannot finish before it is released.
+        // The lock covers only the exchange. A thread that appends next may find `node` as its tail before the predecessor of `node` is
+        // linked. This is harmless, because `node` cannot finish before it is released.
         let previous = lock(&self.tail).replace(Arc::clone(node));
         if let Some(previous) = previous {
             previous.precede(node);
@@ -26,7 +26,7 @@ impl<W: Work> Chain<W> {
         node.release();
     }
 
-    /// The last node; `None` if everything has finished. A finished tail is forgotten, with the memory it holds.
+    /// Returns the last node, or `None` if everything has finished. A finished tail is dropped together with its memory.
     pub(super) fn tail(&self) -> Option<Arc<Node<W>>> {
         let mut tail = lock(&self.tail);
         if tail.as_ref().is_some_and(|tail| tail.is_finished()) {

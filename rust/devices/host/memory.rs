@@ -1,4 +1,5 @@
-//! Memory of the virtual devices: host memory with an owner, which other processes can map unless it stands for a host's that is not shared.
+//! Allocates memory of the virtual devices. It is host memory with an assigned device. Other processes can map it, except host allocations
+//! that are not marked as shared.
 
 use crate::backend::host_memory::PageRange;
 use crate::backend::{
@@ -14,16 +15,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Allocation ids are unique in the process, over all backends.
+/// Next allocation id. Ids are unique in the process, across all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Set in the ids of the program's own memory that it has registered: the program may unmap it, and its file may become shorter.
+/// Bit set in the ids of program memory that was registered. The program may unmap such memory, and its file may become shorter.
 const REGISTERED: u64 = 1 << 62;
 
-/// A memory file: the one way in which this backend shares memory.
+/// Form of sharing by a memory file, the only one of this backend.
 const MEMORY_FILE: u32 = 1;
 
-/// Every allocation that has not been freed, by its first address. Frees what is left when dropped.
+/// All allocations that have not been freed, by first address. Frees them when dropped.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
     entries: RwLock<BTreeMap<u64, Entry>>,
@@ -33,24 +34,24 @@ pub(super) struct HostMemory {
 struct Entry {
     allocation: Allocation,
     pages: Pages,
-    /// Who raises counters in it.
+    /// Processes that set counters in this allocation.
     signallers: Signallers,
-    /// What kernels wait for.
+    /// Signals that kernels wait for.
     kernel_waits: Vec<Signal>,
 }
 
-/// Where an allocation's pages come from.
+/// Origin of an allocation's pages.
 #[derive(Debug)]
 enum Pages {
-    /// This context's own.
+    /// Shareable memory of this context.
     Own(SharedRegion),
-    /// The same, of this process alone, and why.
+    /// Memory of this context that cannot be shared, with the reason.
     Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, String),
-    /// Another process's.
+    /// Memory of another process.
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
-    /// Another context's, of this process.
+    /// Memory of another context of this process.
     Borrowed,
-    /// The program's own, which it has registered.
+    /// Memory of the program that it has registered.
     Registered,
 }
 
@@ -67,8 +68,8 @@ impl Pages {
 }
 
 impl HostMemory {
-    /// Zeroed memory of `device`, aligned to a page, so that devices share none. A request of 0 bytes gets 1, so that every allocation
-    /// has an address of its own. An error where it `is_shared` and other processes could not map it.
+    /// Allocates zeroed memory of `device`, aligned to a page, so that devices share no page. 0 bytes count as 1, so that every allocation
+    /// has its own address. Returns an error if `is_shared` is set and other processes could not map the memory.
     pub(super) fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
         let private = |why| Private::new(bytes).map(|pages| Pages::Private(pages, why)).map_err(out_of_memory);
@@ -81,7 +82,8 @@ impl HostMemory {
                 Err(reason) if is_shared => {
                     return Err(BackendError::NotSupported(format!("{bytes} bytes of {device} cannot be shared: {}", why_none(reason))));
                 }
-                // No memory files (a sandbox), no descriptor left, or `ulimit -f`: whoever does not share needs none of them.
+                // Memory files are unavailable (in a sandbox, without free descriptors, or by `ulimit -f`). Private memory does not need
+                // them.
                 Err(reason) => private(why_none(reason).to_string())?,
             }
         };
@@ -102,7 +104,7 @@ impl HostMemory {
         allocation.base
     }
 
-    /// Takes note of memory of the program's own.
+    /// Registers memory of the program.
     pub(super) fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         let pages = usize::try_from(bytes).ok().and_then(|bytes| PageRange::around(address as usize, bytes));
         let is_written = AtomicBool::new(true);
@@ -130,7 +132,7 @@ impl HostMemory {
         self.remove(address, |pages| matches!(pages, Pages::Registered))
     }
 
-    /// Gives back what [`HostMemory::allocate`] has returned.
+    /// Frees memory that [`HostMemory::allocate`] returned.
     pub(super) fn free(&self, address: u64) -> Result<(), BackendError> {
         self.remove(address, Pages::is_own)
     }
@@ -141,66 +143,66 @@ impl HostMemory {
             return Err(BackendError::InvalidPointer(base));
         }
         let removed = entries.remove(&base);
-        // Unmapping takes its time, and others need not wait for it.
+        // Unmapping is slow, so it happens outside the lock.
         drop(entries);
         drop(removed);
         Ok(())
     }
 
-    /// The allocation that `address` lies in.
+    /// Returns the allocation that contains `address`.
     pub(super) fn locate(&self, address: u64) -> Option<Allocation> {
         self.at(address, |entry| entry.allocation)
     }
 
-    /// True of an allocation that stays mapped, as large as it is, until it is freed: memory of the library, of this process or another.
+    /// True for memory of this library, in this process or another. It stays mapped at full size until it is freed.
     pub(super) fn is_kept(id: Option<u64>) -> bool {
         id.is_some_and(|id| id != 0 && id & REGISTERED == 0)
     }
 
-    /// The allocations of the ends of transfers, destination and source by turns; 0 for what is none.
+    /// Returns the allocation ids of the ends of transfers, destination and source alternating. Pageable memory has id 0.
     pub(super) fn of_ends(&self, ends: &[Endpoints]) -> Arc<[u64]> {
         ends.iter().flat_map(|ends| [ends.dst, ends.src]).map(|end| self.locate(end).map_or(0, |allocation| allocation.id)).collect()
     }
 
-    /// Bytes allocated on `device` at the moment.
+    /// Returns the number of bytes currently allocated on `device`.
     pub(super) fn allocated_bytes(&self, device: DeviceId) -> u64 {
         let entries = held(self.entries.read());
         entries.values().filter(|entry| entry.allocation.device == device && entry.pages.is_own()).map(|entry| entry.allocation.bytes).sum()
     }
 
-    /// Calls `look` with an entry and the address in it, which cannot be freed meanwhile.
+    /// Calls `look` with the entry that contains `address`. The entry cannot be freed during the call.
     fn at<T>(&self, address: u64, look: impl FnOnce(&Entry) -> T) -> Option<T> {
         let entries = held(self.entries.read());
         let (_, entry) = entries.range(..=address).next_back()?;
         (address - entry.allocation.base < entry.allocation.bytes).then(|| look(entry))
     }
 
-    /// What the counter at an address stands at.
+    /// Reads the counter at an address.
     pub(super) fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         // SAFETY: the engine has checked alignment and range, and the entry keeps the pages mapped.
         self.at(counter, |_| unsafe { signal::load(counter) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// Raises a counter.
+    /// Sets a counter.
     pub(super) fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
-        // SAFETY: as in `read_signal`, and all pages are writable.
+        // SAFETY: as in `read_signal`. All pages are writable.
         self.at(counter, |_| unsafe { signal::store(counter, value) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// Whether a signal is reached.
+    /// True if the counter has reached the signal's value.
     pub(super) fn is_reached(&self, wanted: &Signal) -> Result<bool, BackendError> {
         Ok(signal::reached(self.read_signal(wanted.counter)?, wanted.value))
     }
 
-    /// Why a signal that is not reached may never be, if that is so.
+    /// Returns the reason why a signal that is not reached may never be, if there is one.
     pub(super) fn failed_wait(&self, wanted: &Signal) -> Option<FailedWait> {
         let peer = self.lost_peer(*wanted)?;
-        // Read afterwards: it may have raised it before it ended.
+        // The counter is read after the loss is known, because the peer may have set it before it exited.
         let now = self.read_signal(wanted.counter).ok()?;
         (!signal::reached(now, wanted.value)).then_some(FailedWait { wanted: *wanted, now, peer })
     }
 
-    /// Calls `change` with the entry of an allocation that has not been freed.
+    /// Calls `change` with the entry of an allocation, unless it was freed.
     fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut Entry)) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
@@ -212,8 +214,8 @@ impl HostMemory {
         self.change(allocation, |entry| entry.signallers.name(by_address));
     }
 
-    /// A party raises no counters in this allocation any more. Those that kernels wait for are raised here, each failed wait being noted before: kernels
-    /// look at nothing else.
+    /// Fails the waits for a party that sets no more counters in this allocation. Counters that kernels wait for are set here, after each
+    /// failed wait is recorded, because kernels observe nothing else.
     pub(super) fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer, note: impl Fn(Line, FailedWait)) {
         self.change(allocation, |entry| {
             entry.signallers.lose(party, peer);
@@ -230,12 +232,12 @@ impl HostMemory {
         });
     }
 
-    /// The line that a counter belongs to.
+    /// Returns the line (allocation and signaller) that a counter belongs to.
     pub(super) fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |entry| entry.line_of(counter))
     }
 
-    /// Kernels wait for a counter, until its memory is freed. Of each counter one wait is kept, the furthest.
+    /// Records that kernels wait for a counter until its memory is freed. Only the wait for the highest value of each counter is kept.
     pub(super) fn kernel_wait_signal(&self, wanted: Signal) -> Result<(), BackendError> {
         let now = self.read_signal(wanted.counter)?;
         let mut entries = held(self.entries.write());
@@ -251,12 +253,12 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Why a counter may never be raised to a value.
+    /// Returns the lost peer because of which a counter may never reach a value.
     pub(super) fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         self.at(wanted.counter, |entry| entry.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// What another process needs to map an allocation.
+    /// Returns the information that another process needs to map an allocation.
     pub(super) fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let entries = held(self.entries.read());
         let entry = entries.get(&allocation.base).filter(|entry| entry.allocation.id == allocation.id);
@@ -275,7 +277,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps what another process has shared.
+    /// Maps memory that another process has shared.
     pub(super) fn map(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         let (base, pages) = match (shared.form, &shared.descriptor) {
             (Shared::SAME_PROCESS, _) => (shared.offset, Pages::Borrowed),
@@ -293,13 +295,13 @@ impl HostMemory {
         Ok(self.insert(Allocation { base, ..*allocation }, pages))
     }
 
-    /// Unmaps what [`HostMemory::adopt`] has returned.
+    /// Unmaps memory that [`HostMemory::map`] returned.
     pub(super) fn unmap(&self, base: u64) -> Result<(), BackendError> {
         self.remove(base, |pages| matches!(pages, Pages::Mapped(_) | Pages::Borrowed))
     }
 }
 
-/// What the system said to `what`.
+/// Returns a function that converts a system error of the call `what` to a [`BackendError`].
 fn refused(what: &'static str) -> impl Fn(Errno) -> BackendError {
     move |errno| BackendError::Driver {
         what: what.into(),

@@ -1,18 +1,17 @@
-//! Virtual devices on CPU threads: real bytes, CUDA's ordering, no GPU.
+//! Implements virtual devices on CPU threads: they copy real bytes in CUDA's order without a GPU.
 //!
-//! Each virtual GPU and each host NUMA domain has memory of its own, which is ordinary host memory with an owner. StreamTable and
-//! events order as CUDA's do: work of one stream runs in order, streams run concurrently, events join them. StreamTable created here
-//! are like CUDA's non-blocking ones: they don't order with the default stream, which is one more stream of the context.
+//! Each virtual GPU and each host NUMA domain has its own memory, which is host memory with an assigned device. Streams and events order
+//! work as in CUDA: work of one stream runs in order, streams run concurrently, and events join them. Streams created here behave like
+//! CUDA's non-blocking streams: they are not ordered with the default stream, which is one more stream of the context.
 //!
-//! Enqueued work is a graph of nodes that count their unfinished predecessors; a queue with a bounded number of
-//! threads runs what is ready. Waits for signals, which other processes raise, are watched by one thread, so that a stream that waits
-//! takes none from the others. Host functions may block, so each stream that has any runs them on a thread of its own. Threads start
-//! when they are first needed.
+//! Enqueued work is a graph of nodes that count their unfinished predecessors. A queue with a bounded number of threads runs the ready
+//! nodes. One separate thread polls for signals set by other processes, so a waiting stream occupies no thread of the queue. Host functions
+//! may block, so each stream that has any runs them on its own thread. Threads start when they are first needed.
 //!
-//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its
-//! completion. It does not stop the stream: later work runs.
+//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its completion. It
+//! does not stop the stream: later work runs.
 //!
-//! A host function may enqueue work. It must not wait for work of this backend that comes after it, nor drop the backend.
+//! A host function may enqueue work. It must not wait for work of this backend that follows it, nor drop the backend.
 
 mod chain;
 pub mod kernel;
@@ -49,42 +48,42 @@ use ahash::RandomState;
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
-/// What an event stands for.
+/// State of an event.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
-    /// The end of a node, or nothing that is still to come.
+    /// Node that the event waits for, or `None` if all preceding work has finished.
     end: Option<Arc<Node<HostWork>>>,
-    /// What the stream was behind.
+    /// Possible failed waits that precede the event in its stream.
     behind: Behind,
 }
 
-/// More threads than this add nothing: a few saturate a node's memory, and a program rarely has more lanes.
+/// Maximum number of threads. More add nothing: a few saturate a node's memory, and a program rarely has more internal streams.
 const MOST_THREADS: usize = 16;
 
-/// The host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
+/// Host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
 #[derive(Debug)]
 pub struct HostBackend {
-    /// The number that each virtual GPU in sight has in the whole machine.
+    /// Number of each visible virtual GPU in the whole machine.
     gpus: Vec<u32>,
     hosts: u32,
     memory: Arc<HostMemory>,
-    /// Runs the steps of executions.
+    /// Queue that runs the steps of executions.
     queue: Arc<Queue<HostWork>>,
-    /// Watches the counters that streams wait for.
+    /// Queue that polls the counters that streams wait for.
     waits: Arc<Queue<HostWork>>,
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
-    /// What each event stands for.
+    /// State of each event, by handle.
     events: RwLock<HashMap<usize, Mutex<Recorded>, RandomState>>,
 }
 
 impl HostBackend {
-    /// A node of `gpus` virtual GPUs and `hosts` NUMA domains. Starts no thread yet.
+    /// Creates a node of `gpus` virtual GPUs and `hosts` NUMA domains. Starts no thread yet.
     pub fn new(gpus: u32, hosts: u32) -> HostBackend {
         HostBackend::showing((0..gpus).collect(), hosts)
     }
 
-    /// A node of which this process is shown these GPUs, in this order.
+    /// Creates a node of which only these GPUs are visible, in this order.
     pub fn showing(gpus: Vec<u32>, hosts: u32) -> HostBackend {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
         HostBackend {
@@ -104,24 +103,24 @@ impl HostBackend {
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
     }
 
-    /// Calls `work` with what an event stands for.
+    /// Calls `work` with the state of an event.
     fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
         let events = held(self.events.read());
         let event = events.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
     }
 
-    /// What work in a stream comes after.
+    /// Returns the possible failed waits that precede further work in a stream.
     fn behind(&self, stream: StreamHandle) -> Behind {
         self.failed_waits.behind(|| stream.0 as u64)
     }
 
-    /// Has a stream wait for signals; and set them back, where it takes them.
+    /// Enqueues a wait for signals in a stream, and their reset if `takes` is set.
     fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool, fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
         self.streams.with(stream, |found| {
-            // What is reached stays so: nothing fails.
+            // A reached signal stays reached, so a wait for it cannot fail.
             let may_fail = |wanted: &&Signal| fate.is_some() || !self.memory.is_reached(wanted).unwrap_or(false);
             let lines = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.line_of(wanted.counter));
             self.failed_waits.wait(stream.0 as u64, lines);
@@ -132,7 +131,7 @@ impl HostBackend {
         })
     }
 
-    /// Has a stream raise signals, unless the step that they belong to is abandoned.
+    /// Enqueues setting of signals in a stream. They are not set if the step that they belong to is abandoned.
     fn raise(&self, stream: StreamHandle, signals: &[Signal], fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {
@@ -187,7 +186,7 @@ impl Backend for HostBackend {
         Ok(Identity { driver: "none".into(), gpus: self.gpus.iter().map(gpu).collect() })
     }
 
-    /// Aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has an address of its own.
+    /// Returns memory aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has its own address.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
         self.memory.allocate(device, bytes, false)
@@ -273,7 +272,7 @@ impl Backend for HostBackend {
     }
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
-        // The event's lock is held while the stream is read: of two threads that record, the later one wins with the later state.
+        // The event stays locked while the stream is read, so that of two recording threads the later one stores the later state.
         self.with_event(event, |recorded| {
             let behind = self.behind(stream);
             *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, behind };
@@ -405,7 +404,7 @@ impl Backend for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        // Nobody else has a reference any more, so nothing is enqueued from here on.
+        // No other reference exists, so nothing more is enqueued.
         self.streams.end();
         self.waits.join();
         self.queue.join();

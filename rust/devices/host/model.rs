@@ -1,11 +1,11 @@
-//! The graph, the queue and the chain under the model checker: the production code on `shuttle`'s primitives, under thousands of
+//! Tests the graph, the queue and the chain with the model checker `shuttle`: production code runs on its primitives under thousands of
 //! random schedules and under schedules with few, well-placed preemptions.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
 //! ```
 //!
-//! A lost wake-up shows as a deadlock, which `shuttle` reports; the rest is checked on the trace of what began and ended.
+//! A lost wake-up appears as a deadlock, which `shuttle` reports. All else is checked on a trace of the steps that began and ended.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -22,13 +22,13 @@ use std::sync::Arc;
 
 const SCHEDULES: usize = 2000;
 
-/// Runs `test` under random schedules, then under those of the PCT algorithm with up to three preemptions.
+/// Runs `test` under random schedules, then under schedules of the PCT algorithm with up to three preemptions.
 fn check(test: fn()) {
     shuttle::check_random(test, SCHEDULES);
     shuttle::check_pct(test, SCHEDULES, 3);
 }
 
-/// What happened, in order. Locked by the standard library: it is no part of what is modelled, and never held across a switch.
+/// Events in order. The lock is one of the standard library, because it is not part of the model and never held across a switch.
 #[derive(Clone, Debug, Default)]
 struct Trace(Arc<std::sync::Mutex<Vec<Moment>>>);
 
@@ -44,7 +44,7 @@ impl Trace {
         self.0.lock().unwrap().push(moment);
     }
 
-    /// When `moment` happened; it must have happened exactly once.
+    /// Returns the position of `moment` in the trace. It must have happened exactly once.
     fn at(&self, moment: Moment) -> usize {
         let trace = self.0.lock().unwrap();
         let times: Vec<_> = (0..trace.len()).filter(|&i| trace[i] == moment).collect();
@@ -52,7 +52,7 @@ impl Trace {
         times[0]
     }
 
-    /// Step `later` of a node began after step `earlier` of one had ended. Both ran exactly once.
+    /// Asserts that step `later` of a node began after step `earlier` had ended, and that both ran exactly once.
     fn assert_order(&self, earlier: (u32, u32), later: (u32, u32)) {
         self.at(Moment::Begin(earlier.0, earlier.1));
         self.at(Moment::End(later.0, later.1));
@@ -60,7 +60,7 @@ impl Trace {
         assert!(end < begin, "{later:?} began before {earlier:?} ended: {:?}", self.0.lock().unwrap());
     }
 
-    /// The nodes of one step each that were traced, in order; none overlapped another.
+    /// Returns the traced one-step nodes in order, and asserts that none overlapped another.
     fn sequence(&self) -> Vec<u32> {
         let trace: Vec<_> = self.0.lock().unwrap().iter().copied().filter(|moment| !matches!(moment, Moment::Conclude(_))).collect();
         let pair = |pair: &[Moment]| match *pair {
@@ -71,13 +71,13 @@ impl Trace {
     }
 }
 
-/// Work that leaves a trace.
+/// Work that records its steps in a trace.
 #[derive(Debug)]
 struct Probe {
     node: u32,
     schedule: Schedule,
     trace: Trace,
-    /// The step that fails, if any.
+    /// Step that fails, if any.
     fails: Option<u32>,
 }
 
@@ -111,7 +111,7 @@ impl Work for Probe {
     }
 }
 
-/// A program whose operations stand on these lanes, after these others. Only its order matters.
+/// Creates a program from the lane and the predecessors of each operation. Only the order of the operations matters.
 fn program(ops: &[(u32, &[u32])]) -> Program {
     let place = Place::Source { transfer: 0, offset: 0 };
     let ops = ops.iter().map(|(lane, after)| Op {
@@ -123,7 +123,7 @@ fn program(ops: &[(u32, &[u32])]) -> Program {
     Program { lanes: vec![Lane::new(DeviceId::gpu(0)); 4], ops: ops.collect(), ..Program::default() }
 }
 
-/// A queue and the trace of the nodes that it serves.
+/// Queue with the trace of the nodes that it serves.
 struct Fixture {
     queue: Arc<Queue<Probe>>,
     trace: Trace,
@@ -134,7 +134,7 @@ impl Fixture {
         Self::beside(&Trace::default(), threads)
     }
 
-    /// Another queue with the same trace.
+    /// Creates another queue with the same trace.
     fn beside(trace: &Trace, threads: usize) -> Self {
         let queue = Queue::new("modelled", threads);
         queue.start().unwrap();
@@ -145,12 +145,12 @@ impl Fixture {
         Node::new(Probe { node, schedule: Schedule::new(program), trace: self.trace.clone(), fails }, &self.queue)
     }
 
-    /// A node of one step.
+    /// Creates a node of one step.
     fn step(&self, node: u32) -> Arc<Node<Probe>> {
         self.node(node, &program(&[(0, &[])]), None)
     }
 
-    /// A node that only orders.
+    /// Creates a node without steps, which only orders.
     fn join(&self, node: u32) -> Arc<Node<Probe>> {
         self.node(node, &program(&[]), None)
     }
@@ -164,7 +164,7 @@ impl Fixture {
 fn shuttle_every_step_of_a_program_runs_once_after_its_predecessors() {
     check(|| {
         let fixture = Fixture::new(2);
-        // Two chunks through one slot, and a direct copy beside them.
+        // Two chunks through one staging slot, and a concurrent direct copy.
         let program = program(&[(0, &[]), (1, &[0]), (2, &[]), (0, &[1]), (1, &[3])]);
         let node = fixture.node(0, &program, None);
         node.release();
@@ -223,7 +223,7 @@ fn shuttle_two_threads_append_to_one_chain() {
                 let (fixture, chain) = (Arc::clone(&fixture), Arc::clone(&chain));
                 thread::spawn(move || {
                     for node in first..first + 3 {
-                        // Every second one only orders.
+                        // Every second node only orders.
                         chain.append(&if node % 2 == 0 { fixture.step(node) } else { fixture.join(node) });
                     }
                 })
@@ -250,7 +250,7 @@ fn shuttle_chains_of_different_queues_join() {
         let (a, b) = (Chain::new(), Chain::new());
         a.append(&functions.step(0));
         b.append(&copies.step(1));
-        // An event recorded on one chain, awaited on the other.
+        // Models an event recorded on one chain and waited for on the other.
         if let Some(recorded) = a.tail() {
             let join = copies.join(2);
             recorded.precede(&join);
@@ -275,7 +275,7 @@ fn shuttle_chains_of_different_queues_join() {
 fn shuttle_executions_on_two_chains_come_after_each_other() {
     check(|| {
         let fixture = Arc::new(Fixture::new(2));
-        // As the engine orders executions that share staging: each comes after the last one, whatever its thread and stream.
+        // The engine orders executions that share staging in this way: each follows the previous one, whatever its thread and stream.
         let last = Arc::new(shuttle::sync::Mutex::new(None::<Arc<Node<Probe>>>));
         let threads: Vec<_> = [0, 1]
             .map(|thread| {
@@ -325,7 +325,7 @@ fn shuttle_a_closed_queue_runs_what_it_holds() {
         let fixture = Fixture::new(2);
         let nodes: Vec<_> = (0..3).map(|node| fixture.step(node)).collect();
         nodes.iter().for_each(Node::release);
-        // The threads may not even have started yet.
+        // The threads may not have started yet.
         fixture.end();
         assert!(nodes.iter().all(|node| node.is_done().unwrap()));
         (0..3).for_each(|node| _ = fixture.trace.at(Moment::End(node, 0)));
@@ -366,7 +366,7 @@ fn shuttle_whoever_waits_for_all_streams_waits_for_one_that_is_being_destroyed()
     });
 }
 
-/// Work that waits for a counter, as a stream that waits for a signal does.
+/// Work that waits for a counter, like a stream that waits for a signal.
 #[derive(Debug)]
 struct Awaiting {
     counter: Arc<AtomicU32>,
@@ -406,7 +406,7 @@ impl Work for Awaiting {
     }
 }
 
-/// Under random schedules alone: those of the PCT algorithm let a thread that polls starve the others.
+/// Uses random schedules only: those of the PCT algorithm let a polling thread starve the others.
 #[test]
 fn shuttle_waits_run_in_any_order_once_their_counters_are_raised_or_given_up() {
     shuttle::check_random(
@@ -421,7 +421,7 @@ fn shuttle_waits_run_in_any_order_once_their_counters_are_raised_or_given_up() {
                     Awaiting { counter: Arc::clone(&counter), reached, began_at: Arc::clone(&began_at), given_up: Arc::clone(&given_up) };
                 (Node::new(awaiting, &queue), began_at)
             };
-            // One stream waits for 2, another for 1, and then for what never comes.
+            // One stream waits for 2. Another waits for 1, and then for a value that is never reached.
             let (late, late_at) = wait(2);
             let (early, early_at) = wait(1);
             let (never, _) = wait(9);

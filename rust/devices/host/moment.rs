@@ -1,18 +1,18 @@
-//! When a stream got to a place, by the clock of this machine.
+//! Records the time at which a stream reached a point, by the clock of this machine.
 
 use crate::backend::{BackendError, MomentState};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Empty until the stream has come there.
+/// Time at which a stream reached a point. Empty until then.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passed(Arc<OnceLock<Instant>>);
 
 impl Passed {
-    /// The stream is there now.
+    /// Records the current time.
     pub(super) fn note(&self) {
-        // A node runs once, so this is the first value.
+        // A node runs once, so the value is not set yet.
         let _ = self.0.set(Instant::now());
     }
 }

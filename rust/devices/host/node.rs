@@ -1,11 +1,10 @@
-//! The dependency graph: nodes that count their unfinished predecessors, and what happens when the last one finishes.
+//! Implements the dependency graph: nodes that count their unfinished predecessors and start when the last one finishes.
 //!
-//! A stream is a chain of nodes, an event a reference to one, an execution a node with steps inside. No thread ever waits for a
-//! predecessor: the last predecessor to finish pushes the node's first steps to a [`Queue`]. Only callers wait, in
-//! [`Node::wait`].
+//! A stream is a chain of nodes, an event is a reference to one, and an execution is a node with several steps. No thread waits for a
+//! predecessor: the last predecessor to finish pushes the node's first steps to a [`Queue`]. Only callers wait, in [`Node::wait`].
 //!
-//! A node owns its successors, never its predecessors, and gives them up when it finishes. So a finished chain is freed node by
-//! node, however long it is, and nothing recurses.
+//! A node owns its successors, never its predecessors, and releases them when it finishes. A finished chain is therefore freed node by
+//! node, and a long one causes no recursion.
 
 use super::queue::{Queue, Step};
 use crate::backend::{BackendError, CompletionState, OpTimes};
@@ -17,48 +16,48 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// What a node does between the end of its last predecessor and its own end: steps, numbered from 0, with an order of their own.
+/// Work of a node: steps, numbered from 0, with an order of their own. They run between the end of its last predecessor and its own end.
 pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
-    /// The steps that no other step precedes. With none, the node only orders and finishes where it becomes ready.
+    /// Returns the steps without predecessors. A node without steps only orders others. It finishes as soon as it is ready.
     fn roots(&self) -> impl Iterator<Item = u32>;
-    /// Runs one step. Called once for each step, after all its predecessors. An error or a panic fails the node: steps that have
-    /// not begun are then passed over.
+    /// Runs one step. Called once for each step, after all its predecessors. An error or a panic fails the node, and steps that have not
+    /// begun are then skipped.
     fn run(&self, step: u32) -> Result<(), BackendError>;
-    /// Whether `step`, whose predecessors have finished, may run. A queue that watches asks until it may; others do not ask.
+    /// True if `step`, whose predecessors have finished, may run. Only a watching queue calls this, and repeats it until it returns true.
     fn may_run(&self, step: u32) -> bool {
         let _ = step;
         true
     }
-    /// Notes that `step` has finished. Yields the steps that may run now.
+    /// Records that `step` has finished. Yields the steps that are ready as a result.
     fn finished(&self, step: u32) -> impl Iterator<Item = u32>;
-    /// Called once for each finished step, after [`Work::finished`]; true for the last of all.
+    /// Called once for each finished step, after [`Work::finished`]. Returns true for the last step.
     fn was_last(&self) -> bool;
     /// Called once, after the last step of a node that has not failed.
     fn conclude(&self) -> Result<(), BackendError>;
-    /// What whoever waits for the node is told besides its error. Called after the last step.
+    /// Returns further errors that a thread waiting for the node receives. Called after the last step.
     fn tell(&self) -> Result<(), BackendError> {
         Ok(())
     }
-    /// When the steps ran, if that was asked for. Called after the last.
+    /// Returns the times of the steps, if requested. Called after the last step.
     fn times(&self) -> Option<OpTimes> {
         None
     }
-    /// What `step` is, for an error's text.
+    /// Describes `step` for an error's text.
     fn describe(&self, step: u32) -> String;
 }
 
-/// Work in the graph, and the moment at which it has finished.
+/// Unit of work in the graph, with its completion.
 #[derive(Debug)]
 pub(super) struct Node<W: Work> {
-    /// Unfinished predecessors, and one more until [`Node::release`].
+    /// Number of unfinished predecessors, plus one until [`Node::release`].
     pending: AtomicUsize,
-    /// Set after `outcome` is final, read without the lock.
+    /// Set after `outcome` is final, and read without the lock.
     done: AtomicBool,
-    /// A step has failed.
+    /// True if a step has failed.
     failed: AtomicBool,
     outcome: Mutex<Outcome<W>>,
     changed: Condvar,
-    /// Serves the steps.
+    /// Queue that runs the steps.
     queue: Arc<Queue<W>>,
     work: W,
 }
@@ -66,14 +65,14 @@ pub(super) struct Node<W: Work> {
 #[derive(Debug)]
 struct Outcome<W: Work> {
     done: bool,
-    /// Whether a thread sleeps in [`Node::wait`].
+    /// True if a thread sleeps in [`Node::wait`].
     awaited: bool,
     error: Option<Box<BackendError>>,
     successors: SmallVec<[Arc<Node<W>>; 1]>,
 }
 
 impl<W: Work> Node<W> {
-    /// A node that cannot start before [`Node::release`].
+    /// Creates a node that cannot start before [`Node::release`].
     pub(super) fn new(work: W, queue: &Arc<Queue<W>>) -> Arc<Self> {
         Arc::new(Node {
             pending: AtomicUsize::new(1),
@@ -86,20 +85,20 @@ impl<W: Work> Node<W> {
         })
     }
 
-    /// Lets `successor`, which is not released yet, start only after this node.
+    /// Orders `successor`, which is not released yet, after this node.
     pub(super) fn precede(&self, successor: &Arc<Node<W>>) {
         if self.is_finished() {
             return;
         }
         let mut outcome = lock(&self.outcome);
         if !outcome.done {
-            // Before this node can take the successor from the list and count it down: the lock is held.
+            // This node cannot remove the successor from the list and decrement its count before this increment, because the lock is held.
             successor.pending.fetch_add(1, Ordering::Relaxed);
             outcome.successors.push(Arc::clone(successor));
         }
     }
 
-    /// Lets the node start as soon as its predecessors have finished. Called once.
+    /// Allows the node to start as soon as its predecessors have finished. Called once.
     pub(super) fn release(self: &Arc<Self>) {
         if self.arrive() {
             let mut ready = Ready::keeping_none();
@@ -107,12 +106,12 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Whether the node has finished, well or not.
+    /// True if the node has finished, with or without an error.
     pub(super) fn is_finished(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Sleeps until the node has finished, well or not.
+    /// Blocks until the node has finished, with or without an error.
     pub(super) fn wait_finished(&self) {
         if self.is_finished() {
             return;
@@ -131,19 +130,19 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Counts one predecessor down; true for the last.
+    /// Decrements the count of predecessors. Returns true for the last.
     fn arrive(&self) -> bool {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Hands out the first steps.
+    /// Starts the first steps, or finishes a node without steps.
     fn begin(self: &Arc<Self>, ready: &mut Ready<'_, W>) {
         if !self.hand_out_roots(ready) {
             self.finish(ready);
         }
     }
 
-    /// False if there are none.
+    /// Passes the first steps to `ready`. Returns false if there are none.
     fn hand_out_roots(self: &Arc<Self>, ready: &mut Ready<'_, W>) -> bool {
         let mut roots = self.work.roots().peekable();
         let any = roots.peek().is_some();
@@ -151,12 +150,12 @@ impl<W: Work> Node<W> {
         any
     }
 
-    /// See [`Work::may_run`].
+    /// Forwards to [`Work::may_run`].
     pub(super) fn may_run(&self, step: u32) -> bool {
         self.work.may_run(step)
     }
 
-    /// Runs a step and everything that follows from its end.
+    /// Runs a step and handles its end.
     pub(super) fn run(self: &Arc<Self>, step: u32, ready: &mut Ready<'_, W>) {
         if !self.failed.load(Ordering::Relaxed) {
             self.guard(|| self.work.run(step), || self.work.describe(step));
@@ -167,9 +166,9 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Runs `work`; an error or a panic becomes the node's error unless it has one already.
+    /// Runs `work`. The first error or panic becomes the node's error.
     fn guard(&self, work: impl FnOnce() -> Result<(), BackendError>, what: impl FnOnce() -> String) {
-        // The node is not used any further by work that has panicked, apart from counts that stay right.
+        // After a panic the work is not used any further, apart from counts that stay correct.
         let error = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
@@ -180,7 +179,8 @@ impl<W: Work> Node<W> {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Ends this node, and every node without steps that becomes ready by that, in a loop: chains of such nodes may be long.
+    /// Ends this node and every node without steps that becomes ready as a result. The loop avoids recursion, because chains of such nodes
+    /// may be long.
     fn finish(self: &Arc<Self>, ready: &mut Ready<'_, W>) {
         let mut ended: SmallVec<[Arc<Self>; 4]> = smallvec![Arc::clone(self)];
         while let Some(node) = ended.pop() {
@@ -195,7 +195,7 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Makes the end known, and gives up the successors.
+    /// Publishes the end of the node and returns its successors.
     fn close(&self) -> SmallVec<[Arc<Node<W>>; 1]> {
         let mut outcome = lock(&self.outcome);
         outcome.done = true;
@@ -228,24 +228,24 @@ impl<W: Work> CompletionState for Node<W> {
     }
 }
 
-/// Where steps go that become ready: to their queues, but for one that the thread at hand keeps for itself.
+/// Destination of steps that become ready. They go to their queues, except one that the current thread may keep for itself.
 pub(super) struct Ready<'a, W: Work> {
     own: Option<&'a Arc<Queue<W>>>,
     kept: Option<Step<W>>,
 }
 
 impl<'a, W: Work> Ready<'a, W> {
-    /// For a thread that serves `queue` and goes on with [`Ready::kept`].
+    /// Creates a destination for a thread that serves `queue` and continues with [`Ready::kept`].
     pub(super) fn keeping_one_of(queue: &'a Arc<Queue<W>>) -> Self {
         Ready { own: Some(queue), kept: None }
     }
 
-    /// For a thread that runs no steps, or should look at its queue again first.
+    /// Creates a destination for a thread that runs no steps, or that must check its queue first.
     pub(super) fn keeping_none() -> Self {
         Ready { own: None, kept: None }
     }
 
-    /// The step kept, if any.
+    /// Returns the step that was kept, if any.
     pub(super) fn kept(self) -> Option<Step<W>> {
         self.kept
     }

@@ -1,4 +1,4 @@
-//! Ready steps and the threads that run them.
+//! Queues ready steps for the threads that run them.
 
 use super::node::{Node, Ready, Work};
 use crate::backend::BackendError;
@@ -9,35 +9,34 @@ use crate::threads::without_signals;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Lets the others run: a model has no time to rest.
+/// Yields to other threads. Time does not pass in a model.
 #[cfg(shuttle)]
 fn rest(_: u32) {
     thread::yield_now();
 }
 
-/// Steps that a thread runs one after the other without going through the queue, where each makes the next one ready. It saves
-/// the queue's lock and a wake-up for every link of a chain. The bound keeps a chain that a caller extends for ever from
-/// starving other streams.
+/// Maximum number of successive steps, each made ready by the one before, that a thread runs without going through the queue. This saves
+/// the queue's lock and a wake-up for every link of a chain. The bound prevents a chain that a caller extends for ever from starving other
+/// streams.
 ///
-/// The model checker gets a bound that its short chains exceed.
+/// The bound is lower under the model checker, so that its short chains exceed it.
 const STEPS_IN_A_ROW: u32 = if cfg!(shuttle) { 2 } else { 64 };
 
-/// One step of a node whose predecessors have all finished.
+/// Step of a node whose predecessors have all finished.
 #[derive(Debug)]
 pub(super) struct Step<W: Work> {
     pub(super) node: Arc<Node<W>>,
     pub(super) index: u32,
 }
 
-/// A first-in, first-out queue of ready steps, served by up to `limit` threads that are started as work comes in.
+/// First-in, first-out queue of ready steps, served by up to `limit` threads that start as work arrives.
 ///
-/// Nothing that a thread of a queue does waits for another step. So steps of a queue cannot block each other, whatever the number
-/// of threads.
+/// No step waits for another step. Steps of a queue therefore cannot block each other, whatever the number of threads.
 #[derive(Debug)]
 pub(super) struct Queue<W: Work> {
     name: String,
     limit: usize,
-    /// Whether its thread asks of each step whether it may run.
+    /// True if the thread polls each step until it may run.
     watches: bool,
     state: Mutex<State<W>>,
     changed: Condvar,
@@ -46,20 +45,20 @@ pub(super) struct Queue<W: Work> {
 #[derive(Debug)]
 struct State<W: Work> {
     ready: VecDeque<Step<W>>,
-    /// Threads that wait for a step, those included that have been woken and do not run yet.
+    /// Number of threads that wait for a step, including those that were woken and do not run yet.
     idle: usize,
     threads: Vec<thread::JoinHandle<()>>,
     closed: bool,
 }
 
 impl<W: Work> Queue<W> {
-    /// A queue without threads. `limit` is 1 or more.
+    /// Creates a queue without threads. `limit` is 1 or more.
     pub(super) fn new(name: impl Into<String>, limit: usize) -> Arc<Self> {
         Self::with(name, limit, false)
     }
 
-    /// A queue whose one thread watches all steps at once and runs each as soon as [`Work::may_run`] says so: for steps that wait for
-    /// what no thread of this process does.
+    /// Creates a queue whose only thread polls all steps and runs each as soon as [`Work::may_run`] returns true. It serves steps that wait
+    /// for other processes.
     pub(super) fn watching(name: impl Into<String>) -> Arc<Self> {
         Self::with(name, 1, true)
     }
@@ -69,8 +68,8 @@ impl<W: Work> Queue<W> {
         Arc::new(Queue { name: name.into(), limit, watches, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Starts the first thread. Call it before the first node of this queue is enqueued: later, when a step becomes ready, there
-    /// is nobody left to report a failure to.
+    /// Starts the first thread. Must be called before the first node of this queue is enqueued: a failure to start a thread when a step
+    /// becomes ready could not be reported to a caller.
     pub(super) fn start(self: &Arc<Self>) -> Result<(), BackendError> {
         let mut state = lock(&self.state);
         if state.threads.is_empty() { self.spawn(&mut state) } else { Ok(()) }
@@ -85,12 +84,12 @@ impl<W: Work> Queue<W> {
             code: i64::from(e.raw_os_error().unwrap_or(0)),
         })?;
         state.threads.push(thread);
-        // Counts as waiting from here on, as if it had been woken: so each ready step starts at most one thread.
+        // The thread counts as waiting from here on, as if it had been woken, so each ready step starts at most one thread.
         state.idle += 1;
         Ok(())
     }
 
-    /// Appends `steps`, which must not lock this queue while it is iterated.
+    /// Appends `steps`. Iterating over them must not lock this queue.
     pub(super) fn push(self: &Arc<Self>, steps: impl IntoIterator<Item = Step<W>>) {
         let mut steps = steps.into_iter().peekable();
         if steps.peek().is_none() {
@@ -103,14 +102,14 @@ impl<W: Work> Queue<W> {
         }
         while state.ready.len() > state.idle && state.threads.len() < self.limit {
             if let Err(error) = self.spawn(&mut state) {
-                // The threads that run already will get there; `start` has seen to it that there is one.
+                // `start` has ensured that at least one thread runs, and the running threads will execute the steps.
                 log::warn!("{error}; going on with {} threads", state.threads.len());
                 break;
             }
         }
     }
 
-    /// What a thread of this queue does from start to end.
+    /// Runs the main loop of a thread of this queue.
     fn serve(self: Arc<Self>) {
         lock(&self.state).idle -= 1;
         if self.watches {
@@ -128,7 +127,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// What the thread of a queue that watches does.
+    /// Runs the main loop of the thread of a watching queue.
     fn watch(&self) {
         let mut watched: Vec<Step<W>> = Vec::new();
         let mut looks = 0;
@@ -152,7 +151,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Waits for a step; `None` once the queue is closed and empty.
+    /// Blocks until a step is ready. Returns `None` once the queue is closed and empty.
     fn next(&self) -> Option<Step<W>> {
         let mut state = lock(&self.state);
         loop {
@@ -168,7 +167,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Ends the threads once the queue is empty, and waits for that. Nothing may be pushed afterwards.
+    /// Ends the threads once the queue is empty, and waits for them. Nothing may be pushed afterwards.
     pub(super) fn join(&self) {
         let threads = {
             let mut state = lock(&self.state);

@@ -1,4 +1,4 @@
-//! What the nodes of this backend do: run a program, call a host function, or only order.
+//! Defines the work of this backend's nodes: running a program, calling a host function, or only ordering.
 
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
@@ -16,54 +16,54 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::Arc;
 
-/// The work of a node.
+/// Work of a node.
 pub(super) enum HostWork {
-    /// Nothing: the node joins its predecessors.
+    /// No work: the node only joins its predecessors.
     Join,
-    /// A host function, gone once it has been called.
+    /// Host function, removed when it is called.
     Function(Mutex<Option<HostFunction>>),
-    /// An execution of a program.
+    /// Execution of a program.
     Run(Box<Run>),
-    /// The time to be taken.
+    /// Recording of the current time.
     Moment(Passed),
-    /// Counters to be reached. Its step is handed to the queue that watches.
+    /// Wait for counters. Its step goes to the watching queue.
     Wait(Wait),
-    /// Counters to be raised, unless the step that they belong to is abandoned.
+    /// Counters to set, unless the step that they belong to is abandoned.
     Raise(Signals, Option<StepFate>),
 }
 
-/// Counters and their values.
+/// Counters with their values.
 pub(super) type Signals = SmallVec<[Signal; 4]>;
 
-/// A wait of a stream for counters.
+/// Wait of a stream for counters.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) signals: Signals,
-    /// Whether they are flags, which are set back.
+    /// True if the counters are flags, which are reset after the wait.
     pub(super) takes: bool,
-    /// Of flags: that of the step, which is abandoned where one of them is lost.
+    /// State of the step to which the flags belong. The step is abandoned if the signaller of a flag is lost.
     pub(super) fate: Option<StepFate>,
     pub(super) memory: Arc<HostMemory>,
-    /// Where its failure is noted.
+    /// Record of failed waits.
     pub(super) failed_waits: Arc<FailedWaits>,
 }
 
-/// One execution of a program.
+/// Execution of a program.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) program: Arc<Program>,
     pub(super) endpoints: Arc<[Endpoints]>,
     pub(super) rings: Arc<[u64]>,
-    /// The allocation of each end, destination and source by turns; 0 for pageable memory.
+    /// Allocation ids of the ends of the transfers, destination and source alternating; 0 for pageable memory.
     pub(super) memory: Arc<[u64]>,
     pub(super) schedule: Schedule,
     pub(super) verify: bool,
-    /// Where the operations note when they ran, if that was asked for.
+    /// Begin and end of each operation, if requested.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// What its stream was behind when it was enqueued.
+    /// Possible failed waits that preceded the execution in its stream.
     pub(super) behind: Behind,
-    /// That of the step which it is a part of.
+    /// State of the step that the execution belongs to.
     pub(super) fate: Option<StepFate>,
 }
 
@@ -81,7 +81,7 @@ impl Work for HostWork {
         match self {
             HostWork::Join => {}
             HostWork::Function(function) => {
-                // Taken out first: the function may take long, and the lock is not meant to be held meanwhile.
+                // The function is removed first, because it may run for long and the lock must not be held during that time.
                 let function = lock(function).take();
                 if let Some(function) = function {
                     function();
@@ -95,7 +95,7 @@ impl Work for HostWork {
             HostWork::Moment(moment) => moment.note(),
             HostWork::Wait(wait) => wait.conclude()?,
             HostWork::Raise(_, fate) if is_abandoned(fate) => {}
-            // SAFETY: the engine has checked alignment and range, and whoever frees or unmaps the memory waits for this first.
+            // SAFETY: the engine has checked alignment and range, and the memory is freed or unmapped only after this node has finished.
             HostWork::Raise(signals, _) => signals.iter().for_each(|raised| unsafe { signal::store(raised.counter, raised.value) }),
         }
         Ok(())
@@ -158,19 +158,20 @@ impl Work for HostWork {
 }
 
 impl Run {
-    /// Does the copies of one operation.
+    /// Performs the copies of one operation.
     fn copy(&self, step: u32) -> Result<(), BackendError> {
         let op = &self.program.ops[step as usize];
         let is_fused = matches!(op.mechanism, Mechanism::Batch | Mechanism::Kernel);
         if !is_fused || op.copies.iter().any(|copy| self.is_pageable(copy.to) || self.is_pageable(copy.from)) {
             return op.copies.iter().try_for_each(|copy| self.copy_alone(copy));
         }
-        // Some at a time: their list needs no allocation, which could fail here.
+        // Copies are split into parts whose list needs no heap allocation, because an allocation could fail here.
         for copies in op.copies.chunks(32) {
             let segments: SmallVec<[Segment; 32]> =
                 copies.iter().map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes }).collect();
-            // SAFETY: the program is valid, so all ranges lie inside the transfers or the slots, which are memory of the library; the copies of one
-            // operation are unordered, so there is no overlap among them. A valid program orders them with every other copy of the same bytes.
+            // SAFETY: the program is valid, so all ranges lie inside the transfers or the slots, which are memory of the library. The
+            // copies of one operation are unordered, so they do not overlap each other. A valid program orders them with every other copy
+            // of the same bytes.
             unsafe { copy_segments(&segments, Grid::SEQUENTIAL) }
         }
         Ok(())
@@ -180,18 +181,18 @@ impl Run {
         let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
         let is_pageable = [copy.to, copy.from].map(|place| self.is_pageable(place));
         if is_pageable == [false; 2] {
-            // SAFETY: as above.
+            // SAFETY: as in `copy`.
             unsafe { guarded::copy_in_process(to, from, bytes) };
             return Ok(());
         }
-        // SAFETY: as above, and the caller of `execute` lets nobody touch the buffers until completion.
+        // SAFETY: as in `copy`. The caller of `execute` guarantees that the buffers are not accessed until completion.
         unsafe { guarded::copy(to, from, bytes, is_pageable) }.map_err(|fault| {
             let end = if fault.is_source { copy.from } else { copy.to };
             fault.error(transfer_of(end).map_or(0, |(transfer, _)| transfer))
         })
     }
 
-    /// True if a place is not memory of the library, which is there for as long as the execution runs.
+    /// True if a place is not memory of the library. Only memory of the library is guaranteed to exist while the execution runs.
     fn is_pageable(&self, place: Place) -> bool {
         transfer_of(place).is_some_and(|(transfer, end)| !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied()))
     }
@@ -211,8 +212,8 @@ impl Run {
                 for (end, (base, block)) in [endpoints.dst, endpoints.src].into_iter().zip(&mut blocks).enumerate() {
                     let to = block.as_mut_ptr().expose_provenance() as u64;
                     let is_pageable = !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied());
-                    // SAFETY: the block has the room; the caller of `execute` lets nobody touch the buffers until completion, which has not been
-                    // announced yet.
+                    // SAFETY: the block is large enough. The caller of `execute` guarantees that the buffers are not accessed until
+                    // completion, which has not been published yet.
                     let read = unsafe { guarded::copy(to, base + offset, count, [false, is_pageable]) };
                     read.map_err(|fault| fault.error(transfer))?;
                 }
@@ -227,7 +228,7 @@ impl Run {
     }
 }
 
-/// The transfer that a place is an end of: 0 for its destination, 1 for its source.
+/// Returns the transfer that a place belongs to, and 0 for its destination or 1 for its source.
 fn transfer_of(place: Place) -> Option<(u32, usize)> {
     match place {
         Place::Destination { transfer, .. } => Some((transfer, 0)),
@@ -236,7 +237,7 @@ fn transfer_of(place: Place) -> Option<(u32, usize)> {
     }
 }
 
-/// Bytes that are compared at once.
+/// Number of bytes compared at a time.
 const BLOCK: usize = 16 << 10;
 
 impl fmt::Debug for HostWork {
@@ -257,8 +258,8 @@ fn is_abandoned(fate: &Option<StepFate>) -> bool {
 }
 
 impl Wait {
-    /// True if no counter is still to be raised: each is reached, or its signaller is lost. Of a step one lost counter is enough, because what the
-    /// others grant is not used.
+    /// True if each counter is reached or its signaller is lost. In a step one lost counter is enough, because the others are then not
+    /// used.
     fn may_end(&self) -> bool {
         let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
         let is_lost = |wanted: &Signal| self.memory.failed_wait(wanted).is_some();
@@ -268,7 +269,7 @@ impl Wait {
         self.signals.iter().all(|wanted| is_reached(wanted) || is_lost(wanted))
     }
 
-    /// Called when the wait may end.
+    /// Ends the wait: records failures, abandons the step, or resets flags.
     fn conclude(&self) -> Result<(), BackendError> {
         if is_abandoned(&self.fate) {
             return Ok(());
@@ -280,7 +281,8 @@ impl Wait {
                 && let Some(line) = self.memory.line_of(wanted.counter)
             {
                 is_lost = true;
-                // Before the step is abandoned, so that whoever sees it ended is told.
+                // The failure is recorded before the step is abandoned, so that a thread that sees the end of the step also sees the
+                // failure.
                 self.failed_waits.note(line, wait);
             }
         }

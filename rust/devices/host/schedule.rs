@@ -1,14 +1,14 @@
-//! The order inside one execution: for each operation of a program, who waits for it and how many it waits for.
+//! Tracks the order of operations inside one execution: the successors of each operation and its number of unfinished predecessors.
 
 use crate::plan::Program;
 use crate::sync::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
-/// The dependencies of a program's operations, counted down as they finish. Small programs need no allocation.
+/// Dependencies of a program's operations, counted down as they finish. Small programs need no heap allocation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     steps: SmallVec<[StepState; 2]>,
-    /// The successors of all steps, one step's after the other's.
+    /// Successors of all steps, concatenated in the order of the steps.
     successors: SmallVec<[u32; 4]>,
     roots: SmallVec<[u32; 2]>,
     unfinished: AtomicU32,
@@ -16,16 +16,16 @@ pub(super) struct Schedule {
 
 #[derive(Debug)]
 struct StepState {
-    /// Predecessors that have not finished.
+    /// Number of predecessors that have not finished.
     pending: AtomicU32,
-    /// Where its successors end in [`Schedule::successors`]; they begin where those of the step before end.
+    /// End of this step's successors in [`Schedule::successors`]. They begin at the end of the previous step's.
     successors_end: u32,
 }
 
 impl Schedule {
-    /// Compiles lanes and [`Op::after`](crate::plan::Op::after) of `program` into counts and successors.
+    /// Converts lanes and [`Op::after`](crate::plan::Op::after) of `program` to counts and successors.
     pub(super) fn new(program: &Program) -> Self {
-        // The last operation of each lane so far: the predecessor of the next one there.
+        // Last operation of each lane so far, which precedes the next one on that lane.
         let mut tails: SmallVec<[Option<u32>; 8]> = SmallVec::new();
         let mut predecessors_on_lane: SmallVec<[Option<u32>; 8]> = SmallVec::with_capacity(program.ops.len());
         tails.resize(program.lanes.len(), None);
@@ -34,7 +34,7 @@ impl Schedule {
         }
         let predecessors = |index: usize| predecessors_on_lane[index].into_iter().chain(program.ops[index].after.iter().map(|op| op.0));
 
-        // Count each step's successors, turn counts into the ranges' ends, and fill the ranges from their ends down.
+        // Count each step's successors, turn the counts into the ends of ranges, and fill the ranges from their ends downwards.
         let mut ends: SmallVec<[u32; 8]> = SmallVec::new();
         ends.resize(program.ops.len(), 0);
         let mut total = 0;
@@ -68,12 +68,12 @@ impl Schedule {
         Schedule { unfinished: AtomicU32::new(ends.len() as u32), steps, successors, roots }
     }
 
-    /// The steps without predecessors.
+    /// Returns the steps without predecessors.
     pub(super) fn roots(&self) -> impl Iterator<Item = u32> {
         self.roots.iter().copied()
     }
 
-    /// Notes that `step` has finished, once. Yields the steps for which it was the last predecessor.
+    /// Records once that `step` has finished. Yields the steps for which it was the last predecessor.
     pub(super) fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
         let step = step as usize;
         let begin = if step == 0 { 0 } else { self.steps[step - 1].successors_end as usize };
@@ -81,7 +81,7 @@ impl Schedule {
         self.successors[begin..end].iter().copied().filter(|&s| self.steps[s as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1)
     }
 
-    /// Called once for each finished step; true for the last.
+    /// Called once for each finished step. Returns true for the last one.
     pub(super) fn was_last(&self) -> bool {
         self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
     }

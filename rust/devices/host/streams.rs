@@ -1,4 +1,4 @@
-//! StreamTable: those that callers hold, and destroyed ones whose work still runs.
+//! Stores the streams of a backend: those that callers hold, and destroyed ones whose work still runs.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -11,21 +11,21 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// A number for a stream or an event that no other has, of this backend or of another of the process: so a handle of another context is known for what it
-/// is, and so is one that was destroyed.
+/// Returns a number for a stream or an event that is unique among all backends of the process. A handle that belongs to another context or
+/// was destroyed is therefore detected.
 pub(super) fn next_handle() -> usize {
     const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
-    // Small numbers are names of CUDA's own streams. The standard library's counter: it is no part of what is modelled.
+    // Small numbers denote CUDA's predefined streams. The counter is one of the standard library, because it is not part of the model.
     static NEXT: AtomicUsize = AtomicUsize::new(1 << 32);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 #[derive(Debug)]
 pub(super) struct Stream<W: Work> {
-    /// `None` for the default stream.
+    /// Device of the stream, or `None` for the default stream.
     pub device: Option<DeviceId>,
     pub chain: Chain<W>,
-    /// Serves the host functions, if there have been any.
+    /// Queue of the host functions, once there has been one.
     pub functions: OnceLock<Arc<Queue<W>>>,
 }
 
@@ -44,7 +44,7 @@ impl<W: Work> Stream<W> {
 #[derive(Debug)]
 pub(super) struct StreamTable<W: Work> {
     default: Stream<W>,
-    /// One lock for both, so that whoever looks at all streams finds each of them, also while it is being destroyed.
+    /// Held and destroyed streams under one lock, so that a thread that visits all streams also finds one that is being destroyed.
     others: RwLock<Others<W>>,
 }
 
@@ -56,7 +56,7 @@ struct Others<W: Work> {
 }
 
 impl<W: Work> StreamTable<W> {
-    /// The default stream.
+    /// Creates a table with only the default stream.
     pub fn new() -> Self {
         StreamTable { default: Stream::new(None), others: RwLock::new(Others { held: HashMap::default(), destroyed: Vec::new() }) }
     }
@@ -67,7 +67,7 @@ impl<W: Work> StreamTable<W> {
         StreamHandle(handle)
     }
 
-    /// Enqueued work still finishes.
+    /// Destroys a stream. Work enqueued before still finishes.
     pub fn destroy(&self, handle: StreamHandle) -> Result<(), BackendError> {
         let mut others = held(self.others.write());
         let stream = others.held.remove(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?;
@@ -78,7 +78,7 @@ impl<W: Work> StreamTable<W> {
         Ok(())
     }
 
-    /// Calls `work` with a stream. The stream cannot be destroyed meanwhile, so that nothing is appended to it afterwards.
+    /// Calls `work` with a stream. The stream cannot be destroyed during the call, so nothing is appended after its destruction.
     pub fn with<T>(&self, handle: StreamHandle, work: impl FnOnce(&Stream<W>) -> Result<T, BackendError>) -> Result<T, BackendError> {
         if handle.0 == 0 {
             return work(&self.default);
@@ -87,12 +87,12 @@ impl<W: Work> StreamTable<W> {
         work(others.held.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
     }
 
-    /// StreamTable of `device` that were not destroyed.
+    /// Returns the number of streams of `device` that were not destroyed.
     pub fn count(&self, device: DeviceId) -> u64 {
         held(self.others.read()).held.values().filter(|stream| stream.device == Some(device)).count() as u64
     }
 
-    /// Blocks until all work enqueued so far has finished, that of destroyed streams included.
+    /// Blocks until all work enqueued so far has finished, including that of destroyed streams.
     pub fn wait_finished(&self) {
         let tails: Vec<Arc<Node<W>>> = {
             let others = held(self.others.read());

@@ -1,4 +1,4 @@
-//! When the operations of one execution ran, by the clock of this machine.
+//! Records the times of an execution's operations by the clock of this machine.
 
 use crate::backend::OpTimes;
 use std::sync::OnceLock;
@@ -12,21 +12,21 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// For a program of so many operations that is enqueued now.
+    /// Creates a record for a program of `ops` operations that is enqueued now.
     pub(super) fn new(ops: usize) -> Times {
         Times { enqueued: Instant::now(), ops: (0..ops).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Does the work of an operation.
+    /// Runs an operation and records its begin and end.
     pub(super) fn note<T>(&self, op: u32, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
-        // An operation runs once, so this is the first value.
+        // An operation runs once, so the value is not set yet.
         let _ = self.ops[op as usize].set((begin, Instant::now()));
         done
     }
 
-    /// Called when all have run; those that an error has kept from running count as 0 to 0. All devices share one clock.
+    /// Returns the times after the last operation. Operations skipped because of an error have times 0 to 0. All devices share one clock.
     pub(super) fn read(&self) -> OpTimes {
         let since = |at: Instant| at.saturating_duration_since(self.enqueued).as_secs_f64();
         let ops = self.ops.iter().map(|op| op.get().map_or((0.0, 0.0), |&(begin, end)| (since(begin), since(end)))).collect();
