@@ -1,19 +1,19 @@
-//! Which streams of a context copy now, as far as can be said without asking a device.
+//! Tracks which streams of a context copy now, as far as is known without querying a device.
 //!
-//! Copies of several streams take bandwidth from each other, and what is fastest for one of them alone may be slow for all: a relay's link is
-//! another stream's direct one. So plans know whether others copy, and to or from which GPUs ([`variants`](super::variants)). A stream counts for
-//! several times what its last execution takes: programs keep some in flight, and a wrong answer costs no byte, only that the time of an execution
-//! is counted with others.
+//! Copies of several streams take bandwidth from each other. The variant that is fastest for one isolated stream may be slow for all,
+//! because a relay's link may be another stream's direct link. So plans are told whether other streams copy, and to or from which GPUs
+//! ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because programs keep
+//! several in flight. A wrong answer costs no byte; it only files the time of an execution under the wrong kind.
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
 use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
-/// Streams that are told apart. Of more, those that have not copied for the longest are forgotten.
+/// Number of streams that are tracked. If there are more, those that have not copied for the longest are forgotten.
 const STREAMS: usize = 16;
 
-/// How long a stream counts, by what its last execution takes.
+/// Time for which a stream counts as active, in durations of its last execution.
 const TIMES: u32 = 8;
 
 #[derive(Debug)]
@@ -22,14 +22,14 @@ pub(super) struct ActiveStreams {
     streams: [ActiveStream; STREAMS],
 }
 
-/// What other streams copy now.
+/// Copies of other streams in progress.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OtherCopies {
     pub any: bool,
     pub ends: GpuEnds,
 }
 
-/// The GPUs that copies end and begin at.
+/// GPUs that copies write to and read from.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuEnds {
     pub to: GpuSet,
@@ -42,7 +42,7 @@ impl GpuEnds {
     }
 }
 
-/// GPUs by a bit for each; those from 64 on share the last.
+/// Set of GPUs with one bit each; those from 63 on share the last bit.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuSet(u64);
 
@@ -57,14 +57,14 @@ impl GpuSet {
     }
 }
 
-/// Written by whoever executes; where two threads take one place at once, one of them is forgotten.
+/// Entry for one stream, written by the executing thread. If two threads take one entry concurrently, one of them is lost.
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,
-    /// Those of its last execution.
+    /// GPUs of the stream's last execution.
     to: AtomicU64,
     from: AtomicU64,
-    /// Nanoseconds since the beginning up to which it counts; 0 for a free place.
+    /// Time up to which the stream counts as active, in nanoseconds since `since`; 0 for a free entry.
     until: AtomicU64,
 }
 
@@ -73,7 +73,8 @@ impl ActiveStreams {
         ActiveStreams { since: Instant::now(), streams: Default::default() }
     }
 
-    /// An execution that takes about so long between these GPUs goes into `stream`: what other streams copy now.
+    /// Records that an execution of about this duration between these GPUs enters `stream`. Returns the copies of other streams in
+    /// progress.
     pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> OtherCopies {
         self.enters_at(self.since.elapsed(), stream.0 as u64, takes, ends)
     }
@@ -85,7 +86,7 @@ impl ActiveStreams {
         for stream in &self.streams {
             let its = stream.until.load(Ordering::Relaxed);
             if its == 0 {
-                // Places are taken in order: all behind this one are free too.
+                // Entries are used in order, so all entries behind this one are free too.
                 oldest = (stream, 0);
                 break;
             }

@@ -1,4 +1,4 @@
-//! Which transfers are accepted, and what the planner is told of them.
+//! Decides which transfers are accepted, and describes them to the planner.
 
 use super::error::{End, Error};
 use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
@@ -8,54 +8,54 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 use std::num::NonZeroU64;
 
-/// One copy that a caller asks for.
+/// One copy that the caller requests.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// First byte of the destination.
+    /// Address of the first destination byte.
     pub dst: u64,
-    /// Whose memory it lies in, or [`Transfer::AUTO`].
+    /// Device whose memory holds the destination, or [`Transfer::AUTO`].
     pub dst_device: DeviceId,
-    /// First byte of the source.
+    /// Address of the first source byte.
     pub src: u64,
-    /// Whose memory it lies in, or [`Transfer::AUTO`].
+    /// Device whose memory holds the source, or [`Transfer::AUTO`].
     pub src_device: DeviceId,
-    /// How many bytes; 0 is allowed, and then the addresses do not matter.
+    /// Number of bytes. 0 is allowed, and then the addresses are ignored.
     pub bytes: u64,
 }
 
 impl Transfer {
-    /// In place of a device: the one whose memory the address lies in, as the backend knows it. An address that it does not know is
-    /// ordinary host memory.
+    /// Selects the device from the address: the backend looks up the allocation. An address that the backend does not know is pageable host
+    /// memory.
     pub const AUTO: DeviceId = DeviceId::AUTO;
 }
 
-/// A transfer together with what the backend knows of its ends. Two transfers that compare equal are the same request: an address
-/// that was freed and given out again lies in another allocation.
+/// A transfer together with the backend's description of its ends. Two transfers that compare equal are the same request: an address that
+/// was freed and allocated again belongs to another allocation.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Located {
-    /// First byte of the destination.
+    /// Address of the first destination byte.
     pub dst: u64,
-    /// First byte of the source.
+    /// Address of the first source byte.
     pub src: u64,
-    /// The allocation that the destination lies in, where the backend knows it.
+    /// Allocation that contains the destination, if the backend knows it.
     pub dst_allocation: Option<NonZeroU64>,
-    /// The same for the source.
+    /// Allocation that contains the source, if the backend knows it.
     pub src_allocation: Option<NonZeroU64>,
-    /// Devices, kinds and size.
+    /// Devices, memory kinds and size.
     pub shape: Shape,
 }
 
-/// Where the bytes are and how many tells requests apart well enough; the rest is compared.
+/// The hash covers addresses and size, which distinguish requests well enough; equality compares the other fields.
 impl Hash for Located {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u128(u128::from(self.dst) << 64 | u128::from(self.src ^ self.shape.bytes.rotate_left(32)));
     }
 }
 
-/// The located transfers of one request. Up to four need no heap.
+/// Located transfers of one request. Up to four need no heap allocation.
 pub type Batch = SmallVec<[Located; 4]>;
 
-/// One end, looked up.
+/// Result of looking up one end of a transfer.
 #[derive(Copy, Clone)]
 struct Place {
     device: DeviceId,
@@ -64,7 +64,8 @@ struct Place {
 }
 
 impl Place {
-    /// Whether these bytes lie in the same allocation. Not where nobody tells its end, which is then that of the address space.
+    /// True if the range lies inside this allocation. False if the allocation's end is unknown, because such an allocation extends to the
+    /// end of the address space.
     fn holds(&self, address: u64, bytes: u64) -> bool {
         self.allocation.is_some_and(|Allocation { base, bytes: size, .. }| {
             let is_inside = || base <= address && bytes <= size && address - base <= size - bytes;
@@ -73,11 +74,11 @@ impl Place {
     }
 }
 
-/// Looks up the allocation that an address lies in.
+/// Function that looks up the allocation that contains an address.
 type Find<'a> = &'a dyn Fn(u64) -> Result<Option<Allocation>, BackendError>;
 
-/// Looks up both ends of every transfer and appends them to `batch`. Refuses what cannot be planned at all; what needs a second look
-/// only the first time that a request is seen is in [`check`].
+/// Looks up both ends of every transfer and appends them to `batch`. Refuses transfers that cannot be planned. Checks that are needed only
+/// the first time a request is seen are in [`check`].
 pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: &mut Batch) -> Result<(), Error> {
     if u32::try_from(transfers.len()).is_err() {
         return Err(Error::TooManyTransfers(transfers.len()));
@@ -108,10 +109,10 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
     Ok(())
 }
 
-/// Pieces of one array follow each other, also where devices alternate: for each device that is asked for, the last place.
+/// The most recent place for each device. Pieces of one array often follow each other, even if devices alternate, so this saves look-ups.
 type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
 
-/// The last place of this device, where these bytes lie in the same memory; else what `look` finds.
+/// Returns the last place of this device if these bytes lie in the same allocation; otherwise calls `look`.
 #[inline]
 fn near(
     last: &mut LastPlaces,
@@ -137,7 +138,7 @@ fn near(
 
 fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, machine: &Machine, find: Find<'_>) -> Result<Place, Error> {
     let inferred = device == Transfer::AUTO;
-    // What an inferred device is where nothing tells another.
+    // Default for an inferred device whose allocation is unknown.
     let device = if inferred { DeviceId::HOST } else { device };
     if !machine.contains(device) {
         return Err(Error::UnknownDevice { transfer, end, device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() });
@@ -149,7 +150,7 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     if address == 0 {
         return Err(Error::NullPointer { transfer, end, bytes });
     }
-    // The end may be one past the last address, not more.
+    // The end of the range may be one past the last address, but not more.
     if address.checked_add(bytes - 1).is_none() {
         return Err(Error::AddressOverflow { transfer, end, address, bytes });
     }
@@ -159,7 +160,8 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
         }
         return Ok(Place { device, kind: MemoryKind::Pageable, allocation: None });
     };
-    // "Host memory" need not name the right NUMA domain: where the backend knows better, the plan is made for the truth.
+    // A caller that names host memory need not name the right NUMA domain. If the backend knows the domain, the plan uses the backend's
+    // answer.
     if !inferred && allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
         return Err(Error::WrongDevice {
             transfer,
@@ -179,7 +181,8 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
 }
 
-/// Numbers sources that several transfers have, in the shapes of these. Those of few bytes are left alone: they are copied to each destination.
+/// Gives a common source number to the shapes of transfers that read the same source. Small sources keep no number: they are copied to each
+/// destination separately.
 pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
     for (at, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes >= LEAST_SHARED_BYTES) {
@@ -191,8 +194,8 @@ pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     }
 }
 
-/// Refuses ordinary host memory that runs into an allocation of the backend, and destinations that overlap another transfer or
-/// their own source.
+/// Refuses pageable host memory that extends into an allocation of the backend, and destinations that overlap another transfer or their own
+/// source.
 pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
     for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
         for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
@@ -220,27 +223,27 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
     first_overlap(written, read).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
 }
 
-/// Bytes that a transfer reads or writes.
+/// Range of bytes that a transfer reads or writes.
 #[derive(Copy, Clone)]
 pub struct ByteRange {
-    /// Addresses of different spaces are of different memory. A rank of a node, so far below 2^24.
+    /// Address space. Equal addresses in different spaces are different memory. The value is a rank of the node, so it is far below 2^24.
     pub space: u32,
-    /// The first address.
+    /// First address.
     pub first: u64,
-    /// The last address. Inclusive, so that a range may end with the address space.
+    /// Last address. It is inclusive, so that a range can extend to the end of the address space.
     pub last: u64,
-    /// The number of the transfer in its batch.
+    /// Index of the transfer in its batch.
     pub transfer: usize,
-    /// Which end of it.
+    /// End of the transfer that the range belongs to.
     pub end: End,
 }
 
-/// Two ranges that overlap, at least one of them written; the one of the earlier transfer first. O(n log n).
+/// Finds two overlapping ranges of which at least one is written. Returns the range of the earlier transfer first. Takes O(n log n).
 pub fn first_overlap(
     written: impl Iterator<Item = ByteRange> + Clone,
     read: impl Iterator<Item = ByteRange>,
 ) -> Option<(ByteRange, ByteRange)> {
-    // Sources apart from everything that is written need no place in the order: of long lists half the work.
+    // Sources that lie apart from everything written need no sorting. This halves the work for long lists.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
     let (mut last, mut in_order) = (None, true);
     for range in written.clone() {
@@ -257,11 +260,11 @@ pub fn first_overlap(
         return None;
     }
     let ranges: SmallVec<[ByteRange; 8]> = written.chain(near).collect();
-    // Numbers, because sorting moves them about: space, which is below 2^24, first byte, place in the list.
+    // Sorting moves integers instead of ranges. Each integer packs the space (below 2^24), the first byte and the index in the list.
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
     order.sort_unstable();
-    // In order of their first bytes, a range overlaps an earlier one exactly when it overlaps the earlier one that reaches farthest.
+    // Sorted by first byte, a range overlaps an earlier one exactly if it overlaps the earlier range with the greatest end.
     let mut reach: Option<&ByteRange> = None;
     let mut most_written: Option<&ByteRange> = None;
     for range in order.into_iter().map(|number| &ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
@@ -309,7 +312,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-        /// Pieces one behind the other with gaps, as paged caches have them, and some anywhere.
+        /// Pieces one after the other with gaps, as in paged caches, and some at random places.
         #[test]
         fn an_overlap_is_found_where_one_is_and_nowhere_else(
             gaps in prop::collection::vec((0_u64..3, 1_u64..20), 0..40),

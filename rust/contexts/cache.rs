@@ -1,9 +1,13 @@
-//! The same request again is a look-up.
+//! Bounded cache of plans: a repeated request is a look-up.
 //!
-//! Two levels, both bounded by plans and by the transfers of all together; the least recently used go. By request: addresses, devices, sizes, kinds
-//! of memory, the identity of the allocations, options; a hit is the very plan. By shape, which leaves addresses out and has for each transfer, in
-//! their order, devices, kinds of memory, size, and which others have its source: a hit is the planner's result and what was measured of it, and only
-//! its addresses are checked and bound anew. Whole keys are compared, never hashes alone. Nothing is planned while the lock is held.
+//! The cache has two levels. Both are bounded by the number of plans and by the number of transfers in all entries; the least recently used
+//! entries are evicted.
+//!
+//! - By request: addresses, devices, sizes, memory kinds, allocation identities and options. A hit returns the same plan.
+//! - By shape, which has no addresses: for each transfer in order its devices, memory kinds and size, and the transfers with which it
+//!   shares its source. A hit returns the planner's result and its measured times; only the addresses are checked and bound again.
+//!
+//! Complete keys are compared, never hashes alone. No lock is held while planning.
 
 use super::batch::Batch;
 use super::choosing::SharedChoice;
@@ -15,60 +19,60 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// Everything that decides what a plan does.
+/// All values that determine a plan.
 #[derive(Clone, Debug, Eq)]
 pub struct Request {
-    /// What to move.
+    /// Located transfers.
     pub batch: Batch,
-    /// How.
+    /// Options of the planner.
     pub options: Options,
-    /// Whether executions choose among variants.
+    /// True if executions choose among variants.
     pub adapt: bool,
 }
 
-/// Everything that decides what the planner returns.
+/// All values that determine the planner's result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeRequest {
-    /// What to move.
+    /// Shapes of the transfers.
     pub batch: SmallVec<[Shape; 4]>,
-    /// How.
+    /// Options of the planner.
     pub options: Options,
 }
 
-/// Few programs ask for one batch with many options, so those are only compared.
+/// The hash leaves the options out: few programs use one batch with many options, and equality compares them.
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);
     }
 }
 
-/// What goes is looked for by its own key, which may be long.
+/// Pointer equality comes first: eviction looks up an entry by its own key, which may be long.
 impl PartialEq for Request {
     fn eq(&self, other: &Request) -> bool {
         std::ptr::eq(self, other) || (self.adapt, self.options) == (other.adapt, other.options) && self.batch == other.batch
     }
 }
 
-/// What the cache has done so far.
+/// Counters of the plan cache.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatistics {
     /// Requests answered by a look-up.
     pub hits: u64,
-    /// Requests that were not.
+    /// Requests that were not in the cache.
     pub misses: u64,
-    /// Of the misses, those whose shape had been planned before.
+    /// Misses whose shape had been planned before.
     pub shape_hits: u64,
-    /// Plans dropped to stay within the bound.
+    /// Plans evicted to stay within the bound.
     pub evictions: u64,
-    /// Plans held now.
+    /// Plans in the cache now.
     pub entries: u64,
 }
 
-/// Transfers of all entries together: of long lists, which a program with a paged cache sends another of each time, ten are kept and not hundreds. A
-/// transfer takes some 90 bytes.
+/// Largest number of transfers in all entries. It limits long lists, of which a program with a paged cache sends a different one each time,
+/// to about ten entries instead of hundreds. A transfer takes about 90 bytes.
 const MOST_TRANSFERS: usize = 1 << 20;
 
-/// Entries of which the least recently used go.
+/// Entries in order of use, from which the least recently used are evicted.
 #[derive(Debug)]
 struct Lru<K: Key, V> {
     entries: LruCache<K, Arc<V>, ahash::RandomState>,
@@ -107,13 +111,13 @@ struct CacheState {
 }
 
 impl Cache {
-    /// A cache of at most `bound` plans, and as many shapes. 0 keeps nothing.
+    /// Creates a cache of at most `bound` plans and as many shapes. 0 keeps nothing.
     pub fn new(bound: usize) -> Self {
         let state = CacheState { plans: Lru::new(), shapes: Lru::new(), choices: Lru::new(), statistics: CacheStatistics::default() };
         Cache { bound, state: Mutex::new(state) }
     }
 
-    /// The plan of this request, if it is here.
+    /// Returns the plan of this request if it is cached.
     pub fn get(&self, request: &Request) -> Option<Arc<Plan>> {
         let mut state = lock(&self.state);
         let plan = state.plans.entries.get(request).cloned();
@@ -125,7 +129,8 @@ impl Cache {
         plan
     }
 
-    /// The planner's result for this shape, if it is here. Counted where it was requested, and is not a variant of what was.
+    /// Returns the planner's result for this shape if it is cached. A hit is counted if `is_requested`, that is, if the shape is not a
+    /// variant of the requested one.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.entries.get(shape).cloned();
@@ -133,9 +138,9 @@ impl Cache {
         planned
     }
 
-    /// Keeps a plan, and returns the one to use: where another thread has planned the same request meanwhile, that thread's.
+    /// Caches a plan and returns the plan to use. If another thread has cached a plan of this request meanwhile, that plan is returned.
     pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
-        // Declared before the guard, so that what is dropped is dropped after the lock is released.
+        // Declared before the guard, so that evicted plans are dropped after the lock is released.
         let evicted;
         let mut state = lock(&self.state);
         let kept = state.plans.keep(self.bound, request, plan);
@@ -146,7 +151,7 @@ impl Cache {
         kept.value
     }
 
-    /// Keeps what the planner returned; as [`insert`](Cache::insert).
+    /// Caches the planner's result and returns the one to use; see [`insert`](Cache::insert).
     pub fn insert_shape(&self, shape: ShapeRequest, planned: Arc<plan::Plan>) -> Arc<plan::Plan> {
         let evicted;
         let mut state = lock(&self.state);
@@ -157,12 +162,12 @@ impl Cache {
         kept.value
     }
 
-    /// What plans of this shape choose by, if any has been made.
+    /// Returns the shared choice among variants for plans of this shape, if any plan has been made.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
         lock(&self.state).choices.entries.get(shape).cloned()
     }
 
-    /// Keeps what plans of this shape choose by; as [`insert`](Cache::insert).
+    /// Caches the shared choice for plans of this shape and returns the one to use; see [`insert`](Cache::insert).
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
@@ -173,18 +178,18 @@ impl Cache {
         kept.value
     }
 
-    /// What plans choose by, of each shape that has been planned.
+    /// Returns the shared choice for each shape that has been planned.
     pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
         lock(&self.state).choices.entries.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
     }
 
-    /// What the cache has done so far.
+    /// Returns the counters of the cache.
     pub fn statistics(&self) -> CacheStatistics {
         let state = lock(&self.state);
         CacheStatistics { entries: state.plans.entries.len() as u64, ..state.statistics }
     }
 
-    /// Drops everything. The counters stay.
+    /// Drops all entries and keeps the counters.
     pub fn clear(&self) {
         let mut state = lock(&self.state);
         let plans = std::mem::replace(&mut state.plans, Lru::new());
@@ -202,19 +207,19 @@ struct Insertion<K, V> {
 
 impl<K: Key, V> Lru<K, V> {
     fn new() -> Self {
-        // Not LruCache::new(bound): that takes the memory for `bound` entries at once.
+        // `LruCache::new(bound)` would allocate the memory for `bound` entries immediately.
         Lru { entries: LruCache::unbounded_with_hasher(ahash::RandomState::new()), transfers: 0 }
     }
 
-    /// Keeps the newest entry whatever its transfers.
+    /// Inserts an entry and evicts others to stay within the bounds. The newest entry stays whatever its number of transfers.
     fn keep(&mut self, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
         let mut evicted = SmallVec::new();
         if bound == 0 {
             return Insertion { value, evicted };
         }
-        // Counted before the key is given away.
+        // Counted before the key is moved.
         let transfers = key.transfers();
-        // One look-up: the key may be long.
+        // A single look-up, because the key may be long.
         if let Some(earlier) = self.entries.put(key, value.clone()) {
             self.entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
             return Insertion { value: earlier, evicted };

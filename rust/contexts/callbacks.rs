@@ -1,4 +1,4 @@
-//! Functions that are called when work has finished: one thread for each context, from the first that asks until the context closes.
+//! Calls functions when work has finished. Each context has one thread for this, from the first request until the context closes.
 
 use super::error::Error;
 use crate::backend::{BackendError, Completion, panics};
@@ -11,10 +11,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Called once, with what the work has come to.
+/// Function that is called once, with the result of the work.
 pub type Callback = Box<dyn FnOnce(Result<(), BackendError>) + Send>;
 
-/// Work, if it is not done already, and who is to be told of its end.
+/// Callback and the work that it waits for; `None` if the work is already done.
 pub(super) struct Awaited {
     pub completion: Option<Completion>,
     pub callback: Callback,
@@ -22,25 +22,26 @@ pub(super) struct Awaited {
 
 #[derive(Default)]
 struct CallbackState {
-    /// Not yet seen by the thread.
+    /// Entries that the thread has not taken yet.
     new: Vec<Awaited>,
     is_ending: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 thread_local! {
-    /// On a thread of callbacks the address of its queue's state. `std::thread::current` would leave memory behind on the caller's threads.
+    /// Address of the queue's state on a callback thread. `std::thread::current` is not used because it would leave memory behind on the
+    /// caller's threads.
     static SERVED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The callbacks of one context.
+/// Callback queue of one context.
 #[derive(Default)]
 pub(super) struct CallbackQueue {
     shared: Arc<(Mutex<CallbackState>, Condvar)>,
 }
 
 impl CallbackQueue {
-    /// Has the thread wait for one more.
+    /// Adds an entry, and starts the thread if necessary.
     pub fn add(&self, awaited: Awaited) -> Result<(), Error> {
         let (state, changed) = &*self.shared;
         let mut state = lock(state);
@@ -66,7 +67,7 @@ impl CallbackQueue {
         Ok(())
     }
 
-    /// Calls all that are left, whose work has finished, and ends the thread. Called by a callback it does not wait.
+    /// Calls all remaining callbacks, whose work has finished, and ends the thread. Does not wait for the thread when called by a callback.
     pub fn end(&self) {
         let (state, changed) = &*self.shared;
         let thread = {
@@ -83,7 +84,7 @@ impl CallbackQueue {
     }
 }
 
-/// What the thread does from start to end.
+/// Body of the callback thread.
 fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
     let mut awaited: Vec<Awaited> = Vec::new();
     let mut round = 0;
@@ -101,10 +102,10 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
         let (done, rest_of): (Vec<Awaited>, Vec<Awaited>) =
             awaited.into_iter().partition(|one| !matches!(one.completion.as_ref().map(|work| work.is_done()), Some(Ok(false))));
         awaited = rest_of;
-        // Much comes soon after something has come.
+        // Completions often follow each other closely, so polling starts fast again.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
-            // It is the caller's code, and the thread is there for others too.
+            // The callback is the caller's code; a panic in it must not end the thread, which serves other callbacks too.
             let call = AssertUnwindSafe(|| callback(completion.map_or(Ok(()), |work| work.wait())));
             if let Err(payload) = catch_unwind(call) {
                 log::error!("a function that was called when work had ended {}; others are called all the same", panics::text(payload));

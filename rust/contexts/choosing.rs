@@ -1,12 +1,13 @@
-//! The variants of a plan, and which of them an execution takes: the rule is [`adapt`](crate::adapt)'s.
+//! Chooses, by measured times, the variant of a plan that an execution uses. [`adapt`](crate::adapt) holds the rule.
 //!
-//! Some executions are measured, by two moments of the caller's stream around them. Those are read at a later execution, without waiting for
-//! them: a program that runs ahead of its streams gets its times later. All plans of a context for the same sizes between the same devices, whatever
-//! their addresses, measure and choose together: a program whose buffers are others at each step learns all the same. Whatever else the stream or the machine does meanwhile is part of what is
-//! measured, because it is part of what the caller waits for. Captured executions take the variant that is in force when they are captured.
+//! Some executions are measured by two timestamps ("moments") in the caller's stream, before and after the execution. A later execution
+//! reads them without waiting, so a program that runs ahead of its streams gets the times later. All plans of a context that move the same
+//! sizes between the same devices share measurements and choice, whatever their addresses: a program that uses other buffers at each step
+//! still benefits. Other activity of the stream or the machine is part of the measured time, because the caller waits for it too. Captured
+//! executions use the variant that is active at capture.
 //!
-//! What other streams of the context copy at the same time is known (`active`), so it is not left to noise: a plan learns and chooses
-//! apart for executions beside others and for those alone.
+//! The context knows which of its other streams copy at the same time (`active`). So timings taken while other streams copy are kept
+//! separately from timings of isolated executions, and each kind has its own choice.
 
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS};
 use crate::backend::{Backend, BackendError, Moment, StreamHandle};
@@ -16,108 +17,109 @@ use serde::{Deserialize, Serialize};
 use std::hash::BuildHasher;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Executions from one measured one to the next while nothing changes: marking and reading two moments takes some 2 us of the host, 0.03 us of
-/// an execution then.
+/// Number of executions from one measurement to the next in the steady state. Recording and reading two timestamps takes about 2 us of host
+/// time, so this adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
-/// The most measured executions whose times are not known yet.
+/// Largest number of measured executions whose times are not known yet.
 const MOST_UNDER_WAY: usize = 8;
 
-/// The most executions from one look at a time that was not there yet to the next.
+/// Largest number of executions between two polls for a time that is not available yet.
 const MOST_PATIENCE: u32 = 16;
 
-/// Medians of the last measured executions, seconds.
+/// Medians of the last measured executions, in seconds.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Of the variant in force.
+    /// Median of the active variant.
     pub in_force: Option<f64>,
-    /// Of the plain copies.
+    /// Median of the plain copies.
     pub plain: Option<f64>,
 }
 
-/// What was measured of plans of one shape.
+/// Measured times of plans of one shape, as kept in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptShape {
-    /// Of the machine, the library, the transfers and their options.
+    /// Hash of the machine, the library version, the transfers and their options.
     pub key: String,
-    /// Of all transfers, for people.
+    /// Bytes of all transfers together; for people who read the file.
     pub bytes: u64,
-    /// Seconds since 1970.
+    /// Time of the measurement, in seconds since 1970.
     pub at: u64,
-    /// The variant that was in force, for people.
+    /// Index of the variant that was active; for people who read the file.
     pub in_force: usize,
-    /// Medians of each variant, nanoseconds.
+    /// Median of each variant in nanoseconds, if measured.
     pub medians: Vec<Option<u64>>,
 }
 
 impl KeptShape {
-    /// How long ago it was measured; `None` in the future.
+    /// Returns the age of the measurement, or `None` if it lies in the future.
     pub fn age(&self) -> Option<Duration> {
         now()?.checked_sub(Duration::from_secs(self.at))
     }
 }
 
-/// Since 1970.
+/// Returns the time since 1970.
 pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
-/// What all plans of one shape know and choose.
+/// State of choosing that all plans of one shape share.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    /// For executions alone, and for those beside others.
+    /// State for isolated executions; `beside` is for executions while other streams copy.
     pub(super) alone: Mutex<Choosing<Moments>>,
     pub(super) beside: Mutex<Choosing<Moments>>,
-    /// Nanoseconds that an execution takes.
+    /// Expected time of an execution, in nanoseconds.
     pub(super) takes: AtomicU64,
-    /// What an earlier run has measured, where it began with that.
+    /// Measurements of an earlier run that this choice started from.
     pub(super) kept: Option<KeptShape>,
 }
 
-/// What is known of variants, and what is being measured, by `M`.
+/// Choice among variants, with its measurements in flight of type `M`.
 #[derive(Debug)]
 pub struct Choosing<M> {
     pub(super) chooser: Chooser,
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
     under_way: Vec<M>,
-    /// Executions until those are looked at again, and the last such number.
+    /// Executions until the measurements in flight are polled again, and the interval that was last used.
     patience: (u32, u32),
-    /// Whether this backend can be measured.
+    /// True if the backend can measure executions.
     is_timed: bool,
 }
 
-/// An execution whose time is to be known.
+/// Measurement of one execution.
 pub trait Measurement {
-    /// What it took.
+    /// Returns the variant that the execution used.
     fn variant(&self) -> usize;
-    /// Its time now. Does not wait.
+    /// Returns the execution's time if it is available. Does not wait.
     fn read(&mut self) -> Result<Reading, BackendError>;
 }
 
-/// See [`Measurement::read`].
+/// Result of [`Measurement::read`].
 pub enum Reading {
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     Known(u64),
-    /// It is not there yet.
+    /// The time is not available yet.
     Later,
-    /// It will not be known.
+    /// The time will never be available.
     Never,
 }
 
-/// The moments around an execution.
+/// Timestamps before and after an execution.
 #[derive(Debug)]
 pub struct Moments {
-    /// What it took.
+    /// Variant that the execution used.
     pub variant: usize,
-    /// Before it.
+    /// Timestamp before the execution.
     pub begin: Moment,
-    /// After it.
+    /// Timestamp after the execution.
     pub end: Moment,
 }
 
 impl Moments {
-    /// Has `run` enqueue a variant in `stream` between two moments: what came of it, and where these could be had.
+    /// Calls `run`, which enqueues a variant in `stream`, between two timestamps. Returns the result of `run`, and the timestamps if the
+    /// backend can record them.
     pub fn around<T, E: From<BackendError>>(
         variant: usize,
         backend: &dyn Backend,
@@ -141,27 +143,27 @@ impl Measurement for Moments {
     }
 }
 
-/// What is known of one variant.
+/// Description of one variant.
 pub struct Known {
-    /// Its name.
+    /// Name of the variant.
     pub name: &'static str,
-    /// Seconds, as modelled.
+    /// Modelled time in seconds.
     pub predicted: f64,
-    /// Median of the last measured executions, seconds.
+    /// Median of the last measured executions, in seconds.
     pub median: Option<f64>,
-    /// Executions that took it.
+    /// Number of executions that used the variant.
     pub executions: u64,
-    /// Those of them whose time is known.
+    /// Number of executions of the variant whose time is known.
     pub measured: u64,
-    /// Whether executions take it but for tries.
+    /// True if this is the active variant. Executions use it, except for trials of the others.
     pub is_in_force: bool,
 }
 
 impl SharedChoice {
-    /// Among so many variants, at most [`MAX_VARIANTS`], of which the first is thought to take so many seconds, from what an earlier run has
-    /// measured of as many.
+    /// Creates the choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the modelled time of the first in seconds.
+    /// `kept` holds measurements of an earlier run and is used if it has the same number of variants.
     pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
-        // Contexts and processes that share a machine have to choose at different moments.
+        // Contexts and processes that share a machine must not try their variants at the same moments.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
@@ -177,7 +179,7 @@ impl SharedChoice {
         if is_beside { &self.beside } else { &self.alone }
     }
 
-    /// The variant in force and the medians of all, as far as they were read of executions alone; `None` where nothing was.
+    /// Returns the active variant and the known medians of all variants for isolated executions, or `None` if nothing was measured.
     pub fn to_keep(&self) -> Option<(usize, Vec<Option<u64>>)> {
         let state = lock(&self.alone);
         let is_measured = state.measured.iter().any(|times| *times > 0);
@@ -186,20 +188,20 @@ impl SharedChoice {
 }
 
 impl<M: Measurement> Choosing<M> {
-    /// Nothing is known of its variants but what the chooser knows.
+    /// Creates the state of a choice with the chooser's knowledge and no measurements.
     pub fn new(chooser: Chooser) -> Choosing<M> {
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
         Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
     }
 
-    /// What the next execution is to take.
+    /// Returns the variant for the next execution, and whether to measure it.
     pub fn choose(&mut self) -> Choice {
         self.read();
         if !self.is_timed {
             return Choice { variant: self.in_force(), measure: false };
         }
         let choice = self.chooser.next_execution();
-        // One that cannot be measured is no try.
+        // Another variant is tried only if its time can be measured.
         if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
             choice
         } else {
@@ -207,17 +209,17 @@ impl<M: Measurement> Choosing<M> {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of variants.
     pub fn variants(&self) -> usize {
         self.chooser.variants()
     }
 
-    /// The variant that is executed but for tries.
+    /// Returns the active variant, which executions use except for trials.
     pub fn in_force(&self) -> usize {
         self.chooser.in_force()
     }
 
-    /// The last medians that were read.
+    /// Returns the medians that were read last.
     pub fn medians(&self) -> Measured {
         Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants() - 1) }
     }
@@ -226,17 +228,17 @@ impl<M: Measurement> Choosing<M> {
         self.chooser.median(variant).map(|ns| ns as f64 * 1e-9)
     }
 
-    /// Of all variants together.
+    /// Returns the number of executions of all variants together.
     pub(super) fn all_executions(&self) -> u64 {
         self.executions.iter().sum()
     }
 
-    /// An execution takes this one.
+    /// Counts an execution that uses `variant`.
     pub fn takes(&mut self, variant: usize) {
         self.executions[variant] += 1;
     }
 
-    /// What is known of each, with times that are there now, its name, and what the model says of it, in seconds.
+    /// Reads the times that are available and describes each variant. `named` yields the name and the modelled time in seconds of each.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         self.patience.0 = 0;
         self.read();
@@ -251,7 +253,7 @@ impl<M: Measurement> Choosing<M> {
         known.collect()
     }
 
-    /// An execution is measured, or cannot be.
+    /// Records that an execution is being measured, or that it cannot be measured.
     pub fn measure(&mut self, measurement: Result<M, BackendError>) {
         match measurement {
             Ok(measurement) => self.under_way.push(measurement),
@@ -259,7 +261,7 @@ impl<M: Measurement> Choosing<M> {
         }
     }
 
-    /// Reads the times that are there.
+    /// Reads the times that are available.
     fn read(&mut self) {
         if self.under_way.is_empty() {
             return;
@@ -299,7 +301,7 @@ impl<M: Measurement> Choosing<M> {
 }
 
 impl Known {
-    /// For people, without an end of line.
+    /// Describes the variant in one line for people, without a newline.
     pub fn sentence(&self) -> String {
         let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {}", time(median), times(self.measured)));
@@ -307,7 +309,7 @@ impl Known {
         format!("{}: modelled {}, {measured}; executed {}{in_force}", self.name, time(self.predicted), times(self.executions))
     }
 
-    /// For programs.
+    /// Describes the variant as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "name": self.name,

@@ -1,4 +1,4 @@
-//! The environment, read once when a context is created, into a plain value.
+//! The environment, read once when a context is created and parsed into a plain value.
 //!
 //! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
 //! Precedence: the options of a call, then the environment, then the tuning file, then the model.
@@ -16,10 +16,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Which backend a context runs on.
+/// Backend on which a context runs.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// CUDA where this build and this machine have it, else the host backend.
+    /// CUDA if this build and this machine support it, otherwise the host backend.
     #[default]
     Auto,
     /// Virtual devices on CPU threads.
@@ -28,19 +28,19 @@ pub enum BackendChoice {
     Cuda,
 }
 
-/// What is checked on every execution.
+/// Checks that are made on every execution.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verify {
-    /// Nothing in release builds; the program in debug builds.
+    /// No check in release builds; the program in debug builds.
     #[default]
     Off,
-    /// The program, by the plan validator, before it runs.
+    /// The plan validator checks the program before it runs.
     Program,
-    /// The program, and every destination byte after it has run.
+    /// The program is checked before it runs, and every destination byte afterwards.
     Bytes,
 }
 
-/// How the environment and the context's options configure a context. `None` leaves the choice to the model.
+/// Configuration of a context, from the environment and the context's options. `None` leaves the choice to the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `MPGPU_BACKEND`.
@@ -53,7 +53,7 @@ pub struct Config {
     pub max_paths: Option<u32>,
     /// `MPGPU_HOST_PATH`.
     pub host_path: Option<bool>,
-    /// `MPGPU_RELAY_GPUS`: GPUs through which bytes of others may pass.
+    /// `MPGPU_RELAY_GPUS`: GPUs through which bytes of other devices may pass.
     pub relays: Option<Relays>,
     /// `MPGPU_CHUNK_BYTES`.
     pub chunk_bytes: Option<u64>,
@@ -63,34 +63,38 @@ pub struct Config {
     pub host_chunks: Option<u32>,
     /// `MPGPU_MIN_BYTES`.
     pub min_bytes: Option<u64>,
-    /// `MPGPU_STAGING_BYTES`: size of the staging arena of each device that needs one, bytes.
+    /// `MPGPU_STAGING_BYTES`: bytes of the staging arena of each device that needs one.
     pub staging_bytes: u64,
-    /// `MPGPU_CACHE_PLANS`: plans kept for requests that come again; 0 keeps none.
+    /// `MPGPU_CACHE_PLANS`: number of plans kept for repeated requests, or 0 for none.
     pub cache_plans: usize,
-    /// `MPGPU_CACHE_GRAPHS`: programs whose graphs are kept, 1 or more.
+    /// `MPGPU_CACHE_GRAPHS`: number of programs whose graphs are kept, 1 or more.
     pub cache_graphs: usize,
-    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` made, or [`NO_TUNING`]. Read when a context is created. `None`: what is kept
-    /// beside the probe, where a context takes that by itself.
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. Read when a context is created. `None` selects the
+    /// tuning beside the kept probe, if the context uses that probe by default.
     pub tuning_file: Option<String>,
-    /// `MPGPU_ADAPT`: whether executions choose among the variants of their plan by how long they take.
+    /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
     pub adapt: bool,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`. `None`: by operations, and by kernels in node plans whose ranks have GPUs of their own.
+    /// `MPGPU_SIGNAL_WAIT`. `None` selects stream memory operations, and kernels in node plans in which each rank has its own GPU.
     pub signal_wait: Option<SignalWait>,
-    /// `MPGPU_HOST_THREADS`: threads that may copy between pageable host memory and pinned memory of the library; 0 leaves it to the driver.
+    /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. With 0 the
+    /// driver makes such copies.
     pub host_threads: u32,
-    /// `MPGPU_NODE_BLOCKS`: the most thread blocks of a kernel that does a rank's part of a step. `None`: a quarter of the multiprocessors.
+    /// `MPGPU_NODE_BLOCKS`: largest number of thread blocks of a kernel that executes a rank's part of a step. `None` selects a quarter of
+    /// the multiprocessors.
     pub node_blocks: Option<u32>,
-    /// `MPGPU_HOST_VISIBLE_DEVICES`: the GPUs of the topology that this process is shown on the host backend, in this order. `None` shows all.
+    /// `MPGPU_HOST_VISIBLE_DEVICES`: GPUs of the topology that are visible to this process on the host backend, in this order. `None` shows
+    /// all.
     pub visible: Option<Vec<u32>>,
-    /// `MPGPU_CHECK_PEERS`: whether GPUs that report peer access are tried before a plan relies on it.
+    /// `MPGPU_CHECK_PEERS`: true if pairs of GPUs that report peer access are tested before a plan relies on it.
     pub check_peers: bool,
-    /// `MPGPU_LOG`: what goes to standard error.
+    /// `MPGPU_LOG`: level of messages on standard error.
     pub log: Option<LevelFilter>,
-    /// Where probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` where neither is an absolute path.
+    /// Directory in which probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` if neither variable is an absolute
+    /// path.
     pub cache_dir: Option<PathBuf>,
-    /// A line for each name of the environment that starts as ours do and is none. Contexts warn of them.
+    /// One line for each variable that starts with `MPGPU_` and is not recognised. Contexts warn about them.
     pub unknown: Vec<String>,
 }
 
@@ -125,12 +129,12 @@ impl Default for Config {
     }
 }
 
-/// In the place of a tuning file: none at all, not even the one that is kept beside a probe.
+/// Value instead of the path of a tuning file that disables tuning, including the tuning beside a kept probe.
 pub const NO_TUNING: &str = "none";
 
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
-/// Every variable that is read, in the order of `docs/reference/environment.md`.
+/// All variables that are read, in the order of `docs/reference/environment.md`.
 pub const VARIABLES: [&str; 22] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
@@ -156,22 +160,23 @@ pub const VARIABLES: [&str; 22] = [
     "MPGPU_LOG",
 ];
 
-/// Variables of the interposer (`cpp/preload`), which reads them itself, when it is loaded. Contexts let them stand.
+/// Variables of the interposer (`cpp/preload`), which reads them itself when it is loaded. Contexts ignore them.
 pub const PRELOAD: [&str; 5] =
     ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT", "MPGPU_PRELOAD_SUMS"];
 
-/// Names with our prefix that CMake's `find_package` and environment modules set to say where the package lies. Not ours to read.
+/// Variables with our prefix that CMake's `find_package` and environment modules set to the location of the package. mpgpu does not read
+/// them.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
 
 impl Config {
-    /// The configuration that the environment of this process asks for.
+    /// Returns the configuration that the environment of this process specifies.
     pub fn from_environment() -> Result<Config, Error> {
         Config::from_pairs(std::env::vars_os())
     }
 
-    /// The configuration that these variables ask for. Names that do not start with `MPGPU_` are none of ours. Any other name that is not in
-    /// [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is noted: a misspelt variable that does nothing costs a day, but programs whose module sets
-    /// `MPGPU_HOME` must run.
+    /// Returns the configuration that a list of variables specifies. Names that do not start with `MPGPU_` are ignored, except
+    /// `XDG_CACHE_HOME` and `HOME`. Any other name that is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is recorded as unknown: a
+    /// misspelt variable without effect costs a day, but programs whose module sets `MPGPU_HOME` must run.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
         let (mut cache, mut home) = (None, None);
@@ -198,7 +203,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Warns of names that nobody reads, each once in a process.
+    /// Warns about unknown variables, once per variable and process.
     pub(super) fn warn_of_unknown(&self) {
         static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         for line in &self.unknown {
@@ -280,61 +285,62 @@ impl Config {
     }
 }
 
-/// The most threads that `MPGPU_HOST_THREADS` may name.
+/// Largest number of threads that `MPGPU_HOST_THREADS` accepts.
 pub const MOST_THREADS: u32 = 256;
 
-/// Where nobody says how many: those that the process may use by its affinity and its control group, but for one of many that the program's own thread
-/// needs, and no more than fill two links (two H200: 57 GB/s to a GPU by 12 threads, from one 46 by 12 and 57 by 20).
+/// Returns the default number of threads. It is the number of CPUs that affinity and control group allow, less one for the program's own
+/// thread if there are more than four. It is at most 16, about the number that fills two links (two H200: 57 GB/s to a GPU with 12 threads;
+/// from a GPU 46 GB/s with 12 and 57 GB/s with 20).
 fn usual_threads() -> u32 {
     const MOST: usize = 16;
     let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (if allowed > 4 { allowed - 1 } else { allowed }).min(MOST) as u32
 }
 
-/// Options of one planning call. `None` takes what the environment says, and then the model.
+/// Options of one planning call. `None` uses the environment's value, then the model's.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
-    /// Executor.
+    /// Executor that runs the plan.
     pub engine: Option<Engine>,
-    /// The most paths that one transfer may use, 1 or more.
+    /// Largest number of paths that one transfer may use, 1 or more.
     pub max_paths: Option<u32>,
-    /// Whether a copy between GPUs may pass through host memory.
+    /// True if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// GPUs through which bytes of others may pass.
+    /// GPUs through which bytes of other devices may pass.
     pub relays: Option<Relays>,
     /// Bytes of one chunk on staged paths, 4096 or more.
     pub chunk_bytes: Option<u64>,
-    /// Chunks of each path through another GPU, 1 or more; goes before `chunk_bytes`.
+    /// Number of chunks on each path through another GPU, 1 or more; takes precedence over `chunk_bytes`.
     pub relay_chunks: Option<u32>,
-    /// The same for paths through host memory.
+    /// Number of chunks on each path through host memory, 1 or more; takes precedence over `chunk_bytes`.
     pub host_chunks: Option<u32>,
-    /// Transfers below this size take one path.
+    /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// The most staging memory on each device, bytes; not more than the context's.
+    /// Largest amount of staging memory on each device in bytes; at most the context's.
     pub staging_bytes: Option<u64>,
-    /// Whether executions choose among variants by how long they take.
+    /// True if executions choose among variants by measured times.
     pub adapt: Option<bool>,
 }
 
 impl PlanOptions {
-    /// What the planner is told: this call's options, else the environment's, else the default.
+    /// Returns the planner's options: this call's values, then the environment's, then the defaults.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
         self.resolve_tuned(config, None)
     }
 
-    /// The engine that this call or the environment names; [`Engine::Auto`] leaves it open.
+    /// Returns the engine that this call or the environment selects; [`Engine::Auto`] if neither does.
     pub fn engine(&self, config: &Config) -> Engine {
         self.engine.unwrap_or(config.engine)
     }
 
-    /// What the planner is told: this call's options, else the environment's, else the tuning's, else the default.
+    /// Returns the planner's options: this call's values, then the environment's, then the tuning's, then the defaults.
     ///
-    /// A tuning has measured its values together. If one of them is overridden, the others still apply, except that several paths beat one:
-    /// the model decides that again.
+    /// The values of a tuning were measured together. If one of them is overridden, the others still apply, except for the finding that
+    /// several paths beat one: the model decides that again.
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
-        // A size that the call names holds against the environment's counts.
+        // A chunk size given by the call overrides chunk counts from the environment.
         let counted = |own: Option<u32>, environment: Option<u32>| own.or(environment.filter(|_| self.chunk_bytes.is_none()));
         let relay_chunks = counted(self.relay_chunks, config.relay_chunks);
         let host_chunks = counted(self.host_chunks, config.host_chunks);
@@ -370,14 +376,14 @@ impl PlanOptions {
     }
 }
 
-/// As the XDG base directory specification has it: a path that is not absolute counts as none.
+/// Returns the cache directory according to the XDG base directory specification. A path that is not absolute is ignored.
 fn cache_dir(cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
     let absolute = |path: &OsStr| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let base = cache.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
     Some(base.join("mpgpu"))
 }
 
-/// The value that `text` names, or the error that `must` makes of all names.
+/// Returns the value that `text` names, or the error that `must` makes from all names.
 fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -> Error) -> Result<T, Error> {
     accepted.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
@@ -385,15 +391,15 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
     })
 }
 
-/// The variable that `name` is probably a misspelling of.
+/// Returns the variable of which `name` is probably a misspelling.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (distance, near) = VARIABLES.iter().chain(&PRELOAD).map(|v| (edits(&upper, v), *v)).min()?;
-    // "MPGPU_" is common to all: a third of the rest may differ.
+    // All names start with "MPGPU_"; a third of the remaining characters may differ.
     (distance * 3 <= near.len().saturating_sub("MPGPU_".len()).max(3)).then_some(near)
 }
 
-/// Levenshtein distance.
+/// Returns the Levenshtein distance of two strings.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

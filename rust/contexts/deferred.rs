@@ -1,6 +1,7 @@
-//! Memory that was given back and that the backend gets later. It counts as freed for everybody from then on. Freeing waits for the whole
-//! device where the backend is a driver, and whoever frees in stream order must not wait; nor must whoever gives back memory of a node
-//! plan, which other ranks may use for a while.
+//! Memory that the caller has freed and that the backend gets later.
+//!
+//! It counts as freed from the call on. A driver's free waits for the whole device, but a free in stream order must not wait. Nor must the
+//! free of a node plan's memory, which other ranks may use for some time.
 
 use super::peer_memory::PeerMemory;
 use crate::backend::{Backend, Completion};
@@ -9,10 +10,10 @@ use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What one context has to give back to its backend.
+/// Memory of one context that is waiting to be freed by its backend.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// How many there are, so that nobody takes the lock while there are none.
+    /// Number of entries, so that the lock is not acquired while there are none.
     count: AtomicUsize,
     freed: Mutex<Vec<Freed>>,
 }
@@ -24,31 +25,31 @@ struct Freed {
     used_by: UsedBy,
 }
 
-/// Who may still use memory that was given back.
+/// Remaining users of freed memory.
 #[derive(Debug)]
 pub(super) enum UsedBy {
     /// This work.
     Work(Completion),
-    /// Whoever has it mapped.
+    /// Other ranks that have the memory mapped.
     Peers,
-    /// Nobody: what others have mapped they keep, and do not use.
+    /// No user. Other ranks that have the memory mapped keep the mapping and do not use it.
     Nobody,
 }
 
 impl Deferred {
-    /// Keeps an allocation for as long as it has users.
+    /// Keeps an allocation until all its users have finished.
     pub fn add(&self, base: u64, bytes: u64, used_by: UsedBy) {
         let mut freed = lock(&self.freed);
         freed.push(Freed { base, bytes, used_by });
         self.count.store(freed.len(), Ordering::Release);
     }
 
-    /// Whether an address lies in memory that was given back.
+    /// True if an address lies in memory that was freed and waits here.
     pub fn contains(&self, address: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 && lock(&self.freed).iter().any(|freed| address.wrapping_sub(freed.base) < freed.bytes)
     }
 
-    /// [`reclaim`](Deferred::reclaim) for the last time: peers have so much time to unmap what they have mapped.
+    /// Reclaims for the last time (see [`reclaim`](Deferred::reclaim)). Peers have `patience` to unmap the memory that they have mapped.
     pub fn reclaim_all(&self, backend: &dyn Backend, sharing: &PeerMemory, patience: Duration) {
         let until = Instant::now() + patience;
         let mut round = 0;
@@ -73,14 +74,14 @@ impl Deferred {
         }
     }
 
-    /// Gives the backend what nobody uses any more; whether there was anything. The caller counts a free afterwards.
+    /// Frees memory that is no longer used. Returns true if there was any; the caller then counts a free.
     pub fn reclaim(&self, backend: &dyn Backend, sharing: &PeerMemory) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
         }
         let mut freed = lock(&self.freed);
         let is_unused = |freed: &Freed| match &freed.used_by {
-            // Work that failed has ended too.
+            // Failed work has ended too.
             UsedBy::Work(after) => after.is_done().unwrap_or(true),
             UsedBy::Peers => !sharing.is_mapped(freed.base, backend),
             UsedBy::Nobody => true,

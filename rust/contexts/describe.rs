@@ -1,4 +1,4 @@
-//! A context in words, and as JSON.
+//! Describes a context as text and as JSON.
 
 use super::config::{BackendChoice, Config, Verify};
 use super::lifetime::Context;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 impl Context {
-    /// The backend, the machine, and the settings in force, for people.
+    /// Describes the backend, the machine and the active settings, for people.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let machine = self.machine();
@@ -33,7 +33,7 @@ impl Context {
         text
     }
 
-    /// The same for programs.
+    /// Describes the backend, the machine and the active settings as JSON.
     pub fn to_json(&self) -> Value {
         let machine = self.machine();
         json!({
@@ -51,7 +51,7 @@ impl Context {
     }
 }
 
-/// Settings in force; `auto` is the model's choice.
+/// Returns the active settings; `auto` stands for the model's choice.
 fn settings(config: &Config) -> [(&'static str, Value); 17] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)

@@ -1,4 +1,4 @@
-//! A plan bound to addresses, and one run of it.
+//! A plan bound to addresses, and its executions.
 
 use super::active::{ActiveStreams, GpuEnds, GpuSet, OtherCopies};
 use super::batch::Located;
@@ -24,50 +24,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A plan for certain addresses, ready to run any number of times, from any thread, in any stream.
+/// A plan bound to addresses. It can run any number of times, from any thread, in any stream.
 ///
-/// Everything that an execution hands to the backend is built here once and shared, so that executing copies nothing.
-#[repr(C)] // What every execution reads stands first and together: in a time loop the application has evicted it from the near caches.
+/// Everything that an execution passes to the backend is built here once and shared, so that executing copies nothing.
+#[repr(C)] // Fields that every execution reads come first and together: in a time loop the application evicts them from the near caches.
 pub struct Plan {
     context: Arc<ContextState>,
-    /// That of `planned`.
+    /// Program of `planned`.
     program: Arc<plan::Program>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     regions: Regions,
-    /// Bytes of all transfers.
+    /// Bytes of all transfers together.
     bytes: u64,
-    /// The context's count of frees when the allocations were last seen alive.
+    /// The context's count of frees when the plan's memory was last found allocated.
     alive_at: AtomicU64,
-    /// Memory of other processes that it moves. Not kept: a plan in the cache must not keep a connection.
+    /// Imported memory that the plan uses. Weak references, because a cached plan must not keep a connection open.
     imports: Box<[Weak<Import>]>,
-    /// What executions may take in its place, by how long they take.
+    /// Variants of the plan from which executions choose by measured times.
     variants: Option<Box<Variants>>,
-    /// That of `planned`.
+    /// Executor of `planned`.
     executor: plan::Engine,
-    /// That of the context.
+    /// Check mode of the context.
     verify: Verify,
-    /// What the backend has made for it.
+    /// State that the backend keeps for the plan.
     state: PlanState,
     planned: Arc<plan::Plan>,
-    /// The bound that it was planned for.
+    /// Staging bound in bytes for which the plan was made.
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
 }
 
-/// Host memory that one run takes for each operation: backends list them with their order.
+/// Bytes of host memory per operation that one execution takes: backends list the operations with their order.
 const OPERATION_BYTES: usize = 96;
 
-/// What [`Plan::trace`] saw.
+/// Times of one execution, measured by [`Plan::trace`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// Times from the moment at which the execution could begin.
+    /// Times of the operations, counted from the moment at which the execution could start.
     pub timeline: Timeline,
-    /// By how many seconds times of different devices may be off against each other.
+    /// Uncertainty between times of different devices, in seconds.
     pub precision: f64,
 }
 
-/// Memory that the backend gave out, with the first end in it.
+/// Allocation of the backend that the plan uses, with the first transfer end in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,
@@ -76,9 +76,9 @@ struct UsedAllocation {
 }
 
 impl Plan {
-    /// Binds a planner's result to addresses: those of the transfers as they are copied ([`Registrations::cut`](super::registered::Registrations::cut)), of which `batch` has the whole.
-    /// `alive_at` is the context's count of frees from before the batch was located. A variant of another
-    /// plan stages in the memory of that one where it fits in.
+    /// Binds a planner's result to addresses. `endpoints` holds the transfers as they are copied
+    /// ([`Registrations::cut`](super::registered::Registrations::cut)), `batch` the original transfers. `alive_at` is the context's count
+    /// of frees before the batch was located. A variant of the plan `of` uses the staging memory of that plan if it fits.
     pub(super) fn new(
         context: &Arc<ContextState>,
         planned: Arc<plan::Plan>,
@@ -122,41 +122,42 @@ impl Plan {
         })
     }
 
-    /// The same plan, with variants to choose from at each execution.
+    /// Adds variants to the plan, from which each execution chooses.
     pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
         Plan { variants: variants.map(Box::new), ..self }
     }
 
-    /// Enqueues one run in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
+    /// Enqueues one execution in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
     ///
-    /// In a stream that is being captured the run becomes part of the graph, with staging memory of its own where the plan stages. The
-    /// completion then cannot be waited for, and launches of one captured graph must be ordered.
+    /// In a captured stream the execution becomes part of the graph. If the plan stages, this execution has staging memory of its own. The
+    /// completion then cannot be waited for, and launches of the captured graph must be ordered by the caller.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::End)?.ok_or_else(|| no_completion().into())
     }
 
-    /// The same for a run that nobody waits for by itself: only stream order tells its end.
+    /// Enqueues one execution without a completion of its own. Only stream order shows when it has finished.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::Nothing).map(drop)
     }
 
-    /// Runs the plan once in `stream`, alone, and returns when each operation ran: device timestamps on CUDA, the clock on the host
-    /// backend. Waits for what is in the stream before, and for the run itself.
+    /// Executes the plan once in `stream`, isolated, and returns the times of each operation: from device timestamps on CUDA, from the
+    /// clock on the host backend. Waits for earlier work in the stream and for the execution.
     ///
-    /// Operations are timed one by one, so a plan that would go as a graph goes over streams, and timestamps cost it a microsecond or so
-    /// for each operation: look here for the order of things, and to `execute` for how long they take.
+    /// Operations are timed one by one. So a plan that normally runs as a graph runs on streams here, and each operation takes about a
+    /// microsecond longer. Use the trace for the order of operations, and `execute` for their total time.
     pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
         self.context.backend.synchronize_stream(stream)?;
-        // A run that is timed is not checked for memory that was freed.
+        // Backends do not check a traced execution for freed memory.
         self.look_for_freed()?;
         let times = self.submit(stream, Report::Times)?.ok_or_else(no_completion)?.times()?;
         let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
         Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
     }
 
-    /// Makes what the first run in `stream` would otherwise make, so that it costs what later ones cost. Enqueues nothing and moves no byte.
+    /// Creates everything that the first execution in `stream` would otherwise create, so that it takes no longer than later ones. Enqueues
+    /// nothing and moves no byte.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
         let prepare =
@@ -167,7 +168,7 @@ impl Plan {
         })
     }
 
-    /// One run, as backends take it.
+    /// Describes one execution to the backend.
     fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion], report: Report) -> Execution<'a> {
         Execution {
             program: &self.program,
@@ -186,7 +187,7 @@ impl Plan {
     fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         let _open = self.begin()?;
         let submitted = match &self.variants {
-            // One that is timed is of the plan as described.
+            // A traced execution uses the plan as described, without variants.
             Some(variants) if report != Report::Times => variants.run(self, &*self.context.backend, &self.context.active, stream, report),
             _ => self.run(stream, report),
         };
@@ -195,7 +196,7 @@ impl Plan {
         Ok(completion)
     }
 
-    /// Hands one run to the backend: at once where the plan has no staging memory, else in its turn.
+    /// Submits one execution to the backend: immediately if the plan has no staging memory, otherwise in turn with others that share it.
     pub(super) fn run(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         headroom(self.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
         self.validate()?;
@@ -203,14 +204,14 @@ impl Plan {
         let submitted = if self.regions.is_empty() {
             submit(&[], report)
         } else {
-            // Executions that share staging memory come after each other, so each needs a completion.
+            // Executions that share staging memory run one after the other, so each needs a completion.
             let report = if report == Report::Nothing { Report::End } else { report };
             self.context.staging.in_turn(&self.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
         };
         submitted.map_err(|error| self.cause(error))
     }
 
-    /// What precedes every run. The context stays open for as long as the result lives.
+    /// Makes the checks that precede every execution. The context stays open while the result lives.
     fn begin(&self) -> Result<impl Drop + '_, Error> {
         let context = &*self.context;
         let open = context.enter()?;
@@ -233,7 +234,7 @@ impl Plan {
         self.context.count(self.bytes);
     }
 
-    /// Refuses a plan whose memory this context has freed. Costs one comparison while nothing is freed.
+    /// Refuses a plan whose memory this context has freed. Costs one comparison if nothing has been freed since the last check.
     fn check_alive(&self) -> Result<(), Error> {
         let frees = self.context.holdings.frees();
         if self.alive_at.load(Ordering::Relaxed) == frees {
@@ -244,7 +245,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether all memory is what the plan was made for.
+    /// Fails if some memory of the plan is no longer the allocation for which it was made.
     fn look_for_freed(&self) -> Result<(), Error> {
         for held in &self.allocations {
             if self.context.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
@@ -254,10 +255,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Why an execution has failed. The backend may not know that memory was freed which this context did not allocate.
+    /// Returns the cause of a failed execution. Memory that this context did not allocate may have been freed without the backend's
+    /// knowledge.
     #[cold]
     fn cause(&self, error: BackendError) -> Error {
-        /// CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller has to learn of the reset.
+        /// CUDA_ERROR_CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller has to see the reset as the cause.
         const RESET: i64 = 709;
         match self.look_for_freed() {
             Err(freed @ Error::MemoryFreed { .. }) if !matches!(error, BackendError::Driver { code: RESET, .. }) => freed,
@@ -265,33 +267,33 @@ impl Plan {
         }
     }
 
-    /// The planner's result.
+    /// Returns the planner's result.
     pub fn planned(&self) -> &plan::Plan {
         &self.planned
     }
 
-    /// Bytes of all transfers.
+    /// Returns the bytes of all transfers together.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Paths of all transfers together.
+    /// Returns the number of paths of all transfers together.
     pub fn paths(&self) -> usize {
         self.planned.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// Staging bytes on the device where it needs most.
+    /// Returns the staging bytes on the device that needs most.
     pub fn staging_bytes(&self) -> u64 {
         let program = &self.planned.program;
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
-    /// How long executions take, where there are variants to choose from, as far as their times have been read.
+    /// Returns the measured times of executions that have been read so far, if the plan has variants.
     pub fn measured(&self) -> Measured {
         self.variants.as_ref().map_or(Measured::default(), |variants| variants.measured())
     }
 
-    /// The plan for people.
+    /// Describes the plan for people.
     pub fn describe(&self) -> String {
         let mut text = self.planned.describe(&self.context.machine_now());
         text += self.context.backend.nature();
@@ -310,7 +312,7 @@ impl Plan {
         text
     }
 
-    /// The plan for programs.
+    /// Describes the plan as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let mut json = self.planned.to_json(&self.context.machine_now());
         json["backend"] = self.context.backend.name().into();
@@ -323,14 +325,14 @@ impl Plan {
         json
     }
 
-    /// Whether the context of this plan is open.
+    /// True if the context of this plan is open.
     pub fn is_usable(&self) -> bool {
         self.context.is_open()
     }
 }
 
-/// The bases of a program's rings, and the regions in which its executions are ordered: on each device within those of another plan, if they fit in
-/// there.
+/// Places a program's rings. Returns their base addresses, and the regions by which its executions are ordered. On each device these lie
+/// inside the regions of the plan `of` if they fit there.
 fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> Result<(Arc<[u64]>, Regions), Error> {
     let backend = &*context.backend;
     let own = |program: &plan::Program| if backend.shares_thread_rings() { program.own_rings() } else { program.rings.len() };
@@ -341,23 +343,25 @@ fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> 
     Ok((bases.into(), regions))
 }
 
-/// What executions of a plan may take.
+/// Variants of a plan from which executions choose.
 ///
-/// Beside others a plan begins with the plain copies, which keep off everybody's links but their own, and pays for every try. A relay that
-/// others' copies begin or end at is not idle, and what others copy from a GPU that bytes of host memory come to, or to one that they leave,
-/// fills host memory already: then it is the plain copies, and nothing is tried, because what one stream gained the other would lose.
+/// While other streams copy, a plan starts with the plain copies, which use no links but their own, and every trial of another variant
+/// counts as cost. Some overlaps rule out other variants, because one stream would gain what another loses; the plain copies are then used
+/// and nothing is tried. This is so if another stream copies to or from a GPU that is a relay here. It is also so if this plan copies from
+/// or to host memory and another stream reads a GPU that this plan writes, or writes a GPU that it reads: the other copy already fills host
+/// memory.
 pub(super) struct Variants {
-    /// Beside the plan as described, which is number 0.
+    /// Variants other than the plan as described, which has index 0.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
-    /// Where the transfers end and begin, whether any does in host memory, and the GPUs that pass bytes on.
+    /// GPUs at which the transfers end and begin, whether any end is in host memory, and the relay GPUs.
     ends: GpuEnds,
     has_host_end: bool,
     relays: GpuSet,
 }
 
 impl Variants {
-    /// The plan as described, `all`, of `batch`, and `others`, which `choice` was made for as many of.
+    /// Creates the variants of the plan `all` for `batch`: the plan itself and `others`. `choice` must have as many variants.
     pub fn new(all: &plan::Plan, batch: &[Located], others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
         let (to, from) = (batch.iter().map(|t| t.shape.dst_device), batch.iter().map(|t| t.shape.src_device));
         Variants {
@@ -369,13 +373,13 @@ impl Variants {
         }
     }
 
-    /// Whether what this plan would gain by several paths the others would lose.
+    /// True if other streams would lose what this plan gains by several paths.
     fn takes_from(&self, others: OtherCopies) -> bool {
         let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
         self.relays.meets(others.ends.all()) || self.has_host_end && meets
     }
 
-    /// All of them, `described` among them.
+    /// Returns all variants, starting with `described`.
     pub fn all<'a>(&'a self, described: &'a Plan) -> impl Iterator<Item = &'a Plan> {
         [described].into_iter().chain(&self.others)
     }
@@ -384,7 +388,7 @@ impl Variants {
         variant.checked_sub(1).map_or(described, |other| &self.others[other])
     }
 
-    /// Runs one of them. `active` knows what the context's other streams do.
+    /// Executes one variant. `active` tracks the copies of the context's other streams.
     pub fn run(
         &self,
         described: &Plan,
@@ -413,7 +417,7 @@ impl Variants {
         if !measure {
             return self.get(described, variant).run(stream, report);
         }
-        // Nobody knows when a graph runs.
+        // The time at which a graph runs is unknown, so captured executions are not measured.
         if backend.is_capturing(stream)? {
             let in_force = lock(state).in_force();
             return self.get(described, in_force).run(stream, report);
@@ -423,18 +427,19 @@ impl Variants {
         Ok(completion)
     }
 
-    /// See [`Choosing::medians`]; of executions beside others where most are.
+    /// Returns the [medians](Choosing::medians) of isolated executions, or of those while other streams copy if there are more of them.
     pub fn measured(&self) -> Measured {
         let (alone, beside) = (lock(&self.choice.alone), lock(&self.choice.beside));
         if beside.all_executions() > alone.all_executions() { beside.medians() } else { alone.medians() }
     }
 
-    /// How long ago an earlier run measured what this one began with.
+    /// Returns the age of the earlier run's measurements from which the choice started.
     pub fn began_with(&self) -> Option<Duration> {
         self.choice.kept.as_ref()?.age()
     }
 
-    /// What is known of each, with times that are there now: alone, and beside others where there were any.
+    /// Describes each variant with the times that are available now: for isolated executions, and for executions while other streams copied
+    /// if there were any.
     pub fn known(&self, described: &Plan) -> (Vec<Known>, Option<Vec<Known>>) {
         let count = self.others.len() + 1;
         let known = |state: &mut Choosing<Moments>| {

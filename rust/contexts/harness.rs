@@ -1,6 +1,7 @@
-//! The timing harness of a probe, for any backend: plain copies with a lane each, pipelines, batches, kernels, and checks that bytes arrive.
+//! Runs the measurements of a probe on any backend: plain copies on a stream each, pipelines, batches, kernels, and checks that bytes
+//! arrive.
 //!
-//! The planner's lowering makes the programs and the backend's executors run them, so that measured copies are those that plans make.
+//! The planner's lowering makes the programs and the backend's executors run them, so the measured copies are those that plans make.
 
 use crate::backend::{Backend, BackendError, Endpoints, Execution, Signal, StepFate, StreamHandle, no_completion};
 use crate::model::SLOTS;
@@ -13,28 +14,28 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of destination memory on each device, and as many of source memory; halved where a device has less.
+/// Bytes of destination memory on each device, and of source memory; halved if a device has less.
 const ROOM: u64 = 1 << 30;
-/// The same on the host backend, whose CPU threads move every byte: a few milliseconds.
+/// Bytes of each on the host backend, whose CPU threads move every byte within a few milliseconds.
 const ROOM_ON_CPU: u64 = 16 << 20;
-/// With less memory a probe would measure start-up times only.
+/// Smallest usable size in bytes. With less memory a probe would measure only start-up times.
 const LEAST_ROOM: u64 = 16 << 20;
-/// Bytes of a pattern: more than caches between a GPU and its bus hold.
+/// Bytes of a test pattern; more than the caches between a GPU and its bus can hold.
 const PATTERN: u64 = 4 << 20;
 /// Segments of one operation start at multiples of this.
 const ALIGNMENT: u64 = 256;
-/// Buffers of host memory, which repetitions use in turn: virtual machines hide on which socket the pages of a buffer lie
-/// (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+/// Number of host buffers, which repetitions use in turn. Virtual machines hide the socket on which the pages of a buffer lie (four H200: 1
+/// GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;
 
-/// A timing harness for transfers on a backend. Takes memory and streams of every device, and gives them back when dropped.
+/// Timing harness for transfers on a backend. It allocates memory and a stream on every device, and releases them when dropped.
 pub struct TransferHarness<'a> {
     backend: &'a dyn Backend,
     room: u64,
-    /// Source and destination memory of each device; the first source is filled with the pattern. A host has [`HOST_BUFFERS`] of both.
+    /// Source and destination memory of each device. The first source is filled with the pattern. A host has [`HOST_BUFFERS`] of both.
     memory: BTreeMap<DeviceId, Vec<Arenas>>,
     streams: BTreeMap<DeviceId, StreamHandle>,
-    /// Checks so far: each uses its own part of the pattern.
+    /// Number of checks so far. Each check uses its own part of the pattern.
     checks: u64,
 }
 
@@ -45,7 +46,7 @@ struct Arenas {
 }
 
 impl<'a> TransferHarness<'a> {
-    /// Allocates on these devices of the backend, which include host memory, and fills what copies will read.
+    /// Allocates memory and streams on these devices, which must include host memory, and fills the sources.
     pub fn new(backend: &'a dyn Backend, devices: &[DeviceId]) -> Result<TransferHarness<'a>, BackendError> {
         let room = if backend.is_virtual() { ROOM_ON_CPU } else { ROOM };
         let mut harness = TransferHarness { backend, room, memory: BTreeMap::new(), streams: BTreeMap::new(), checks: 0 };
@@ -76,7 +77,7 @@ impl<'a> TransferHarness<'a> {
     fn allocate(&mut self, devices: &[DeviceId]) -> Result<(), BackendError> {
         for &device in devices {
             for index in 0..if device.is_host() { HOST_BUFFERS } else { 1 } {
-                // Known to `self` one by one, so that what was allocated before an error is freed.
+                // Recorded in `self` one by one, so that earlier allocations are freed after an error.
                 let out = self.backend.allocate(device, self.room)?;
                 let of_device = self.memory.entry(device).or_default();
                 of_device.push(Arenas { out, into: 0 });
@@ -96,19 +97,20 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Memory of a device, for the repetitions that use this buffer.
+    /// Returns the memory of a device for repetitions that use this buffer.
     fn arenas(&self, device: DeviceId, buffer: usize) -> Result<Arenas, BackendError> {
         let of_device = self.memory.get(&device).filter(|arenas| !arenas.is_empty());
         of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))
     }
 
-    /// Words of an arena of host memory.
+    /// Returns words of an arena of host memory.
     fn words(&self, address: u64, first: u64, words: u64) -> Words<'_> {
         debug_assert!(self.memory.iter().filter(|(device, _)| device.is_host()).flat_map(|(_, arenas)| arenas).any(|arenas| {
             let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;
             inside(arenas.out) || inside(arenas.into)
         }));
-        // SAFETY: inside of an arena, which lives as long as `self`; no copy is at work, because every method waits for its own.
+        // SAFETY: the range is inside an arena, which lives as long as `self`. No copy is in flight, because every method waits for its
+        // own.
         unsafe { Words::new(address, first, words) }
     }
 
@@ -121,7 +123,7 @@ impl<'a> TransferHarness<'a> {
         Ok(Timing { issue, total: start.elapsed().as_secs_f64() })
     }
 
-    /// One plain copy, waited for.
+    /// Makes one plain copy and waits for it.
     fn copy(&self, from: DeviceId, to: DeviceId, ends: Endpoints, bytes: u64) -> Result<(), BackendError> {
         let op = direct(from, to, Mechanism::Copy, smallvec![Piece { transfer: 0, offset: 0, bytes }]);
         let program = lower(vec![bytes], &[op], |_| (), &[]);
@@ -144,12 +146,13 @@ impl<'a> TransferHarness<'a> {
         match *work {
             Work::Together(hops) => self.prepare_paths(hops, &[], Engine::Stream, buffer),
             Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism, buffer),
-            // As the planner runs whatever is staged.
+            // The planner also runs staged paths as graphs.
             Work::Paths { direct, staged } => self.prepare_paths(direct, staged, Engine::Graph, buffer),
         }
     }
 
-    /// Destinations do not overlap, nor do sources while there is room: bytes that several copies read would come from a cache.
+    /// Places a hop in the arenas. Destinations do not overlap. Sources do not overlap while there is room, because bytes that several
+    /// copies read would come from a cache.
     fn place(&self, layout: &mut Layout, hop: &Hop) -> Result<Endpoints, BackendError> {
         let source = layout.left.entry(hop.from).or_default();
         if *source + hop.bytes > self.room {
@@ -160,7 +163,7 @@ impl<'a> TransferHarness<'a> {
         Ok(Endpoints { dst: self.arriving(layout, hop.to, hop.bytes)?, src })
     }
 
-    /// The next free destination memory on a device.
+    /// Returns the next free destination memory on a device.
     fn arriving(&self, layout: &mut Layout, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         let offset = layout.arrived.entry(device).or_default();
         let address = self.arenas(device, layout.buffer)?.into + *offset;
@@ -181,7 +184,7 @@ impl<'a> TransferHarness<'a> {
             Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
-        // As the planner runs them.
+        // Engines as the planner chooses them.
         let engine = if mechanism == Mechanism::Kernel { Engine::Graph } else { Engine::Stream };
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), engine)
     }
@@ -207,7 +210,8 @@ impl<'a> TransferHarness<'a> {
         self.prepared(program, endpoints, rings, issuer, engine)
     }
 
-    /// One run of [`Harness::pass_flags`], by the flags of three words that stand at 0. The time counts from when everything is enqueued.
+    /// Makes one run of [`Harness::pass_flags`] and returns its seconds. `flags` is the address of three words that must be 0. The time
+    /// counts from the moment when everything is enqueued.
     fn run_flags(&self, streams: [StreamHandle; 2], flags: u64, rounds: u32) -> Result<f64, BackendError> {
         let [start, there, back] = [flags, flags + 8, flags + 16];
         let (raised, fate) = (|counter| Signal { counter, value: 1 }, StepFate::default());
@@ -233,10 +237,10 @@ impl<'a> TransferHarness<'a> {
     }
 }
 
-/// Bytes of the arenas that are in use, for each device.
+/// Bytes of the arenas in use on each device.
 #[derive(Default)]
 struct Layout {
-    /// Number of the host buffer.
+    /// Index of the host buffer.
     buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,
@@ -248,7 +252,7 @@ impl Layout {
     }
 }
 
-/// A program with what it is bound to.
+/// A program bound to addresses, ready to run.
 struct Prepared {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -261,7 +265,7 @@ fn direct(from: DeviceId, to: DeviceId, mechanism: Mechanism, pieces: SmallVec<[
     DirectOp { device: copying_device(from, to), also: Gpus::NONE, mechanism, pieces }
 }
 
-/// One operation for each hop, which is the transfer of that number.
+/// Returns one plain copy for each hop; the transfer number is the hop's index.
 fn plain(hops: &[Hop]) -> Vec<DirectOp> {
     let piece = |(transfer, hop): (u32, &Hop)| {
         direct(hop.from, hop.to, Mechanism::Copy, smallvec![Piece { transfer, offset: 0, bytes: hop.bytes }])
@@ -269,7 +273,7 @@ fn plain(hops: &[Hop]) -> Vec<DirectOp> {
     (0..).zip(hops).map(piece).collect()
 }
 
-/// The key of a lane for each copy: its transfer.
+/// Returns the lane key of a copy: its transfer number, so that each copy has its own internal stream.
 fn a_lane_each(op: &DirectOp) -> u32 {
     op.pieces[0].transfer
 }
@@ -294,10 +298,10 @@ impl Harness for TransferHarness<'_> {
             Err(BackendError::NotSupported(_)) => return Ok(Vec::new()),
             flags => flags?,
         };
-        // Once to warm up.
+        // The first run warms up and is not counted.
         let runs: Result<Vec<f64>, BackendError> = (0..=repetitions).map(|_| self.run_flags(streams, flags, rounds)).collect();
         if runs.is_err() {
-            // Lets go what was enqueued before the error.
+            // Releases the streams, whose enqueued waits would otherwise never complete.
             for counter in [flags, flags + 8, flags + 16] {
                 let _ = self.backend.raise_signal(Signal { counter, value: 1 });
             }
@@ -310,12 +314,12 @@ impl Harness for TransferHarness<'_> {
         }
     }
 
-    /// Inverts the destination, copies, reads the bytes back to host memory and compares them there. If reading back loses bytes, the hops into this device
-    /// count as losing them: the check cannot tell the two apart.
+    /// Inverts the destination, copies, reads the bytes back to host memory and compares them there. If reading back loses bytes, the hops
+    /// into this device also count as losing bytes: the check cannot distinguish the two cases.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, BackendError> {
         let host = self.memory.keys().copied().find(|device| device.is_host()).ok_or(BackendError::InvalidDevice(DeviceId::HOST.0))?;
         let bytes = PATTERN.min(self.room / 2);
-        // Each check in turn uses another part of the pattern, so that bytes of an earlier one do not pass for its own.
+        // Successive checks use different parts of the pattern, so that bytes of an earlier check are not mistaken for the current ones.
         let place = (self.checks * 4096) % (self.room - bytes);
         self.checks += 1;
         let (source, target) = (self.arenas(from, 0)?.out + place, self.arenas(to, 0)?.into);
@@ -344,7 +348,7 @@ impl Harness for TransferHarness<'_> {
 
 impl Drop for TransferHarness<'_> {
     fn drop(&mut self) {
-        // A run that failed may have left copies at work; its error has been reported.
+        // A failed run may have left copies in flight; its error has been reported.
         let _ = self.backend.synchronize();
         for (_, stream) in std::mem::take(&mut self.streams) {
             if let Err(error) = self.backend.destroy_stream(stream) {

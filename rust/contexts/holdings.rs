@@ -1,5 +1,5 @@
-//! What the caller holds of a context: memory, streams, events. Remembered so that only what this context gave out can be given
-//! back, and so that nothing is left when the context closes.
+//! Memory, streams and events that the caller holds. The list ensures that only resources of this context are accepted back, and that
+//! closing the context leaves nothing behind.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Memory, streams and events that the caller holds.
 #[derive(Debug, Default)]
-#[repr(C)] // What every execution reads stands first.
+#[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Holdings {
     frees: AtomicU64,
     memory: Mutex<HashMap<u64, (DeviceId, u64)>>,
@@ -18,7 +18,7 @@ pub(super) struct Holdings {
     events: Mutex<HashSet<EventHandle>>,
 }
 
-/// What was still out when a context closed.
+/// Resources that the caller had not released when a context closed.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub allocations: usize,
@@ -28,29 +28,29 @@ pub(super) struct Left {
 }
 
 impl Holdings {
-    /// Memory of the backend; in a form that other processes can map, where it `is_shared`.
+    /// Allocates memory of the backend. With `is_shared`, other processes can map it.
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool, backend: &dyn Backend) -> Result<u64, BackendError> {
         let address = if is_shared { backend.allocate_shared(device, bytes) } else { backend.allocate(device, bytes) }?;
         lock(&self.memory).insert(address, (device, bytes));
         Ok(address)
     }
 
-    /// Removes an address and returns its size. Of two threads that free it at once, only one succeeds.
+    /// Removes an address and returns its size in bytes. If two threads free the same address concurrently, only one succeeds.
     pub fn take(&self, address: u64) -> Result<u64, Error> {
         lock(&self.memory).remove(&address).map(|(_, bytes)| bytes).ok_or(Error::NotAllocated(address))
     }
 
-    /// Whether the caller holds memory that starts at this address.
+    /// True if the caller holds memory that starts at this address.
     pub fn has(&self, address: u64) -> bool {
         lock(&self.memory).contains_key(&address)
     }
 
-    /// Counts a free, after the backend has done it: plans look at the count to know when to look at their allocations again.
+    /// Counts a free that the backend has completed. Plans compare the count to detect that their allocations must be checked again.
     pub fn count_free(&self) {
         self.frees.fetch_add(1, Ordering::Release);
     }
 
-    /// How often memory has been freed.
+    /// Returns the number of frees so far.
     pub fn frees(&self) -> u64 {
         self.frees.load(Ordering::Acquire)
     }
@@ -79,17 +79,17 @@ impl Holdings {
         backend.destroy_event(event)
     }
 
-    /// Bytes of the caller's memory on `device`.
+    /// Returns the bytes of the caller's memory on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         lock(&self.memory).values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Streams of the caller on `device`.
+    /// Returns the number of the caller's streams on `device`.
     pub fn streams(&self, device: DeviceId) -> u64 {
         lock(&self.streams).values().filter(|d| **d == device).count() as u64
     }
 
-    /// Gives everything that is left back. All work has finished.
+    /// Releases everything that is left. All work must have finished.
     pub fn release(&self, backend: &dyn Backend) -> (Left, Result<(), BackendError>) {
         let streams = std::mem::take(&mut *lock(&self.streams));
         let events = std::mem::take(&mut *lock(&self.events));

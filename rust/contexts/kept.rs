@@ -1,8 +1,8 @@
-//! What plans were measured to take, kept for the next runs on the same machine beside the tuning file that is in use.
+//! Keeps measured times of plans for later runs on the same machine, in a file beside the active tuning file.
 //!
-//! Plans of a later context begin with it: what was fastest is in force at once, and is measured again as ever. It is read when a context is
-//! created and written when one is destroyed or the process ends, and whatever fails about that is logged and changes nothing. Processes that end
-//! together write one after the other, and each keeps what it finds of other shapes.
+//! Plans of a later context start from these times: the fastest variant is active immediately and is still measured as usual. The file is
+//! read when a context is created, and written when a context is destroyed or the process ends. Failures are logged and have no other
+//! effect. Processes that end together write one after the other, and each preserves the entries of other shapes.
 
 use super::cache::{Cache, ShapeRequest};
 use super::choosing::{KeptShape, now};
@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
-/// What is older says little of the machine: who else uses it changes by the day.
+/// Age beyond which measurements are ignored: other load on the machine changes from day to day.
 const OLDEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The most shapes of a file; those measured last stay.
+/// Largest number of shapes in a file; those measured last are kept.
 const MOST_SHAPES: usize = 256;
 
-/// A file of so many shapes has a tenth of it.
+/// Largest size of a file that is read. A file of [`MOST_SHAPES`] shapes takes a tenth of it.
 const MOST_BYTES: u64 = 1 << 20;
 
 #[derive(Default, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ struct KeptFile {
     shapes: Vec<KeptShape>,
 }
 
-/// A file of what was measured, as it was when the context was created.
+/// Measured times from the file as it was when the context was created.
 #[derive(Debug)]
 pub(super) struct KeptTimes {
     path: PathBuf,
@@ -43,7 +43,8 @@ pub(super) struct KeptTimes {
 }
 
 impl KeptTimes {
-    /// What is kept beside a tuning file. `None` of virtual devices, as with probes, and where the backend does not say what it runs on.
+    /// Reads the times that are kept beside a tuning file. Returns `None` for virtual devices, whose probes are not kept either, and if the
+    /// backend cannot identify its hardware.
     pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<KeptTimes> {
         if backend.is_virtual() {
             return None;
@@ -56,17 +57,19 @@ impl KeptTimes {
         Some(KeptTimes { path, machine, shapes })
     }
 
-    /// What was measured of plans like this one.
+    /// Returns the measured times of plans of this shape, if they are recent.
     pub fn of(&self, shape: &ShapeRequest) -> Option<&KeptShape> {
         self.shapes.get(&self.key(shape)).filter(|kept| is_recent(kept))
     }
 
-    /// Debug output is another one in other versions of the library, which is why those have other keys.
+    /// Returns the key of a shape. It includes the debug output, which may change between versions of the library; the key also includes
+    /// the version.
     fn key(&self, shape: &ShapeRequest) -> String {
         format!("{:016x}", hash([&*self.machine, &format!("{shape:?}")]))
     }
 
-    /// Keeps what has been measured by the end of the process, if the context of this cache is not destroyed before, as the interposer's is not.
+    /// Registers the times for writing at the end of the process, in case the context of this cache is not destroyed before. The
+    /// interposer's context never is.
     pub fn write_at_exit(self: &Arc<KeptTimes>, cache: &Arc<Cache>) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -78,7 +81,7 @@ impl KeptTimes {
         open.push((Arc::downgrade(self), Arc::downgrade(cache)));
     }
 
-    /// Keeps the variant in force and the medians of each shape, beside what others have written meanwhile. Asks no driver.
+    /// Writes the active variant and the medians of each shape, merged with entries that others have written meanwhile. Calls no driver.
     pub fn write(&self, cache: &Cache) {
         let Some(now) = now() else { return };
         let new = cache.choices().into_iter().filter_map(|(shape, choice)| {
@@ -101,14 +104,14 @@ impl KeptTimes {
     }
 }
 
-/// Those of contexts that are not destroyed.
+/// Times and caches of the contexts that are not destroyed.
 static OPEN: Mutex<Vec<(Weak<KeptTimes>, Weak<Cache>)>> = Mutex::new(Vec::new());
 
-/// The generation of the process that they are of.
+/// Generation of the process that they belong to.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn at_exit() {
-    // A child of `fork` has the locks of its parent's threads.
+    // A child of `fork` inherits the locks in the state in which the parent's threads hold them.
     if PROCESS.load(Ordering::Relaxed) != fork::generation() {
         return;
     }
@@ -129,7 +132,7 @@ fn is_recent(shape: &KeptShape) -> bool {
     shape.age().is_some_and(|age| age <= OLDEST)
 }
 
-/// The recent shapes of a file; none where it cannot be read.
+/// Returns the recent shapes of a file, or none if it cannot be read.
 fn read(path: &Path) -> Vec<KeptShape> {
     let mut text = String::new();
     let read = open_regular(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text));

@@ -1,36 +1,36 @@
-//! Contexts: the one place with state. The plan cache, staging memory, execution, and what a doctor finds.
+//! Contexts hold all state of the library: the plan cache, staging memory, executions and the checks of `mpgpu doctor`.
 //!
 //! Each module imports only modules above it:
 //!
 //! | module | promise |
 //! | --- | --- |
 //! | [`config`] | the environment, read once, into a plain value |
-//! | [`batch`] | which transfers are accepted, and what the planner is told of them |
-//! | [`nvtx`] | ranges that a profiler shows |
-//! | [`staging`] | where staging rings lie, and the order of executions that share bytes of it |
-//! | `active` | which streams copy now |
-//! | `callbacks` | functions that are called when work has finished |
-//! | `holdings` | what the caller holds |
-//! | `registered` | host memory of the program's own that it has registered |
-//! | `peer_memory` | which memory other processes may map, and which memory of theirs is mapped here |
+//! | [`batch`] | which transfers are accepted, and the description of them that the planner gets |
+//! | [`nvtx`] | NVTX ranges for profilers |
+//! | [`staging`] | placement of staging rings, and the order of executions that share staging bytes |
+//! | `active` | the streams that copy now |
+//! | `callbacks` | functions that are called when an execution has finished |
+//! | `holdings` | memory, streams and events that the caller holds |
+//! | `registered` | the program's own host memory that it has registered |
+//! | `peer_memory` | memory exported to other processes, and memory imported from them |
 //! | `deferred` | memory that was freed in stream order |
-//! | [`state`] | all of these: what plans keep of their context |
-//! | [`choosing`] | which variant an execution takes, by how long they take |
-//! | [`execute`] | a plan, and one run of it |
-//! | [`cache`] | the same request again is a look-up |
+//! | [`state`] | all of the above: the state that plans share with their context |
+//! | [`choosing`] | choice of the variant that an execution uses, by measured times |
+//! | [`execute`] | a plan, and one execution of it |
+//! | [`cache`] | cache of plans: a repeated request is a look-up |
 //! | [`probe_files`] | the files in which probes are kept |
-//! | `kept` | what executions took, kept for later runs |
-//! | [`lifetime`] | a context: what it owns, how it plans and closes |
-//! | `memory`, `streams`, `signals`, `sharing` | what a caller has of it, and shares with other processes |
-//! | `describe` | a context in words |
-//! | `open` | opens one by options and environment: the only place that names a concrete backend |
-//! | `score` | what a plan takes, by executing it |
-//! | [`harness`] | what a probe asks to be timed, timed on a backend |
-//! | `probe` | measuring the machine |
-//! | [`doctor`] | what of a machine is well, slow or refused |
+//! | `kept` | measured times of executions, kept in a file for later runs |
+//! | [`lifetime`] | a context: its contents, planning and closing |
+//! | `memory`, `streams`, `signals`, `sharing` | what the caller gets from a context: memory, streams, events, signals and memory shared with other processes |
+//! | `describe` | descriptions of a context for people and programs |
+//! | `open` | opens a context from options and environment; the only module that names a concrete backend |
+//! | `score` | measures the time of a plan by executing it |
+//! | [`harness`] | runs the measurements of a probe on a backend |
+//! | `probe` | measures the machine |
+//! | [`doctor`] | finds what works, is slow or is refused on this machine |
 //!
-//! Backends are known by their trait, the planner by its function. Addresses are trusted as a driver trusts them: memory that the backend has
-//! not given out (ordinary host memory) is the caller's word.
+//! The crate uses backends through their trait and the planner through its function. Addresses are trusted as a CUDA driver trusts them:
+//! for memory that the backend did not allocate (pageable host memory), the caller is responsible.
 
 mod active;
 pub mod batch;

@@ -1,4 +1,4 @@
-//! A context: a machine, a backend, and everything that is kept between calls.
+//! A context: a machine, a backend, and all state that is kept between calls.
 
 use super::active::ActiveStreams;
 use super::batch::{self, Batch, Located, Transfer};
@@ -33,39 +33,39 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
-/// How to open a context. `None` takes what the environment says, and then the default.
+/// Options for opening a context. `None` uses the environment's value, or the default if it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextOptions {
-    /// Which backend.
+    /// Backend to use.
     pub backend: Option<BackendChoice>,
-    /// Name of a preset, or path of a file.
+    /// Name of a preset, or path of a topology file.
     pub topology: Option<String>,
-    /// Size of the staging arena of each device that needs one, bytes.
+    /// Bytes of the staging arena of each device that needs one.
     pub staging_bytes: Option<u64>,
-    /// Plans kept for requests that come again.
+    /// Number of plans kept for repeated requests.
     pub cache_plans: Option<usize>,
-    /// Programs whose graphs are kept.
+    /// Number of programs whose graphs are kept.
     pub cache_graphs: Option<usize>,
-    /// How streams wait for signals.
+    /// Mechanism by which streams wait for signals.
     pub signal_wait: Option<SignalWait>,
-    /// Threads that may copy between pageable and pinned host memory; none with 0.
+    /// Number of threads that may copy between pageable and pinned host memory; 0 for none.
     pub host_threads: Option<u32>,
 }
 
-/// What a context has done.
+/// Counters of a context.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Of the plan cache.
+    /// Statistics of the plan cache.
     pub cache: CacheStatistics,
     /// Executions enqueued.
     pub executions: u64,
-    /// Bytes of all transfers of these executions, each byte once, whatever number of hops it takes.
+    /// Bytes of all transfers of these executions. Each byte counts once, however many hops it takes.
     pub bytes: u64,
-    /// Of the backend's graphs.
+    /// Statistics of the backend's graphs.
     pub graphs: GraphStatistics,
 }
 
-/// What a context holds on one device.
+/// Resources of a context on one device.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatistics {
     /// Bytes of the staging arena.
@@ -76,27 +76,28 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
-/// Host memory that a plan takes for each transfer beside the planner: a request, shapes, ranges and their order, ends and allocations.
+/// Bytes of host memory that a plan needs per transfer, excluding the planner's: request, shapes, ranges and their order, ends and
+/// allocations.
 const BOUND_BYTES: usize = 768;
 
-/// A machine, a backend, and everything that is kept between calls: plans, staging memory, statistics, and what the caller holds.
-/// All methods may be called from any thread.
+/// A context: a machine, a backend, and all state kept between calls (plans, staging memory, statistics, and the resources that the caller
+/// holds). All methods may be called from any thread.
 pub struct Context {
     pub(super) shared: Arc<ContextState>,
     cache: Arc<Cache>,
-    /// What [`PlanOptions::default`] resolves to where nothing is tuned.
+    /// Result of resolving [`PlanOptions::default`] without a tuning.
     defaults: Options,
-    /// The file of the last probe.
+    /// Path of the file that the last probe wrote.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// What `MPGPU_TUNING_FILE` holds, or what is kept beside the probe.
+    /// Tuning from `MPGPU_TUNING_FILE`, or the one kept beside the probe.
     tuning: Option<Tuning>,
-    /// What earlier runs have measured, where a tuning is in use.
+    /// Times that earlier runs measured, if a tuning is in use.
     kept: Option<Arc<KeptTimes>>,
 }
 
 impl Context {
-    /// A context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and refuses
-    /// one that was made for another topology.
+    /// Creates a context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and
+    /// refuses a file that was made for another topology.
     pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
         let tuning = match config.tuning_file.as_deref() {
             None | Some(NO_TUNING) => None,
@@ -105,7 +106,8 @@ impl Context {
         Context::with_tuning(machine, backend, config, tuning)
     }
 
-    /// The same with a tuning that was read, and found to be for this machine and backend; `config` says where it was.
+    /// Creates a context with a tuning that has been read and checked against this machine and backend. `config` holds the path of its
+    /// file.
     pub(super) fn with_tuning(
         machine: Arc<Machine>,
         backend: Arc<dyn Backend>,
@@ -146,28 +148,28 @@ impl Context {
         &self.shared.machine
     }
 
-    /// The backend.
+    /// The backend that the context uses.
     pub fn backend(&self) -> &dyn Backend {
         &*self.shared.backend
     }
 
-    /// What its plans keep of it.
+    /// The state that the context shares with its plans.
     pub fn state(&self) -> &ContextState {
         &self.shared
     }
 
-    /// The configuration in force.
+    /// The active configuration.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The tuning in force.
+    /// The active tuning.
     pub fn tuning(&self) -> Option<&Tuning> {
         self.tuning.as_ref()
     }
 
-    /// Plans a batch of transfers together, or finds the plan of the same request. An empty batch gives a plan that does nothing:
-    /// a rank without neighbours need not be treated apart.
+    /// Plans a batch of transfers together, or returns the cached plan of the same request. An empty batch gives a plan that does nothing,
+    /// so a rank without neighbours needs no special case.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
         let config = &self.shared.config;
         self.plan_located(transfers, options.adapt.unwrap_or(config.adapt), |machine, batch| match &self.tuning {
@@ -180,9 +182,10 @@ impl Context {
         })
     }
 
-    /// Plans with exactly these options: neither the environment nor a tuning file has a say, nor what is measured. For tuners, which look for options.
+    /// Plans with exactly the given options. Environment, tuning file and measured times have no influence. For tuners, which search for
+    /// options.
     pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
-        // Checks the staging bound against the context's.
+        // Checks that the staging bound does not exceed the context's.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
         self.plan_located(transfers, false, |_, _| Ok(*options))
@@ -198,7 +201,7 @@ impl Context {
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let alive_at = self.shared.holdings.frees();
-        // Filled in place: a look-up should not move half a kilobyte about.
+        // The request is filled in place, so that a look-up does not copy half a kilobyte.
         let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
         batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
         request.options = options(machine, &request.batch)?;
@@ -210,7 +213,7 @@ impl Context {
         let cut = self.shared.registrations.cut(&request.batch)?;
         let copied = cut.as_ref().unwrap_or(&request.batch);
         let mut shape = ShapeRequest { batch: copied.iter().map(|t| t.shape).collect(), options: request.options };
-        // What another process has mapped here is written, and not read to be passed on.
+        // Memory that another process has mapped here may be written, but is not read to be forwarded.
         let ends = copied.iter().flat_map(|t| [t.dst, t.src]);
         if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
             batch::number_sources(copied, &mut shape.batch);
@@ -229,13 +232,13 @@ impl Context {
         Ok(self.cache.insert(request, Arc::new(plan)))
     }
 
-    /// The planner's result, from the cache where it is there.
+    /// Returns the planner's result, from the cache if possible.
     fn planned(&self, shape: &ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
         if let Some(planned) = self.cache.get_shape(shape, is_requested) {
             return Ok(planned);
         }
         fault::point("planner");
-        // Each turn but the last takes a pair away.
+        // Each round but the last excludes one more pair of devices from the machine.
         let planned = loop {
             let machine = self.shared.machine_now();
             let planned = plan::plan(&machine, &shape.batch, &shape.options)?;
@@ -246,7 +249,7 @@ impl Context {
         Ok(self.cache.insert_shape(shape.clone(), Arc::new(planned)))
     }
 
-    /// What executions of a plan may take in its place, if the model sees a gain in several paths.
+    /// Prepares the variants that executions of a plan may use instead of it. Returns `None` if the model sees no gain in several paths.
     fn variants(
         &self,
         shape: ShapeRequest,
@@ -269,7 +272,7 @@ impl Context {
         Ok(Some(Variants::new(&described, batch, others?, choice)))
     }
 
-    /// What the context has done so far.
+    /// Returns the counters of the context.
     pub fn statistics(&self) -> Statistics {
         Statistics {
             cache: self.cache.statistics(),
@@ -279,7 +282,7 @@ impl Context {
         }
     }
 
-    /// What the context holds on `device` now.
+    /// Returns the resources that the context holds on `device` now.
     pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
         self.shared.check_device(device)?;
         Ok(DeviceStatistics {
@@ -289,19 +292,19 @@ impl Context {
         })
     }
 
-    /// Whether [`close`](Context::close) has not been called.
+    /// True if [`close`](Context::close) has not been called.
     pub fn is_open(&self) -> bool {
         self.shared.is_open()
     }
 
-    /// Refuses new work, waits for all that is enqueued, and frees staging memory and whatever the caller has left. Plans of this
-    /// context can no longer run. The first error that waiting or freeing meets is returned; the context is closed all the same.
-    /// Closing a closed context does nothing, nor does closing one of a process from which this one was forked.
+    /// Refuses new work, waits for all enqueued work, and frees staging memory and everything that the caller has not freed. Plans of this
+    /// context can no longer run. If waiting or freeing fails, the first error is returned, and the context is closed nevertheless. The
+    /// call does nothing if the context is already closed, or in a child process that was forked after the context was opened.
     pub fn close(&self) -> Result<(), Error> {
         if !self.shared.is_here() {
             return Ok(());
         }
-        // What comes later is refused: nobody would wait for it before its memory goes.
+        // Objects that would register from here on are refused: nobody would wait for them before their memory is freed.
         let first = lock(&self.shared.ends_first).take().unwrap_or_default();
         let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
         let until = Instant::now() + LAST_PATIENCE;
@@ -310,7 +313,7 @@ impl Context {
         if self.shared.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // Whoever entered before has left once this is taken; whoever comes after sees `closed`.
+        // Callers that entered earlier have left when this lock is acquired; later callers see `closed`.
         drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
         let backend = self.backend();
         let finished = backend.synchronize();
@@ -344,7 +347,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if !self.shared.is_here() {
-            // Its threads, files and GPUs are the parent's.
+            // The threads, files and GPUs belong to the parent process.
             std::mem::forget((Arc::clone(&self.shared), Arc::clone(&self.cache)));
             return;
         }

@@ -1,4 +1,4 @@
-//! Memory that a context has given out, and that a program has registered with it.
+//! Memory that a context allocates, and memory that a program registers with it.
 
 use super::deferred::UsedBy;
 use super::error::Error;
@@ -15,7 +15,7 @@ impl Context {
         self.allocate_as(device, bytes, false)
     }
 
-    /// The same in a form that other processes can map.
+    /// Allocates memory of `device` that other processes can map.
     pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, true)
     }
@@ -35,11 +35,11 @@ impl Context {
         Ok(allocated)
     }
 
-    /// Gives memory back. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.
+    /// Frees memory. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.
     pub fn free(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.shared.holdings.take(address)?;
-        // The error of an execution is for whoever waits for it; the memory goes back all the same.
+        // An error of an execution is reported to the caller that waits for it; the memory is freed nevertheless.
         let _ = self.shared.backend.synchronize();
         self.shared.sharing.withdraw(address, self.backend());
         let freed = self.shared.backend.free(address);
@@ -48,9 +48,9 @@ impl Context {
         Ok(freed?)
     }
 
-    /// Gives memory back after the work that is enqueued in `stream` now, without waiting for it: plans and processes are refused it
-    /// from now on, and the backend gets it in a later [`free`](Context::free), when memory runs short, or at the end. On an error
-    /// nothing was given back.
+    /// Frees memory after the work that is enqueued in `stream` now, without waiting for it. Plans and other processes can no longer use
+    /// the memory from now on. The backend gets it in a later [`free`](Context::free), when memory runs short, or when the context closes.
+    /// On an error nothing is freed.
     pub fn free_async(&self, address: u64, stream: StreamHandle) -> Result<(), Error> {
         let shared = &*self.shared;
         let _open = shared.enter()?;
@@ -73,9 +73,8 @@ impl Context {
         Ok(())
     }
 
-    /// Pins host memory of the program's own, so that copies read and write it where it lies. Its pages are brought in by threads, in huge pages
-    /// where that is asked for. Blocks. The memory stays mapped until [`unregister_memory`](Context::unregister_memory). On an error nothing is
-    /// pinned.
+    /// Pins the program's own host memory, so that copies access it in place. Threads fault its pages in, as huge pages if `huge` is set.
+    /// Blocks. The memory must stay mapped until [`unregister_memory`](Context::unregister_memory). On an error nothing is pinned.
     pub fn register_memory(&self, address: u64, bytes: u64, huge: bool) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         let refuse = |reason: String| Err(Error::NotRegistrable { address, bytes, reason });
@@ -99,13 +98,13 @@ impl Context {
         Ok(())
     }
 
-    /// Takes that back. Waits until everything enqueued so far has finished, because a copy may still use it. Plans that use it can no longer be
-    /// executed.
+    /// Unregisters memory. Waits until everything enqueued so far has finished, because a copy may still use it. Plans that use the memory
+    /// can no longer be executed.
     pub fn unregister_memory(&self, address: u64) -> Result<(), Error> {
         let shared = &*self.shared;
         drop(shared.enter()?);
         lock(&shared.registrations.0).remove(&address).ok_or(Error::NotRegistered(address))?;
-        // The error of an execution is for whoever waits for it.
+        // An error of an execution is reported to the caller that waits for it.
         let _ = shared.backend.synchronize();
         let taken_back = shared.backend.unregister(address);
         shared.holdings.count_free();
@@ -114,14 +113,15 @@ impl Context {
 }
 
 impl ContextState {
-    /// Gives memory of [`allocate_shared`](crate::Context::allocate_shared) back as soon as no other rank has it mapped. Does not wait for that.
+    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) as soon as no other rank has it mapped. Does not wait for that.
     pub fn free_unmapped(&self, address: u64) -> Result<(), Error> {
         self.free_later(address, UsedBy::Peers)?;
         self.reclaim();
         Ok(())
     }
 
-    /// Gives memory back that no work uses, here or in other ranks, whoever has it mapped: at once where the backend frees at once, and else later.
+    /// Frees memory that no work uses, here or in other ranks, even if other ranks still have it mapped. The backend gets it immediately if
+    /// it can free without waiting, otherwise later.
     pub fn free_unused(&self, address: u64) -> Result<(), Error> {
         self.sharing.withdraw(address, &*self.backend);
         self.free_later(address, UsedBy::Nobody)?;

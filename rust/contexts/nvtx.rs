@@ -1,11 +1,11 @@
-//! Ranges that a profiler shows in its timeline (NVTX): domain `mpgpu`, one range around each call that plans or executes.
+//! NVTX ranges for profilers: domain `mpgpu`, one range around each call that plans or executes.
 //!
-//! Nothing is linked. A profiler that wants ranges names a library in `NVTX_INJECTION64_PATH`. A program that has any loads it, calls its
-//! `InitializeInjectionNvtx2`, and hands it tables of empty slots; the library puts its functions where it wants calls. That is all of the
-//! contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate does the same by compiling the C headers, which takes
-//! libclang wherever mpgpu is built.
+//! Nothing is linked. A profiler that supports NVTX names a library in `NVTX_INJECTION64_PATH`. A program with ranges loads this library,
+//! calls its `InitializeInjectionNvtx2` and passes it tables of empty slots. The library stores its functions in the slots of the calls
+//! that it wants. This is the whole contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate follows the same
+//! contract by compiling the C headers, which requires libclang wherever mpgpu is built.
 //!
-//! Looked for once, when the process makes its first context. Without a profiler a range is one relaxed load.
+//! The variable is read once, when the process creates its first context. Without a profiler a range costs one relaxed load.
 
 use crate::backend::static_program::check_can_load;
 use libloading::Library;
@@ -15,23 +15,23 @@ use std::ptr::{null, null_mut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering, fence};
 
-/// What a range is around.
+/// Call that a range encloses.
 #[derive(Copy, Clone, Debug)]
 pub enum Call {
-    /// A plan is made, or found.
+    /// A plan is made or found in the cache.
     Plan,
     /// A plan is executed.
     Execute,
 }
 
-/// An open range of this thread. It ends with the value, which stays on its thread: ranges nest by thread.
+/// An open range of this thread. It ends when the value is dropped. The value stays on its thread, because ranges nest per thread.
 #[must_use]
 pub struct NvtxRange {
     profiler: Option<&'static Profiler>,
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Opens a range with the bytes of the batch, which are counted only where a profiler is attached.
+/// Opens a range that shows the bytes of the batch. `bytes` is called only if a profiler is attached.
 #[inline]
 pub fn range(call: Call, bytes: impl FnOnce() -> u64) -> NvtxRange {
     let profiler = PROFILER.load(Ordering::Relaxed);
@@ -39,7 +39,8 @@ pub fn range(call: Call, bytes: impl FnOnce() -> u64) -> NvtxRange {
         return NvtxRange { profiler: None, _of_this_thread: PhantomData };
     }
     fence(Ordering::Acquire);
-    // SAFETY: written once, with all that it points to, before the release store that the fence goes with; never freed.
+    // SAFETY: the pointer is written once, with all that it points to, before the release store that pairs with the fence; it is never
+    // freed.
     let profiler = unsafe { &*profiler };
     profiler.push(call, bytes());
     NvtxRange { profiler: Some(profiler), _of_this_thread: PhantomData }
@@ -49,19 +50,19 @@ impl Drop for NvtxRange {
     #[inline]
     fn drop(&mut self) {
         if let Some(profiler) = self.profiler {
-            // SAFETY: the profiler's own function and domain; the range on top of this thread's stack is ours.
+            // SAFETY: the function and the domain belong to the profiler; the range on top of this thread's stack is ours.
             unsafe { (profiler.pop)(profiler.domain) };
         }
     }
 }
 
-/// Attaches the profiler that the environment names, if there is one. Once in a process.
+/// Attaches the profiler that the environment names, if any. Takes effect once per process.
 pub fn attach() {
     static ATTACH: Once = Once::new();
     ATTACH.call_once(|| {
         let Some(path) = std::env::var_os("NVTX_INJECTION64_PATH") else { return };
         match Profiler::load(&path) {
-            // Kept for the rest of the process, as the library is.
+            // Leaked, because the library also stays loaded for the rest of the process.
             Ok(profiler) => PROFILER.store(Box::into_raw(Box::new(profiler)), Ordering::Release),
             Err(why) => log::info!("no NVTX ranges, because the profiler of NVTX_INJECTION64_PATH={} {why}", path.display()),
         }
@@ -74,7 +75,7 @@ type Domain = *mut c_void;
 type Push = unsafe extern "C" fn(Domain, *const EventAttributes) -> c_int;
 type Pop = unsafe extern "C" fn(Domain) -> c_int;
 
-/// The profiler's functions, and what it has made of our names.
+/// Functions of the profiler, with its domain and names for our ranges.
 struct Profiler {
     domain: Domain,
     push: Push,
@@ -82,14 +83,14 @@ struct Profiler {
     names: [Message; 2],
 }
 
-/// A message as `nvtxEventAttributes_t` holds it: its kind, and a text or the handle of a registered one.
+/// Message in the form of `nvtxEventAttributes_t`: the kind, and a text or the handle of a registered text.
 #[derive(Copy, Clone)]
 struct Message(i32, *const c_void);
 
 const ASCII: i32 = 1;
 const REGISTERED: i32 = 3;
 
-/// `nvtxEventAttributes_t`.
+/// Layout of `nvtxEventAttributes_t`.
 #[repr(C)]
 struct EventAttributes {
     version: u16,
@@ -106,7 +107,7 @@ struct EventAttributes {
 
 const _: () = assert!(size_of::<EventAttributes>() == 48);
 
-/// `NVTX_VERSION`, which attributes and the export table name.
+/// `NVTX_VERSION`, which appears in the attributes and in the export table.
 const VERSION: u16 = 3;
 /// `NVTX_PAYLOAD_TYPE_UNSIGNED_INT64`.
 const UNSIGNED: i32 = 1;
@@ -120,22 +121,22 @@ impl Profiler {
                 entry.store((&raw const *slot).cast_mut(), Ordering::Relaxed);
             }
         }
-        // SAFETY: loading runs the library's initialisers, which is what whoever set the variable asks for.
+        // SAFETY: loading runs the library's initialisers, as the user who set the variable requests.
         let library = unsafe { Library::new(path) }.map_err(|error| format!("cannot be loaded: {error}"))?;
-        // SAFETY: the type is that of the contract.
+        // SAFETY: the contract defines this type.
         let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2") };
         let initialize = *initialize.map_err(|_| "has no InitializeInjectionNvtx2")?;
-        // SAFETY: as the contract asks: called once, with a function that gives out the tables, which live for ever.
+        // SAFETY: the contract is met: the function is called once, and the tables that `export_table` returns live for ever.
         if unsafe { initialize(export_table) } == 0 {
             return Err("does not start".into());
         }
-        // It has our tables: from here on it stays loaded.
+        // The library has our tables, so it must stay loaded from here on.
         std::mem::forget(library);
         let function = |id: usize| Some(SLOTS[CORE2][id].load(Ordering::Acquire)).filter(|function| !function.is_null());
         let (Some(create), Some(push), Some(pop)) = (function(DOMAIN_CREATE), function(DOMAIN_PUSH), function(DOMAIN_POP)) else {
             return Err("takes no ranges".into());
         };
-        // SAFETY: the types that the contract gives these slots.
+        // SAFETY: the contract defines these types for these slots.
         let (create, push, pop) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char) -> Domain>(create),
@@ -143,14 +144,14 @@ impl Profiler {
                 std::mem::transmute::<*mut c_void, Pop>(pop),
             )
         };
-        // SAFETY: a text that ends with NUL.
+        // SAFETY: the text ends with NUL.
         let domain = unsafe { create(c"mpgpu".as_ptr()) };
         let register = function(DOMAIN_REGISTER_STRING).map(|function| {
-            // SAFETY: as above.
+            // SAFETY: the contract defines this type for this slot.
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(Domain, *const c_char) -> *mut c_void>(function) }
         });
         let name = |text: &'static CStr| match register {
-            // SAFETY: the domain just made, and a text that ends with NUL.
+            // SAFETY: the domain is valid, and the text ends with NUL.
             Some(register) => Message(REGISTERED, unsafe { register(domain, text.as_ptr()) }),
             None => Message(ASCII, text.as_ptr().cast()),
         };
@@ -171,13 +172,13 @@ impl Profiler {
             message_type,
             message,
         };
-        // SAFETY: the profiler's own function and domain; it reads the attributes during the call.
+        // SAFETY: the function and the domain belong to the profiler; it reads the attributes only during the call.
         unsafe { (self.push)(self.domain, &attributes) };
     }
 }
 
-/// Modules of functions (`NvtxCallbackModule`), each with the number of its slots, of which the first is none: core, CUDA, OpenCL, CUDA
-/// runtime, core 2 with the domains, and synchronisation.
+/// Number of slots of each module of functions (`NvtxCallbackModule`). The first slot of a module is unused. The modules are: none, core,
+/// CUDA, OpenCL, CUDA runtime, core 2 with the domains, and synchronisation.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST: usize = 16;
@@ -190,20 +191,20 @@ const DOMAIN_CREATE: usize = 12;
 
 type Slot = AtomicPtr<c_void>;
 
-/// Where the profiler puts its functions.
+/// Slots in which the profiler stores its functions.
 static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(null_mut()) }; MOST] }; SIZES.len()];
-/// What it is shown: the addresses of the slots, with NULL in front and behind.
+/// Tables that the profiler gets: the addresses of the slots, with NULL before and after them.
 static TABLES: [[AtomicPtr<Slot>; MOST + 1]; SIZES.len()] =
     [const { [const { AtomicPtr::<Slot>::new(null_mut()) }; MOST + 1] }; SIZES.len()];
 
-/// `NvtxExportTableCallbacks`.
+/// Layout of `NvtxExportTableCallbacks`.
 #[repr(C)]
 struct Callbacks {
     size: usize,
     function_table: unsafe extern "C" fn(c_int, *mut *const AtomicPtr<Slot>, *mut c_uint) -> c_int,
 }
 
-/// `NvtxExportTableVersionInfo`.
+/// Layout of `NvtxExportTableVersionInfo`.
 #[repr(C)]
 struct VersionTable {
     size: usize,
@@ -216,7 +217,7 @@ static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), function
 static VERSION_TABLE: VersionTable =
     VersionTable { size: size_of::<VersionTable>(), version: VERSION as u32, reserved: 0, set_profiler_version };
 
-/// `nvtxGetExportTable`.
+/// Implements `nvtxGetExportTable`.
 unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     match id {
         1 => (&raw const CALLBACKS).cast(),
@@ -227,7 +228,7 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
 
 unsafe extern "C" fn function_table(module: c_int, table: *mut *const AtomicPtr<Slot>, size: *mut c_uint) -> c_int {
     let Some(module) = usize::try_from(module).ok().filter(|module| (1..SIZES.len()).contains(module)) else { return 0 };
-    // SAFETY: the contract says that both are NULL or may be written to.
+    // SAFETY: according to the contract each pointer is NULL or may be written to.
     unsafe {
         if !size.is_null() {
             size.write(SIZES[module] as c_uint);
@@ -239,5 +240,5 @@ unsafe extern "C" fn function_table(module: c_int, table: *mut *const AtomicPtr<
     1
 }
 
-/// What the profiler was built with. All that is called here has been in every version.
+/// Receives the version that the profiler was built with and ignores it: all functions that are called here exist in every version.
 unsafe extern "C" fn set_profiler_version(_: u32) {}

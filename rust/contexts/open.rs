@@ -1,4 +1,4 @@
-//! Opens a context by options and environment: the only place that names a concrete backend.
+//! Opens a context from options and environment. This is the only module that names a concrete backend.
 
 use super::config::{BackendChoice, Config, NO_TUNING};
 use super::error::Error;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 impl Context {
-    /// A context for these options and this environment.
+    /// Opens a context with the given options; `environment` supplies the values that the options leave out.
     pub fn open(options: &ContextOptions, environment: Config) -> Result<Context, Error> {
         let mut config = environment;
         if let Some(backend) = options.backend {
@@ -60,7 +60,8 @@ impl Context {
         }
     }
 
-    /// A context on the topology of a kept probe, with its tuning. `MPGPU_TUNING_FILE` has precedence, also where it is `none`.
+    /// Opens a context on the topology of a kept probe, with the tuning that is kept beside it. `MPGPU_TUNING_FILE` has precedence, even if
+    /// it is `none`.
     pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, kept: &Path) -> Result<Context, Error> {
         if config.tuning_file.is_some() {
             return Context::with_backend(machine, backend, config);
@@ -71,13 +72,13 @@ impl Context {
     }
 }
 
-/// The name of what is discovered, which is taken where nobody names a topology and there is no probe.
+/// Name of the discovered topology. It is the default if no topology is named and no probe is kept.
 pub const DISCOVERED: &str = "discovered";
 
-/// The name of the probe of these GPUs that is kept in the cache directory, which is taken where nobody names a topology.
+/// Name of the topology that a probe of these GPUs left in the cache directory. It is the default if no topology is named.
 pub const PROBED: &str = "probed";
 
-/// Virtual devices: as many as the topology in force has.
+/// Opens a context on the host backend, with as many virtual devices as the selected topology has.
 fn host(config: Config) -> Result<Context, Error> {
     let name = config.topology.as_deref().unwrap_or(topology::DEFAULT_PRESET);
     let mut topology = topology::load(name)?;
@@ -97,19 +98,19 @@ fn host(config: Config) -> Result<Context, Error> {
     Context::with_backend(Arc::new(machine), Arc::new(backend), config)
 }
 
-/// Where a topology comes from.
+/// Origin of a topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// What the driver and NVML show.
+    /// Reported by the driver and NVML.
     Discovered,
-    /// The kept probe of these GPUs.
+    /// The kept probe of the visible GPUs, with the path of its file.
     Probed(PathBuf),
-    /// What was named: a preset, or a file.
+    /// Named by the user: a preset or a file.
     Named,
 }
 
-/// The topology that a context on CUDA takes for this configuration. [`BackendError::NoDriver`](crate::backend::BackendError::NoDriver)
-/// where the process has no GPU.
+/// Returns the topology that a context on CUDA uses with this configuration, and its origin. Fails with
+/// [`BackendError::NoDriver`](crate::backend::BackendError::NoDriver) if the process has no GPU.
 pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     let now = probe::fingerprint("cuda", took("GPUs identified", cuda::identity)?);
     let discover = || took("topology discovered", cuda::discover::discover);
@@ -128,8 +129,8 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// The GPUs that the driver shows this process, with the topology that is named, was probed, or is discovered, and with a kept probe what was
-/// tuned for it.
+/// Opens a context on the GPUs that the driver shows this process. The topology is the named, the probed or the discovered one; a kept
+/// probe brings its tuning with it.
 fn cuda(mut config: Config) -> Result<Context, Error> {
     let count = cuda::device_count()?;
     let (topology, origin) = machine_here(&config)?;
@@ -166,20 +167,20 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
     }
 }
 
-/// A file that contexts would read.
+/// A file that contexts read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     /// `topology`, `probe` or `tuning`.
     pub what: &'static str,
-    /// Where it is.
+    /// Path of the file; for a topology also the name of a preset.
     pub path: String,
-    /// Whether it was named: then contexts are refused if it is of no use. One that is kept is ignored.
+    /// True if the user named the file. Contexts then refuse to open if it is unusable. A kept file that is unusable is ignored.
     pub is_named: bool,
-    /// Why it is not of use.
+    /// The reason if the file is unusable.
     pub state: Result<(), String>,
 }
 
-/// The files that a context would read here with this configuration, and whether it could.
+/// Returns the files that a context here reads with this configuration, each with the reason if it is unusable.
 pub fn files_here(config: &Config) -> Vec<File> {
     let mut files = Vec::new();
     let mut note = |what, path: String, is_named, state: Result<(), String>| {

@@ -1,4 +1,4 @@
-//! Which memory of this context other processes may map, and which memory of theirs this context has mapped.
+//! Memory that this context exports to other processes, and memory that it has imported from them.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError};
@@ -9,52 +9,52 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-/// What one context exports and imports.
+/// Exports and imports of one context.
 #[derive(Debug, Default)]
 pub(super) struct PeerMemory {
-    /// Present from the first export on.
+    /// Service that answers importers; present from the first export on.
     pub service: Mutex<Option<Arc<Service>>>,
-    /// By their first byte.
+    /// Imports, by first address.
     imports: RwLock<BTreeMap<u64, Arc<Import>>>,
     /// Held while memory is imported or closed, so that nothing is imported twice.
     pub importing: Mutex<()>,
-    /// Addresses of imports that memory allocated anew has taken the place of, and how often each is still to be closed.
+    /// Addresses of former imports where new memory has been allocated since, each with the number of closes that are still due.
     pub replaced: Mutex<HashMap<u64, u64>>,
 }
 
-/// An allocation of another process, or of another context, in use here.
+/// Allocation of another process or another context that is mapped in this context.
 pub struct Import {
     pub(super) key: AllocationKey,
-    /// Whose it is.
+    /// Token of the process that owns the memory.
     pub(super) token: [u8; 16],
     pub(super) secret: Secret,
     pub(super) base: u64,
     pub(super) bytes: u64,
     pub(super) device: DeviceId,
     pub(super) source: ImportSource,
-    /// How often each address was returned and not closed.
+    /// Number of times that each address was returned and not yet closed.
     pub(super) holders: std::sync::Mutex<HashMap<u64, u64>>,
 }
 
-/// Where an import comes from.
+/// Origin of an import.
 pub(super) enum ImportSource {
-    /// This context: freeing is noticed as for any other of its memory.
+    /// This context. Freeing is noticed as for any other of its memory.
     Here,
-    /// Another context of this process, which is told that it is in use by what is kept here.
+    /// Another context of this process. The count kept here shows that context that its memory is in use.
     Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
-    /// Another process, which tells here what it has freed.
+    /// Another process, which reports here the memory that it has freed.
     Process(Arc<Peer>, BoardSlot),
-    /// Another process, from which the program itself has mapped it.
+    /// Another process, whose memory the program itself has mapped.
     Program,
 }
 
 impl Import {
-    /// Bytes from an address in it to its end.
+    /// Returns the number of bytes from `address`, which lies in the import, to the import's end.
     pub fn bytes_from(&self, address: u64) -> u64 {
         self.bytes - (address - self.base)
     }
 
-    /// Refuses memory that its owner has freed, or that has lost its owner.
+    /// Refuses memory that was freed by its owner, or whose owner has exited.
     pub fn check(&self) -> Result<(), Error> {
         match &self.source {
             ImportSource::Here | ImportSource::Program => Ok(()),
@@ -66,25 +66,26 @@ impl Import {
         }
     }
 
-    /// Whether it is memory of another context or process.
+    /// True if the memory belongs to another context or process.
     pub fn is_foreign(&self) -> bool {
         !matches!(self.source, ImportSource::Here)
     }
 
-    /// Adds a holder of an address.
+    /// Adds a holder of the address at `offset` and returns the address.
     pub(super) fn hold(&self, offset: u64) -> u64 {
         let address = self.base + offset;
         *self.holders.lock().unwrap_or_else(PoisonError::into_inner).entry(address).or_default() += 1;
         address
     }
 
-    /// Whether this address is held, and nothing else of the import.
+    /// True if this address is held exactly once and no other address of the import is held.
     pub(super) fn is_last(&self, address: u64) -> bool {
         let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.len() == 1 && holders.get(&address) == Some(&1)
     }
 
-    /// Removes a holder; `Some(true)` if it was the last. `None` for an address without holders.
+    /// Removes a holder of an address. Returns `Some(true)` if it was the last holder of the import, and `None` if the address has no
+    /// holders.
     pub(super) fn let_go(&self, address: u64) -> Option<bool> {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         let count = holders.get_mut(&address)?;
@@ -100,7 +101,7 @@ pub(super) fn freed_here() -> Error {
     ipc::IpcError::PeerGone("the memory was freed by its context in this process; export again".into()).into()
 }
 
-/// Refuses a handle that names another size than its allocation has: its range may lie outside.
+/// Refuses a handle whose size differs from its allocation's, because its range may lie outside.
 pub(super) fn check_size(handle: &Handle, bytes: u64) -> Result<(), Error> {
     if handle.allocation_bytes == bytes {
         return Ok(());
@@ -115,7 +116,7 @@ impl fmt::Debug for Import {
     }
 }
 
-/// Each backend numbers its allocations itself.
+/// Returns the number of the backend, because each backend numbers its allocations separately.
 pub(super) fn number_of(backend: &dyn Backend) -> u8 {
     if backend.is_virtual() { 1 } else { 2 }
 }
@@ -129,14 +130,14 @@ impl PeerMemory {
         self.imports.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The import that an address lies in.
+    /// Returns the import that contains an address.
     pub fn import_at(&self, address: u64) -> Option<Arc<Import>> {
         let imports = self.imports();
         let (base, import) = imports.range(..=address).next_back()?;
         (address - base < import.bytes).then(|| Arc::clone(import))
     }
 
-    /// The imports that addresses lie in, each once.
+    /// Returns the imports that contain the addresses, each once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         if self.imports().is_empty() {
             return Box::default();
@@ -145,7 +146,7 @@ impl PeerMemory {
         found.values().map(Arc::downgrade).collect()
     }
 
-    /// Whether another process or context has memory of this one mapped.
+    /// True if another process or context has mapped this memory.
     pub fn is_mapped(&self, address: u64, backend: &dyn Backend) -> bool {
         let service = lock(&self.service).clone();
         match (service, backend.locate(address)) {
@@ -156,12 +157,12 @@ impl PeerMemory {
         }
     }
 
-    /// The memory at this address is about to be freed.
+    /// Withdraws the exports of the memory at this address, which is about to be freed.
     pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
         let service = lock(&self.service).clone();
         if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
             service.withdraw(AllocationKey { backend: number_of(backend), allocation: allocation.id });
-            // An import from this very context ends with the memory, whose address may be allocated again.
+            // An import from this context itself ends with the memory, because its address may be allocated again.
             let mut imports = self.imports_mut();
             if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
                 imports.remove(&allocation.base);
@@ -169,7 +170,7 @@ impl PeerMemory {
         }
     }
 
-    /// Unmaps everything and takes back every export. All work has finished.
+    /// Unmaps all imports and withdraws all exports. All work must have finished.
     pub fn release(&self, backend: &Arc<dyn Backend>) -> Result<(), BackendError> {
         let imports = std::mem::take(&mut *self.imports_mut());
         let mut result = Ok(());

@@ -1,4 +1,4 @@
-//! Probing a context's machine.
+//! Probes the machine of a context.
 
 use super::config::Config;
 use super::error::Error;
@@ -17,42 +17,44 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The largest copy that is tuned where a CPU moves every byte.
+/// Largest copy in bytes that is tuned if CPU threads move every byte.
 const TUNED_ON_CPU: u64 = 4 << 20;
 
-/// A measured machine, and what its file says.
+/// Result of a probe, with the description for its file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
-    /// What was found.
+    /// The measured machine.
     pub probed: Probed,
-    /// Of which machine, when, how well.
+    /// Identity of the machine, date and quality of the probe.
     pub record: Record,
-    /// What was tuned for it. `None` if nothing was to be tuned, or the search failed.
+    /// Tuning for the probed machine. `None` if nothing was to be tuned or the search failed.
     pub tuning: Option<Tuning>,
 }
 
 impl ProbeReport {
-    /// The file: a topology with the table `[probe]`.
+    /// Returns the text of the file: a topology with the table `[probe]`.
     pub fn to_toml(&self) -> String {
         self.record.to_toml(&self.probed.topology)
     }
 }
 
 impl Context {
-    /// Measures the machine of this context: which copies there are, how fast, and which slow each other down (`docs/reference/probe.md`).
+    /// Measures the machine of this context: which copies are possible, how fast they are, and which slow each other down
+    /// (`docs/reference/probe.md`).
     ///
-    /// Then looks for better plans than the model's on what was found, for the copies that `options` names; where that fails, a warning in
-    /// the log says why, and the probe stands. Nothing is tuned for a probe whose own check is off by more than `options.most_error`.
+    /// Then searches, on the measured machine, for plans that are better than the model's, for the sizes that `options` names. If the
+    /// search fails, a warning is logged and the probe is still valid. Nothing is tuned if the check of the probe's own predictions
+    /// deviates by more than `options.most_error`.
     ///
-    /// Takes seconds, memory and streams of every device, and all their links: nothing else should run on the machine meanwhile. The
-    /// context goes on with the topology that it has; [`store`](Context::store_probe) the result for the next one. On the host backend it
-    /// measures copies by CPU threads.
+    /// The probe takes seconds, uses memory and streams of every device, and loads all links: nothing else should run on the machine
+    /// meanwhile. The context keeps its current topology; [store](Context::store_probe) the result for later contexts. On the host backend
+    /// the probe measures copies by CPU threads.
     pub fn probe(&self, options: &ProbeOptions, progress: &mut dyn FnMut(Progress)) -> Result<ProbeReport, Error> {
         if !self.is_open() {
             return Err(Error::ContextDestroyed);
         }
         let backend = self.backend();
-        // Not the topology in force: a probed one lacks the pairs that lost bytes, and these may work by now.
+        // The active topology is not used: if it was probed, it lacks the pairs that lost bytes, which may work by now.
         let seen = backend.discover()?.map(Machine::new).transpose()?;
         let machine = seen.as_ref().filter(|seen| seen.gpu_count() == self.machine().gpu_count()).unwrap_or(self.machine());
         let fingerprint = fingerprint(backend.name(), backend.identity()?);
@@ -82,12 +84,12 @@ impl Context {
         Ok(report)
     }
 
-    /// Tunes plans for the machine as probed. Copies of host memory: by the short search, because the best engine, number of chunks and share
-    /// of relays differ between machines and the model has no term for them. All-to-alls: paths only, because the planner by itself gives them
-    /// none but the direct ones, in turns (`docs/reference/probe.md`).
+    /// Tunes plans for the probed machine. Host copies get the short search, because the best engine, number of chunks and share of relays
+    /// differ between machines and the model has no term for them. All-to-alls get a search over paths only, because the planner by itself
+    /// uses only the direct paths, in turns (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
-        // Without options of the environment or of an earlier tuning.
+        // Excludes options of the environment and of an earlier tuning.
         let config = Config { staging_bytes: self.config().staging_bytes, ..Config::default() };
         let base = Options { staging_bytes: config.staging_bytes, ..Options::default() };
         let origin = if self.backend().is_virtual() { Origin::Host } else { Origin::Cuda };
@@ -107,7 +109,7 @@ impl Context {
                     measurements += point.short_evaluations() as u32;
                     points.push(point);
                 }
-                // A pair that no path joins.
+                // A pair that no path connects is skipped.
                 Ok(None) | Err(TuneError::Plan(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -115,17 +117,17 @@ impl Context {
         campaign.tuning(&points, origin, &mut score)
     }
 
-    /// The file that the last probe of this context made.
+    /// Returns the text of the file that the last probe of this context made.
     pub fn probed(&self) -> Option<Arc<str>> {
         lock(&self.probed).clone()
     }
 
-    /// Whether contexts look for probes of machines like this one. Those of virtual devices say nothing of any GPU.
+    /// True if contexts look for kept probes of machines like this one. Probes of virtual devices describe no GPU and are not kept.
     pub fn keeps_probes(&self) -> bool {
         !self.backend().is_virtual()
     }
 
-    /// Where the next context looks for this probe.
+    /// Returns the path at which the next context looks for this probe.
     fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
         let refuse = |why: String| Err(Error::NotSupported(why));
         if record.fingerprint.backend == "host" {
@@ -142,9 +144,9 @@ impl Context {
         }
     }
 
-    /// Writes a probe to `file`, or where the next context finds it by itself; returns where that is. There, and not beside `file`, its
-    /// tuning is written too; where it has none, that of an earlier probe is removed. If that fails the log has a warning. Refused without a
-    /// `file` where no context would use it: of virtual devices, and of a machine that the probe does not predict.
+    /// Writes a probe to `file`, or to the path where the next context finds it by itself, and returns the path. Without `file`, the tuning
+    /// is written too, or an earlier tuning is removed if the probe has none. A failure of that is only logged. Without `file`, a probe
+    /// that no context would use is refused: a probe of virtual devices, or of a machine whose times it does not predict.
     pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
         let path = file.map_or_else(|| self.place_of(&report.record), |file| Ok(file.to_owned()))?;
         write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
@@ -162,7 +164,7 @@ impl Context {
     }
 }
 
-/// One line on what was probed.
+/// Describes the probe in one line.
 fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> String {
     let count = fingerprint.gpus.len();
     let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());
@@ -171,10 +173,10 @@ fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> S
     format!("{count} x {name}, probed{when}: {} measurements, typically within {within:.0} %", probed.measurements)
 }
 
-/// `2026-11-21` in UTC.
+/// Returns the date in UTC, for example `2026-11-21`.
 fn date(now: SystemTime) -> Option<String> {
     let days = now.duration_since(UNIX_EPOCH).ok()?.as_secs() / 86_400;
-    // Civil from days (Hinnant 2013): years begin in March, so that the leap day is the last of its year.
+    // Days to civil date (Hinnant 2013): years begin in March, so that the leap day is the last day of its year.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -1,11 +1,11 @@
-//! The files in which probes are kept.
+//! Files in which probes and tunings are kept.
 //!
-//! A probe is kept in the cache directory under a name that its GPUs give it, so that a cluster's nodes can share a home directory. A
-//! context on CUDA for which nobody names a topology takes the file of its GPUs, if there is one. A file that the driver or the
-//! library has outlived is passed over with a warning; named explicitly, it is refused.
+//! A probe is kept in the cache directory. Its file name is derived from the GPUs, so that nodes of a cluster can share a home directory. A
+//! context on CUDA for which no topology is named uses the file of its GPUs, if there is one. A file that no longer fits the driver or the
+//! library is ignored with a warning; if it was named explicitly, the context is refused.
 //!
-//! Beside it lies the tuning that was found with it, if any. The probe is written first, then the tuning is written or removed. If the
-//! process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
+//! The tuning that was found with the probe, if any, lies beside it. The probe is written first, then the tuning is written or removed. If
+//! the process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
 
 use super::error::Error;
 use crate::backend::Identity;
@@ -16,16 +16,16 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The most files of the cache directory that are looked at.
+/// Largest number of files of the cache directory that are examined.
 const MOST_FILES: usize = 1024;
 
-/// Where the tuning of a kept probe lies: `tuning-….toml` beside `probe-….toml`.
+/// Returns the path of a probe's tuning: `tuning-….toml` beside `probe-….toml`.
 pub fn tuning_beside(probe: &Path) -> PathBuf {
     let name = probe.file_name().unwrap_or_default().to_string_lossy();
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
 
-/// The tuning that is kept beside a probe and where it lies, if it was made for this machine: for the same figures, on the same backend.
+/// Returns the tuning kept beside a probe, and its path, if it was made for this machine's figures and backend.
 pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
     let path = tuning_beside(probe);
     if !path.exists() {
@@ -48,17 +48,17 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
     }
 }
 
-/// What a probe made now would be valid for.
+/// Returns the fingerprint that a probe made now would have.
 pub fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
-    // systemd's id of the installation, hashed because machine-id(5) asks not to publish it. Containers may lack it.
+    // The id of the installation from systemd, hashed because machine-id(5) asks not to publish it. Containers may lack it.
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let machine = read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default();
     let host = format!("{:016x}", hash(["mpgpu", &machine]));
     Fingerprint { backend: backend.into(), host, driver: identity.driver, gpus: identity.gpus }
 }
 
-/// The topology of a file that was named for a context on these GPUs. If it comes from a probe, that must be of these GPUs; the result has
-/// the visible ones in their order.
+/// Loads a named topology for a context on these GPUs. If the file comes from a probe, the probe must cover these GPUs; the result has the
+/// visible GPUs in their order.
 pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     let (topology, record) = topology::load_probed(name)?;
     let Some(record) = record else { return Ok(topology) };
@@ -66,7 +66,8 @@ pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     Ok(visible(&topology, &record, now).map_err(stale)?)
 }
 
-/// The probe of these GPUs that is kept in `directory`: the file of exactly them, or else of more, the fewest more.
+/// Returns the kept probe in `directory` that covers these GPUs. A probe of exactly these GPUs is preferred, then the one with the fewest
+/// additional GPUs.
 pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> {
     let own = directory.join(now.file_name());
     let others = fs::read_dir(directory).into_iter().flatten().take(MOST_FILES).flatten().map(|entry| entry.path());
@@ -107,7 +108,7 @@ pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> 
     best.map(|(_, path, topology)| (path, topology))
 }
 
-/// The probe of exactly these GPUs that `directory` has, and why it is not used if it is not. `None` where there is none.
+/// Returns the path of the probe of exactly these GPUs in `directory`, and the reason if it is not used. `None` if there is none.
 pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
     let path = directory.join(now.file_name());
     let state = match topology::load_probed(&path.to_string_lossy()) {
@@ -119,16 +120,16 @@ pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), S
     Some((path, state))
 }
 
-/// The part of a probed topology that is visible now, or why it is stale.
+/// Returns the part of a probed topology that is visible now, or the reason why the probe is stale.
 fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
     let gpus = record.gpus_of(now)?;
     topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not go together".into())
 }
 
-/// Files of other processes with this one's number that may lie beside the one that is written.
+/// Largest number of left-over temporary files, written under the same process number, that are tolerated beside the target.
 const MOST_LEFT_OVER: u32 = 1000;
 
-/// Writes all of `text` or nothing: into a file beside it first, which then takes its place.
+/// Writes all of `text` or nothing: first into a temporary file in the same directory, which is then renamed.
 pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -138,7 +139,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
         match fs::File::create_new(&beside) {
-            // Of a process in another container that has this number, or that had it when it was killed.
+            // Left by a process with the same number: one in another container, or an earlier one that was killed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
             created => Some((beside, created)),
         }
@@ -150,7 +151,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     });
     let placed = written.and_then(|()| fs::rename(&beside, path));
     if placed.is_err() {
-        // The first error is reported; one of removing the remains does not matter.
+        // The first error is reported. An error while removing the remains does not matter.
         let _ = fs::remove_file(&beside);
     }
     placed

@@ -1,4 +1,5 @@
-//! Host memory of the program's own that it has registered: pinned where it lies, in pieces that a copy must not pass from one into the next.
+//! Registered host memory: the program's own memory, pinned in place. It is pinned in pieces, and no copy may cross from one piece into the
+//! next.
 
 use super::batch::{Batch, Located};
 use super::error::{End, Error};
@@ -7,11 +8,11 @@ use crate::plan::Shape;
 use crate::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 
-/// By the first address.
+/// Registrations, by first address.
 #[derive(Debug, Default)]
 pub(super) struct Registrations(pub Mutex<BTreeMap<u64, Registration>>);
 
-/// See [`Context::register_memory`](super::lifetime::Context::register_memory).
+/// One registration. See [`Context::register_memory`](super::lifetime::Context::register_memory).
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Registration {
     pub bytes: u64,
@@ -19,25 +20,25 @@ pub(super) struct Registration {
 }
 
 impl Registrations {
-    /// The one that an address lies in.
+    /// Returns the registration that contains `address`.
     fn at(&self, address: u64) -> Option<Registration> {
         let known = lock(&self.0);
         let (base, registration) = known.range(..=address).next_back()?;
         (address - base < registration.bytes).then_some(*registration)
     }
 
-    /// Bytes from an address to where a copy must end, if it lies in such memory.
+    /// Returns the number of bytes from `address` to the end of its piece, or `None` if the address is not in registered memory.
     fn reach(&self, address: u64) -> Option<u64> {
         self.at(address).map(|_| REGISTERED_PIECE - address % REGISTERED_PIECE)
     }
 
-    /// Whether so many bytes there are of several pieces.
+    /// True if the range lies in more than one piece of registered memory.
     pub fn crosses(&self, address: u64, bytes: u64) -> bool {
         self.reach(address).is_some_and(|reach| reach < bytes)
     }
 
-    /// The batch as a backend can copy it: a transfer that passes from one piece into the next is several. `None` where none does. What tells of
-    /// operations counts these.
+    /// Splits the batch so that no transfer crosses from one piece into the next, as a backend requires. Returns `None` if no transfer
+    /// crosses. Reports about operations, such as traces, number the transfers of the split batch.
     pub fn cut(&self, batch: &Batch) -> Result<Option<Batch>, Error> {
         if lock(&self.0).is_empty() {
             return Ok(None);
@@ -62,7 +63,7 @@ impl Registrations {
         Ok((cut.len() > batch.len()).then_some(cut))
     }
 
-    /// Takes all back that is left, and says how much. All work has finished.
+    /// Unregisters all memory that is still registered and returns its size in bytes. All work must have finished.
     pub fn release(&self, backend: &dyn Backend) -> (u64, Result<(), BackendError>) {
         let left = std::mem::take(&mut *lock(&self.0));
         let bytes = left.values().map(|registration| registration.bytes).sum();

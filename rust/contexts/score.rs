@@ -1,4 +1,4 @@
-//! The score by execution: medians, and duels in turns.
+//! Scores plans by execution: medians of times, and direct comparisons in alternating order.
 
 use super::batch::Transfer;
 use super::error::Error;
@@ -11,45 +11,47 @@ use crate::tune::{Score, Verdict};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Executions before any is timed: the first launch of a graph and the first use of a peer link are slow.
+/// Number of executions before the first timed one: the first launch of a graph and the first use of a peer link are slow.
 const WARM_UP: usize = 3;
-/// Executions of one score: as many as fit into this time, and within these bounds.
+/// Time in seconds for the executions of one score. Their number also stays within `SCORE_ROUNDS`.
 const SCORE_SECONDS: f64 = 0.02;
 const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
-/// Rounds of a duel, in each of which both are executed. Odd, so that the median is one of them. Copies of host memory take some per cent more or
-/// less from one round to the next.
+/// Rounds of a comparison; each round executes both plans. The number is odd, so that the median is one of the rounds. Copies of host
+/// memory vary by some per cent from one round to the next.
 const DUEL_ROUNDS: usize = 101;
-/// Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent: a smaller gain is not worth keeping.
+/// Smallest gain worth keeping. Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent.
 const LEAST_GAIN: f64 = 0.01;
-/// Sets of buffers where host memory takes part. How fast several GPUs reach it depends on where its pages lie: of three buffers of one
-/// process, one took 1.75 times as long as the others (64 MiB through four H200). A score on one buffer alone would fit only that one.
+/// Sets of buffers for batches with host memory. The speed at which several GPUs access host memory depends on where its pages lie: of
+/// three buffers of one process, one took 1.75 times as long as the others (64 MiB through four H200). A score from one buffer would fit
+/// only that buffer.
 const HOST_BUFFERS: usize = 3;
 
-/// Scores plans by executing them on a context whose machine they were made for, in memory and streams of its own, which it gives back
-/// when dropped. Nothing else should run on the machine meanwhile.
+/// Scores plans by execution on a context whose machine they were made for. It uses memory and streams of its own, which it releases when
+/// dropped. Nothing else should run on the machine meanwhile.
 pub struct Executed<'a> {
     context: &'a Context,
-    /// In the order of devices; where the first transfer starts, or ends if it starts in host memory.
+    /// Streams by device, one for each device that submits: the source of the first transfer, or its destination if the source is host
+    /// memory.
     streams: Vec<(DeviceId, StreamHandle)>,
     /// Sets of buffers for the batch that was scored last.
     sets: Vec<Vec<Transfer>>,
 }
 
-/// A plan at the addresses of each set of buffers.
+/// A plan bound to the addresses of each set of buffers.
 struct Bound {
     at: Vec<Arc<execute::Plan>>,
     stream: StreamHandle,
-    /// The plan's own time at the first set, warm.
+    /// Time in seconds of one execution at the first set, after warm-up.
     first: f64,
 }
 
 impl<'a> Executed<'a> {
-    /// Takes nothing yet.
+    /// Creates the scorer. Allocates nothing yet.
     pub fn new(context: &'a Context) -> Executed<'a> {
         Executed { context, streams: Vec::new(), sets: Vec::new() }
     }
 
-    /// The plan at addresses of its own, warm at the first of them.
+    /// Binds the plan to buffers of its own and warms it up at the first set.
     fn bind(&mut self, plan: &Plan) -> Result<Bound, Error> {
         let shapes = || plan.transfers.iter().map(|transfer| &transfer.shape);
         let first =
@@ -60,7 +62,7 @@ impl<'a> Executed<'a> {
             self.free();
             let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
             let sets = 0..if of_host { HOST_BUFFERS } else { 1 };
-            // After a failure the set is incomplete, and of no use for the next plan.
+            // An incomplete set must not be used for the next plan.
             sets.flat_map(|set| shapes().map(move |shape| (set, shape)))
                 .try_for_each(|(set, shape)| self.allocate(set, shape))
                 .inspect_err(|_| self.free())?;
@@ -86,7 +88,8 @@ impl<'a> Executed<'a> {
         Ok(Bound { at, stream, first })
     }
 
-    /// Both ends of a transfer. Each is noted as soon as it is allocated, so that it is freed after a failure of the next.
+    /// Allocates both ends of a transfer. Each end is recorded as soon as it is allocated, so that it is freed if the next allocation
+    /// fails.
     fn allocate(&mut self, set: usize, shape: &Shape) -> Result<(), Error> {
         let &Shape { src_device, dst_device, bytes, .. } = shape;
         self.sets.resize_with(self.sets.len().max(set + 1), Vec::new);
@@ -125,7 +128,7 @@ impl Score for Executed<'_> {
         let rounds = ((SCORE_SECONDS / first.max(1e-9)) as usize).clamp(*SCORE_ROUNDS.start(), *SCORE_ROUNDS.end());
         let mut sum = 0.0;
         for plan in &at {
-            // A graph is re-pointed.
+            // The untimed execution updates the graph to these addresses.
             timed(plan, stream)?;
             let rounds = rounds.div_ceil(at.len());
             let mut seconds = (0..rounds).map(|_| timed(plan, stream)).collect::<Result<Vec<f64>, _>>()?;
@@ -144,12 +147,12 @@ impl Score for Executed<'_> {
         let challengers = self.bind(challenger)?.at;
         let mut rounds = Vec::with_capacity(DUEL_ROUNDS);
         for (index, (incumbent, challenger)) in at.iter().zip(&challengers).enumerate() {
-            // Graphs are re-pointed.
+            // The untimed executions update the graphs to these addresses.
             timed(incumbent, stream)?;
             timed(challenger, stream)?;
             let until = DUEL_ROUNDS * (index + 1) / at.len();
             while rounds.len() < until {
-                // Each goes first equally often.
+                // Each plan goes first equally often.
                 rounds.push(if rounds.len().is_multiple_of(2) {
                     let first = timed(incumbent, stream)?;
                     (first, timed(challenger, stream)?)
@@ -163,7 +166,7 @@ impl Score for Executed<'_> {
     }
 }
 
-/// Seconds from issue until the host sees it done.
+/// Returns the seconds from submission until the host sees the completion.
 fn timed(plan: &execute::Plan, stream: StreamHandle) -> Result<f64, Error> {
     let start = Instant::now();
     plan.execute(stream)?.wait()?;
@@ -196,7 +199,7 @@ mod tests {
         };
         let of = |batch: &[Shape]| plan(&machine, batch, &Options::default()).expect("a plan");
         let allocated = || context.machine().devices().map(|device| context.backend().allocated_bytes(device)).sum::<u64>();
-        // The first has memory, the second has none.
+        // The first transfer fits into memory; the second does not.
         let error = executed.seconds(&of(&[shape(1 << 20), shape(1 << 60)])).expect_err("more than there is").to_string();
         assert!(error.contains(&(1_u64 << 60).to_string()), "{error}");
         assert_eq!(allocated(), 0);

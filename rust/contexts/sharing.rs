@@ -1,4 +1,4 @@
-//! Memory of a context that other processes may map, and memory of theirs that it has mapped: how it is exported, imported and closed.
+//! Exports memory of a context to other processes, and imports and closes memory of theirs.
 
 use super::error::Error;
 use super::peer_memory::{Import, ImportSource, check_size, freed_here, number_of};
@@ -11,19 +11,20 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 impl ContextState {
-    /// Describes a range of this context's memory for other processes of the node. It stays theirs to map until it is freed.
+    /// Exports a range of this context's memory: returns a handle with which other processes of the node can map it, until it is freed.
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
         self.export_to(address, bytes, None)
     }
 
-    /// Names who raises which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
+    /// Sets which process signals which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
     pub fn name_signallers(&self, address: u64, by_address: Arc<[(u64, u32)]>) -> Result<(), Error> {
         let found = self.locate(address)?;
         found.into_iter().for_each(|allocation| self.backend.name_signallers(&allocation, Arc::clone(&by_address)));
         Ok(())
     }
 
-    /// The same for one importer, which is told apart when it [leaves](ContextState::leave_memory) or ends.
+    /// Exports memory to one importer. The importer's [departure](ContextState::leave_memory) or exit is tracked separately from that of
+    /// others.
     pub fn export_to(&self, address: u64, bytes: u64, party: Option<Party>) -> Result<Handle, Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -39,7 +40,7 @@ impl ContextState {
             let why = format!("{address:#x} is memory of another process, imported here; export it there");
             return Err(ipc::IpcError::NotSupported(why).into());
         }
-        // Tried now, not when an importer asks, so that the caller learns of memory that cannot be shared.
+        // Tried now, not when an importer asks, so that the caller gets the error for memory that cannot be shared.
         drop(backend.export(&allocation)?);
         let service = {
             let mut started = lock(&sharing.service);
@@ -63,13 +64,14 @@ impl ContextState {
         })
     }
 
-    /// Maps what a handle describes, or finds it mapped: its address, and its device here. Each success takes one
-    /// [`close_memory`](ContextState::close_memory).
+    /// Maps the memory of a handle, or finds it already mapped. Returns its address and its device in this process. Each success requires
+    /// one [`close_memory`](ContextState::close_memory).
     pub fn import_memory(&self, handle: &Handle) -> Result<(u64, DeviceId), Error> {
         self.import_through(handle, None)
     }
 
-    /// The same, and the address that kernels of `kernels` have, 0 where that is none. The memory may then be on a GPU out of sight.
+    /// Imports memory for kernels. Returns also the address under which kernels of `kernels` access it, or 0 if `kernels` is `None`. The
+    /// memory may be on a GPU that is not visible to this process.
     pub fn import_memory_for(&self, handle: &Handle, kernels: Option<DeviceId>) -> Result<(u64, DeviceId, u64), Error> {
         kernels.map_or(Ok(()), |kernels| self.check_device(kernels))?;
         let (address, on) = self.import_through(handle, kernels)?;
@@ -82,7 +84,8 @@ impl ContextState {
         }
     }
 
-    /// The same; where the memory is on a GPU out of sight, it is mapped through `instead`, and taken for memory of that one.
+    /// Imports memory that may be on a GPU that is not visible to this process. It is then mapped through the device `instead`, and treated
+    /// as memory of that device.
     pub fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -125,9 +128,9 @@ impl ContextState {
         Ok((address, allocation.device))
     }
 
-    /// Takes note of memory of another process that the program has mapped itself, by the driver's way for which `payload` is the name, on
-    /// a device of which the mapping says nothing. Takes one [`close_memory`](ContextState::close_memory) of the address, before the program
-    /// unmaps it.
+    /// Records memory of another process that the program has mapped itself. `payload` identifies the driver mechanism that the program
+    /// used; the mapping itself does not show the device, so the caller names it. Requires one [`close_memory`](ContextState::close_memory)
+    /// of the address before the program unmaps it.
     pub fn adopt_memory(&self, address: u64, bytes: u64, device: DeviceId, payload: [u8; ipc::PAYLOAD_BYTES]) -> Result<(), Error> {
         let _open = self.enter()?;
         self.check_device(device)?;
@@ -143,7 +146,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Memory of this process: it has its address already.
+    /// Imports memory of this process, which already has an address here.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
@@ -161,8 +164,8 @@ impl ContextState {
         Ok((source, self.backend.map(shared, allocation)?))
     }
 
-    /// Memory of another context of this process that it has freed keeps its address here until it is closed. What is allocated there anew takes
-    /// its place.
+    /// Removes imports that overlap a new allocation. Memory of another context of this process keeps its address here after that context
+    /// frees it, until it is closed. The new allocation takes its place.
     pub(super) fn replace_freed(&self, base: u64, bytes: u64) {
         let sharing = &self.sharing;
         let is_freed = |import: &&Arc<Import>| {
@@ -182,7 +185,7 @@ impl ContextState {
             let mut replaced = lock(&sharing.replaced);
             holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
             drop(replaced);
-            // Memory of this context that begins there has taken its place in the backend too.
+            // A new allocation of this context at that address has replaced the import in the backend too.
             if let Err(error) = self.backend.unmap(import.base) {
                 log::debug!("unmapping memory that was freed: {error}");
             }
@@ -190,7 +193,7 @@ impl ContextState {
         }
     }
 
-    /// Whether an address is that of an import that was replaced, and is closed with that. One holder of it is as good as another.
+    /// Closes an address of an import that was replaced, and returns true if it was one. All holders of an address are interchangeable.
     fn close_replaced(&self, address: u64) -> bool {
         let mut replaced = lock(&self.sharing.replaced);
         let Some(count) = replaced.get_mut(&address) else { return false };
@@ -201,7 +204,7 @@ impl ContextState {
         true
     }
 
-    /// Memory of another process.
+    /// Imports memory of another process.
     fn import_there(&self, handle: &Handle, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let until = Instant::now() + PATIENCE;
         let connected = self.sharing.imports().values().find_map(|import| match &import.source {
@@ -222,7 +225,7 @@ impl ContextState {
         }
     }
 
-    /// The allocation that a handle speaks of, as this process numbers devices.
+    /// Returns the allocation that a handle describes, with this process's number of its device.
     fn allocation_of(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<Allocation, Error> {
         let machine = &self.machine;
         let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
@@ -244,7 +247,7 @@ impl ContextState {
         Err(ipc::IpcError::NotSupported(why).into())
     }
 
-    /// Tells the owner of imported memory that this context takes no further part in what it is for.
+    /// Notifies the owner of imported memory that this context no longer participates in the communication that uses it.
     pub fn leave_memory(&self, address: u64, departure: Departure) {
         let Some(import) = self.sharing.import_at(address) else { return };
         match (&import.source, Service::current()) {
@@ -254,7 +257,7 @@ impl ContextState {
         }
     }
 
-    /// Tells the owner of imported memory that this process raises no counter in it beyond `value`.
+    /// Notifies the owner of imported memory that this process will not set a counter in it beyond `value`.
     pub fn leave_signals(&self, address: u64, value: u64) -> Result<(), Error> {
         let _open = self.enter()?;
         self.sharing.import_at(address).ok_or(Error::NotImported(address))?;
@@ -262,12 +265,13 @@ impl ContextState {
         Ok(())
     }
 
-    /// Gives back what [`import_memory`](ContextState::import_memory) has returned. With the last, all work is waited for and the memory is unmapped.
+    /// Closes one use of memory that [`import_memory`](ContextState::import_memory) has returned. The last close waits for all work and
+    /// unmaps the memory.
     pub fn close_memory(&self, address: u64) -> Result<(), Error> {
         self.close_import(address, false)
     }
 
-    /// The same for memory whose user knows that all work on it has finished, and must not wait for other work.
+    /// Closes memory without waiting. The caller must know that all work on the memory has finished.
     pub fn close_idle(&self, address: u64) -> Result<(), Error> {
         self.close_import(address, true)
     }
@@ -278,7 +282,7 @@ impl ContextState {
             return Ok(());
         }
         let closed = self.close_present(address, is_idle);
-        // Another thread has imported what took its place meanwhile.
+        // Another thread may have imported the memory that replaced this import meanwhile.
         if matches!(closed, Err(Error::NotImported(_))) && self.close_replaced(address) { Ok(()) } else { closed }
     }
 
@@ -287,18 +291,18 @@ impl ContextState {
         let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
         let mut waited = is_idle;
         let (import, _importing) = loop {
-            // Without the lock: the work may wait for a peer, which must not block other imports.
+            // The lock is not held while waiting: the work may depend on a peer, which must not block other imports.
             let import = find()?;
-            // What the program unmaps is its own to wait for.
+            // The program itself waits before it unmaps its own mapping.
             if matches!(import.source, ImportSource::Program) {
                 waited = true;
             } else if !waited && import.is_foreign() && import.is_last(address) {
-                // The error of an execution is for whoever waits for it; the memory goes back all the same.
+                // An error of an execution is reported to the caller that waits for it; the memory is released nevertheless.
                 let _ = self.backend.synchronize();
                 waited = true;
             }
             let importing = lock(&sharing.importing);
-            // Of two threads that close the last two addresses at once, one finds out only here that it is the last.
+            // If two threads close the last two addresses concurrently, one of them detects only here that it closes the last.
             if waited || !import.is_foreign() || !import.is_last(address) {
                 break (find()?, importing);
             }
@@ -318,14 +322,14 @@ impl ContextState {
         Ok(unmapped?)
     }
 
-    /// Names a device so that every process of the node knows it, whatever number it has there.
+    /// Returns an identifier of a device that is the same in every process of the node, whatever number the device has there.
     pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], Error> {
         self.check_device(device)?;
         Ok(self.backend.device_uuid(device)?)
     }
 }
 
-/// A device's identity for people.
+/// Formats a device's identity for people.
 fn name_of(identity: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&identity[..4], &identity[4..6], &identity[6..8], &identity[8..10], &identity[10..]];

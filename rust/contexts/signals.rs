@@ -1,4 +1,4 @@
-//! Signals: counters in memory that streams raise, and that streams and threads wait for.
+//! Signals: counters in memory that streams set to a value, and for which streams and threads wait.
 
 use super::error::Error;
 use super::lifetime::Context;
@@ -6,7 +6,7 @@ use crate::backend::{FailedWait, Signal, StreamHandle};
 use crate::ipc;
 use std::time::{Duration, Instant};
 
-/// What is done with a counter.
+/// Use that a caller makes of a counter.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalUse {
     Wait,
@@ -22,35 +22,35 @@ impl Context {
         Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait.unwrap_or_default())?)
     }
 
-    /// Raises every counter to its value after all work enqueued in `stream` so far.
+    /// Sets each counter to the value given with it, after all work enqueued in `stream` so far.
     pub fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Raise)?;
         Ok(self.backend().stream_raise_signals(stream, signals)?)
     }
 
-    /// Kernels wait for these counters until their memory is freed.
+    /// Announces that kernels wait for these counters until the counters' memory is freed.
     pub fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
         Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
-    /// Raises a counter to its value now, after everything that the calling thread has written or seen.
+    /// Sets a counter to a value now, after everything that the calling thread has written or seen.
     pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Raise)?;
         Ok(self.backend().raise_signal(signal)?)
     }
 
-    /// What a counter stands at, and with it everything that was written before it was raised.
+    /// Returns the value of a counter. Everything that was written before the counter was set to that value is visible afterwards.
     pub fn read_signal(&self, counter: u64) -> Result<u64, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[Signal { counter, value: 0 }], SignalUse::Read)?;
         Ok(self.backend().read_signal(counter)?)
     }
 
-    /// Whether a counter has reached its value.
+    /// True if a counter has reached its value.
     pub fn is_signal_reached(&self, signal: Signal) -> Result<bool, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Wait)?;
@@ -60,12 +60,12 @@ impl Context {
     /// Blocks until a counter has reached its value, for at most `seconds`.
     pub fn wait_signal(&self, signal: Signal, seconds: f64) -> Result<(), Error> {
         let Signal { counter, value } = signal;
-        // More than an `Instant` can hold is for ever.
+        // A duration beyond the range of `Instant` means no time limit.
         let end = Duration::try_from_secs_f64(seconds).ok().and_then(|limit| Instant::now().checked_add(limit));
         let mut looks = 0_u32;
         loop {
             {
-                // Not held while resting: the context can be closed meanwhile, and memory freed.
+                // The guard is released between polls, so that the context can be closed and memory freed meanwhile.
                 let _open = self.shared.enter()?;
                 if looks == 0 {
                     self.check_signals(&[signal], SignalUse::Wait)?;
@@ -83,9 +83,9 @@ impl Context {
         }
     }
 
-    /// What a counter stands at, and whether it has reached its value. An error where it may never do so.
+    /// Returns the value of a counter, and true if it has reached the wanted value. Fails if the counter can no longer reach it.
     fn look(&self, wanted: Signal) -> Result<(u64, bool), Error> {
-        // Asked first: what a process has raised before it ended counts.
+        // The peer is checked before the counter is read: a signal that a process set before it ended counts.
         let lost_peer = self.backend().lost_peer(wanted);
         let now = self.backend().read_signal(wanted.counter)?;
         let is_reached = ipc::signal::reached(now, wanted.value);

@@ -1,18 +1,20 @@
 //! Staging memory: one arena per device, regions of it for plans, and the order of executions that share bytes of it.
 //!
-//! An arena is allocated when the first plan that stages on its device is made, with the whole bound at once: so that executing
-//! never allocates, and a device that no plan stages on costs nothing. Regions are handed out by a cursor that wraps. When space
-//! runs out, regions of different plans overlap; that costs concurrency, never bytes, because correctness does not depend on the
-//! placement: executions whose regions overlap are ordered ([`Staging::in_turn`]), whatever threads and streams they come from.
-//! The order is the order of submission, so that waiting can form no cycle among executions. An execution also comes after whatever the stream of an
-//! earlier one waits for, though. Rings of copy threads, which nearly every plan of pageable memory has all room for, would have streams wait for each
-//! other that the program has not joined. They have arenas of their own, and where the backend gives them to one execution after the other, as their
-//! streams come ([`Backend::shares_thread_rings`]), no execution is ordered here because of them.
+//! An arena is allocated when the first plan that stages on its device is made, with its full size, so that executing never allocates. A
+//! device on which no plan stages costs nothing. A cursor that wraps assigns the regions. When space runs out, regions of different plans
+//! overlap. An overlap costs concurrency but never corrupts bytes, because correctness does not depend on the placement: executions whose
+//! regions overlap are ordered ([`Staging::in_turn`]), whatever threads and streams they come from. The order is the order of submission,
+//! so executions cannot wait for each other in a cycle.
 //!
-//! Submitting may take long: a call of the driver blocks while the queue of its stream is full, for as long as the stream waits for a
-//! signal, say, that another thread is about to raise behind an execution of its own. So no lock is held meanwhile. Whoever submits has
-//! a turn in the bytes of its regions. Only threads that share a byte with it wait until the turn is over: their executions come after
-//! this one in any case.
+//! An execution also runs after everything that the stream of an earlier execution waits for. Rings of copy threads fill the whole arena in
+//! almost every plan of pageable memory, so they would make streams wait for each other that the program has not joined. They therefore
+//! have arenas of their own. If the backend gives these rings to one execution after the other as their streams reach them
+//! ([`Backend::shares_thread_rings`]), they impose no order here.
+//!
+//! Submitting may take long: a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal that
+//! another thread is about to set, behind an execution of its own. So no lock is held during submission. The submitting thread holds a turn
+//! for the bytes of its regions. Only threads that share a byte with it wait until the turn ends; their executions run after this one in
+//! any case.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, Completion};
@@ -29,30 +31,29 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Rings start at multiples of this while they fit, so that copies run at full speed.
+/// Rings start at multiples of this if they fit, so that copies run at full speed.
 const ALIGNMENT: u64 = 256;
 
-/// Staging bytes of one plan on one device. Addresses are unique over all devices of a context, so the device itself need not be
-/// remembered.
+/// Staging bytes of one plan on one device. Addresses are unique across all devices of a context, so the device need not be stored.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// First byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// One past the last byte.
+    /// Address one past the last byte.
     pub end: u64,
 }
 
-/// The regions of one plan, disjoint, in the staging memory of one context.
+/// Disjoint regions of one plan in the staging memory of one context.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Regions {
-    /// The plan's last [`Use`], which the table may have forgotten. Read and written while the table is locked.
+    /// Key of the plan's last [`Use`], which may no longer be in the table. Accessed while the table is locked.
     last_use: AtomicU64,
     all: Box<[Region]>,
 }
 
 impl Regions {
-    /// Regions that nobody has used for this plan.
+    /// Creates regions that no execution has used yet.
     pub fn new(all: impl Into<Box<[Region]>>) -> Regions {
         Regions { last_use: AtomicU64::new(DefaultKey::null().data().as_ffi()), all: all.into() }
     }
@@ -70,7 +71,7 @@ impl Deref for Regions {
     }
 }
 
-/// Those of rings, in the order of the regions.
+/// Returns the devices of rings, in the order of the regions.
 fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
     devices.sort_unstable();
@@ -78,27 +79,27 @@ fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     devices
 }
 
-/// Completions that an execution has to wait for.
+/// Completions for which an execution has to wait.
 pub type After = SmallVec<[Completion; 4]>;
 
-/// The staging memory of a context.
+/// Staging memory of a context.
 #[derive(Debug)]
-#[repr(C)] // What every execution reads stands first.
+#[repr(C)] // Fields that every execution reads come first.
 pub struct Staging {
     users: Mutex<Users>,
-    /// A turn is over.
+    /// Notified when a turn ends.
     over: Condvar,
     bound: u64,
-    /// For each device that of all rings but those of copy threads, and that of these.
+    /// Arenas by device and by the use of their rings.
     arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
 }
 
-/// What passes a ring.
+/// Kind of copies that pass through a ring.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
-    /// Copies of devices alone, or of threads whose executions are ordered as these are.
+    /// Copies by devices only, or by threads whose executions are ordered in the same way.
     Devices,
-    /// Copies of threads, of one execution at a time.
+    /// Copies by threads, for one execution at a time.
     Threads,
 }
 
@@ -109,13 +110,13 @@ struct Arena {
 }
 
 impl Staging {
-    /// Staging of at most `bound` bytes per device. Allocates nothing.
+    /// Creates staging with at most `bound` bytes per device. Allocates nothing.
     pub fn new(bound: u64) -> Self {
         Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }
 
-    /// Finds room for the rings of a plan: the base address of each, and the regions that they fill. On each device `within` the regions of
-    /// another plan with those rings, if they fit in there.
+    /// Assigns room for the rings of a plan. Returns the base address of each ring and the regions that the rings fill. On each device the
+    /// regions lie inside those of another plan (`within`, with its rings) if they fit there.
     pub fn place(
         &self,
         rings: &[Ring],
@@ -130,7 +131,7 @@ impl Staging {
                 let mut sizes = rings.iter().filter(|r| r.device == device).map(|r| r.bytes().checked_next_multiple_of(alignment));
                 sizes.try_fold(0_u64, |sum, size| sum.checked_add(size?)).filter(|sum| *sum <= self.bound)
             };
-            // A plan may fill its bound to the last byte; then its rings stand without gaps.
+            // A plan may use all of its bound; the rings then have no gaps between them.
             let (alignment, bytes) = match (total(ALIGNMENT), total(1)) {
                 (Some(bytes), _) => (ALIGNMENT, bytes),
                 (None, Some(bytes)) => (1, bytes),
@@ -169,12 +170,12 @@ impl Staging {
         Ok(arena.base + offset)
     }
 
-    /// Enqueues an execution that uses these regions: `enqueue` gets the completions of earlier executions that it must run after,
-    /// and returns its own.
+    /// Enqueues an execution that uses these regions. `enqueue` gets the completions of earlier executions after which it must run, and
+    /// returns its own completion.
     ///
-    /// While `enqueue` runs, nobody enqueues who shares a byte with it, so that the order in which executions learn of each other is the
-    /// order in which the backend gets them. When it fails nothing was enqueued, and nothing is remembered; nor is an execution that was
-    /// captured, which has staging memory of its own.
+    /// While `enqueue` runs, no execution that shares a byte with it is enqueued, so the order recorded here is the order in which the
+    /// backend gets the executions. If it fails, nothing was enqueued and nothing is recorded. A captured execution is not recorded either,
+    /// because it has staging memory of its own.
     pub fn in_turn<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
         let (mut turn, after) = self.begin(regions);
         fault::point("staging");
@@ -183,7 +184,7 @@ impl Staging {
         Ok(completion)
     }
 
-    /// Waits until nobody has a turn in a byte of these regions, and takes one.
+    /// Waits until no turn includes a byte of these regions, and takes a turn.
     fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
         let mut users = lock(&self.users);
         while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
@@ -202,7 +203,7 @@ impl Staging {
         (Turn { staging: self, regions, number, end: None }, after)
     }
 
-    /// Sweeps out executions that have finished, if there are many. The backend is not asked under the lock.
+    /// Removes finished executions from the table if it has become large. The backend is queried without holding the lock.
     fn sweep(&self, mut users: MutexGuard<'_, Users>) {
         if users.last.len() <= users.sweep_at {
             return;
@@ -214,12 +215,12 @@ impl Staging {
         lock(&self.users).forget(&finished);
     }
 
-    /// Bytes of staging that are allocated on `device`.
+    /// Returns the bytes of staging that are allocated on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         self.bound * lock(&self.arenas).keys().filter(|(of, _)| *of == device).count() as u64
     }
 
-    /// Gives all arenas back. All executions have finished, and no more will come.
+    /// Frees all arenas. All executions must have finished, and no further one may be submitted.
     pub fn release(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         let mut users = lock(&self.users);
         users.uses.clear();
@@ -234,12 +235,12 @@ impl Staging {
     }
 }
 
-/// The right to enqueue an execution that uses certain bytes.
+/// Right to enqueue an execution that uses certain bytes.
 struct Turn<'a> {
     staging: &'a Staging,
     regions: &'a Regions,
     number: u64,
-    /// Of the execution, once it is enqueued.
+    /// Completion of the execution, once it is enqueued.
     end: Option<Completion>,
 }
 
@@ -260,47 +261,47 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Who used which bytes last: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
-/// for the later includes waiting for the earlier. So the table holds no more ranges than plans have regions' boundaries.
+/// Last user of each staging byte: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
+/// for the later includes waiting for the earlier. So the table has at most as many ranges as the regions of plans have boundaries.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Users {
     uses: SlotMap<DefaultKey, Use>,
-    /// End and use of each range.
+    /// End and use of each range, by its first byte.
     last: BTreeMap<u64, (u64, DefaultKey)>,
-    /// Turns that are under way: the bytes of each, by its number.
+    /// Turns in progress: number of the turn and its bytes.
     turns: SmallVec<[(u64, Region); 4]>,
     next_turn: u64,
-    /// Threads that wait for one to be over.
+    /// Number of threads that wait for a turn to end.
     waiting: usize,
-    /// Table size at which finished executions are swept out.
+    /// Table size at which finished executions are removed.
     sweep_at: usize,
 }
 
-/// The last execution of a plan, for as long as there are bytes that it was the last to use.
+/// Last execution of a plan. The entry exists while that execution is the last user of some byte.
 #[derive(Debug)]
 struct Use {
     completion: Completion,
-    /// How many ranges are its.
+    /// Number of ranges that refer to this use.
     ranges: usize,
-    /// No other plan has used a byte of the regions since. Then the plan's next execution only has to come after this one and takes its
-    /// place, without looking at any range. This is the case in a time loop.
+    /// True if no other plan has used a byte of the regions since. The plan's next execution then only has to run after this one and
+    /// replaces it, without examining any range. This is the usual case in a time loop.
     is_whole: bool,
 }
 
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Users {
-    /// The last use of exactly these regions, by the same plan, if no byte of them was used since.
+    /// Returns the last use of exactly these regions by the same plan, if no byte of them was used since.
     fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
         self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
     }
 
-    /// Each unfinished execution that used a byte of these regions, once.
+    /// Returns each unfinished execution that used a byte of these regions, once.
     fn unfinished(&self, regions: &Regions) -> After {
         let mut uses: SmallVec<[DefaultKey; 8]> = SmallVec::new();
         for region in regions.iter() {
-            // Ranges are disjoint, so their ends ascend as their starts do.
+            // Ranges are disjoint, so their ends ascend in the same order as their starts.
             let ranges = self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start);
             uses.extend(ranges.map(|(_, (_, earlier))| *earlier));
         }
@@ -333,7 +334,7 @@ impl Users {
         regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
     }
 
-    /// Takes out executions that have finished. A plan that was executed again since keeps its place.
+    /// Removes finished executions. A plan that has been executed again since then keeps its entry.
     fn forget(&mut self, finished: &[(DefaultKey, Completion)]) {
         let is_same = |last: &Use, completion: &Completion| std::ptr::addr_eq(Arc::as_ptr(&last.completion), Arc::as_ptr(completion));
         for (key, completion) in finished {
@@ -345,7 +346,7 @@ impl Users {
         self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
     }
 
-    /// Another use has taken bytes of one range of this use; `left` pieces of the range remain.
+    /// Records that another use has taken bytes of one range of this use; `left` pieces of the range remain.
     fn cut(&mut self, key: DefaultKey, left: usize) {
         let Some(cut) = self.uses.get_mut(key) else { return };
         cut.is_whole = false;
@@ -356,7 +357,7 @@ impl Users {
     }
 }
 
-/// An execution that failed has finished too; its caller gets the error.
+/// True if the execution has finished or failed; the caller of a failed execution gets the error.
 fn finished(completion: &Completion) -> bool {
     completion.is_done().unwrap_or(true)
 }

@@ -1,4 +1,4 @@
-//! What plans keep of their context, and what ranks of a node need of it.
+//! State that a context shares with its plans and with the ranks of a node.
 
 use super::active::ActiveStreams;
 use super::callbacks::{Awaited, CallbackQueue};
@@ -18,29 +18,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// What has to end before its context closes, because it waits for other ranks or for producers. What one of them waits for may stand behind what
-/// another one waits for; so of all of them each step is done before the next.
+/// Object that must end before its context closes, because it waits for other ranks or for producers. One such object may wait for work
+/// that is queued behind another one. So each step is done for all objects before the next step starts.
 pub trait EndsFirst: Send + Sync {
-    /// Takes back whatever nobody has met. Does not wait.
+    /// Withdraws all operations that have no counterpart yet. Does not wait.
     fn take_back(&self);
-    /// Waits for the rest, for what others are to do until so long.
+    /// Waits until `until` for the remaining operations, which depend on other ranks.
     fn end(&self, until: Instant);
-    /// No stream of the context works any more, and none of its memory is used from here on.
+    /// Releases the object. No stream of the context is active any more, and the context's memory is not used from here on.
     fn close(&self);
 }
 
-/// Whoever destroys something that waits for others gives them so long.
+/// Time that other ranks get when an object that waits for them is destroyed.
 pub const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What plans keep of their context. The plan cache is not part of it, so that a plan in the cache does not keep the cache alive.
-#[repr(C)] // What every execution reads stands first, together.
+/// State that a context shares with its plans. It excludes the plan cache, so that a cached plan does not keep the cache alive.
+#[repr(C)] // Fields that every execution reads come first and together.
 pub struct ContextState {
     pub(super) backend: Arc<dyn Backend>,
-    /// Held for reading by whoever enqueues or allocates, so that nothing starts after a context has begun to close.
+    /// Held for reading by each call that enqueues or allocates, so that nothing starts after the context has begun to close.
     pub(super) gate: RwLock<()>,
-    /// Set once, before closing takes the gate.
+    /// Set once, before closing acquires the gate.
     pub(super) closed: AtomicBool,
-    /// The process that it is of ([`fork::generation`]).
+    /// Process that the context belongs to ([`fork::generation`]).
     pub(super) process: u32,
     pub(super) executions: AtomicU64,
     pub(super) bytes: AtomicU64,
@@ -50,17 +50,17 @@ pub struct ContextState {
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
     pub(super) sharing: PeerMemory,
-    /// `None` once the context closes.
+    /// Objects that end before the context closes; `None` once the context closes.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
     pub(super) machine: Arc<Machine>,
-    /// Replaces `machine` for new plans once pairs of GPUs were found to lose bytes: it has no routes between them.
+    /// Replacement of `machine` for new plans, after pairs of GPUs were found to lose bytes. It has no routes between them.
     pub(super) without: RwLock<Option<Arc<Machine>>>,
     pub(super) config: Config,
 }
 
 impl ContextState {
-    /// Keeps the context open for as long as the guard lives. Never held while waiting for work, and never taken twice by one thread.
+    /// Keeps the context open while the guard lives. The guard is never held while waiting for work, and no thread acquires it twice.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         if !self.is_here() {
             return Err(Error::Forked);
@@ -69,12 +69,12 @@ impl ContextState {
         if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
     }
 
-    /// The allocation that an address lies in, unless it was given back.
+    /// Returns the allocation that contains an address, unless it was freed.
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         if self.deferred.contains(address) { Ok(None) } else { self.backend.locate(address) }
     }
 
-    /// Gives the backend what was freed in stream order and is not in use any more; whether there was anything.
+    /// Passes memory to the backend that was freed in stream order and is no longer used. Returns true if there was any.
     pub(super) fn reclaim(&self) -> bool {
         let any = self.deferred.reclaim(&*self.backend, &self.sharing);
         if any {
@@ -83,14 +83,14 @@ impl ContextState {
         any
     }
 
-    /// The machine that plans are made for: that of the context, without routes that lose bytes.
+    /// Returns the machine for which plans are made: the context's machine without routes that lose bytes.
     pub fn machine_now(&self) -> Arc<Machine> {
         let without = self.without.read().unwrap_or_else(PoisonError::into_inner);
         without.as_ref().unwrap_or(&self.machine).clone()
     }
 
-    /// Tests the pairs of GPUs that a plan of this batch relies on. `true` if some lose bytes and `machine` did not know it: then the plan must
-    /// not be used.
+    /// Tests the pairs of GPUs that a plan of this batch relies on. Returns true if some lose bytes and `machine` still has routes between
+    /// them; the plan must then not be used.
     pub(super) fn loses_bytes(&self, machine: &Machine, planned: &plan::Plan, batch: &[Shape]) -> bool {
         if !self.config.check_peers {
             return false;
@@ -105,37 +105,37 @@ impl ContextState {
         true
     }
 
-    /// Whether it has not begun to close.
+    /// True if the context has not begun to close.
     pub fn is_open(&self) -> bool {
         !self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether it is of this process, and not of one from which this one was forked.
+    /// True if the context belongs to this process, not to a process from which this one was forked.
     pub(super) fn is_here(&self) -> bool {
         self.process == fork::generation()
     }
 
-    /// How often memory has been freed. What plans use is looked at again where the count is another one.
+    /// Returns the number of frees so far. Plans check their memory again when the number has changed.
     pub fn frees(&self) -> u64 {
         self.holdings.frees()
     }
 
-    /// The import that an address lies in.
+    /// Returns the import that contains an address.
     pub fn import_at(&self, address: u64) -> Option<Arc<Import>> {
         self.sharing.import_at(address)
     }
 
-    /// The imports that addresses lie in, each once.
+    /// Returns the imports that contain the addresses, each once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         self.sharing.imports_of(addresses)
     }
 
-    /// Whether memory that the program has registered there is of several pieces.
+    /// True if the range is registered memory and lies in more than one piece.
     pub fn crosses_pieces(&self, address: u64, bytes: u64) -> bool {
         self.registrations.crosses(address, bytes)
     }
 
-    /// Counts an execution.
+    /// Counts an execution and the bytes it moves.
     pub fn count(&self, bytes: u64) {
         self.executions.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl ContextState {
         Err(Error::NoSuchDevice { device: device.0, gpus: self.machine.gpu_count(), hosts: self.machine.host_count() })
     }
 
-    /// Has something end before the context closes.
+    /// Registers an object that must end before the context closes.
     pub fn end_first(&self, what: Weak<dyn EndsFirst>) -> Result<(), Error> {
         let mut all = lock(&self.ends_first);
         let all = all.as_mut().ok_or(Error::ContextDestroyed)?;
@@ -158,7 +158,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Calls `function` on the thread of callbacks, soon.
+    /// Calls `function` soon on the callback thread.
     pub fn call_soon(&self, function: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         drop(self.enter()?);
         self.callbacks.add(Awaited { completion: None, callback: Box::new(|_| function()) })

@@ -1,4 +1,4 @@
-//! Streams and events of a context, and what is called once work there has finished.
+//! Streams and events of a context, and callbacks for finished work.
 
 use super::callbacks::{Awaited, Callback};
 use super::error::Error;
@@ -14,19 +14,19 @@ impl Context {
         Ok(self.shared.holdings.create_stream(device, self.backend())?)
     }
 
-    /// Destroys a stream of this context; work that is enqueued in it still finishes.
+    /// Destroys a stream of this context. Work enqueued in it still finishes.
     pub fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
     }
 
-    /// The device of a stream; the host for a default stream.
+    /// Returns the device of a stream; for a default stream, the host.
     pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_device(stream)?)
     }
 
-    /// Whether `stream` is being captured into a graph.
+    /// True if `stream` is being captured into a graph.
     pub fn is_capturing(&self, stream: StreamHandle) -> Result<bool, Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().is_capturing(stream)?)
@@ -38,13 +38,13 @@ impl Context {
         Ok(self.backend().synchronize_stream(stream)?)
     }
 
-    /// Runs `work` on a CPU thread in stream order; in a stream that is being captured, at every launch of the graph.
+    /// Runs `work` on a CPU thread in stream order. In a captured stream it runs at every launch of the graph.
     pub fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().launch_host(stream, work)?)
     }
 
-    /// Creates an event, which counts as done until it is recorded.
+    /// Creates an event. An event counts as complete until it is recorded.
     pub fn create_event(&self) -> Result<EventHandle, Error> {
         let _open = self.shared.enter()?;
         Ok(self.shared.holdings.create_event(self.backend())?)
@@ -56,19 +56,19 @@ impl Context {
         Ok(self.shared.holdings.destroy_event(event, self.backend())?)
     }
 
-    /// Makes `event` stand for all work enqueued in `stream` so far.
+    /// Records in `event` all work enqueued in `stream` so far.
     pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().record_event(event, stream)?)
     }
 
-    /// Makes later work in `stream` wait for what `event` stands for now.
+    /// Makes later work in `stream` wait for the work that `event` recorded last.
     pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_wait_event(stream, event)?)
     }
 
-    /// Blocks until what `event` stands for now has finished.
+    /// Blocks until the work that `event` recorded last has finished.
     pub fn synchronize_event(&self, event: EventHandle) -> Result<(), Error> {
         drop(self.shared.enter()?);
         Ok(self.backend().synchronize_event(event)?)
@@ -85,7 +85,7 @@ impl Context {
         self.shared.callbacks.add(Awaited { completion: Some(completion), callback })
     }
 
-    /// Has later work in `stream` come after an execution of this context.
+    /// Makes later work in `stream` run after an execution of this context.
     pub fn order_stream(&self, stream: StreamHandle, after: &Completion) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.backend().mark_end(stream, std::slice::from_ref(after), Report::Nothing)?;

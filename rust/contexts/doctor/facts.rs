@@ -7,70 +7,70 @@ use crate::open::{File, files_here};
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
-/// Everything that findings are derived from.
+/// All facts from which findings are derived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// The rank, if a launcher started this process.
+    /// Rank of this process, if a launcher started it.
     pub rank: Option<Rank>,
-    /// The GPUs, or why there are none.
+    /// Facts about the GPUs, or the reason why there are none.
     pub cuda: Result<gpus::GpuFacts, String>,
-    /// NVIDIA GPUs of the node that the system shows, usable by this process or not.
+    /// Number of NVIDIA GPUs in the node that the system shows, whether or not this process can use them.
     pub on_node: u32,
-    /// `CUDA_VISIBLE_DEVICES`.
+    /// Value of `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,
-    /// The MPS server that this process would use.
+    /// State of the MPS server that this process would use.
     pub mps: Mps,
     /// Limits of the process.
     pub limits: Limits,
-    /// Bytes of `/dev/shm`, all and free.
+    /// Total and free bytes of `/dev/shm`.
     pub shm: Option<(u64, u64)>,
-    /// Host memory.
+    /// Facts about host memory.
     pub host: HostFacts,
-    /// The system calls that sharing needs, each tried.
+    /// Results of trying the system calls that sharing memory needs.
     pub trials: Vec<Trial>,
-    /// Why the variables `MPGPU_…` are refused; else a line for each that nobody reads.
+    /// One line for each `MPGPU_…` variable that is not recognised, or the reason why the variables are refused.
     pub settings: Result<Vec<String>, String>,
-    /// `MPGPU_BACKEND`: true for `cuda`, false for `host`.
+    /// `MPGPU_BACKEND`: true for `cuda`, false for `host`, `None` for `auto`.
     pub wants_cuda: Option<bool>,
     /// Files that contexts read.
     pub files: Vec<File>,
 }
 
-/// This process among those of a launcher.
+/// This process among the processes of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Its rank.
+    /// Rank of the process in the job.
     pub number: u32,
-    /// Its rank on this node, if the launcher sets it.
+    /// Rank on this node, if the launcher sets it.
     pub local: Option<u32>,
-    /// The variable that gave the rank.
+    /// Environment variable that holds the rank.
     pub variable: &'static str,
 }
 
 /// NVIDIA's multi-process service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mps {
-    /// `CUDA_MPS_PIPE_DIRECTORY`, or its default.
+    /// Value of `CUDA_MPS_PIPE_DIRECTORY`, or its default.
     pub directory: String,
-    /// Whether the daemon's pipe exists.
+    /// True if the daemon's pipe exists.
     pub has_daemon: bool,
-    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+    /// Value of `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
     pub percentage: Option<String>,
 }
 
-/// Soft limits; `None` for no limit.
+/// Soft limits of the process; `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes locked in memory, `ulimit -l`.
+    /// Bytes that may be locked in memory (`ulimit -l`).
     pub locked: Option<u64>,
-    /// Open files, `ulimit -n`.
+    /// Number of open files (`ulimit -n`).
     pub files: Option<u64>,
-    /// Bytes of a file, `ulimit -f`.
+    /// Largest size of a file in bytes (`ulimit -f`).
     pub file_bytes: Option<u64>,
 }
 
 impl Facts {
-    /// Gathers the facts. `with_trials` copies bytes between GPUs ([`gpus::facts`]).
+    /// Gathers the facts. With `with_trials` it also copies bytes between GPUs ([`gpus::facts`]).
     pub fn gather(with_trials: bool) -> Facts {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let config = Config::from_environment();
@@ -100,7 +100,7 @@ impl Facts {
     }
 }
 
-/// The rank of this process, from the variables of Open MPI, MPICH and its derivatives, MVAPICH, PMI, Flux and Slurm.
+/// Returns the rank of this process from the variables of Open MPI, MPICH and its derivatives, MVAPICH, PMI, Flux and Slurm.
 pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<Rank> {
     const KNOWN: [(&str, &str); 6] = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -114,13 +114,13 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<Rank> {
     KNOWN.into_iter().find_map(|(name, local)| Some(Rank { number: number(name)?, local: number(local), variable: name }))
 }
 
-/// Counted by the kernel module, else on the PCI bus.
+/// Counts the NVIDIA GPUs of the node. Uses the kernel module's list or the PCI bus, whichever shows more.
 fn gpus_of_node() -> u32 {
     let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
     let of_module = entries("/proc/driver/nvidia/gpus").count();
     let is_gpu = |folder: &Path| {
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-        // VGA or 3D controllers of NVIDIA.
+        // Class codes of VGA and 3D controllers; the vendor is NVIDIA.
         read("vendor").trim() == "0x10de" && ["0x0300", "0x0302"].iter().any(|class| read("class").starts_with(class))
     };
     let on_bus = entries("/sys/bus/pci/devices").filter(|entry| is_gpu(&entry.path())).count();

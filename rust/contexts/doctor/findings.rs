@@ -1,4 +1,4 @@
-//! Findings from facts: a pure function, no driver, no clock, no file.
+//! Derives findings from facts, as a pure function: no driver, no clock, no file.
 
 use super::facts::{Facts, Limits, Mps};
 use super::trials::Trial;
@@ -9,11 +9,12 @@ use crate::open::File;
 use crate::units::size;
 use rustix::io::Errno;
 
-/// Ranks that share much memory run out of fewer descriptors than this: each import takes one, each peer one more.
+/// A limit on open files below this is reported: each import of shared memory takes a descriptor and each peer one more, so ranks that
+/// share much memory run out.
 const FEW_FILES: u64 = 1024;
-/// Container runtimes give less `/dev/shm` by default; MPI and NCCL then fail or fall back.
+/// A `/dev/shm` smaller than this is reported: MPI and NCCL then fail or fall back. The default of container runtimes is smaller.
 const SMALL_SHM: u64 = 1 << 30;
-/// `ulimit -f` below this limits shared host memory, which lies in memory files.
+/// A `ulimit -f` below this is reported: it limits shared host memory, which lies in memory files.
 const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {
@@ -26,7 +27,7 @@ fn not_well(level: Level, topic: &'static str, line: impl Into<String>, remedy: 
 
 use Level::{Absent, Refused, Slow, Unknown};
 
-/// One finding or more for each check, in the order of the checks.
+/// Returns the findings of all checks, at least one per check, in the order of the checks.
 pub fn findings(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     match &facts.cuda {
@@ -55,7 +56,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             found.extend(unknown.iter().map(|line| not_well(Slow, "settings", line.clone(), "correct its name, or unset it")));
             found.extend(files(facts));
         }
-        // Without valid variables we do not know which files contexts read.
+        // Invalid variables leave open which files contexts read.
         Err(reason) => {
             let line = format!("contexts are refused: {reason}");
             found.push(not_well(Refused, "settings", line, "set it as docs/reference/environment.md says, or unset it"));
@@ -104,7 +105,8 @@ fn driver(facts: &Facts, cuda: &gpus::GpuFacts) -> Vec<Finding> {
     found
 }
 
-/// Optional driver functions: feature, functions, CUDA version that has them, level and effect without them.
+/// Optional driver functions: name of the feature, its functions, first CUDA version that has them, and severity and effect if they are
+/// missing.
 const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
     ("batched copies", &["cuMemcpyBatchAsync"], "13.0", Slow, "many small copies are issued one by one"),
     (
@@ -180,7 +182,7 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     found
 }
 
-/// The GPUs that `are` so: `GPU 0`, `GPUs 0, 2`.
+/// Returns a list such as `GPU 0` or `GPUs 0, 2` of the GPUs for which `are` is true, or `None` if there are none.
 fn list(cuda: &gpus::GpuFacts, are: impl Fn(&gpus::Gpu) -> bool) -> Option<String> {
     let numbers: Vec<String> = (0..).zip(&cuda.gpus).filter(|(_, gpu)| are(gpu)).map(|(number, _): (u32, _)| number.to_string()).collect();
     (!numbers.is_empty()).then(|| format!("{} {}", if numbers.len() == 1 { "GPU" } else { "GPUs" }, numbers.join(", ")))
@@ -313,7 +315,7 @@ fn fabric(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let down = |gpu: &gpus::Gpu| gpu.nvlinks.filter(|(up, all)| up < all && *up > 0);
     let most = cuda.gpus.iter().filter_map(|gpu| gpu.nvlinks).map(|(up, _)| up).max().unwrap_or(0);
     for (index, gpu) in cuda.gpus.iter().enumerate() {
-        // Some boards do not wire all links, but then the same ones on each GPU.
+        // Some boards do not connect all NVLinks, but then the same ones are missing on each GPU.
         if let Some((up, all)) = down(gpu).filter(|(up, _)| *up < most) {
             let line = format!("GPU {index} has {up} of {all} NVLinks up, another has {most}");
             found.push(not_well(Slow, "nvlink", line, "nvidia-smi nvlink -s, and the kernel's log for Xid errors; reset or replace it"));
@@ -442,7 +444,7 @@ fn sharing(trials: &[Trial]) -> Vec<Finding> {
             Errno::INVAL => "needs Linux 3.17 or later; a sandbox (gVisor) may lack it",
             _ => "strace -f mpgpu doctor shows the call",
         };
-        // rustix gives the number, the standard library the text.
+        // The text comes from the standard library, because rustix shows only the number.
         let reason = std::io::Error::from_raw_os_error(error.raw_os_error());
         let line = format!("memory cannot be shared between processes: {} is denied: {reason}", trial.what);
         found.push(not_well(Refused, "sharing", line, remedy));
@@ -460,7 +462,7 @@ fn files(facts: &Facts) -> Vec<Finding> {
             found.push(well(what, format!("{path} is used")));
             continue;
         };
-        // Errors of the file already name it.
+        // Errors of a file already name its path.
         let line = if reason.contains(path.as_str()) { reason.clone() } else { format!("{path}: {reason}") };
         found.push(match (is_named, *what) {
             (false, _) => not_well(Slow, what, format!("out of date, not used: {line}"), "mpgpu probe"),

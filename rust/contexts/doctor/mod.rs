@@ -1,7 +1,7 @@
-//! What works on this machine, what is slow and what is refused: a line each, with a remedy for each that is not well.
+//! Reports what works, is slow or is refused on this machine: one line each, with a remedy for each problem.
 //!
-//! [`Facts`] are gathered first; only that touches the machine. [`findings`] is a pure function of them, so tests cover problems that no machine
-//! at hand has.
+//! [`Facts`] are gathered first; only this step touches the machine. [`findings`] is a pure function of the facts, so tests cover problems
+//! that no available machine has.
 //!
 //! | file | promise |
 //! | --- | --- |
@@ -19,20 +19,20 @@ pub use findings::findings;
 /// Severity of a finding.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// As it should be.
+    /// The check found no problem.
     Well,
-    /// No GPU is used: nothing here is slow, and nothing says how fast GPUs are.
+    /// No GPU is used. Nothing is slow because of that, but the speed of GPUs is unknown.
     Absent,
-    /// Correct, but slower than it could be.
+    /// Correct, but slower than possible.
     Slow,
-    /// Could not be determined.
+    /// The check could not decide.
     Unknown,
     /// Something does not work, or would lose bytes.
     Refused,
 }
 
 impl Level {
-    /// The level as one word.
+    /// Returns the level as one word.
     pub fn name(self) -> &'static str {
         match self {
             Level::Well => "well",
@@ -49,10 +49,10 @@ impl Level {
 pub struct Finding {
     /// Severity of a finding.
     pub level: Level,
-    /// The topic, one word.
+    /// Topic of the finding, one word.
     pub topic: &'static str,
-    /// What was found.
+    /// Line of text that describes the finding.
     pub line: String,
-    /// What to do; empty where it is well.
+    /// Remedy; empty if there is no problem.
     pub remedy: String,
 }

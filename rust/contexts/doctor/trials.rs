@@ -1,4 +1,4 @@
-//! The system calls that memory and signals between processes need, each tried once: containers deny some.
+//! Tries each system call that shared memory and signals between processes need. Containers deny some of them.
 
 use crate::ipc::segment::SharedRegion;
 use rustix::event::{EventfdFlags, eventfd};
@@ -11,12 +11,12 @@ use rustix::net::{
 };
 use std::mem::MaybeUninit;
 
-/// One trial.
+/// Result of trying one system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// What was tried, with the name of the system call.
+    /// Description of the trial, with the name of the system call.
     pub what: &'static str,
-    /// Why it failed.
+    /// Result of the system call.
     pub result: Result<(), Errno>,
 }
 
@@ -37,11 +37,11 @@ fn memory_file() -> Result<OwnedFd, Errno> {
     rustix::fs::memfd_create("mpgpu-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
 }
 
-/// Both ends of a connection over an abstract Unix socket.
+/// Returns both ends of a connection over an abstract Unix socket.
 fn connection() -> Result<[OwnedFd; 2], Errno> {
     let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (listener, client) = (socket()?, socket()?);
-    // The kernel chooses an abstract name: another container may have a process with this one's number.
+    // The kernel chooses an abstract name, because a process of another container may have the same process number.
     rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed())?;
     rustix::net::listen(&listener, 1)?;
     let name = rustix::net::getsockname(&listener)?;
