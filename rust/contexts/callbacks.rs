@@ -79,7 +79,7 @@ impl CallbackQueue {
         if let Some(thread) = thread.filter(|_| SERVED.get() != Arc::as_ptr(&self.shared).addr())
             && thread.join().is_err()
         {
-            log::error!("the thread of callbacks panicked; please report this");
+            log::error!("the callback thread panicked; please report this");
         }
     }
 }
@@ -108,7 +108,7 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
             // The callback is the caller's code; a panic in it must not end the thread, which serves other callbacks too.
             let call = AssertUnwindSafe(|| callback(completion.map_or(Ok(()), |work| work.wait())));
             if let Err(payload) = catch_unwind(call) {
-                log::error!("a function that was called when work had ended {}; others are called all the same", panics::text(payload));
+                log::error!("a callback for finished work {}; other callbacks are still called", panics::text(payload));
             }
         }
         if !awaited.is_empty() {

@@ -280,7 +280,7 @@ impl<M: Measurement> Choosing<M> {
                         let medians: Vec<Option<u64>> = (0..self.variants()).map(|variant| self.chooser.median(variant)).collect();
                         let (now, executions) = (self.in_force(), self.all_executions());
                         log::debug!(
-                            "after {executions} executions variant {now} is in force and no longer {before}; medians {medians:?} ns"
+                            "after {executions} executions variant {now} replaces variant {before} as the active one; medians {medians:?} ns"
                         );
                     }
                 }
@@ -294,7 +294,7 @@ impl<M: Measurement> Choosing<M> {
     }
 
     fn give_up(&mut self, error: &dyn std::fmt::Display) {
-        log::debug!("a plan goes on with the variant in force, unmeasured: {error}");
+        log::debug!("a plan keeps its active variant, unmeasured: {error}");
         self.is_timed = false;
         self.under_way.clear();
     }
@@ -305,7 +305,7 @@ impl Known {
     pub fn sentence(&self) -> String {
         let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {}", time(median), times(self.measured)));
-        let in_force = if self.is_in_force { ", in force" } else { "" };
+        let in_force = if self.is_in_force { ", active" } else { "" };
         format!("{}: modelled {}, {measured}; executed {}{in_force}", self.name, time(self.predicted), times(self.executions))
     }
 

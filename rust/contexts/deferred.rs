@@ -61,7 +61,7 @@ impl Deferred {
             }
             if Instant::now() > until {
                 log::warn!(
-                    "{left} allocations of node plans are freed though other ranks have them mapped: destroy plans on all ranks first"
+                    "{left} allocations of node plans are freed although other ranks have them mapped; destroy the plans on all ranks first"
                 );
                 for Freed { base, .. } in lock(&self.freed).drain(..) {
                     give_back(base, backend, sharing);
@@ -100,6 +100,6 @@ impl Deferred {
 fn give_back(base: u64, backend: &dyn Backend, sharing: &PeerMemory) {
     sharing.withdraw(base, backend);
     if let Err(error) = backend.free(base) {
-        log::warn!("memory at {base:#x} that was freed earlier could not be given back: {error}");
+        log::warn!("memory at {base:#x}, freed by the caller earlier, could not be freed by the backend: {error}");
     }
 }

@@ -28,7 +28,7 @@ impl Context {
             let _ = writeln!(text, "  {name:<14} {}", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
         }
         if let Some(tuning) = self.tuning() {
-            let _ = writeln!(text, "tuned values are in force: {}", tuning.summary());
+            let _ = writeln!(text, "tuned values are active: {}", tuning.summary());
         }
         text
     }

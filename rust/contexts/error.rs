@@ -104,7 +104,7 @@ pub enum Error {
     #[error("{0:#x} was not registered with this context, or was unregistered already")]
     NotRegistered(u64),
     /// The destination is registered memory that must not be written.
-    #[error("transfer {transfer}: {end} {address:#x} is memory that may not be written and was registered so; map it writable")]
+    #[error("transfer {transfer}: {end} {address:#x} is registered memory that may not be written; map it writable")]
     ReadOnly { transfer: usize, end: End, address: u64 },
     /// The address is not in memory that the backend knows.
     #[error(
@@ -151,7 +151,7 @@ pub enum Error {
     #[error("{0}")]
     QueueFull(String),
     /// The ranks' parts of a program are inconsistent. Nothing was executed.
-    #[error("internal error: the ranks' parts are not right and were not run: {0}")]
+    #[error("internal error: the ranks' parts are invalid and were not executed: {0}")]
     InvalidParts(#[from] PartViolation),
     /// The machine's topology is invalid or could not be read.
     #[error("{0}")]
@@ -169,7 +169,7 @@ pub enum Error {
     #[error("internal error: a plan needs more than {bound} bytes of staging on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
     /// The planner made a program that its own validator refuses. Nothing was executed.
-    #[error("internal error: the program is not valid and was not run: {0}")]
+    #[error("internal error: the program is invalid and was not executed: {0}")]
     InvalidProgram(#[from] Violation),
 }
 

@@ -298,10 +298,11 @@ impl Plan {
         let mut text = self.planned.describe(&self.context.machine_now());
         text += self.context.backend.nature();
         if let Some(variants) = &self.variants {
-            let ago =
-                |age: std::time::Duration| format!(", first by what an earlier run measured {:.1} hours ago", age.as_secs_f64() / 3600.0);
+            let ago = |age: std::time::Duration| {
+                format!(", starting from measurements of an earlier run {:.1} hours ago", age.as_secs_f64() / 3600.0)
+            };
             let began_with = variants.began_with().map_or(String::new(), ago);
-            text += &format!("\nexecutions take what is fastest as measured{began_with}, and try the others now and then:\n");
+            text += &format!("\nexecutions use the variant with the shortest measured time{began_with}, and sometimes try the others:\n");
             let (alone, beside) = variants.known(self);
             alone.iter().for_each(|known| text += &format!("  {}\n", known.sentence()));
             if let Some(beside) = beside {

@@ -225,7 +225,7 @@ impl Context {
         let variants = || self.variants(shape, copied, planned, |planned| bind(planned, Some(&plan)));
         let variants = if adapt { took("variants planned", variants) } else { Ok(None) };
         let variants = variants.unwrap_or_else(|error| {
-            log::debug!("a plan is what all its executions take: {error}");
+            log::debug!("a plan has no variants: {error}");
             None
         });
         let plan = plan.with_variants(variants);

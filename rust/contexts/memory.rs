@@ -79,7 +79,7 @@ impl Context {
         let _open = self.shared.enter()?;
         let refuse = |reason: String| Err(Error::NotRegistrable { address, bytes, reason });
         if address == 0 || bytes == 0 {
-            return refuse("that is no memory".into());
+            return refuse("the address is null or the size is 0".into());
         }
         let Some(last) = address.checked_add(bytes - 1) else {
             return refuse("it runs past the end of the address space".into());

@@ -45,7 +45,7 @@ impl Context {
                     WARN.call_once(|| {
                         log::warn!(
                             "no GPU is used: {reason}. Copies are made by CPU threads between virtual devices, and times are those modelled for \
-                             {}. MPGPU_BACKEND=host asks for that without this warning, MPGPU_BACKEND=cuda refuses it",
+                             {}. MPGPU_BACKEND=host selects this without the warning; MPGPU_BACKEND=cuda makes it an error",
                             context.machine().topology().name
                         );
                     });
@@ -53,7 +53,7 @@ impl Context {
                 }
             },
             BackendChoice::Host => {
-                log::info!("using the host backend, as asked");
+                log::info!("using the host backend, as requested");
                 host(config)
             }
             BackendChoice::Cuda => cuda(config),
@@ -136,7 +136,7 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
     let (topology, origin) = machine_here(&config)?;
     let kept = match origin {
         Origin::Discovered => {
-            log::info!("topology: discovered; `mpgpu probe` measures what cannot be seen");
+            log::info!("topology: discovered; `mpgpu probe` measures links and sharing that discovery cannot see");
             None
         }
         Origin::Probed(path) => {

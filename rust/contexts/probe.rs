@@ -79,7 +79,7 @@ impl Context {
         let sizes: Vec<u64> = options.tuned_bytes.iter().copied().filter(|bytes| !on_cpu || *bytes <= TUNED_ON_CPU).collect();
         if !sizes.is_empty() && report.record.residuals.check(options.most_error).is_ok() {
             let tuned = self.tune_probed(&report.probed, &sizes, progress);
-            report.tuning = tuned.map_err(|error| log::warn!("nothing is tuned for the probe, which stands by itself: {error}")).ok();
+            report.tuning = tuned.map_err(|error| log::warn!("the probe is valid, but nothing is tuned for it: {error}")).ok();
         }
         Ok(report)
     }
@@ -131,10 +131,10 @@ impl Context {
     fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
         let refuse = |why: String| Err(Error::NotSupported(why));
         if record.fingerprint.backend == "host" {
-            return refuse("no context looks for a probe of virtual devices, which says nothing of any GPU: name a file for it".into());
+            return refuse("a probe of virtual devices describes no GPU, and contexts do not use it by default: name a file for it".into());
         }
         if let Err(reason) = record.residuals.check(Residuals::MOST) {
-            return refuse(format!("the probe is not kept, and an earlier one stays in force: {reason}, or name a file to look at it"));
+            return refuse(format!("the probe is not kept, and an earlier one stays active: {reason}, or name a file to store it"));
         }
         match &self.config().cache_dir {
             Some(directory) => Ok(directory.join(record.fingerprint.file_name())),
@@ -157,7 +157,7 @@ impl Context {
                 None => fs::remove_file(&beside).or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }),
             };
             if let Err(error) = done {
-                log::warn!("the probe is kept, but not what was tuned for it: {}: {error}", beside.display());
+                log::warn!("the probe is kept, but its tuning is not: {}: {error}", beside.display());
             }
         }
         Ok(path)

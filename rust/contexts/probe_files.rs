@@ -29,7 +29,7 @@ pub fn tuning_beside(probe: &Path) -> PathBuf {
 pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
     let path = tuning_beside(probe);
     if !path.exists() {
-        log::info!("nothing is tuned for the probe {}: a probe that is not quick does", probe.display());
+        log::info!("the probe {} has no tuning; `mpgpu probe` without --quick makes one", probe.display());
         return None;
     }
     match tune::load(&path, machine, backend) {
@@ -42,7 +42,7 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
             None
         }
         Err(error) => {
-            log::warn!("what is kept of this machine's tuning is not used; probe again with `mpgpu probe`: {error}");
+            log::warn!("the kept tuning of this machine is not used; probe again with `mpgpu probe`: {error}");
             None
         }
     }

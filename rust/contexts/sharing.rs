@@ -91,7 +91,7 @@ impl ContextState {
         let (backend, sharing) = (&*self.backend, &self.sharing);
         if handle.key.backend != number_of(backend) {
             let why = format!(
-                "the handle is of another backend than this context's, which is {}: set MPGPU_BACKEND alike in all processes",
+                "the handle is of another backend than this context's, which is {}: set MPGPU_BACKEND to the same value in all processes",
                 backend.name()
             );
             return Err(ipc::IpcError::NotSupported(why).into());
@@ -156,7 +156,9 @@ impl ContextState {
         }
         self.replace_freed(base, allocation.bytes);
         if self.sharing.imports().contains_key(&base) {
-            let why = format!("{base:#x} is known as memory that the program had mapped itself, and is that no more; close it first");
+            let why = format!(
+                "{base:#x} was recorded as memory that the program had mapped itself, but is now another allocation; close it first"
+            );
             return Err(ipc::IpcError::PeerGone(why).into());
         }
         let shared = Shared { form: Shared::SAME_PROCESS, descriptor: None, offset: base, payload: [0; ipc::PAYLOAD_BYTES] };

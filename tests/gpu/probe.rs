@@ -180,7 +180,7 @@ fn what_is_tuned_for_a_probe_is_taken_with_it_and_loses_no_byte() {
     };
     assert!(with(Some("none")).tuning().is_none());
     let context = with(None);
-    assert!(context.describe().contains("tuned values are in force: made for probed"), "{}", context.describe());
+    assert!(context.describe().contains("tuned values are active: made for probed"), "{}", context.describe());
     let mut random = Random(61);
     for full in [1 << 20, 48 << 20, 200 << 20] {
         let bytes = scaled(full, 1 << 16) + 4_321;

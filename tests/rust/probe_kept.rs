@@ -208,7 +208,7 @@ fn what_is_tuned_for_a_probe_is_kept_beside_it_and_taken_with_it() {
     let context = on(&path, None, None);
     assert_eq!(context.tuning(), Some(tuning));
     let text = context.describe();
-    assert!(text.contains("tuned values are in force: made for probed") && text.contains(&*beside.to_string_lossy()), "{text}");
+    assert!(text.contains("tuned values are active: made for probed") && text.contains(&*beside.to_string_lossy()), "{text}");
     // Whatever is found says how bytes go, and not which.
     let bytes = 200_001;
     let gpu = DeviceId::gpu;

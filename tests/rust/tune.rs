@@ -736,7 +736,7 @@ fn a_context_plans_by_its_tuning_file_says_so_and_moves_the_right_bytes() {
     let config = Config { tuning_file: Some(file.path()), verify: Verify::Bytes, ..Config::default() };
     let context = context(machine("beluga"), config).expect("a context");
     let text = context.describe();
-    assert!(text.contains("tuned values are in force: made for beluga") && text.contains(&file.path()), "{text}");
+    assert!(text.contains("tuned values are active: made for beluga") && text.contains(&file.path()), "{text}");
     assert_eq!(context.to_json()["tuning"]["classes"], 1);
 
     let bytes = 5_000_001;

@@ -235,7 +235,7 @@ fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_an
         let seconds = |ns: u64| ns as f64 * 1e-9;
         assert!((measured.in_force.expect("measured") / seconds(takes[best]) - 1.0).abs() < 1e-6, "{measured:?}");
         let text = plan.describe();
-        assert_eq!(text.matches("in force").count(), 1, "{text}");
+        assert_eq!(text.matches(", active").count(), 1, "{text}");
         let json = plan.to_json();
         let variants = json["variants"].as_array().expect("a list");
         assert_eq!(variants.len(), 3, "{json:#}");
@@ -477,7 +477,7 @@ fn what_was_measured_is_kept_beside_the_tuning_file_for_the_next_run_of_the_same
     second.takes([200_000, 300_000, 250_000]);
     assert!(begins_with(&second).is_some_and(|age| age < 3600));
     let plan = second.plan(&PlanOptions::default());
-    assert!(plan.describe().contains("first by what an earlier run measured 0."), "{}", plan.describe());
+    assert!(plan.describe().contains("starting from measurements of an earlier run 0."), "{}", plan.describe());
     assert_eq!(second.run(&plan, 1), [1, 0, 0], "{}", plan.describe());
     assert!(second.run(&plan, 100)[0] >= 85, "{}", plan.describe());
     // It is measured all the same, and what has changed is followed.

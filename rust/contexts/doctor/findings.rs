@@ -59,7 +59,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
         // Invalid variables leave open which files contexts read.
         Err(reason) => {
             let line = format!("contexts are refused: {reason}");
-            found.push(not_well(Refused, "settings", line, "set it as docs/reference/environment.md says, or unset it"));
+            found.push(not_well(Refused, "settings", line, "set it as described in docs/reference/environment.md, or unset it"));
         }
     }
     found
@@ -266,7 +266,8 @@ fn peers(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     }
     let without: Vec<String> = cuda.pairs.iter().filter(|pair| !pair.claims.0 || !pair.claims.1).map(pair).collect();
     if without.len() == cuda.pairs.len() {
-        let remedy = "nothing where GPUs or board do not support it (consumer GPUs, different sockets); nvidia-smi topo -p2p r says why";
+        let remedy =
+            "nothing where GPUs or board do not support it (consumer GPUs, different sockets); nvidia-smi topo -p2p r shows the reason";
         found.push(not_well(Slow, "peers", "no GPU can access another's memory: copies between GPUs go through host memory", remedy));
         return found;
     }
@@ -275,7 +276,7 @@ fn peers(cuda: &gpus::GpuFacts) -> Vec<Finding> {
         let more = if without.len() > 4 { "; ..." } else { "" };
         let line =
             format!("{} of {} pairs have no peer access and copy through host memory: {shown}{more}", without.len(), cuda.pairs.len());
-        found.push(not_well(Slow, "peers", line, "nothing for GPUs on different sockets; nvidia-smi topo -p2p r says why"));
+        found.push(not_well(Slow, "peers", line, "nothing for GPUs on different sockets; nvidia-smi topo -p2p r shows the reason"));
     }
     if found.iter().all(|finding| finding.level == Slow) {
         let intact = cuda.pairs.iter().filter(|pair| matches!(pair.tried, Some(Ok(Tried::Intact)))).count();
