@@ -1,4 +1,4 @@
-//! Where everything that a plan touches lies in this process.
+//! Addresses, in this process, of all memory that a node plan touches.
 
 use super::group::NodeGroup;
 use super::order::PlanPlaces;
@@ -14,46 +14,47 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// What the kernel of a rank can do. Where a flag lies depends on that of two ranks.
+/// Capabilities of one rank's kernel. The memory that holds a flag depends on the kernels of both of its ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct KernelReach {
-    /// Of the one kernel that does the rank's part, if one does.
+    /// Number of blocks of the kernel that executes the rank's part; `None` if streams execute it.
     pub blocks: Option<u32>,
-    /// Ranks at whose GPUs it raises flags.
+    /// Ranks in whose GPU memory this rank's kernel can set flags.
     pub takers: BTreeSet<u32>,
 }
 
-/// Bytes of a flag.
+/// Size of a flag, bytes.
 pub(super) const FLAG_BYTES: u64 = 8;
 
-/// Memory of a rank's GPU, as distances from the first flag.
+/// Layout of a plan's flag memory on a rank's GPU. Each field but `bytes` is an offset from the first flag, in bytes.
 #[derive(Copy, Clone, Default)]
 pub(super) struct NearLayout {
-    /// Words of the kernel's blocks.
+    /// Offset of the counters that the kernel's blocks share.
     pub words: u64,
-    /// The word of turns.
+    /// Offset of the word that counts turns (see [`eager`](super::eager)).
     pub turn: u64,
-    /// Two inboxes; what comes before is 0 in the beginning.
+    /// Offset of the two inboxes. All memory in front of them is initially zero.
     pub inboxes: u64,
     pub bytes: u64,
 }
 
-/// Memory that a rank has for a plan, or has mapped for it.
+/// Memory that a rank has allocated or mapped for a plan.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Of this rank.
+    /// Addresses of memory that this rank has allocated.
     pub allocations: Vec<u64>,
-    /// Of others, mapped here.
+    /// Addresses at which memory of other ranks is mapped here.
     pub imports: Vec<u64>,
-    /// Of these the flags that this rank raises: their owners wait for it.
+    /// Imported addresses of flags that this rank sets. The ranks that own them wait for this rank.
     pub flags: Vec<u64>,
-    /// Of this rank's memory what bytes pass through.
+    /// Staging rings in this rank's memory.
     pub rings: Vec<HeldRing>,
-    /// Where the flags of partitions begin that each rank takes, once the first variant is bound.
+    /// Address of each rank's partition flags, by the rank that waits for them. Empty until the first variant is bound.
     pub partition_flags: BTreeMap<u32, u64>,
 }
 
-/// Staging memory of one variant of a plan, of which another may make use in its own steps: those begin when all its users have come to them.
+/// Staging memory of one variant of a plan. Another variant may use the memory in its own steps, because a step begins only after all users
+/// of the ring have reached it.
 pub(super) struct HeldRing {
     pub device: DeviceId,
     pub bytes: u64,
@@ -61,7 +62,7 @@ pub(super) struct HeldRing {
     pub address: u64,
 }
 
-/// Where everything lies in this process.
+/// All addresses of one plan variant in this process.
 pub(super) struct Bindings<'a> {
     pub node: &'a NodeGroup,
     pub together: &'a Together,
@@ -69,23 +70,24 @@ pub(super) struct Bindings<'a> {
     pub windows: BTreeMap<(u32, u32), u64>,
     pub rings: BTreeMap<u32, u64>,
     pub flags: BTreeMap<u32, u64>,
-    /// Of partitions, where the plan has another variant before this one.
+    /// Addresses of partition flags from the first variant; empty while the first variant itself is being bound.
     pub partition_flags: BTreeMap<u32, u64>,
-    /// Flags on GPUs.
+    /// Addresses of flags in GPU memory, by the rank that waits for them.
     pub near: BTreeMap<u32, u64>,
-    /// Of each rank, once all have told.
+    /// Kernel capabilities of each rank; empty until all ranks have reported.
     pub kernels: Vec<KernelReach>,
-    /// No kernel may do a part.
+    /// True if no kernel may execute a part of this variant.
     pub by_streams: bool,
 }
 
 impl Bindings<'_> {
-    /// See [`Addresses`].
+    /// Returns the address of a byte that a copy reads or writes. See [`Addresses`].
     pub fn address(&self, place: Place) -> u64 {
         self.place(place)
     }
 
-    /// Where the steps of this plan stand, here and at the ranks that this one waits for and that wait for it; `None` where there are none.
+    /// Returns the stream positions of this plan's steps on this rank and on its neighbours. A neighbour is a rank that this rank waits for
+    /// and that waits for this rank in each step. Returns `None` if there are no neighbours.
     pub fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
         let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
         let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));
@@ -96,7 +98,9 @@ impl Bindings<'_> {
         if neighbours.is_empty() { None } else { Some(Arc::new(PlanPlaces { plan, own: at(rank)?, neighbours })) }
     }
 
-    /// Kernels know near flags alone: where one is not, both its ranks do their parts by streams, and then so do others who share flags with them.
+    /// Moves parts from kernels to streams until every flag works. A kernel supports only flags in GPU memory ("near" flags). If a flag is
+    /// not near, the parts of both its ranks run on streams. That makes their other flags far too, so the rule is applied until nothing
+    /// changes.
     pub fn leave_to_streams(&mut self) {
         let flags = &self.together.parts.flags;
         while let Some(far) = (0..flags.len()).find(|flag| {
@@ -109,7 +113,7 @@ impl Bindings<'_> {
         }
     }
 
-    /// See [`Addresses`].
+    /// Returns the address of a flag. See [`Addresses`].
     pub fn flag_address(&self, flag: FlagId) -> u64 {
         self.flag(flag)
     }
@@ -172,13 +176,14 @@ impl Addresses for Bindings<'_> {
 }
 
 impl Together {
-    /// Where the places of a rank's steps begin in the memory of the flags that it takes; `None` for a rank that takes none.
+    /// Returns the offset of the rank's step positions in its flag memory, in bytes. Returns `None` for a rank that waits for no flags.
     pub fn places_of(&self, rank: u32) -> Option<u64> {
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
     }
 
-    /// What a rank that takes flags has on its GPU behind those. Others do not write to the lines of memory of its words.
+    /// Returns the layout of the rank's flag memory on its GPU; `None` for a rank that waits for no flags. The counters of the rank's
+    /// kernel have memory lines of their own, which other ranks do not write to.
     pub fn near_of(&self, rank: u32) -> Option<NearLayout> {
         const LINES: u64 = 256;
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;

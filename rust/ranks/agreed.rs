@@ -1,14 +1,16 @@
-//! Which variant of a node plan each step takes: the same on all ranks, though they ask for their steps at different times and far ahead of streams.
+//! Agreement of all ranks on the plan variant of each step. Ranks reach a step at different times and enqueue steps long before they run,
+//! but all must execute the same variant of it.
 //!
-//! Steps are cut into *spans*, each of one variant. A word of memory that all ranks share says how long a span is, and which variant comes after
-//! it. The first rank that comes to the end of a span makes it longer or closes it, by a compare-exchange, as its own rule
-//! ([`adapt`](crate::adapt)) would have it; the others follow when they come there. All ranks are told the same times, those of the slowest, so
-//! their rules agree but for what was not known yet, and that does not matter.
+//! Steps are grouped into *spans*; all steps of a span use one variant. For each span there is a word in memory that all ranks share. The
+//! word holds the span's length and the variant of the next span. The first rank that reaches the end of a span either extends or closes it
+//! by a compare-exchange, as its own selection rule ([`adapt`](crate::adapt)) decides. The other ranks follow when they reach that step.
+//! All ranks use the same measured time for a step, that of the slowest rank. So their rules agree, except for times that some of them have
+//! not read yet. Such a difference is harmless, because the word decides.
 //!
-//! Words are used again by turns: a span is closed only where all ranks have come as far as the one whose word the next takes. Until then it is made
-//! longer, and no rank ever waits for another.
+//! The words form a ring. A span is closed only after all ranks have left the span whose word the next span reuses. Until then the span is
+//! extended, so that no rank ever waits for another.
 //!
-//! In a capture nobody knows how often the step will run, so the variant is *fixed* then: the span has no end.
+//! During stream capture the number of later launches is unknown. The variant of a captured step is therefore *fixed*: its span has no end.
 
 use super::lateness::{BY_KERNEL, BY_STREAMS, Lateness};
 use crate::adapt::{Choice, Chooser};
@@ -18,40 +20,40 @@ use crate::contexts::choosing::{Choosing, Known, Measurement, Moments, Reading, 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Spans that have words at a time. Tests come to the end of few ones sooner.
+/// Number of spans that have a word at one time. Tests use fewer, to reach the end of the ring sooner.
 const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
 
-/// Words from what one rank writes to what another does.
+/// Distance in words between data written by different ranks, so that they do not share a cache line.
 const LINE: u64 = 8;
 
-/// The next variant of a span that has no end, and of one that is open.
+/// Values of [`Word::next`] for a span without an end (`FIXED`) and for a span that is still open (`OPEN`).
 const FIXED: u64 = 0xff;
 const OPEN: u64 = 0;
 
-/// With a next variant: the first step of its span is measured.
+/// Bit of [`Word::next`]: the first step of the next span is measured.
 const MEASURED: u64 = 0x40;
 
 const NS_BITS: u32 = 48;
 
-/// See [`Spans::ahead`].
+/// Upper limit of the number of steps by which a span is extended. See [`Spans::ahead`].
 const AHEAD: u64 = 32;
 
-/// This rank's view of the spans of a plan.
+/// Spans of a plan, as seen by this rank.
 #[derive(Debug)]
 pub(super) struct Spans {
     words: SharedWords,
-    /// The span that the last step was in.
+    /// Number of the span that contains the last step.
     span: u64,
-    /// Its first step, and the first that is not known to be in it.
+    /// First step of that span, and first step that is not yet known to belong to it (`end`).
     begin: u64,
     end: u64,
     choice: Choice,
-    /// A variant whose spans are made longer by more and more steps at a time, up to [`AHEAD`]: a rank that looks at each step at what another has
-    /// written loses about a microsecond, of 7.8 that a step by a kernel takes (two H200).
+    /// Variant whose spans are extended by a growing number of steps, up to [`AHEAD`]. Reading a word that another rank has written costs
+    /// about 1 us per step, and a step by a kernel takes 7.8 us in all (two H200).
     ahead: Option<usize>,
 }
 
-/// The memory that all ranks share, as one of them has it.
+/// Words that all ranks share, as mapped in this process.
 #[derive(Copy, Clone, Debug)]
 struct SharedWords {
     base: u64,
@@ -59,11 +61,11 @@ struct SharedWords {
     ranks: u32,
 }
 
-/// What stands in the word of a span.
+/// Decoded word of a span.
 #[derive(Copy, Clone, Debug, Default)]
 struct Word {
     next: u64,
-    /// Steps beside the first one.
+    /// Number of steps of the span after its first.
     more: u64,
 }
 
@@ -79,14 +81,14 @@ impl Word {
     }
 }
 
-/// What a word of a span says that is not about an earlier one.
+/// Returns the tag of a span's word. A word with another tag belongs to an earlier span.
 fn tag(span: u64) -> u64 {
     span / SPANS % 0xffff + 1
 }
 
 impl SharedWords {
     fn word(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: aligned and in the memory of `Spans::at`, all of which is looked at through atomics alone by every process.
+        // SAFETY: aligned and in the memory of `Spans::at`, which every process accesses only through atomics.
         unsafe { &*with_exposed_provenance(self.base as usize + index as usize * size_of::<AtomicU64>()) }
     }
 
@@ -94,12 +96,12 @@ impl SharedWords {
         self.word(span % SPANS)
     }
 
-    /// The span in which a rank is.
+    /// Returns the word that holds the number of the span that `rank` has reached.
     fn reached(&self, rank: u32) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS))
     }
 
-    /// How long a rank has taken for the measured step of a span.
+    /// Returns the word that holds the time of `rank` for the measured step of a span.
     fn time(&self, rank: u32, span: u64) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS) + LINE + span % SPANS)
     }
@@ -108,13 +110,13 @@ impl SharedWords {
         self.time(self.rank, span).store(tag(span) << NS_BITS | ns.clamp(1, (1 << NS_BITS) - 1), Ordering::Release);
     }
 
-    /// How long the slowest has taken, once all have told.
+    /// Returns the time of the slowest rank, once all ranks have reported.
     fn slowest(&self, span: u64) -> Reading {
         let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
         let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
         match told.reduce(|most, time| Some(most?.max(time?))).flatten() {
             Some(ns) => Reading::Known(ns),
-            // The words are another span's by now.
+            // The words already belong to a later span.
             None if self.reached(self.rank).load(Ordering::Relaxed) >= span + SPANS => Reading::Never,
             None => Reading::Later,
         }
@@ -122,19 +124,19 @@ impl SharedWords {
 }
 
 impl Spans {
-    /// Bytes of memory for so many ranks.
+    /// Returns the size of the shared memory for this number of ranks, in bytes.
     pub fn bytes(ranks: u32) -> u64 {
         (SPANS + u64::from(ranks) * (LINE + SPANS)) * 8
     }
 
-    /// In memory at this address, which was zeros when it was allocated, and that stays mapped for as long as the result is used.
+    /// Returns the spans in the memory at `base`. The memory must be zero when allocated, and mapped for as long as the result is used.
     pub fn at(base: u64, rank: u32, ranks: u32) -> Spans {
-        // Span 0 has no steps, and they count from 1.
+        // Span 0 has no steps; steps count from 1.
         let choice = Choice { variant: 0, measure: false };
         Spans { words: SharedWords { base, rank, ranks }, span: 0, begin: 1, end: 1, choice, ahead: None }
     }
 
-    /// What this step takes, which is `wanted` where no rank has come to it before. Steps are asked for in order, from 1.
+    /// Returns the agreed choice for a step: `wanted` if this rank is the first to reach the step. Steps must be passed in order, from 1.
     pub fn agree(&mut self, step: u64, wanted: Choice) -> Choice {
         while step >= self.end {
             let (raw, now) = self.look();
@@ -153,7 +155,8 @@ impl Spans {
         Choice { measure: self.choice.measure && step == self.begin, ..self.choice }
     }
 
-    /// The variant of this step and of all after it, which is `wanted` where that is open; `None` where others have gone on with another.
+    /// Fixes the variant of this step and of all later steps, and returns it: `wanted` if no rank has decided yet. Returns `None` if other
+    /// ranks have already continued with another variant.
     pub fn fix(&mut self, step: u64, wanted: usize) -> Option<usize> {
         loop {
             let (raw, now) = self.look();
@@ -172,7 +175,7 @@ impl Spans {
         }
     }
 
-    /// The word of the span that this rank is in.
+    /// Reads the word of the span that this rank is in.
     fn look(&mut self) -> (u64, Word) {
         let raw = self.words.of_span(self.span).load(Ordering::Acquire);
         let now = if raw >> 48 == tag(self.span) { Word::decode(raw) } else { Word::default() };
@@ -180,7 +183,7 @@ impl Spans {
         (raw, now)
     }
 
-    /// Unless another rank has been faster.
+    /// Replaces the word of the current span, unless another rank has changed it first.
     fn change(&self, from: u64, to: Word) {
         let word = self.words.of_span(self.span);
         let _ = word.compare_exchange(from, to.encode(tag(self.span)), Ordering::AcqRel, Ordering::Relaxed);
@@ -193,19 +196,19 @@ impl Spans {
         self.words.reached(self.words.rank).store(self.span, Ordering::Release);
     }
 
-    /// Whether all ranks are beyond the span whose word the next one takes.
+    /// True if all ranks have left the span whose word the next span reuses.
     fn has_room(&self) -> bool {
         (0..self.words.ranks).all(|rank| self.words.reached(rank).load(Ordering::Acquire) + SPANS >= self.span + 2)
     }
 }
 
-/// The time of a step, which is known when every rank has told its own.
+/// Measured time of a step, known once every rank has reported its own.
 #[derive(Debug)]
 struct StepTime {
     words: SharedWords,
     span: u64,
     variant: usize,
-    /// Of this rank, until it has told.
+    /// Time of this rank; `None` once it has been reported.
     moments: Option<Moments>,
 }
 
@@ -224,34 +227,34 @@ impl Measurement for StepTime {
     }
 }
 
-/// Which variants the steps of a plan take.
+/// Plan variant of each step.
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,
     rule: Rule,
 }
 
-/// What this rank wants.
+/// Rule by which this rank proposes a variant.
 #[derive(Debug)]
 enum Rule {
-    /// What is fastest as measured.
+    /// The variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Of a step that one kernel can do, that or streams, and how many steps each has done.
+    /// Kernel or streams, for a part that one kernel can execute; with the number of steps executed in each form.
     Lateness(Lateness, [u64; 2]),
 }
 
 impl StepVariants {
-    /// Among so many variants, by their times. `seed` is the same on all ranks.
+    /// Returns a chooser among `variants` plan variants by measured time. `seed` must be the same on all ranks.
     pub fn measured(spans: Spans, variants: usize, seed: u64) -> StepVariants {
         StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
     }
 
-    /// Of the two forms of a step that one kernel can do.
+    /// Returns a chooser between the two forms of a step that one kernel can execute.
     pub fn by_lateness(spans: Spans, lateness: Lateness) -> StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
-    /// What a step takes; steps count from 1.
+    /// Returns the choice for a step; steps count from 1.
     pub fn next(&mut self, step: u64) -> Choice {
         let wanted = match &mut self.rule {
             Rule::Measured(choosing) => choosing.choose(),
@@ -261,7 +264,8 @@ impl StepVariants {
         self.taken(choice)
     }
 
-    /// What a captured step takes that comes where this one would, and all steps from there on.
+    /// Fixes the variant of a step that is being captured, and of all later steps, and returns it. Returns `None` if other ranks have
+    /// already continued with another variant.
     pub fn fix(&mut self, step: u64) -> Option<Choice> {
         let wanted = match &self.rule {
             Rule::Measured(choosing) => choosing.in_force(),
@@ -272,7 +276,7 @@ impl StepVariants {
     }
 
     fn taken(&mut self, choice: Choice) -> Choice {
-        // Every rank can write the words.
+        // Every rank can write the shared words, so their values are bounded.
         let within = |variants: usize| Choice { variant: choice.variant.min(variants - 1), ..choice };
         match &mut self.rule {
             Rule::Measured(choosing) => {
@@ -288,7 +292,7 @@ impl StepVariants {
         }
     }
 
-    /// The last step is measured, or cannot be.
+    /// Records the measurement of the last step, or the reason for which it cannot be measured.
     pub fn measure(&mut self, moments: Result<Moments, BackendError>) {
         let Spans { words, span, .. } = self.spans;
         if let Rule::Measured(choosing) = &mut self.rule {
@@ -296,17 +300,17 @@ impl StepVariants {
         }
     }
 
-    /// As [`Choosing::known`]; nothing where times do not decide.
+    /// Returns the measured times of the variants ([`Choosing::known`]); empty if times do not decide.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         if let Rule::Measured(choosing) = &mut self.rule { choosing.known(named) } else { Vec::new() }
     }
 
-    /// The last medians that were read.
+    /// Returns the medians that were read last.
     pub fn medians(&self) -> Measured {
         if let Rule::Measured(choosing) = &self.rule { choosing.medians() } else { Measured::default() }
     }
 
-    /// How many steps streams have done in place of a kernel, where it can do them.
+    /// Returns the number of steps that streams executed although a kernel could have; `None` if no kernel can.
     pub fn by_streams(&self) -> Option<u64> {
         if let Rule::Lateness(_, steps) = &self.rule { Some(steps[BY_STREAMS]) } else { None }
     }

@@ -1,4 +1,4 @@
-//! Binds a node plan to memory: what each rank allocates and lets others map, what it maps of others, and where all of it lies here.
+//! Binds a node plan to memory: allocates and exports this rank's memory, maps that of other ranks, and resolves all addresses.
 
 use super::addresses::{Bindings, FLAG_BYTES, Held, HeldRing, KernelReach};
 use super::exchange::CollectiveCall;
@@ -20,35 +20,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What a rank lets others map, and which plan it has made.
+/// Handles of the memory that a rank exports for a plan, and the digest of the plan that it has computed.
 #[derive(Serialize, Deserialize)]
 struct Offer {
     digest: u64,
     windows: Vec<(u32, Vec<u8>)>,
     rings: Vec<(u32, Vec<u8>)>,
-    /// Of its flags a handle for each rank that raises some.
+    /// Handles of this rank's flag memory, one for each rank that sets flags in it.
     flags: Vec<(u32, Vec<u8>)>,
-    /// Of flags on its GPU.
+    /// Handle of the flags in this rank's GPU memory; `None` if all its flags are in host memory.
     near: Option<Vec<u8>>,
 }
 
-/// What a rank executes.
+/// Part of one rank, ready to execute.
 pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
     pub words: Option<Arc<PartitionWords>>,
-    /// Where its steps stand in streams, where a neighbour asks. Partitions move between two calls, which have no one place.
+    /// Stream positions of the plan's steps, if a neighbour checks the order. `None` for partitioned plans: partitions move between two
+    /// calls, so a step has no single position.
     pub places: Option<Arc<PlanPlaces>>,
-    /// Where a kernel does a rank's part, this one's or another's: the word by which this rank's kernel says that it has waited for long, if it has one.
+    /// `Some` if a kernel executes the part of any rank. The inner value is the address of the word that this rank's kernel sets after a
+    /// long wait, if this rank has a kernel.
     pub kernel: Option<Option<u64>>,
 }
 
-/// Memory that executions use, and that may be gone when one is asked for.
+/// Memory that executions use. Each execution checks that it still exists.
 #[derive(Default)]
 pub(super) struct Used {
-    /// What this process has of its own: an address, and the allocation that it was of.
+    /// This process's own memory: an address, and the allocation that it belonged to when the plan was bound.
     allocations: Vec<(u64, u64)>,
-    /// The context's count of frees when the allocations were last seen alive.
+    /// Context's count of frees at the time when the allocations were last found alive.
     alive_at: AtomicU64,
     imports: Box<[Weak<Import>]>,
 }
@@ -66,7 +68,7 @@ impl Used {
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
     }
 
-    /// What several use, each once: a look takes as long as some of a step's calls of the driver.
+    /// Merges the memory of several parts without duplicates. Checking an entry takes as long as some driver calls of a step.
     pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
         let mut all = Used::default();
         let mut imports: Vec<Weak<Import>> = Vec::new();
@@ -79,11 +81,11 @@ impl Used {
         Used { imports: imports.into(), ..all }
     }
 
-    /// Refuses memory that was freed, here or by its owner, and memory of a rank that has ended.
+    /// Refuses memory that this rank or its owner has freed, and memory of a rank that has ended.
     pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check().map_err(|error| match error {
-                // The text speaks of handles, which ranks have none of.
+                // The original text speaks of handles, which are unknown to the caller of a node plan.
                 Error::Share(IpcError::PeerGone(_)) => {
                     let why = "another rank has freed memory of this node plan or destroyed its context, or has ended; destroy the plan on all ranks, and \
                                plan again";
@@ -107,23 +109,23 @@ impl Used {
     }
 }
 
-/// What a rank's part touches.
+/// Memory that a rank's part accesses.
 #[derive(Clone, Default)]
 struct Touched {
     windows: BTreeSet<(u32, u32)>,
     rings: BTreeSet<u32>,
-    /// Ranks in whose memory it raises or takes flags.
+    /// Ranks in whose memory the part sets or resets flags.
     flags: BTreeSet<u32>,
 }
 
 impl NodeGroup {
-    /// In place of [`bind`](NodeGroup::bind), in which the others take part: tells them that this rank has nothing to bind.
+    /// Reports to the other ranks, which call [`bind`](NodeGroup::bind), that this rank has failed. Called instead of `bind`.
     pub(super) fn fail_bind(call: &mut CollectiveCall<'_>, error: Error) -> Error {
         call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
-    /// Gets the memory that the plan needs, and binds this rank's part to it; with `by_streams` to no kernel. `words` are those of the first variant,
-    /// for the others.
+    /// Allocates and maps the memory that the plan needs, and binds this rank's part to it. With `by_streams`, streams execute every part.
+    /// `words` are the partition words of the first variant, which later variants share.
     pub(super) fn bind(
         &self,
         call: &mut CollectiveCall<'_>,
@@ -209,12 +211,12 @@ impl NodeGroup {
         }
     }
 
-    /// Whether kernels may do parts of a plan.
+    /// True if kernels may execute parts of the plan.
     fn takes_kernels(&self, bindings: &Bindings<'_>) -> bool {
         !bindings.by_streams && bindings.together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
     }
 
-    /// This rank's part where one kernel does it, and memory of other ranks' GPUs in which it raises flags.
+    /// Returns this rank's part if one kernel can execute it. Also maps the GPU memory of other ranks in which that kernel sets flags.
     fn small_part(&self, offers: &[Offer], bindings: &mut Bindings<'_>, held: &mut Held) -> Option<SmallPart> {
         let (rank, together, context) = (self.rank(), bindings.together, &self.context);
         let words = *bindings.near.get(&rank)?;
@@ -225,7 +227,7 @@ impl NodeGroup {
         let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
         let words = words + together.near_of(rank)?.words;
-        // What comes out of an inbox stays on the GPU.
+        // Copies out of an inbox stay within the GPU's memory.
         let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize] / INSIDE_RATE);
         let bytes = small.program.transfers.iter().sum::<u64>().max(come_in);
         let blocks = if small.is_narrow { 1 } else { ActionGrid::blocks_for(bytes, context.config().node_blocks, reach.processors) };
@@ -234,7 +236,7 @@ impl NodeGroup {
             let Some(handle) = &offers[taker as usize].near else { continue };
             let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
                 let program = Arc::new(Program { transfers: vec![FLAG_BYTES], ..Program::default() });
-                // Each GPU may have it at an address of its own.
+                // The address may differ from GPU to GPU.
                 let seen = backend.action_reach(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
                 bindings.near.insert(taker, seen.ends[0].dst);
                 Ok(())
@@ -246,7 +248,7 @@ impl NodeGroup {
         Some(small)
     }
 
-    /// Maps memory of another rank.
+    /// Maps memory of another rank and returns its address.
     pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
         let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
         let (address, _) = self.context.state().import_through(&handle, instead)?;
@@ -254,7 +256,7 @@ impl NodeGroup {
         Ok(address)
     }
 
-    /// Allocates this rank's share of staging memory and flags, and exports what other ranks touch.
+    /// Allocates this rank's staging memory and flags, and exports the memory that other ranks access.
     fn offer(
         &self,
         together: &Together,
@@ -292,7 +294,7 @@ impl NodeGroup {
         }
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
-            // And the word that ends the waits of a kernel, and the one by which it says that it has waited.
+            // Adds the word that ends the waits of a kernel, and the word that the kernel sets after a long wait.
             let near = together.near_of(rank).unwrap_or_default();
             let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
@@ -300,7 +302,7 @@ impl NodeGroup {
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
             if let Some(device) = device.filter(|_| self.takes_kernels(bindings)) {
                 let base = allocate(device, near.bytes)?;
-                // Shared host memory is zero when it is new.
+                // New shared host memory is zero.
                 copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;
                 bindings.near.insert(rank, base);
                 offer.near = Some(export(base, near.bytes)?);
@@ -322,7 +324,7 @@ impl NodeGroup {
         Ok(offer)
     }
 
-    /// Maps what this rank touches of others.
+    /// Maps the memory of other ranks that this rank accesses.
     fn import(
         &self,
         requests: &[RankRequest],
@@ -357,7 +359,7 @@ impl NodeGroup {
         Ok(())
     }
 
-    /// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+    /// Unmaps imported memory, and frees own memory once no other rank has it mapped.
     pub(super) fn give_back(&self, held: &mut Held) {
         let closed = held.imports.drain(..).map(|address| self.context.state().close_memory(address));
         let freed = held.allocations.drain(..).map(|address| self.context.state().free_unmapped(address));
@@ -368,7 +370,7 @@ impl NodeGroup {
 }
 
 impl Together {
-    /// Who raises which of the flags that a rank takes, which begin at an address.
+    /// Returns the address of each flag that `taker` waits for, with the rank that sets it. The flags start at `base`.
     fn signallers(&self, taker: u32, base: u64) -> Arc<[(u64, u32)]> {
         let flags = self.parts.flags.iter().zip(&self.flag_places).filter(|(flag, _)| flag.taker == taker);
         let mut named: Vec<(u64, u32)> = flags.map(|(flag, place)| (base + FLAG_BYTES * place, flag.raiser)).collect();
@@ -376,7 +378,7 @@ impl Together {
         named.into()
     }
 
-    /// What each rank touches.
+    /// Returns the memory that each rank's part accesses.
     fn touched(&self) -> Vec<Touched> {
         let mut all = vec![Touched::default(); self.parts.parts.len()];
         for (touched, part) in all.iter_mut().zip(&self.parts.parts) {

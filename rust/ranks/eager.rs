@@ -1,11 +1,15 @@
-//! Steps in which ranks put few bytes straight to others.
+//! Eager steps: ranks write small transfers directly into each other's GPU memory, without asking first.
 //!
-//! Bytes go into an inbox of the receiver's GPU, from which its kernel moves them on, and nobody asks before he writes. Two inboxes, and two flags
-//! from each of two ranks to the other, are used by turns. A rank raises its flag behind its bytes, or as it begins the step where it has none for the
-//! other. That is enough: a rank that begins step *n* + 2 has taken in step *n* + 1 what the other has raised there, after the end of its step *n*, in
-//! which it has emptied the inbox and set back the flag. So no rank ends a step that another has not come to.
-//! Steps that streams do in between ([`lateness`](super::lateness)) use neither, and do not count.
-//! Which turn it is stands on the GPU, because nobody knows how often a graph is launched.
+//! The bytes go into an inbox on the receiver's GPU. The receiver's kernel copies them from there to their destination. Each rank has two
+//! inboxes, and each ordered pair of ranks has two flags; steps alternate between the two sets ("turns"). A rank sets its flag after its
+//! bytes, or at the beginning of the step if it sends no bytes to that rank.
+//!
+//! Two sets are enough. Before a rank begins step *n* + 2, it has waited in step *n* + 1 for the other rank's flag. The other rank sets
+//! that flag after the end of its step *n*, in which it emptied the inbox and reset the flag. So no rank finishes a step that another has
+//! not reached.
+//!
+//! Steps that streams execute in between ([`lateness`](super::lateness)) use neither inboxes nor these flags, and do not count as turns.
+//! The turn is counted in GPU memory, because the CPU does not know how often a captured graph is launched.
 
 use crate::backend::MOST_ACTIONS;
 use crate::plan::{Copy, Place};
@@ -13,31 +17,32 @@ use crate::program::ranks::{EndRanks, Flag, FlagId, Parts, RankedBatch};
 use crate::topology::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most bytes that a rank gets in a step: two inboxes lie in the chunk of device memory in which flags lie anyway. Two ranks of a lab program
-/// (H100) put 256 KiB to each other in 7.3 us in place of 8.6, 1 MiB in 10.1 in place of 11.1.
+/// Most bytes that a rank receives eagerly in a step. Two inboxes of this size fit into the chunk of device memory that holds the flags
+/// anyway. Two ranks of a test program (H100) exchange 256 KiB in 7.3 us instead of 8.6 us, and 1 MiB in 10.1 us instead of 11.1 us.
 const EAGER_BYTES: u64 = 512 << 10;
 
-/// Bytes in an inbox begin at multiples of this.
+/// Alignment of each transfer in an inbox, bytes.
 const ALIGN: u64 = 256;
 
-/// Flags by who raises them and who takes them, one for each turn.
+/// Flags of each pair (setting rank, waiting rank), one per turn.
 pub(super) type TurnFlags = BTreeMap<(u32, u32), [FlagId; 2]>;
 
-/// How a plan's bytes go into inboxes. All ranks find the same.
+/// Layout of a plan's transfers in inboxes. All ranks compute the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
-    /// Of each transfer whose ranks differ where its bytes come in, from the begin of an inbox.
+    /// Offset of each transfer in the receiver's inbox. Transfers within one rank have no entry.
     places: BTreeMap<u32, u64>,
     /// Bytes of each of a rank's two inboxes, by rank.
     pub inboxes: Vec<u64>,
-    /// Of every two ranks between which bytes go, from each to the other.
+    /// Flags of each pair of ranks that exchange bytes, in both directions.
     pub flags: TurnFlags,
     pub ends: Vec<EndRanks>,
     pub bytes: Vec<u64>,
 }
 
 impl Eager {
-    /// `None` where the bytes are many, or go not straight from one rank's GPU to another's. Adds flags where those of the parts are too few.
+    /// Returns the layout, and adds the flags that the parts lack. Returns `None` if the transfers are too large or do not go directly from
+    /// one rank's GPU to another's.
     pub fn new(parts: &mut Parts, batch: &RankedBatch<'_>) -> Option<Eager> {
         let between = || {
             let all = (0_u32..).zip(batch.shapes.iter().zip(batch.ends));
@@ -68,7 +73,7 @@ impl Eager {
             };
             let flags = pairs.iter().chain(&owed).filter(|(raiser, taker)| [*raiser, *taker].contains(&rank)).count();
             let come_in = between().filter(|(_, (_, ends))| ends.dst == rank).count();
-            // The kernel of a rank that only gets works on its first GPU.
+            // A rank that only receives runs its kernel on its first GPU.
             let first = || batch.owners.iter().position(|owner| *owner == rank).map(|gpu| DeviceId::gpu(gpu as u32));
             let works_on = part.lanes.first().copied().or_else(first);
             part.copies().all(is_straight)
@@ -98,18 +103,18 @@ impl Eager {
         Some(Eager { places, inboxes, flags, ends, bytes })
     }
 
-    /// Whether bytes go from the first rank to the second.
+    /// True if the first rank sends bytes to the second.
     pub fn has_bytes(&self, (from, to): (u32, u32)) -> bool {
         self.come_in(to).any(|transfer| self.ends[transfer as usize].src == from)
     }
 
-    /// Where a transfer's bytes come in, from the first byte of the receiver's inboxes; `None` for one within a rank.
+    /// Returns the offset of a transfer from the first byte of the receiver's inboxes; `None` for a transfer within one rank.
     pub fn place(&self, transfer: u32, turn: u64) -> Option<u64> {
         let receiver = self.ends[transfer as usize].dst;
         self.places.get(&transfer).map(|place| turn * self.inboxes[receiver as usize] + place)
     }
 
-    /// Transfers that a rank gets from others.
+    /// Returns the transfers that a rank receives from other ranks.
     pub fn come_in(&self, rank: u32) -> impl Iterator<Item = u32> {
         self.places.keys().copied().filter(move |transfer| self.ends[*transfer as usize].dst == rank)
     }

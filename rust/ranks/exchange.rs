@@ -1,7 +1,8 @@
-//! What the ranks of a node tell each other in the calls that all of them make. A rank that fails fails on all: nobody goes on alone.
+//! Data exchange between the ranks of a node in collective calls. If one rank fails, the call fails on all ranks, so that no rank continues
+//! alone.
 //!
-//! Each exchange says first to which call it belongs. Where a rank's call has failed before it came here, what the others say would
-//! otherwise meet what this rank says in its next call.
+//! Each exchange starts with a header that identifies the call. Without it, a rank whose call failed early could match the other ranks'
+//! data of that call with its own data of the next call.
 
 use crate::backend::BackendError;
 use crate::contexts::Error;
@@ -15,16 +16,18 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 
-/// More ranks than any node has cores.
+/// Largest number of ranks of a node: more than any node has cores.
 pub const MOST_RANKS: u32 = 1024;
 
-/// Collects the same number of bytes from every rank at every rank, in the order of ranks: `MPI_Allgather`. Called by all ranks alike.
+/// Function that collects the same number of bytes from every rank, at every rank, in rank order, like `MPI_Allgather`. All ranks call it
+/// together.
 pub trait Allgather: Send {
-    /// `receive` has room for what all ranks send. An error is text for people; it ends what the ranks were about to do.
+    /// Sends `send` to all ranks and fills `receive`, which has room for the bytes of all ranks. An error is a text for the user; it aborts
+    /// the collective call.
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
 }
 
-/// The allgather of one rank.
+/// Allgather of a node with a single rank.
 #[derive(Copy, Clone, Debug)]
 pub struct Alone;
 
@@ -35,30 +38,31 @@ impl Allgather for Alone {
     }
 }
 
-/// Bytes of a call's name at most.
+/// Largest length of a call's name, bytes.
 const NAME: usize = 46;
 
-/// What a call is: whose, its name, and a zero.
+/// Size of an encoded call, bytes: its origin (library or program), its name, and a zero.
 const CALL: usize = 1 + NAME + 1;
 
-/// A call that all ranks of a node make together, by its name in errors. Calls of one name go together.
+/// Identity of a call that all ranks of a node make together: a name, which errors quote. Calls match if they have the same name and
+/// origin.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Collective([u8; CALL]);
 
 impl Collective {
-    /// Makes the node.
+    /// Creation of a node group.
     pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
-    /// Plans a step.
+    /// Planning of a step.
     pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
-    /// Plans a step whose transfers move in partitions.
+    /// Planning of a step whose transfers move in partitions.
     pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
-    /// Measures partitionings.
+    /// Measurement of partitionings.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");
-    /// Makes a messenger.
+    /// Creation of a messenger.
     pub const MESSENGER: Collective = Collective::new(Collective::OF_LIBRARY, "messenger creation");
-    /// Takes part in whichever call the others are in, as a rank that has failed.
+    /// Report of a failure, which matches any call of the other ranks.
     pub const FAIL: Collective = Collective::new(Collective::OF_LIBRARY, "the report of a failure");
-    /// An allgather whose name was refused. It goes with no other.
+    /// Allgather whose name was refused. It matches no other call.
     pub const NAMELESS: Collective = Collective::new(Collective::OF_LIBRARY, "an allgather");
 
     const OF_LIBRARY: u8 = 1;
@@ -74,7 +78,7 @@ impl Collective {
         Collective(bytes)
     }
 
-    /// A call of the program's own.
+    /// Returns a call of the program with this name.
     pub fn named(name: &str) -> Result<Collective, Error> {
         if name.is_empty() || name.len() > NAME || name.contains(char::is_control) {
             let reason = format!("call={name:?}: must be a name of 1 to {NAME} bytes, without control characters");
@@ -83,7 +87,7 @@ impl Collective {
         Ok(Collective::new(Collective::OF_PROGRAM, name))
     }
 
-    /// `None` for bytes that no rank sends.
+    /// Decodes a call; returns `None` for bytes that no rank sends.
     fn decode(bytes: &[u8]) -> Option<Collective> {
         let call = Collective(bytes.try_into().ok()?);
         (call.name().len() <= NAME && Collective::new(call.0[0], call.name()) == call).then_some(call)
@@ -100,22 +104,22 @@ impl fmt::Debug for Collective {
     }
 }
 
-/// What all ranks say of one exchange before they say more. Of fixed size, whatever the call.
+/// Header that every rank sends in each exchange before its data. The size is the same for all calls.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Head {
     node: u64,
     call: Collective,
-    /// The number of the call among those that the rank makes on this node.
+    /// Sequence number of the call among the calls of this rank on this node.
     number: u64,
-    /// How many exchanges the call had made.
+    /// Sequence number of the exchange within the call.
     exchange: u64,
-    /// How much the rank says.
+    /// Number of bytes that the rank sends after the header.
     bytes: u64,
 }
 
-/// The last character is the version.
+/// Magic number of a header. The last character is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-x2";
-/// Where the numbers of a head begin, behind the magic and the call.
+/// Offset of the numbers in an encoded header, after the magic number and the call.
 const WORDS: usize = 8 + CALL;
 const HEAD: usize = WORDS + 4 * 8;
 
@@ -137,55 +141,55 @@ impl Head {
         (bytes[..8] == MAGIC).then(|| Head { node: word(0), call, number: word(1), exchange: word(2), bytes: word(3) })
     }
 
-    /// Whether both are of one exchange.
+    /// True if both headers belong to the same exchange.
     fn goes_with(&self, other: &Head) -> bool {
         let is_any = [self.call, other.call].contains(&Collective::FAIL);
         (is_any || self.call == other.call) && (self.node, self.number, self.exchange) == (other.node, other.number, other.exchange)
     }
 }
 
-/// The most that all ranks say in one exchange, bytes: some millions of transfers.
+/// Limit of the data of all ranks in one exchange, bytes: enough for some millions of transfers.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Bytes of all ranks that are taken at a time.
+/// Limit of the bytes of all ranks that one allgather collects. Longer data takes several.
 const PIECES: usize = 4 << 20;
 
-/// The ranks of a node, as far as they can be told something.
+/// Communication state of one rank of a node.
 pub(super) struct Exchange {
     pub rank: u32,
     pub ranks: u32,
-    /// Tells this node from others that use the same allgather; 0 until the ranks have agreed on it.
+    /// Identity of the node among all that use the same allgather; 0 until the ranks have agreed on it.
     pub node: u64,
     generation: u32,
     turn: Mutex<GatherState>,
     caller: Mutex<CallingThreads>,
 }
 
-/// What belongs to whoever is in a call.
+/// State that a thread holds during a collective call.
 struct GatherState {
     gather: Box<dyn Allgather>,
     calls: u64,
 }
 
 thread_local! {
-    /// Its address names the thread. `std::thread::current` would leave memory behind on the caller's threads.
+    /// Marker whose address identifies the thread. `std::thread::current` would leave allocated memory behind on the caller's threads.
     static THREAD: u8 = const { 0 };
 }
 
-/// Who is in a call, and who waits for that to end.
+/// Thread that is in a collective call, and number of threads that wait for it to finish.
 #[derive(Default)]
 struct CallingThreads {
     inside: Option<(usize, Collective)>,
     waiting: u32,
 }
 
-/// One call of this rank, from its first exchange to its last.
+/// One collective call of this rank, from its first exchange to its last.
 pub(super) struct CollectiveCall<'a> {
     exchange: &'a Exchange,
     turn: MutexGuard<'a, GatherState>,
     call: Collective,
     exchanges: u64,
-    /// Another thread was in a call when this one began.
+    /// True if another thread was in a call when this one began.
     is_crowded: bool,
 }
 
@@ -196,8 +200,8 @@ impl Exchange {
         Ok(Exchange { rank, ranks, node: 0, generation: fork::generation(), turn, caller: Mutex::default() })
     }
 
-    /// Begins a call. One thread at a time: where several come at once, each takes part as one that has failed, because nothing says which
-    /// of them another rank's call belongs to.
+    /// Begins a call. Only one thread of a rank may be in a call at a time. If several are, each of their calls fails on all ranks, because
+    /// the order of the calls, which matches them between ranks, is undefined.
     pub fn call(&self, call: Collective) -> Result<CollectiveCall<'_>, Error> {
         if self.generation != fork::generation() {
             return Err(Error::Forked);
@@ -222,12 +226,12 @@ impl Exchange {
         Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
     }
 
-    /// What `rank` has done wrong, as this rank tells it: of itself as what it is, an argument that is refused.
+    /// Returns the error for a mistake of `rank`: on that rank an invalid argument, on the others [`Error::RankFailed`].
     pub fn blame(&self, rank: u32, argument: &'static CStr, reason: String) -> Error {
         if rank == self.rank { Error::NodeArgument { argument, reason } } else { Error::RankFailed { rank, reason } }
     }
 
-    /// Refuses what must be the same on all ranks and is not: names and values of each rank, all with the same names.
+    /// Refuses options that differ between ranks. `all` holds each rank's options, in the same order on all ranks.
     pub fn check_alike(&self, argument: &'static CStr, all: &[&Named]) -> Result<(), Error> {
         for (rank, of_rank) in (0..).zip(all) {
             if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
@@ -240,10 +244,10 @@ impl Exchange {
     }
 }
 
-/// Options by their names.
+/// Names and values of options.
 pub(super) type Named = Vec<(String, String)>;
 
-/// Refuses numbers that are no rank's.
+/// Refuses a rank number or a number of ranks that is out of range.
 pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
         let (rank, ranks) = (rank.cast_signed(), ranks.cast_signed());
@@ -253,16 +257,19 @@ pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a rank says: a value, or why it has none and whether that is because something is not supported.
+/// Data of one rank in an exchange: a value, or the reason why it has none. The flag is true if the reason is that something is not
+/// supported.
 type Said<T> = Result<T, (bool, String)>;
 
-/// The bytes of all ranks, in their order.
+/// Bytes of all ranks, in rank order.
 pub(super) type Texts = Vec<Vec<u8>>;
 
 impl CollectiveCall<'_> {
-    /// Tells every rank what this one has, or why it has nothing. What all have, in the order of ranks; where one has failed its own error
-    /// there, and [`Error::RankFailed`] on the others. Where all that have failed say that it is not supported all ranks get that, and none does
-    /// otherwise: what they try in place of it they try together.
+    /// Sends this rank's value, or its error, to all ranks. Returns the values of all ranks, in rank order.
+    ///
+    /// If any rank has failed, the call fails on all. [`Error::NotSupported`] is returned only if every failure is of that kind; then all
+    /// ranks return it, so that they fall back to an alternative together. Otherwise a rank with a failure of another kind returns its own
+    /// error, and the rest return [`Error::RankFailed`].
     pub fn all<T: Serialize + DeserializeOwned>(&mut self, mine: Result<T, Error>) -> Result<Vec<T>, Error> {
         let (mine, all) = self.tell(mine)?;
         let (mut values, mut failed) = (Vec::with_capacity(all.len()), Vec::new());
@@ -275,17 +282,17 @@ impl CollectiveCall<'_> {
                 Err((is_not_supported, reason)) => failed.push((is_not_supported, rank, reason)),
             }
         }
-        // The same on all ranks.
+        // Every rank picks the same failure.
         let Some((is_not_supported, rank, reason)) = failed.into_iter().min() else { return Ok(values) };
         match mine {
-            // Its own reason is better known here than told.
+            // The rank's own error is more precise than its text.
             Err(own) if own.is_not_supported() == is_not_supported => Err(own),
             _ if is_not_supported => Err(Error::NotSupported(format!("rank {rank}: {reason}"))),
             _ => Err(Error::RankFailed { rank, reason }),
         }
     }
 
-    /// Collects the bytes of every rank, as many of each, in the order of ranks. Ranks that pass different numbers of bytes are refused on all.
+    /// Collects the bytes of every rank, in rank order. The number of bytes must be the same on all ranks; otherwise the call fails on all.
     pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let sizes = self.all(Ok(mine.len()))?;
         if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
@@ -295,12 +302,12 @@ impl CollectiveCall<'_> {
         self.gather(mine)
     }
 
-    /// Takes part as a rank that has failed before the call: it fails on all.
+    /// Joins the call as a rank that has already failed. The call fails on all ranks with `error`.
     pub fn refuse(mut self, error: Error) -> Result<(), Error> {
         self.tell::<()>(Err(error)).map(drop)
     }
 
-    /// Whether this rank has said a value, and what all have said, which is not looked at.
+    /// Exchanges this rank's value or error. Returns the outcome of this rank's own value, and the undecoded data of all ranks.
     fn tell<T: Serialize>(&mut self, mine: Result<T, Error>) -> Result<(Result<(), Error>, Texts), Error> {
         let mut text = Text::default();
         let said = self.uncrowded().and(mine).and_then(|value| text.write(&Said::Ok(value)));
@@ -310,7 +317,7 @@ impl CollectiveCall<'_> {
         }
         let all = self.gather(&text.0);
         if let Err(error @ Error::Backend(BackendError::OutOfMemory { .. })) = &all {
-            // The others have what they need, and come to the next exchange.
+            // The other ranks have the data they need and continue with the next exchange. Report the failure there.
             let mut text = Text::default();
             text.write(&Said::<()>::Err((false, error.to_string())))?;
             self.gather(&text.0)?;
@@ -318,7 +325,7 @@ impl CollectiveCall<'_> {
         Ok((said, all?))
     }
 
-    /// Refuses threads that are in calls at once.
+    /// Refuses calls of several threads at the same time.
     fn uncrowded(&self) -> Result<(), Error> {
         if !self.is_crowded && (self.exchange.ranks == 1 || lock(&self.exchange.caller).waiting == 0) {
             return Ok(());
@@ -328,7 +335,8 @@ impl CollectiveCall<'_> {
         Err(Error::NodeArgument { argument: c"node", reason: reason.into() })
     }
 
-    /// The bytes of all ranks, whose numbers may differ. What another rank says of their number is not believed: memory grows as they come.
+    /// Collects the bytes of all ranks, which may differ in number. The announced sizes are not trusted: memory grows only as the data
+    /// arrives.
     fn gather(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let CollectiveCall { exchange, turn, call, exchanges, .. } = self;
         let (own, ranks) = (exchange.rank as usize, exchange.ranks as usize);
@@ -360,7 +368,7 @@ impl CollectiveCall<'_> {
             gather.allgather(send, receive).map_err(broken)?;
             for ((of_rank, came), head) in all.iter_mut().zip(receive.chunks_exact(bytes)).zip(&heads) {
                 let wanted = (head.bytes as usize).saturating_sub(at).min(bytes);
-                // Whoever has no room takes part to the end all the same.
+                // A rank without memory still joins every remaining allgather.
                 match no_room {
                     None => no_room = extend(of_rank, &came[..wanted]).err(),
                     Some(_) => *of_rank = Vec::new(),
@@ -378,7 +386,7 @@ impl Drop for CollectiveCall<'_> {
     }
 }
 
-/// What all ranks have said of an exchange, where they are all in the same. The same on all ranks.
+/// Checks the headers of all ranks and returns them if all ranks are in the same exchange. The outcome is the same on all ranks.
 fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error> {
     let mut all = Vec::with_capacity(heads.len() / HEAD);
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
@@ -395,7 +403,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     if all.iter().all(|head| head.goes_with(known)) {
         return Ok(all);
     }
-    // One that differs from this rank's, or else from another's.
+    // Prefers a rank whose header differs from this rank's header.
     let other = all.iter().position(|head| !head.goes_with(mine)).or_else(|| all.iter().position(|head| !head.goes_with(known)));
     let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
     let elsewhere = if other.node == mine.node { "" } else { " of another node" };
@@ -410,7 +418,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     Err(Error::RankFailed { rank: rank as u32, reason })
 }
 
-/// JSON in memory that may not be there to be had.
+/// JSON text in memory whose allocation may fail.
 #[derive(Default)]
 struct Text(Vec<u8>);
 

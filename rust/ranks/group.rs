@@ -1,4 +1,4 @@
-//! The ranks of a node, as one of them sees them: how they meet, and which GPU each works for.
+//! Ranks of a node: how they meet, and which rank works for each GPU.
 
 use super::exchange::{Allgather, Collective, Exchange};
 use super::order::StepOrder;
@@ -19,28 +19,28 @@ use std::sync::{Arc, LazyLock};
 #[derive(Clone, Debug)]
 pub(super) struct NodeGpu {
     pub uuid: Uuid,
-    /// The rank that works for it.
+    /// Rank that works for this GPU.
     pub owner: u32,
-    /// Its number in this process, where this process sees it.
+    /// Number of the GPU in this process; `None` if it is not visible here.
     pub here: Option<DeviceId>,
 }
 
-/// The ranks of a node, as one of them sees them.
+/// Ranks of a node, as seen by one of them.
 pub struct NodeGroup {
     pub(super) context: Arc<Context>,
     pub(super) exchange: Exchange,
-    /// Of all GPUs of the node, as [`NodeGroup::gpus`] numbers them.
+    /// Machine with all GPUs of the node, numbered like [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
-    /// Plans that were asked for: of each the number.
+    /// Number of plans requested so far; the next plan gets this number.
     pub(super) plans: AtomicU64,
     pub(super) order: StepOrder,
 }
 
-/// See [`Hello::drawn`].
+/// Random number of this process; see [`Hello::drawn`].
 static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
-/// What a rank says of itself when a node is made.
+/// Description of a rank that it sends to the others when a node is created.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     version: String,
@@ -49,29 +49,31 @@ struct Hello {
     network: u32,
     user: u32,
     process: u32,
-    /// Drawn at random where the program starts: processes of different PID namespaces may have the same number.
+    /// Random number drawn once per process. It distinguishes processes of different PID namespaces, which may have the same process
+    /// number.
     drawn: u64,
     hosts: u32,
     gpus: Vec<Uuid>,
-    /// Nodes that its process had begun to make by then.
+    /// Number of nodes that the process had begun to create earlier.
     nodes: u32,
 }
 
-/// Meets the other ranks at a socket of this path, which rank 0 makes and removes. Blocks for a minute at most.
+/// Returns an allgather over a Unix socket at `path`. Rank 0 creates the socket and removes it. All ranks call it together; it blocks for
+/// at most a minute.
 pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>, Error> {
     Ok(Box::new(Rendezvous::meet(path, rank, ranks)?))
 }
 
 impl NodeGroup {
-    /// Makes a node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; empty for all that it sees. All
-    /// ranks call it together.
+    /// Creates the node group of `ranks` ranks; this process is `rank`. `gpus` are the GPUs that this rank works for. If `gpus` is empty,
+    /// all GPUs visible to this rank are shared out among the ranks. All ranks call it together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
         let mut call = exchange.call(Collective::CREATE)?;
         let hellos = call.all(Hello::of(context, gpus))?;
         check(&hellos, rank as usize)?;
         let gpus = share_out(&hellos, |uuid| device_of(context, uuid));
-        // Whoever knows how all these GPUs are joined says so; where several do, the first is taken.
+        // Any rank whose topology covers all GPUs sends it; all ranks use the first one.
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| gpu.uuid).collect();
         let known = call.all(topology_of(context, &uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
         let Some(text) = known.into_iter().flatten().next() else {
@@ -100,64 +102,66 @@ impl NodeGroup {
         })
     }
 
-    /// Takes part in the making of a node as a rank that has failed before, for this reason.
+    /// Joins the creation of a node as a rank that has already failed for this reason. The creation fails on all ranks.
     pub fn refuse_new(rank: u32, ranks: u32, gather: Box<dyn Allgather>, reason: &str) -> Result<(), Error> {
         Exchange::new(rank, ranks, gather)?.call(Collective::CREATE)?.refuse(refusal(reason))
     }
 
-    /// The same in a call on this node.
+    /// Joins a collective call on this node as a rank that has already failed. The call fails on all ranks.
     pub fn refuse(&self, call: Collective, reason: &str) -> Result<(), Error> {
         self.exchange.call(call)?.refuse(refusal(reason))
     }
 
-    /// The same for ranks without MPI, which [meet](meet_at) at a socket.
+    /// Creates the node group of ranks without MPI, which [meet](meet_at) at a socket.
     pub fn at_socket(context: &Arc<Context>, rank: u32, ranks: u32, path: &Path, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         NodeGroup::new(context, rank, ranks, meet_at(path, rank, ranks)?, gpus)
     }
 
-    /// Collects the bytes of every rank, as many of each, in the order of ranks. All ranks call it together, by a call of the same name.
+    /// Collects the bytes of every rank, in rank order. The number of bytes must be the same on all ranks. All ranks call it together, with
+    /// the same `call`.
     pub fn allgather(&self, call: Collective, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         self.exchange.call(call)?.all_bytes(mine)
     }
 
-    /// Tells the ranks that own these flags, which this one raises, that it raises them no more.
+    /// Reports to the owners of these flags that this rank will no longer set them.
     pub(super) fn leave(&self, flags: &[u64], departure: Departure) {
         flags.iter().for_each(|address| self.context.state().leave_memory(*address, departure));
     }
 
-    /// This rank.
+    /// Returns the number of this rank.
     pub fn rank(&self) -> u32 {
         self.exchange.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.exchange.ranks
     }
 
-    /// The machine that plans of this node are made for.
+    /// Returns the machine that plans of this node are made for.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// The context of this rank.
+    /// Returns the context of this rank.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
 
-    /// How a small part of a step waits for other ranks. A kernel of one rank may keep that of another on the same GPU from running.
+    /// Returns how a small part waits for other ranks. The default is a kernel only if each rank has a GPU of its own: on a shared GPU, the
+    /// waiting kernel of one rank may keep the kernel of another from running.
     pub(super) fn signal_wait(&self) -> SignalWait {
         let has_own = |rank| self.gpus.iter().any(|gpu| gpu.owner == rank);
         let by_default = if (0..self.ranks()).all(has_own) { SignalWait::Kernel } else { SignalWait::Operation };
         self.context.config().signal_wait.unwrap_or(by_default)
     }
 
-    /// The rank that works for each GPU.
+    /// Returns the rank that works for each GPU.
     pub(super) fn owners(&self) -> Vec<u32> {
         self.gpus.iter().map(|gpu| gpu.owner).collect()
     }
 
-    /// A device of this context as the node numbers it.
+    /// Returns the node's number of a device of this context; `None` if the node does not contain it.
     pub(super) fn number_of(&self, device: DeviceId) -> Option<DeviceId> {
         if device.is_host() {
             return self.machine.contains(device).then_some(device);
@@ -165,12 +169,12 @@ impl NodeGroup {
         self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
     }
 
-    /// The GPUs that this rank works for, as this context numbers them.
+    /// Returns the GPUs that this rank works for, in the numbering of this context.
     pub fn own_devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
         self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).filter_map(|gpu| gpu.here)
     }
 
-    /// The first of them; refused where there is none.
+    /// Returns the first GPU of this rank. Fails if the rank has none.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.own_devices().next().ok_or_else(|| {
             let reason = format!(
@@ -184,13 +188,13 @@ impl NodeGroup {
         })
     }
 
-    /// One of them, or host memory where there is none.
+    /// Returns the first GPU of this rank, or host memory if it has none.
     pub(super) fn own_device(&self) -> DeviceId {
         self.own_devices().next().unwrap_or(DeviceId::HOST)
     }
 
-    /// A device of the node as this context numbers it. A GPU out of sight is stood in for by one of this rank's: it maps the memory and
-    /// moves the bytes.
+    /// Returns the number of a node's device in this context. For a GPU that is not visible here, it returns a GPU of this rank, which maps
+    /// the memory and moves the bytes.
     pub(super) fn device_here(&self, device: DeviceId) -> DeviceId {
         if device.is_host() {
             return device;
@@ -232,8 +236,8 @@ fn refusal(reason: &str) -> Error {
     Error::NodeArgument { argument: c"node", reason: reason.into() }
 }
 
-/// All GPUs of the ranks, each with the rank that works for it: of those that name it the one that has the fewest by then. So ranks that all
-/// see all GPUs get one each, in order.
+/// Assigns all GPUs to ranks. A GPU goes to the rank that has the fewest so far, among the ranks that name it. So ranks that all see all
+/// GPUs get one each, in order.
 fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<NodeGpu> {
     let mut gpus: Vec<NodeGpu> = Vec::new();
     for uuid in hellos.iter().flat_map(|hello| &hello.gpus) {
@@ -248,7 +252,7 @@ fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<
     gpus
 }
 
-/// Refuses ranks that cannot share memory with this one. All ranks find the same, each from its side.
+/// Refuses ranks that cannot share memory with this one. All ranks reach the same result, each from its own side.
 fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
     let here = &hellos[own];
     for (rank, there) in (0..).zip(hellos) {
@@ -265,7 +269,7 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
         if there.hosts != here.hosts {
             return refuse(format!("its topology has {} host domains, and this rank's {}", there.hosts, here.hosts));
         }
-        // A process of its own is reached whatever these say.
+        // Ranks in this process share memory in any case.
         if (there.process, there.drawn) != (here.process, here.drawn) {
             ProcessIdentity { boot: there.boot, network: there.network, user: there.user, process: there.process, token: [0; 16] }
                 .check()?;

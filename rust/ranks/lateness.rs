@@ -1,44 +1,44 @@
-//! Whether a kernel or streams wait for the other ranks, where a kernel can do a rank's part.
+//! Choice between a kernel and streams for the steps of a part that a kernel can execute.
 //!
-//! A kernel goes on some 4 us sooner, and its blocks hold multiprocessors while they wait: beside a step whose peer is late, matrix products that fill
-//! the GPU take 1.08 times as long with one block and 1.47 times with a quarter of the multiprocessors (two H200). So a kernel that has waited for
-//! 0.1 ms says so, and steps are then done by copy engines and operations of streams, for twice as many each time. What that costs where the peer
-//! is in time again, 6 us a step, is less than what was lost by waiting.
+//! A kernel starts about 4 us sooner, but its blocks occupy multiprocessors while they wait. If a peer is late, matrix products that fill
+//! the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times next to one on a quarter of the multiprocessors
+//! (two H200). So a kernel that has waited for 0.1 ms reports this. Copy engines and stream operations then execute the next steps, twice
+//! as many after each report. They cost 6 us more per step if the peer is in time again, which is less than the loss by waiting.
 //!
-//! All ranks take the same form in a step ([`agreed`](super::agreed)).
+//! All ranks use the same form in a step ([`agreed`](super::agreed)).
 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// The forms of a step, as variants.
+/// Forms of a step, as variant numbers.
 pub(super) const BY_KERNEL: usize = 0;
 pub(super) const BY_STREAMS: usize = 1;
 
-/// Steps by streams after a kernel has waited for long, the first time and at most.
+/// Number of steps by streams after a kernel's long wait: the first time, and at most.
 const FIRST: u32 = 8;
 const MOST: u32 = 1024;
 
-/// After so many steps by kernels in time the next late one is the first again.
+/// Number of punctual steps by kernels after which the next late step counts as the first again.
 const FORGOTTEN: u32 = 64;
 
-/// What a rank wants.
+/// Rule by which a rank proposes the form of the next step.
 #[derive(Debug)]
 pub(super) struct Lateness {
-    /// The address of the word by which its kernel says that it has waited for long, if it has one.
+    /// Address of the word that this rank's kernel sets after a long wait; `None` if the rank has no kernel.
     word: Option<u64>,
-    /// Steps by streams that are left, of so many.
+    /// Steps by streams that remain (`left`) of the current series (`length`).
     left: u32,
     length: u32,
     in_time: u32,
 }
 
 impl Lateness {
-    /// The word is zero, and mapped for as long as the result is used.
+    /// Returns the rule for a rank. The word must be zero, and mapped for as long as the result is used.
     pub fn of(word: Option<u64>) -> Lateness {
         Lateness { word, left: 0, length: FIRST / 2, in_time: 0 }
     }
 
-    /// The form of the next step.
+    /// Returns the form of the next step.
     pub fn next(&mut self) -> usize {
         if self.has_waited() {
             self.length = (2 * self.length).min(MOST);
@@ -55,12 +55,12 @@ impl Lateness {
         BY_KERNEL
     }
 
-    /// Whether a kernel has said so since this was asked.
+    /// True if a kernel has reported a long wait since the last call.
     fn has_waited(&self) -> bool {
         self.word.is_some_and(|word| {
-            // SAFETY: aligned, in memory that stays mapped for as long as the plan lives, and looked at through atomics alone on the CPU.
+            // SAFETY: aligned, in memory that stays mapped for as long as the plan lives, and accessed only through atomics on the CPU.
             let word: &AtomicU64 = unsafe { &*with_exposed_provenance(word as usize) };
-            // Swapped only where there is something: the line is the GPU's until then.
+            // Swap only if the word is set, because until then the cache line belongs to the GPU.
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
         })
     }

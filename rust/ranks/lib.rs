@@ -1,30 +1,32 @@
-//! The ranks of a node that plan together: one process for each GPU, or several. Contexts know nothing of them.
+//! Node plans: communication steps that the ranks of one node plan together and execute together, without calls to each other in the time
+//! loop.
 //!
-//! A [`NodeGroup`] is made by all ranks together, and so is each [`NodePlan`]. All ranks make the same plan from the same transfers, on a
-//! machine that has the GPUs of all of them, also of those that a rank does not see. [`divide`](mpgpu_core::program::ranks::divide) gives each
-//! its part; executing it takes no call to another rank.
+//! A rank is usually a process that works for one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every
+//! rank computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are
+//! not visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank. Executing a part
+//! needs no call to another rank: flags in shared memory order the parts. Contexts do not depend on this crate.
 //!
-//! | file | promise |
+//! | file | content |
 //! | --- | --- |
-//! | `group` | the ranks of a node, as one of them sees them |
-//! | `exchange` | what ranks tell each other, call by call; who fails, fails on all |
-//! | `rendezvous` | ranks that meet at a socket, without MPI |
-//! | `transfers` | what ranks hand in to a plan |
-//! | `planning` | how ranks come to a plan: that it fails on all or none |
-//! | `together` | what all compute alike: the plan, everybody's part, the flags between them |
-//! | `addresses`, `binding` | where everything lies in this process, and a part that is bound to it |
+//! | `group` | the ranks of a node, as seen by one of them |
+//! | `exchange` | collective calls: the data that ranks exchange, and the rule that a failure on one rank fails the call on all |
+//! | `rendezvous` | an allgather over a Unix socket, for ranks without MPI |
+//! | `transfers` | the transfers and memory windows that ranks pass to a plan |
+//! | `planning` | creation of a plan, which succeeds or fails on all ranks |
+//! | `together` | the values that every rank computes identically: the plan, the parts, the flags between them |
+//! | `addresses`, `binding` | the addresses of a plan in this process, and a part bound to them |
 //! | `steps` | a plan as one rank executes it |
-//! | `part` | one rank's part, enqueued |
-//! | `eager` | steps in which ranks put few bytes into each other's inboxes, and nobody asks |
-//! | `agreed` | which variant of a plan all ranks take in a step |
-//! | `lateness` | whether a kernel or streams wait for ranks that may be late |
-//! | [`message`] | messages between ranks, matched as MPI does |
-//! | `partitioning` | who moves partitions, and in how many |
-//! | `partitioned` | transfers that move in partitions, as these become ready |
-//! | `order` | in which order streams take steps of several plans, held against that of other ranks |
-//! | `trials` | which way partitions move fastest |
-//! | `progress` | how far a rank has come, and those that have left |
-//! | `sight` | how GPUs are joined, those out of sight included |
+//! | `part` | enqueues one rank's part |
+//! | `eager` | small steps, in which ranks write into each other's inboxes without a handshake |
+//! | `agreed` | the agreement of all ranks on the plan variant of each step |
+//! | `lateness` | the choice between a kernel and streams for waiting on ranks that may be late |
+//! | [`message`] | messages between ranks, with MPI's matching rules |
+//! | `partitioning` | the agent that moves partitions, and the number of partitions |
+//! | `partitioned` | transfers whose partitions move as soon as they are ready |
+//! | `order` | detection of ranks that enqueue steps of several plans in different orders |
+//! | `trials` | measurement of the fastest way to move partitions |
+//! | `progress` | step counters of a rank, and ranks that have left |
+//! | `sight` | the connections of the node's GPUs, including GPUs that are not visible here |
 
 mod addresses;
 mod agreed;

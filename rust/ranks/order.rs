@@ -1,11 +1,12 @@
-//! In which order this rank enqueues steps of node plans in its streams, held against that of its neighbours.
+//! Detects steps of node plans that ranks enqueue in different orders.
 //!
-//! A step ends when the neighbours have come to it too. So two ranks each of which enqueues steps of two plans in one stream, and not in the same
-//! order, wait for each other for ever, though no call fails. Each rank therefore tells where in its streams a step stands ([`StepPlaces`]),
-//! before it enqueues it, and then looks whether a neighbour has it before a step that is before it here. Of two ranks that differ one sees it.
+//! A step ends only after the neighbours have reached it too. If two ranks enqueue steps of two plans in one stream each, in different
+//! orders, they wait for each other forever, although no call fails. So each rank publishes the stream position of a step ([`StepPlaces`])
+//! before it enqueues the step. It then checks that no neighbour has enqueued this step before another one that comes earlier on this rank.
+//! If the orders of two ranks differ, at least one of them detects it.
 //!
-//! Orders that were found to agree go on agreeing for as long as nobody changes his: so neighbours are looked at in detail where somebody has, and
-//! else a step costs a few loads from lines that nobody writes.
+//! Orders that once agreed continue to agree until a rank changes its order. So the neighbours' positions are compared in detail only after
+//! a change. Otherwise a step costs a few loads from cache lines that nobody writes.
 
 use crate::ipc::{PLACES, StepPlace, StepPlaces};
 use crate::sync::{Mutex, lock};
@@ -13,43 +14,43 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Where the steps of one plan stand, here and at its neighbours.
+/// Stream positions of the steps of one plan, on this rank and on its neighbours.
 pub(super) struct PlanPlaces {
-    /// Its number among those of the node.
+    /// Number of the plan among the plans of the node.
     pub plan: u64,
     pub own: StepPlaces,
-    /// Those of the ranks that this one waits for in each step, and that wait for it.
+    /// Positions on the neighbours: the ranks that this one waits for in each step and that wait for it.
     pub neighbours: Vec<(u32, StepPlaces)>,
 }
 
-/// Two steps that a neighbour has enqueued in another order.
+/// A pair of steps that a neighbour has enqueued in the opposite order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misorder {
     pub rank: u32,
-    /// What comes before here, and there comes after.
+    /// The step that comes first on this rank and second on the neighbour: its plan and step number.
     pub plan: u64,
     pub step: u64,
 }
 
-/// Of all plans of a node.
+/// Enqueue order of the steps of all plans of a node, on this rank.
 #[derive(Default)]
 pub(super) struct StepOrder(Mutex<OrderState>);
 
 #[derive(Default)]
 struct OrderState {
-    /// Steps so far.
+    /// Number of steps enqueued so far.
     number: u64,
-    /// Streams that were met.
+    /// Number of streams seen so far.
     names: u16,
-    /// Those with steps, by their number.
+    /// Streams that contain steps, by stream number.
     streams: HashMap<u64, StreamSteps>,
-    /// What each plan's last step came after.
+    /// State of the order in which each plan's last step was enqueued.
     patterns: HashMap<u64, StepPattern>,
 }
 
 struct StreamSteps {
     name: u16,
-    /// The last step of each plan.
+    /// Last step of each plan in this stream.
     last: Vec<LastStep>,
 }
 
@@ -61,15 +62,15 @@ struct LastStep {
 
 struct StepPattern {
     stream: u16,
-    /// Of each other plan in the stream how far its last step is ahead.
+    /// Distance from this plan's step number to the last step of each other plan in the stream.
     ahead: Vec<(u64, i64)>,
-    /// The last step at which that changed.
+    /// Last step at which the stream or the distances changed.
     changed: u64,
 }
 
 impl StepOrder {
-    /// A step is about to be enqueued in a stream of this number. On an error it must not be, and was not told. Nothing is told once the plan is
-    /// [forgotten](StepOrder::forget).
+    /// Records and publishes that `step` is about to be enqueued in the stream with this number. On an error the caller must not enqueue
+    /// the step, and its position is withdrawn. Does nothing if the plan is [forgotten](StepOrder::forget).
     pub fn enqueue(&self, plan: &Arc<PlanPlaces>, step: u64, stream: u64) -> Result<(), Misorder> {
         let mut state = lock(&self.0);
         if plan.own.changed().is_none() {
@@ -81,7 +82,7 @@ impl StepOrder {
             *names = names.wrapping_add(1);
             StreamSteps { name: *names, last: Vec::new() }
         });
-        // What is as old is not found at neighbours either.
+        // Neighbours do not keep positions of older steps either.
         last.retain(|one| *number - one.number < PLACES);
         let others = || last.iter().filter(|one| one.plan.plan != plan.plan);
         let ahead: Vec<(u64, i64)> = others().map(|one| (one.plan.plan, one.step.wrapping_sub(step) as i64)).collect();
@@ -103,7 +104,7 @@ impl StepOrder {
         Ok(())
     }
 
-    /// The plan is about to go, or its steps have no known numbers any more.
+    /// Withdraws the positions of a plan that is about to be destroyed, or whose steps no longer have known numbers.
     pub fn forget(&self, plan: &PlanPlaces) {
         let mut state = lock(&self.0);
         plan.own.end();
@@ -115,8 +116,8 @@ impl StepOrder {
     }
 }
 
-/// The neighbour, if there is one, that has enqueued this step in one stream before what comes before it here. Each plan comes with the last step at
-/// which this rank has changed its order.
+/// Returns the neighbour, if any, that has enqueued this step in one stream in front of `before`, which comes earlier on this rank.
+/// `changed` and `before_changed` are the last steps of the two plans at which this rank changed its order.
 fn misordered(plan: &PlanPlaces, step: u64, changed: u64, before: &LastStep, before_changed: u64) -> Option<u32> {
     let is_recent = |changed: u64, step: u64| changed + 1 >= step;
     let own_changed = is_recent(changed, step) || is_recent(before_changed, before.step);

@@ -1,12 +1,13 @@
 //! One rank's part of a plan, bound to addresses and streams.
 //!
-//! Operations that follow each other on a lane with nothing to wait for between them are one program, which the backend runs as any other.
-//! The first lane is the caller's stream; each other one has a stream of its own, joined to the caller's by events. Flags are taken and
-//! raised by the streams themselves, so nothing here waits, and a stream that is being captured gets all of it as part of its graph.
+//! Consecutive operations of a lane that wait for nothing in between form one program, which the backend runs like any other. The first
+//! lane is the caller's stream. Each further lane has an internal stream, which events join to the caller's stream. The streams themselves
+//! wait for and set flags, so no call here blocks, and a stream that is being captured records everything in its graph.
 //!
-//! A part in which little is moved is one kernel instead, which takes and raises flags itself, where those who raise and take them are kernels too.
-//! Such flags are near: they lie in memory of the GPU that takes them, where a look costs no way over PCIe. All others lie in host memory, because
-//! the CPU ends waits of streams there when a rank is lost. The waits of a kernel end by a word in host memory, at which it looks now and then.
+//! A part that moves few bytes is a single kernel instead, if the parts that it shares flags with are kernels too. The kernel waits for and
+//! sets the flags. Such flags are *near*: they are in memory of the GPU that waits for them, so that polling does not cross PCIe. All other
+//! flags are in host memory, because there the CPU can release streams that wait for a lost rank. To release a kernel, the CPU sets a word
+//! in host memory that the kernel reads from time to time.
 
 use super::eager::Eager;
 use crate::backend::{
@@ -21,138 +22,142 @@ use crate::topology::DeviceId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Where things of a plan lie in this process: what a part touches, and nothing else.
+/// Addresses, in this process, of the memory that a part accesses.
 pub(super) trait Addresses {
-    /// Of a byte that a copy reads or writes.
+    /// Returns the address of a byte that a copy reads or writes.
     fn place(&self, place: Place) -> u64;
-    /// Of a flag.
+    /// Returns the address of a flag.
     fn flag(&self, flag: FlagId) -> u64;
-    /// Of a near flag the blocks of the kernel that raises it.
+    /// Returns the number of blocks of the kernel that sets a near flag; `None` if the flag is not near.
     fn near_blocks(&self, flag: FlagId) -> Option<u32>;
-    /// Of the first byte of a rank's inboxes.
+    /// Returns the address of the first byte of a rank's inboxes.
     fn inbox(&self, rank: u32) -> u64;
-    /// Of a device of the node the one here whose copy engine serves it.
+    /// Returns the local device whose copy engine serves a device of the node.
     fn device(&self, device: DeviceId) -> DeviceId;
-    /// The device of this rank that works where none is named.
+    /// Returns the device of this rank that is used if none is named.
     fn own_device(&self) -> DeviceId;
-    /// Whether a byte is in host memory.
+    /// True if the byte is in host memory.
     fn is_host(&self, place: Place) -> bool;
-    /// [`is_inside`].
+    /// True if the copy stays within one rank's memory on one device; see [`is_inside`].
     fn is_inside(&self, copy: &Copy) -> bool;
 }
 
-/// Whether a transfer goes from memory of a rank to memory of the same on one device. Ranks may share a GPU.
+/// True if a transfer goes from memory of a rank to memory of the same rank on the same device. Several ranks may share a GPU.
 pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
     shape.src_device == shape.dst_device && ends.src == ends.dst
 }
 
-/// Whether a copy goes from one end of a transfer to the other, and that one [stays].
+/// True if a copy goes from the source to the destination of a transfer that [stays].
 pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
     matches!((copy.from, copy.to), (Place::Source { transfer, .. }, Place::Destination { transfer: to, .. }) if transfer == to && stays(to))
 }
 
-/// Operations of a lane that nothing comes between.
+/// Consecutive operations of a lane without waits in between.
 struct PartSegment {
     lane: usize,
-    /// Flags that are taken before.
+    /// Flags to wait for and reset before the operations.
     takes: Vec<u64>,
-    /// Flags that are awaited before.
+    /// Flags to wait for before the operations, without a reset.
     awaits: Vec<u64>,
-    /// Ends of other lanes' segments that come before: indices of events.
+    /// Segments of other lanes that must end before: indices of their events.
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     state: PlanState,
-    /// Flags that are raised after.
+    /// Flags to set after the operations.
     raises: Vec<Signal>,
-    /// The event that stands for its end, where another lane comes after it.
+    /// Event recorded at the end, if another lane depends on it.
     end: Option<usize>,
 }
 
-/// A part in which little is moved, as one kernel does it.
+/// Part that moves few bytes, in the form of one kernel.
 pub(super) struct SmallPart {
     pub actions: Box<[Action]>,
-    /// The copies, on one lane.
+    /// Program with the copies, on one lane.
     pub program: Arc<Program>,
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
     pub grid: ActionGrid,
-    /// Several blocks would not be faster, or would have to wait for each other, which takes room for all at once.
+    /// True if the kernel has one block only. More blocks would not be faster, or would have to wait for each other, which needs room for
+    /// all of them on the GPU together.
     pub is_narrow: bool,
 }
 
-/// The same with all addresses, as its GPU has them.
+/// Kernel of a small part, with all addresses as its GPU sees them.
 struct BoundKernel {
     actions: Box<[Segment]>,
     device: DeviceId,
     grid: ActionGrid,
 }
 
-/// With more bytes on each lane the rank's part is left to copy engines, around which the stream waits by operations and never by kernels. Between two
-/// H100 a kernel of a quarter of the multiprocessors takes 7.4 us and what 325 GB/s give, copy engines take 19.4 us and what 392 GB/s give: they meet at
-/// 23 MB. Each further lane costs copy engines as much again (three lanes of H200: 63 us).
+/// Limit of the bytes per lane for a kernel. Larger parts use copy engines, with stream operations around them that wait and never with
+/// kernels around them. Between two H100, a kernel on a quarter of the multiprocessors takes 7.4 us plus the bytes at 325 GB/s, and copy
+/// engines 19.4 us plus the bytes at 392 GB/s. They are equally fast at 23 MB. Each further lane costs copy engines the same time again (63
+/// us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// More lanes than these were not measured.
+/// Largest number of lanes for which the limit was measured.
 const MOST_LANES: usize = 3;
 
-/// Bytes that stay in one GPU's memory come and go so many times as fast as those that pass an NVLink.
+/// Ratio of the speed of copies within one GPU's memory to the speed of copies over NVLink.
 pub(super) const INSIDE_RATE: u64 = 4;
 
-/// The same where one block does it.
+/// Limit of the bytes for a kernel with one block.
 const NARROW_BYTES: u64 = 64 << 10;
 
-/// What comes before the producers of partitions.
+/// Work that is enqueued in front of the producers of partitions.
 pub(super) struct Armed {
-    /// Flags that are taken.
+    /// Flags to wait for and reset.
     pub takes: Vec<u64>,
-    /// A copy of zeros over the flags of partitions, where somebody looks at them.
+    /// Copy that resets the flags of partitions, if anybody reads them.
     pub reset: Option<Copies>,
-    /// What producers are told; `None` where this rank has none.
+    /// Instructions for the producers; `None` if this rank has no producers.
     pub orders: Option<ProducerOrders>,
-    /// The step's copies come after all that is in the stream when it is enqueued, not when it is armed.
+    /// True if the step's copies come after all work that is in the stream when the step is enqueued. False if they come after the work at
+    /// the time of arming.
     pub is_after: bool,
 }
 
-/// Copies from address to address, on one lane.
+/// Copies between addresses, on one lane.
 pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
 
-/// What the producers of a variant's partitions are told.
+/// Instructions for the producers of a variant's partitions.
 pub(super) struct ProducerOrders {
-    /// Copies over the words at which producers look.
+    /// Copies that write the words that producers read.
     pub copies: Copies,
     pub how: PartitionMove,
-    /// What the words say ([`PartitionMove`] as a number), once all that is enqueued outside of captures has run.
+    /// Value of the words ([`PartitionMove`] as a number) after all work that was enqueued outside of captures.
     pub said: Arc<AtomicU32>,
 }
 
-/// What this rank does in each step.
+/// Work of this rank in each step, bound to addresses, streams and events.
 pub(super) struct BoundPart {
-    /// In place of segments, where one kernel does all.
+    /// Kernel that does all the work; `None` if the segments do it.
     kernel: Option<BoundKernel>,
     begins: Vec<Signal>,
-    /// Of a part that moves partitions.
+    /// Work in front of the producers, if the part moves partitions.
     armed: Option<Armed>,
     segments: Vec<PartSegment>,
     written: Vec<Signal>,
     ends: Vec<u64>,
-    /// Streams of all lanes but the first, each with the event that joins it. Of a kernel one, for callers' streams of other GPUs.
+    /// Internal streams of all lanes but the first, each with the event that joins it. For a kernel, one stream, used if the caller's
+    /// stream belongs to another GPU.
     lanes: Vec<(StreamHandle, EventHandle)>,
-    /// Events of segments' ends.
+    /// Events at the ends of segments.
     marks: Vec<EventHandle>,
-    /// Stands for the beginning in the caller's stream.
+    /// Event at the beginning of a step in the caller's stream.
     fork: EventHandle,
-    /// Stands for the end of the last step.
+    /// Event at the end of the last step.
     end: EventHandle,
-    /// The stream of the last step.
+    /// Stream of the last step.
     stream: Option<StreamHandle>,
-    /// Streams and events were given back.
+    /// True once streams and events have been destroyed.
     is_released: bool,
-    /// That of all steps of the plan.
+    /// Fate that all steps of the plan share.
     fate: StepFate,
 }
 
-/// A segment while steps are put into it.
+/// Segment under construction.
 #[derive(Default)]
 struct Draft {
     lane: usize,
@@ -167,7 +172,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Adds copies from address to address: each is a transfer of its own.
+    /// Adds copies between addresses. Each copy becomes a transfer of its own.
     fn push(&mut self, mechanism: Mechanism, copies: &[Copy], at: &impl Addresses) {
         let copies = copies.iter().map(|copy| {
             let transfer = self.bytes.len() as u32;
@@ -180,25 +185,25 @@ impl Draft {
     }
 }
 
-/// Bytes of a copy, as many as would pass an NVLink in its time. `is_inside` as [`Addresses::is_inside`].
+/// Returns the number of bytes that NVLink would move in the time of this copy. `is_inside` is [`Addresses::is_inside`].
 fn weight(copy: &Copy, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     if is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
 }
 
-/// Bytes up to which a kernel is faster than copy engines on the part's lanes.
+/// Returns the number of bytes up to which a kernel is faster than copy engines on the part's lanes.
 fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     let lanes = part.steps.iter().filter(|step| step.copies.iter().any(|copy| !is_inside(copy))).map(|step| step.lane);
     SMALL_BYTES * lanes.collect::<BTreeSet<u32>>().len().clamp(1, MOST_LANES) as u64
 }
 
-/// Whether so little is moved that a kernel does it as fast as copy engines.
+/// True if a kernel moves the part's bytes as fast as copy engines do, because they are few.
 pub(super) fn is_little(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> bool {
     let flags = part.begins.len() + part.ends.len() + part.steps.iter().map(|step| step.takes.len() + step.raises.len()).sum::<usize>();
     let bytes: u64 = part.copies().map(|copy| weight(copy, &is_inside)).sum();
     part.copies().count() + flags <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
 }
 
-/// Whether the order of two copies matters: one writes what the other reads or writes.
+/// True if the order of two copies matters, because one writes bytes that the other reads or writes.
 fn meet(one: &Copy, other: &Copy) -> bool {
     let overlap = |a: Place, b: Place| match (a, b) {
         (Place::Destination { transfer: a, offset: from }, Place::Destination { transfer: b, offset }) => {
@@ -211,8 +216,8 @@ fn meet(one: &Copy, other: &Copy) -> bool {
 }
 
 impl SmallPart {
-    /// The GPU that may do a part as one kernel, as far as is known before memory of other ranks is mapped. `None` where much is moved, or by
-    /// several GPUs, or nothing is awaited.
+    /// Returns the GPU whose kernel may execute the part, as far as this is known before memory of other ranks is mapped. Returns `None` if
+    /// the part moves many bytes, uses several GPUs or waits for no flag.
     pub fn device_of(part: &Part, at: &impl Addresses) -> Option<DeviceId> {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
@@ -221,10 +226,11 @@ impl SmallPart {
             .then_some(device)
     }
 
-    /// `None` as above, and where bytes would be copied too slowly.
+    /// Returns the part as a kernel. Returns `None` in the cases of [`device_of`](SmallPart::device_of), and if a kernel would copy too
+    /// slowly.
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let device = SmallPart::device_of(part, at)?;
-        // Bytes that lie differently in their words are copied in smaller ones.
+        // If source and destination are aligned differently, the kernel copies in smaller words.
         let effort = |copy: &Copy| {
             let times = match (at.place(copy.from) ^ at.place(copy.to)) % 16 {
                 0 => 1,
@@ -251,7 +257,8 @@ impl SmallPart {
         Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
     }
 
-    /// The same with bytes that go into inboxes of others and come out of this rank's, by turns. `turn` is a word of the GPU's memory.
+    /// Returns the part with eager copies: into the inboxes of other ranks, and out of this rank's own, alternating by turn. `turn` is the
+    /// address of the turn counter in the GPU's memory.
     pub fn by_turns(self, part: &Part, rank: u32, eager: &Eager, at: &impl Addresses, turn: u64) -> SmallPart {
         let (mut actions, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let mut copy = |of: u64, dst: u64, src: u64| {
@@ -294,12 +301,12 @@ impl SmallPart {
         Ok(BoundKernel { actions, device, grid })
     }
 
-    /// What the kernel does, with flags where they are now. Copies that nobody waits for come last.
+    /// Returns the actions of the kernel, with the current flag addresses. Copies that no rank waits for come last.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
         let take = |flag: &FlagId| SmallPart::take(*flag, at);
         let raise = |flag: &FlagId| SmallPart::raise(*flag, at);
         let mut actions: Vec<Action> = part.begins.iter().map(raise).collect();
-        // Copies since what came before was last done, and those that may come at any time.
+        // Copies since the last `Order` action, and copies that may run at any time.
         let (mut going, mut free): (Vec<&Copy>, Vec<Action>) = Default::default();
         let mut transfer = 0;
         for step in &part.steps {
@@ -309,7 +316,8 @@ impl SmallPart {
             }
             actions.extend(step.takes.iter().map(take));
             for copy in step.copies.iter().filter(|copy| copy.bytes > 0) {
-                // Of this rank's own memory: others read it by this rank alone, which would be seen here.
+                // A copy within this rank's own memory. Other ranks access that memory only through this rank's part, so any conflict is
+                // visible here.
                 if at.is_inside(copy) && part.copies().all(|other| std::ptr::eq(other, copy) || !meet(other, copy)) {
                     free.push(Action::Copy(transfer));
                 } else {
@@ -326,7 +334,7 @@ impl SmallPart {
     }
 
     fn take(flag: FlagId, at: &impl Addresses) -> Action {
-        // Until all ranks have told nobody knows.
+        // 0 until all ranks have reported their kernels.
         Action::Take { flag: at.flag(flag), blocks: at.near_blocks(flag).unwrap_or(0) }
     }
 
@@ -336,8 +344,9 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part: `small` where one kernel does it, `armed` where it moves partitions, which is never so: a kernel that waits would come after
-    /// the blocks of the producers that it waits for. Streams and events are made here; the caller gives them back by [`BoundPart::release`].
+    /// Binds a part. If `small` is given, a kernel executes the part. If `armed` is given, the part moves partitions. The two exclude each
+    /// other: a kernel that waits for producers may occupy the multiprocessors that the producers need. Creates streams and events; the
+    /// caller destroys them by [`BoundPart::release`].
     pub fn new(
         part: &Part,
         at: &impl Addresses,
@@ -349,7 +358,7 @@ impl BoundPart {
         let kernel = small.map(|small| small.bind(backend)).transpose()?;
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
-        // The segment of each step, and the last one of each lane.
+        // Segment of each step, and last segment of each lane.
         let mut segment_of: Vec<usize> = Vec::new();
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
@@ -398,7 +407,7 @@ impl BoundPart {
             end: draft.end,
         });
         let segments: Vec<PartSegment> = segments.collect();
-        // Of each lane but the first.
+        // Devices of all lanes but the first.
         let others: Vec<DeviceId> = match &kernel {
             Some(kernel) => vec![kernel.device],
             None => (1..part.lanes.len()).map(device).collect(),
@@ -432,7 +441,7 @@ impl BoundPart {
         lanes.inspect_err(|_| bound.release(backend)).map(|()| bound)
     }
 
-    /// Enqueues what comes before the producers of partitions, and marks the place in `stream` at which the step begins.
+    /// Enqueues the work in front of the producers of partitions, and marks the position in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
         let Some(Armed { takes, reset, orders, is_after }) = &self.armed else { return Ok(()) };
@@ -442,7 +451,7 @@ impl BoundPart {
         if let Some(reset) = reset {
             copy(reset)?;
         }
-        // A graph that was captured may run any time or never, and steps after it are all of its variant.
+        // A captured graph may run at any time or never, and all steps after the capture use its variant.
         if let Some(ProducerOrders { copies, how, said }) = orders
             && said.load(Ordering::Relaxed) != *how as u32
         {
@@ -460,21 +469,21 @@ impl BoundPart {
         self.mark(stream, is_captured, backend)
     }
 
-    /// Enqueues the part of one step: it starts after all earlier work in `stream` and after the last step, and later work in the stream starts
-    /// after it. Steps in a graph are ordered by whoever launches it. One that was armed starts where that was done, unless it comes after its
-    /// producers, and its end is no flag of an earlier step.
+    /// Enqueues the part of one step. It starts after all earlier work in `stream` and after the last step, and later work in the stream
+    /// starts after it. If the step is captured, the order of graph launches replaces the order after the last step. An armed step starts
+    /// at the position of its arming, unless its copies come after the producers, and its end is not a flag of an earlier step.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;
         } else {
-            // The last thing is the arming, where it was armed.
+            // If the step was armed, the last recorded work is the arming.
             self.follow(stream, is_captured, backend)?;
         }
         self.enqueue_step(stream, backend)?;
         self.mark(stream, is_captured, backend)
     }
 
-    /// What is in the stream now is what the next step and the end of the plan come after.
+    /// Records the current end of the stream. The next step and the destruction of the plan wait for it.
     fn mark(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured {
             backend.record_event(self.end, stream)?;
@@ -483,7 +492,7 @@ impl BoundPart {
         Ok(())
     }
 
-    /// Has the stream come after the last step.
+    /// Makes the stream wait for the last step.
     pub fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured && self.is_other(stream) {
             backend.stream_wait_event(stream, self.end)?;
@@ -491,18 +500,18 @@ impl BoundPart {
         Ok(())
     }
 
-    /// Whether something was enqueued last in another stream, or may have been.
+    /// True if the last work was, or may have been, enqueued in another stream.
     fn is_other(&self, stream: StreamHandle) -> bool {
-        // Default streams (0 to 2) are others for other threads and contexts.
+        // The handles of default streams (0 to 2) mean different streams in other threads and contexts.
         self.stream.is_some_and(|last| last != stream || stream.0 <= 2)
     }
 
-    /// Blocks until all that was enqueued has finished.
+    /// Blocks until all enqueued work has finished.
     pub fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
 
-    /// Whether what is in the stream when a step is enqueued comes before all of it.
+    /// True if the step comes after all work that is in the stream when the step is enqueued.
     fn is_after(&self) -> bool {
         self.armed.as_ref().is_none_or(|armed| armed.is_after)
     }
@@ -513,7 +522,7 @@ impl BoundPart {
             if run(stream)? {
                 return Ok(());
             }
-            // A stream of another GPU.
+            // The caller's stream belongs to another GPU.
             let (own, joined) = self.lanes[0];
             backend.record_event(self.fork, stream)?;
             backend.stream_wait_event(own, self.fork)?;
@@ -525,7 +534,7 @@ impl BoundPart {
             backend.record_event(joined, own)?;
             return backend.stream_wait_event(stream, joined);
         }
-        // Raised with the next flags that the stream takes, or before what comes next in it.
+        // Set together with the next wait of the stream, or before its next work.
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),
@@ -571,12 +580,12 @@ impl BoundPart {
         if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends, &self.fate) }
     }
 
-    /// Whether one kernel does it, of how many blocks.
+    /// Returns the number of blocks of the part's kernel; `None` if streams execute the part.
     pub fn kernel_blocks(&self) -> Option<u32> {
         self.kernel.as_ref().map(|kernel| kernel.grid.blocks)
     }
 
-    /// Gives streams and events back, once. Enqueued work still finishes.
+    /// Destroys streams and events; repeated calls do nothing. Enqueued work still finishes.
     pub fn release(&mut self, backend: &dyn Backend) {
         if std::mem::replace(&mut self.is_released, true) {
             return;

@@ -1,11 +1,11 @@
-//! Transfers of a node plan that move in partitions, each as soon as whoever produces it says that it is ready.
+//! Transfers of a node plan that move in partitions, each as soon as its producer marks it ready.
 //!
-//! A step has two calls. [`arm`](super::NodePlan::arm) comes before the producers, and [`enqueue`](super::NodePlan::enqueue) after them. Until the second call nothing is enqueued
-//! that waits for a producer: what waits on the GPU never stands before a kernel in the same hardware queue, however few of those there
-//! are, and a plan that is armed and never executed leaves nothing behind.
+//! A step has two calls. [`arm`](super::NodePlan::arm) comes before the producers, and [`enqueue`](super::NodePlan::enqueue) after them.
+//! Until the second call, nothing that waits for a producer is enqueued. So a wait on the GPU is never in front of a kernel in the same
+//! hardware queue, however few queues there are. A plan that is armed and never executed leaves nothing behind.
 //!
-//! Who waits, and for whom, is as in every node plan: lanes take flags in host memory. A producer raises them by a store of its own, which the
-//! caller's kernel does through a [`Trigger`] (`mpgpu/trigger.cuh`).
+//! Lanes wait for flags in host memory, as in every node plan. A producer sets the flags by its own stores: the caller's kernel does so
+//! through a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::addresses::{Bindings, FLAG_BYTES, Held};
 use super::part::{Armed, ProducerOrders};
@@ -26,37 +26,38 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// From one raising of flags that no producer raises to the next.
+/// Interval at which flags that no producer has set are set again when a plan is destroyed.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
-/// What a producer or a receiver needs of one transfer: addresses that its kernels can use.
+/// Addresses and layout of one transfer for the kernels of its producer or receiver.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// Two words that tell producers where they write, the source or where they store themselves the destination, and whether they count what is
-    /// ready. Arming a step sets them. 0 where this rank is not the source's.
+    /// Address of two words that arming a step sets. The first is the address to which producers write: the source, or the destination if
+    /// producers store the bytes themselves. The second is 1 if producers count what is ready. 0 on ranks other than the source's.
     pub step: u64,
-    /// The flags that are raised for partitions, one each; 0 where this rank is not the source's.
+    /// Address of the ready flags, one for each partition; 0 on ranks other than the source's.
     pub ready: u64,
-    /// Flags that tell of arrival; 0 where this rank is not the destination's, or is not told.
+    /// Address of the arrival flags; 0 on ranks other than the destination's, and if arrivals are not signalled.
     pub arrived: u64,
-    /// A counter of 64 bits for each partition, in which producers count what they have written. It stands at 0 between steps.
+    /// Address of one 64-bit counter for each partition, in which producers count what they have written. The counters are 0 between steps.
     pub counters: u64,
-    /// How the transfer is divided.
+    /// Division of the transfer into partitions.
     pub partitions: Partitions,
-    /// Flags of each partition that tell of arrival.
+    /// Number of arrival flags of each partition.
     pub arrived_flags: u32,
 }
 
-/// How far a step is.
+/// State of the current step.
 #[derive(Debug, Default)]
 struct ArmedState {
-    /// Armed and not executed; whether in a capture.
+    /// `Some` while a step is armed and not executed; true if it was armed during a capture.
     armed: Option<bool>,
-    /// The last execution.
+    /// Completion of the last execution.
     last: Option<Completion>,
 }
 
-/// Words of a GPU at which producers look ([`Trigger::step`]), and those of host memory that they are set from, for each [`PartitionMove`].
+/// Words in a GPU's memory that producers read ([`Trigger::step`]), and the values in host memory that are copied into them, one for each
+/// [`PartitionMove`].
 struct StepWords {
     transfer: u32,
     device: DeviceId,
@@ -64,31 +65,31 @@ struct StepWords {
     choices: u64,
 }
 
-/// Bytes of [`Trigger::step`].
+/// Size of the words at [`Trigger::step`], bytes.
 const STEP_BYTES: u64 = 16;
 
-/// One rank's flags and counters.
+/// Flags and counters of one rank's partitions.
 pub(super) struct PartitionWords {
-    /// Of each transfer that this rank sends or receives.
+    /// Trigger of each transfer that this rank sends or receives.
     pub triggers: BTreeMap<(u32, usize), Trigger>,
-    /// Flags of partitions that lie with this rank: the first, and bytes of all.
+    /// Partition flags in this rank's memory: address of the first, and total size in bytes.
     flags: (u64, u64),
-    /// As many zeros, on a device that can copy them there.
+    /// Address of a block of zeros of that size, on a device that can copy them to the flags.
     zeros: u64,
-    /// What producers are told.
+    /// Words that producers read.
     steps: Vec<StepWords>,
-    /// [`ProducerOrders::said`].
+    /// Value of the producers' words; see [`ProducerOrders::said`].
     said: Arc<AtomicU32>,
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
-    /// Producers store the bytes.
+    /// True if producers store the bytes.
     is_stored: bool,
     state: Mutex<ArmedState>,
 }
 
 impl PartitionWords {
-    /// Allocates what this rank needs; `None` where the plan has no partitions.
+    /// Allocates the memory that this rank needs; returns `None` if the plan has no partitions.
     pub fn new(at: &Bindings<'_>, progress: &Arc<Progress>, held: &mut Held) -> Result<Option<Arc<PartitionWords>>, Error> {
         let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
         let (rank, context) = (at.node.rank(), at.node.context());
@@ -98,7 +99,7 @@ impl PartitionWords {
             Ok::<u64, Error>(address)
         };
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
-        // To be set to 0: device and range.
+        // Memory to be set to 0: device, address and size.
         let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
         let (mut triggers, mut flags, mut steps) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
         let mut own = |first: u32, count: u32| {
@@ -112,14 +113,14 @@ impl PartitionWords {
                 let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
                 trigger.counters = allocate(device, counted + STEP_BYTES)?;
                 cleared.push((device, trigger.counters, counted));
-                // Those of bytes that producers store lie with the receiver.
+                // Ready flags of bytes that producers store are in the receiver's memory.
                 trigger.ready = if at.together.is_stored() { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
                 trigger.step = trigger.counters + counted;
                 steps.push(StepWords { transfer: index as u32, device, address: trigger.step, choices: 0 });
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
-                // Kernels that wait for them end too where the sender does.
+                // Register the waits, so that kernels that wait for these flags end if the sender does.
                 let flags = (0..u64::from(partitions.count * of.writers)).map(|flag| trigger.arrived + flag * FLAG_BYTES);
                 let waits: Vec<Signal> = flags.map(|counter| Signal { counter, value: 1 }).collect();
                 at.node.context.backend().kernel_wait_signals(&waits, true)?;
@@ -128,7 +129,7 @@ impl PartitionWords {
                 triggers.insert(*name, trigger);
             }
         }
-        // A device that can copy is one that the rank works for.
+        // Use a device that this rank works for, because it must be able to copy.
         let device = at.node.own_device();
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
@@ -148,7 +149,7 @@ impl PartitionWords {
         Ok(Some(words))
     }
 
-    /// What comes before producers in steps of a variant.
+    /// Returns the work in front of the producers, for steps of a variant.
     pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {
@@ -159,8 +160,8 @@ impl PartitionWords {
         })
     }
 
-    /// What this rank's producers are told in steps of a variant. [`BackendError::NotSupported`] where they are to store what their GPU does not
-    /// reach.
+    /// Returns the instructions for this rank's producers in steps of a variant. Fails with [`BackendError::NotSupported`] if producers
+    /// have to store to memory that their GPU cannot access.
     fn orders(&self, at: &Bindings<'_>, partitioned: &Partitioned) -> Result<Option<ProducerOrders>, Error> {
         let how = partitioned.how;
         let copies = self.steps.iter().map(|words| {
@@ -175,7 +176,7 @@ impl PartitionWords {
                 source
             };
             let choice = choices + how as u64 * STEP_BYTES;
-            // SAFETY: aligned, in host memory of this plan that stays for as long as it does; what reads it reads the same.
+            // SAFETY: aligned, in host memory that lives as long as this plan. All readers read the same type.
             unsafe { with_exposed_provenance_mut::<[u64; 2]>(choice as usize).write([to, u64::from(partitioned.counts())]) };
             Ok((STEP_BYTES, Endpoints { dst: address, src: choice }))
         });
@@ -184,7 +185,7 @@ impl PartitionWords {
         Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
     }
 
-    /// Notes that a step is armed.
+    /// Records that a step is armed.
     pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if state.armed.is_some() {
@@ -195,12 +196,12 @@ impl PartitionWords {
         Ok(())
     }
 
-    /// It was not armed after all.
+    /// Records that arming has failed.
     pub fn disarm(&self) {
         lock(&self.state).armed = None;
     }
 
-    /// Notes that the armed step is executed.
+    /// Records that the armed step is executed.
     pub fn take_armed(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
@@ -214,12 +215,12 @@ impl PartitionWords {
         }
     }
 
-    /// The end of the last execution.
+    /// Records the completion of the last execution.
     pub fn note(&self, end: Completion) {
         lock(&self.state).last = Some(end);
     }
 
-    /// Waits for the last execution, for so long; then names what is missing.
+    /// Waits for the last execution, for at most `patience`. On a time-out, the error names the missing partitions.
     pub fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
         let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
         let begin = Instant::now();
@@ -235,33 +236,34 @@ impl PartitionWords {
         last.wait().map_err(Error::from)
     }
 
-    /// Waits for the last execution before the plan goes. Where it does not end by then, it is ended without its partitions.
+    /// Waits for the last execution before the plan is destroyed. If it has not finished at `until`, its flags are set so that it ends
+    /// without its partitions.
     pub fn finish(&self, until: Instant) -> Result<(), Error> {
         let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
-        // Flags of bytes that producers store tell their receiver of arrival, and nothing here awaits them.
+        // If producers store the bytes, the flags signal arrival to the receiver, and this rank waits for none of them.
         if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
             let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
             let raise_all =
                 || self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise);
             raise_all()?;
-            // A stream that is not there yet sets them back first.
+            // A stream that has not reached its wait yet resets the flags first, so set them again.
             let end = Instant::now() + LAST_PATIENCE;
             while matches!(self.wait(RAISED_AGAIN, true), Err(Error::PartitionTimeout { .. })) && Instant::now() < end {
                 raise_all()?;
             }
         }
         if lock(&self.state).armed.take().is_some() {
-            // The others may have begun the step.
+            // The other ranks may have begun the step.
             self.progress.fail();
         }
         waited
     }
 
-    /// Names what keeps the last execution from its end.
+    /// Returns a text that names the partitions that the last execution is waiting for.
     fn missing(&self) -> Result<String, Error> {
         let backend = self.context.backend();
         let mut text = String::new();
-        // Whether all `flags` flags of each partition are up, and none of a transfer that has no such flags.
+        // Returns true for each partition whose `flags` flags are all set. Returns nothing for a transfer without such flags.
         let ups = |first: u64, flags: u32, count: u32| -> Result<Vec<bool>, Error> {
             let is_up = |partition: u32| {
                 (0..flags).try_fold(true, |up, flag| {
@@ -270,7 +272,7 @@ impl PartitionWords {
             };
             (0..if first == 0 { 0 } else { count }).map(is_up).collect()
         };
-        // Else nobody counts in the last step.
+        // Producers count in the last step only in these cases.
         let counts = self.is_stored || self.said.load(Ordering::Relaxed) == PartitionMove::Early as u32;
         for (name, trigger) in self.triggers.iter().filter(|_| counts) {
             let count = trigger.partitions.count;
@@ -304,13 +306,13 @@ impl EndsFirst for PartitionWords {
 }
 
 impl Trigger {
-    /// The flags that producers raise.
+    /// Returns the addresses of the flags that producers set.
     fn ready_flags(&self) -> impl Iterator<Item = u64> {
         (0..u64::from(self.partitions.count)).map(|partition| self.ready + partition * FLAG_BYTES)
     }
 }
 
-/// Sets memory of devices to 0, and waits for that. Shared host memory is when it is new.
+/// Sets device memory to 0 and waits for the end. Shared host memory is 0 when it is new.
 fn clear(
     at: &Bindings<'_>,
     ranges: &[(DeviceId, u64, u64)],
@@ -323,13 +325,13 @@ fn clear(
         .try_for_each(|&(device, dst, bytes)| Ok(copy_now(at.node.context().backend(), device, bytes, Endpoints { dst, src: zeros })?))
 }
 
-/// Copies, and waits for that.
+/// Copies bytes and waits for the end.
 pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
     let (program, endpoints) = copy_of(device, bytes, ends);
     run_now(backend, device, &program, &endpoints)
 }
 
-/// Runs a program, and waits for that.
+/// Runs a program and waits for the end.
 fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endpoints: &Arc<[Endpoints]>) -> Result<(), BackendError> {
     let stream = backend.create_stream(device)?;
     let submitted = backend.submit(&Execution::new(program, endpoints, &Arc::from([]), stream));
@@ -337,12 +339,12 @@ fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endp
     done.and(backend.destroy_stream(stream))
 }
 
-/// A program of one copy.
+/// Returns a program with one copy, and its addresses.
 pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Program>, Arc<[Endpoints]>) {
     copies_of(device, &[(bytes, ends)])
 }
 
-/// A program of copies, one after the other.
+/// Returns a program that makes copies one after the other, and its addresses.
 fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Arc<[Endpoints]>) {
     let op = |(transfer, (bytes, _)): (u32, &(u64, Endpoints))| {
         let copy = Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: *bytes };

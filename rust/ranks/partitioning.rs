@@ -1,4 +1,5 @@
-//! Who moves partitions, and in how many a transfer is divided: what the caller says, and what is chosen for it.
+//! Options of partitioned transfers: the agent that moves partitions and the number of partitions, as given by the caller or chosen by the
+//! model.
 
 use super::transfers::{HandedIn, TransferName};
 use crate::contexts::Error;
@@ -10,37 +11,39 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Who moves partitions that are ready.
+/// Agent that moves partitions when they are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// What steps turn out to be fastest with, where nobody is told of arrivals: copy engines, with one partition at a time or all, or the producers. Else a producer may wait for the arrival of another partition, so copy engines move each by itself.
+    /// The fastest way as measured. If arrivals are not signalled, steps choose among copy engines that move single partitions, copy
+    /// engines that move all together, and the producers. If arrivals are signalled, copy engines move each partition separately, because a
+    /// producer may wait for the arrival of another partition.
     Auto {
-        /// As for copy engines.
+        /// True if copy engines signal arrivals to the receiver.
         tells: bool,
-        /// Whether producers may store: they write where their trigger says, and nobody reads the source.
+        /// True if producers may store: they write to the address that their trigger gives, and nothing else reads the source.
         stores: bool,
     },
-    /// Copy engines, over all paths of the plan, without a multiprocessor, each partition by itself.
+    /// Copy engines, over all paths of the plan, without a multiprocessor. Each partition moves separately.
     CopyEngine {
-        /// Whether they tell the receiver what has arrived, which takes them about 2 us for each partition (H200).
+        /// True if copy engines signal arrivals to the receiver. A signal takes about 2 us per partition (H200).
         tells: bool,
     },
-    /// The producers: they store their bytes at the destination.
+    /// The producers, which store their bytes at the destination.
     Producer,
 }
 
-/// How transfers of a plan move in partitions.
+/// Options of a plan whose transfers move in partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partitioning {
-    /// Partitions of each transfer; `None` leaves the number to the model.
+    /// Number of partitions of each transfer. `None` leaves it to the model.
     pub count: Option<u32>,
-    /// Who moves them.
+    /// Agent that moves the partitions.
     pub agent: Agent,
 }
 
-/// Plans for partitions, and what was settled of what the caller had left open.
+/// Plans of partitioned transfers, with the values that were chosen for the options that the caller left open.
 pub(super) struct Settled {
-    /// The first is what the model prefers.
+    /// Variants; the model prefers the first.
     pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
 }
@@ -57,15 +60,15 @@ impl Partitioning {
         }
     }
 
-    /// What all ranks must want alike; 0 for what the model says.
+    /// Returns the options that must be the same on all ranks. A count of 0 leaves the number to the model.
     pub(super) fn named(self) -> [(&'static str, String); 4] {
         let (count, tells) = (self.count.unwrap_or(0).to_string(), self.agent.tells());
         let stores = matches!(self.agent, Agent::Auto { stores: true, .. });
         [("count", count), ("agent", self.agent.name().into()), ("arrivals", tells.to_string()), ("stores", stores.to_string())]
     }
 
-    /// Plans the transfers; shapes of those that producers store have no bytes in the plan. `tuned` is the number that was measured to be best for
-    /// them, where one was; `adapts` says whether steps may choose.
+    /// Plans the transfers. In a variant in which producers store, the shapes have no bytes. `tuned` is the best number of partitions as
+    /// measured, if it was measured. `adapts` is true if steps may choose among variants.
     pub(super) fn plan(
         self,
         machine: &Machine,
@@ -76,12 +79,12 @@ impl Partitioning {
     ) -> Result<Settled, Error> {
         let is_auto = matches!(self.agent, Agent::Auto { .. });
         let count = self.count.or(tuned.filter(|_| is_auto));
-        // Partitions pass one relay at most.
+        // A partition passes at most one relay.
         let options = &Options { passing: Passing::Off, ..*options };
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);
-        // Over the link between the two, without hand-overs.
+        // Time over the direct link, without hand-overs between links.
         let seconds = whole.one_path;
         let stored = || {
             let unmoved: Vec<Shape> = shapes.iter().map(|shape| Shape { bytes: 0, ..*shape }).collect();
@@ -93,7 +96,7 @@ impl Partitioning {
         }
         let adapts = adapts && matches!(self.agent, Agent::Auto { tells: false, .. });
         let mut variants = plan::partition_variants(machine, whole, &forecast, adapts);
-        // Who writes host memory need not be a kernel of a GPU.
+        // Host memory may be written by the CPU, which cannot use the trigger of a kernel.
         let by_kernels = shapes.iter().all(|shape| shape.bytes == 0 || !shape.src_device.is_host());
         if adapts && by_kernels && matches!(self.agent, Agent::Auto { stores: true, .. }) && totals.iter().any(|total| *total > 0) {
             variants.push(stored()?);
@@ -103,7 +106,7 @@ impl Partitioning {
 }
 
 impl Agent {
-    /// Whether receivers are told of arrivals.
+    /// True if arrivals are signalled to receivers.
     pub(super) fn tells(self) -> bool {
         match self {
             Agent::Auto { tells, .. } | Agent::CopyEngine { tells } => tells,
@@ -111,7 +114,7 @@ impl Agent {
         }
     }
 
-    /// As the C API has it.
+    /// Returns the agent's name in the C API.
     pub(super) fn name(self) -> &'static str {
         match self {
             Agent::Auto { .. } => "auto",
@@ -120,7 +123,7 @@ impl Agent {
         }
     }
 
-    /// For people.
+    /// Returns the agent's description for `describe`.
     pub(super) fn describe(self) -> &'static str {
         match self {
             Agent::Auto { tells: false, .. } => "moved in the way that is in force",
@@ -130,36 +133,36 @@ impl Agent {
     }
 }
 
-/// What all ranks know of partitions.
+/// Partitions of a plan variant, identical on all ranks.
 pub(super) struct Partitioned {
     pub agent: Agent,
-    /// What tells these transfers apart from others (`tune::shape_of`).
+    /// Key of the transfers in a tuning file (`tune::shape_of`).
     pub shape: String,
-    /// The rank that has handed in each transfer, and its number there.
+    /// Rank that has passed each transfer, and the transfer's number on that rank.
     pub names: Vec<TransferName>,
-    /// Of each half of a receiver the name of the whole.
+    /// Name of the matched transfer, for each receive descriptor.
     pub halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
-    /// All of these flags: the same of each variant, in one memory.
+    /// Flags of all partitions. They are the same in every variant, and share one memory.
     pub own: Range<u32>,
-    /// Of the variant.
+    /// Name of the variant.
     pub name: &'static str,
     pub seconds: f64,
-    /// Of the variant.
+    /// Way in which the variant moves partitions.
     pub how: PartitionMove,
 }
 
-/// What transfers of a plan have in common that move in partitions, whatever the variant.
+/// Properties of partitioned transfers that all variants of a plan share.
 pub(super) struct PartitionedBatch {
     pub agent: Agent,
-    /// As [`Partitioned::shape`].
+    /// Key of the transfers in a tuning file. See [`Partitioned::shape`].
     pub shape: String,
     pub partitions: Vec<Partitions>,
 }
 
 impl Partitioned {
-    /// Of the variant whose division is `parts`.
+    /// Returns the partitions of one variant, and adds their flags to its division `parts`.
     pub fn new(
         of: &PartitionedBatch,
         &PartitionVariant { name, seconds, how, .. }: &PartitionVariant,
@@ -180,19 +183,19 @@ impl Partitioned {
         let names = handed.iter().map(|handed| handed.name).collect();
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
-        // Behind them are those by which ranks begin and end a step in which producers store.
+        // Later flags mark the beginning and the end of a step in which producers store.
         let ready = u32::from(how == PartitionMove::Early);
         let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + ready));
         let own = first..first + all.sum::<u32>();
         Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, how })
     }
 
-    /// Whether anybody looks at what producers say.
+    /// True if any party reads the producers' counts.
     pub fn counts(&self) -> bool {
         self.how.counts(self.agent.tells())
     }
 
-    /// For people.
+    /// Appends a line for each transfer to the text of `describe`.
     pub fn describe(&self, text: &mut String) {
         let agent = self.agent.describe();
         for ((rank, index), Partitions { count, bytes, .. }) in self.names.iter().zip(&self.partitions) {

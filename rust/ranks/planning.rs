@@ -1,4 +1,4 @@
-//! How ranks come to a plan: each hands in what it moves, all compute the same, and each binds its part to memory.
+//! Creates node plans: each rank passes its transfers, all ranks compute the same plan, and each binds its part to memory.
 
 use super::addresses::Held;
 use super::agreed::{Spans, StepVariants};
@@ -21,10 +21,10 @@ use crate::units::size;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Host memory for a window or a transfer that is handed in, as text in which all ranks are told of it.
+/// Host memory per window or transfer for the text that all ranks receive, bytes.
 const REQUEST_BYTES: usize = 1024;
 
-/// What this rank hands in.
+/// Request of this rank for a plan.
 #[derive(Copy, Clone)]
 pub(super) struct OwnRequest<'a> {
     pub windows: &'a [Window],
@@ -34,13 +34,13 @@ pub(super) struct OwnRequest<'a> {
 }
 
 impl NodeGroup {
-    /// Plans what all ranks hand in, together. Each transfer has one end or both in a window of the rank that hands it in. All ranks call it
-    /// together, each with windows and transfers of its own; where it fails on one it fails on all.
+    /// Plans the transfers of all ranks together. At least one end of each transfer is in a window of the rank that passes it. All ranks
+    /// call it together, each with its own windows and transfers. A failure on one rank fails the call on all.
     pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
         self.plan_partitioned(windows, transfers, None, options)
     }
 
-    /// The same; `partitioning` says how transfers are to move in partitions.
+    /// Plans the transfers of all ranks together ([`NodeGroup::plan`]); `partitioning` selects how they move in partitions.
     pub fn plan_partitioned(
         self: &Arc<NodeGroup>,
         windows: &[Window],
@@ -52,17 +52,17 @@ impl NodeGroup {
         self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 
-    /// The same within a call.
+    /// Plans within a collective call that has already begun.
     pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
         let OwnRequest { windows, partitioning, .. } = own;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
-        // From here on all ranks compute the same, and fail alike; so all have the same number.
+        // All ranks compute the same from here on and fail in the same way, so they all assign the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
-            // But for memory, which each has of its own.
+            // Except for lack of memory, which concerns one rank only.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,
         };
@@ -80,7 +80,7 @@ impl NodeGroup {
             let Some(together) = variants.get(kernels.len()) else { break Ok(kernels) };
             match bind(call, together, false, &mut held) {
                 Ok(kernel) => kernels.push(kernel),
-                // Others stand in for it. All ranks have been told.
+                // The variants bound before replace it. All ranks have received the error.
                 Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
                     log::debug!("producers do not store in steps of node plan {number}: {error}");
                     variants.truncate(kernels.len());
@@ -89,7 +89,7 @@ impl NodeGroup {
             }
         };
         let made = kernels.and_then(|kernels| match kernels[..] {
-            // What one kernel does has streams for the case that ranks are late.
+            // A part that one kernel executes also has streams, in case ranks are late.
             [Some(late)] if self.adapts(own.options) => {
                 bind(call, &variants[0], true, &mut held)?;
                 Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))
@@ -107,7 +107,7 @@ impl NodeGroup {
         }
     }
 
-    /// The memory by which the ranks agree on the variants of steps.
+    /// Allocates or maps the memory in which the ranks agree on the variant of each step.
     fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
         let bytes = Spans::bytes(self.ranks());
         let mut own = 0;
@@ -131,7 +131,7 @@ impl NodeGroup {
             let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
             return Err(Error::NotSupported(why.into()));
         }
-        // Each rank stages pageable memory of its own, which no other sees.
+        // Pageable memory of a rank is staged by that rank alone, because it is not visible to the others.
         Ok(Options { threads: 0, ..options.resolve(config)? })
     }
 
@@ -139,7 +139,7 @@ impl NodeGroup {
         options.adapt.unwrap_or(self.context.config().adapt)
     }
 
-    /// Looks at what this rank hands in.
+    /// Checks this rank's windows and transfers, and returns its request.
     fn request(&self, own: OwnRequest<'_>, options: &Options) -> Result<RankRequest, Error> {
         let OwnRequest { windows, transfers, partitioning, .. } = own;
         let _open = self.context.state().enter()?;
@@ -190,7 +190,7 @@ impl NodeGroup {
     }
 }
 
-/// What all ranks must want alike.
+/// Returns the options that must be the same on all ranks.
 fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) -> Named {
     let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
     let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();

@@ -1,5 +1,5 @@
-//! How far a rank has come in a plan, and how far the first of its neighbours has that left. A rank that has asked for a step which another
-//! will not take part in waits in vain: so each says with its departure how many steps it has taken part in.
+//! Step counters of a rank in a plan, and of the first neighbour that has left it. A rank that leaves reports the number of steps in which
+//! it has taken part. If this rank has enqueued a later step, its wait can no longer complete.
 
 use crate::backend::{BackendError, Cause, Leave, LeftPlan, StepFate};
 use crate::contexts::Error;
@@ -7,21 +7,21 @@ use crate::ipc::Departure;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Of one rank in one plan.
+/// Progress of one rank in one plan.
 pub(super) struct Progress {
-    /// The plan's number among those of its node, from 1.
+    /// Number of the plan among the plans of its node, from 1.
     pub plan: u64,
-    /// Steps that were asked for outside of captures.
+    /// Number of steps enqueued outside of captures.
     steps: AtomicU64,
-    /// A step was captured: how often it runs is not known.
+    /// True once a step was captured. The number of its executions is unknown.
     is_captured: AtomicBool,
-    /// Steps that the first who left has taken part in; `u64::MAX` while nobody has.
+    /// Smallest number of steps in which a rank that has left took part; `u64::MAX` while no rank has left.
     last: AtomicU64,
-    /// A rank has left because of a failure, or has left this one waiting.
+    /// True if a rank has left because of a failure, or has left while this one waits for it.
     has_failed: AtomicBool,
-    /// The first failure that has reached this rank.
+    /// Cause of the first failure that has reached this rank.
     cause: OnceLock<Cause>,
-    /// Whether this rank's steps are abandoned.
+    /// Fate of this rank's steps: abandoned or not.
     pub fate: StepFate,
 }
 
@@ -32,9 +32,10 @@ impl Progress {
         Progress { plan, steps, is_captured, last, has_failed, cause: OnceLock::new(), fate: StepFate::default() }
     }
 
-    /// Counts a step that is about to be enqueued: its number, from 1. Refuses one that another rank will not take part in.
+    /// Counts a step that is about to be enqueued, and returns its number, from 1. Refuses a step that another rank will not execute.
     pub fn begin(&self, is_captured: bool) -> Result<u64, Error> {
-        // Each side writes its own before it reads the other's, here and in `leave`, so one of the two sees what the other does.
+        // A side writes its own counter before it reads the other's, here and in `leave`. So at least one of the two sees the other's
+        // value.
         self.is_captured.fetch_or(is_captured, Ordering::SeqCst);
         let step = u64::from(!is_captured) + self.steps.fetch_add(u64::from(!is_captured), Ordering::SeqCst);
         let (last, has_failed) = (self.last.load(Ordering::SeqCst), self.has_failed());
@@ -51,24 +52,25 @@ impl Progress {
         Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
     }
 
-    /// A step that was counted was not enqueued, or not as a whole.
+    /// Removes a counted step that was not enqueued, or not completely.
     pub fn take_back(&self, is_captured: bool) {
         self.steps.fetch_sub(u64::from(!is_captured), Ordering::SeqCst);
     }
 
-    /// What this rank says when it leaves.
+    /// Returns the departure that this rank reports when it leaves.
     pub fn departure(&self, has_failed: bool) -> Departure {
-        // How often a graph was launched is not known: as often as the others need, unless something has failed.
+        // The number of launches of a graph is unknown. It counts as many as the others need, unless something has failed.
         let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
         let steps = if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX };
         Departure { steps, has_failed, cause: self.cause.get().copied(), ..Departure::default() }
     }
 
-    /// Another rank leaves, of a process of this number; what this one says of it if it then waits in vain.
+    /// Records that another rank has left; `process` is its process number. Returns the description of the loss if this rank's wait for it
+    /// can no longer complete.
     pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
         let Departure { steps, has_failed, order, has_ended, cause } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
-        // Whose waits have failed did not keep in step, and may have raised a flag again before it was taken.
+        // A rank whose waits have failed did not keep in step, and may have set a flag again before it was reset.
         let own = self.steps.load(Ordering::SeqCst);
         let waits = has_failed || own > steps;
         self.has_failed.fetch_or(waits, Ordering::SeqCst);
@@ -78,7 +80,7 @@ impl Progress {
             _ if has_failed => Leave::Failed(steps),
             _ => Leave::Destroyed(steps),
         };
-        // Of one that has said nothing the steps are not known.
+        // The number of steps is unknown if the rank ended without a report.
         let step = if has_ended { own } else { own.min(steps.saturating_add(1)) };
         let left = LeftPlan { plan: self.plan, step: step.max(1), rank, why, cause };
         if waits {
@@ -87,12 +89,12 @@ impl Progress {
         waits.then_some(left)
     }
 
-    /// This rank has begun a step that it does not end.
+    /// Records that this rank has begun a step that it does not finish.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a failure of another rank has reached this one.
+    /// True if a failure of another rank has reached this one.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
     }
@@ -129,9 +131,9 @@ mod tests {
         let progress = Progress::new(2);
         progress.begin(false).expect("nobody has left");
         progress.begin(true).expect("nobody has left");
-        // How often the graph ran is not known, unless it runs no more.
+        // The number of launches of the graph is unknown, unless the plan has failed and the graph runs no more.
         assert_eq!((progress.departure(false), progress.departure(true)), (left(u64::MAX, false), left(1, true)));
-        // Another that captures says as much, which holds nobody up.
+        // A rank that captures reports the same, which delays nobody.
         assert_eq!(progress.leave(1, left(u64::MAX, false), 41), None);
         progress.begin(true).expect("nobody is known to have left");
         assert_eq!(progress.leave(1, left(1, false), 41), None);

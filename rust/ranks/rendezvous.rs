@@ -1,7 +1,7 @@
-//! Ranks without MPI: they meet at a socket, whose path all of them know.
+//! Allgather for ranks without MPI, over a Unix socket whose path all of them know.
 //!
-//! Rank 0 listens, the others connect, and each allgather goes through rank 0. Each side asks the system who the other is: only processes
-//! of one user speak to each other.
+//! Rank 0 listens and the others connect. Each allgather goes through rank 0. Each side asks the operating system for the credentials of
+//! the other. Only processes of the same user are accepted.
 
 use super::exchange::{Allgather, check_rank};
 use crate::contexts::Error;
@@ -16,30 +16,30 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for the others to come, or to say something. Ranks of a job start within seconds of each other.
+/// Time for which a rank waits for the others to connect or to send. Ranks of a job start within seconds of each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a rank says first: this, its number, and how many ranks there are. The last character is the version.
+/// Magic number of a rank's greeting. The rank and the number of ranks follow it. The last character is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-r1";
 const GREETING: usize = 16;
 
-/// Connections that have not said which rank they are: of strangers, and of ranks that are about to say it.
+/// Largest number of connections that have not sent their greeting yet. They may be ranks or unrelated processes.
 const MOST_SILENT: usize = 64;
 
-/// The longest reason for which rank 0 ends an exchange, bytes.
+/// Longest error text that rank 0 sends, bytes.
 const REASON: usize = 1024;
 
-/// Connections by which ranks tell each other what they have.
+/// Connections of one rank.
 pub(super) struct Rendezvous {
-    /// At rank 0 those of the others, in the order of ranks; elsewhere that of rank 0.
+    /// Sockets to the other ranks. Rank 0 has one to each other rank, in rank order; the others have one to rank 0.
     peers: Vec<Socket>,
     rank: u32,
-    /// Why they are closed.
+    /// Reason for which the connections were closed.
     ended: Option<String>,
 }
 
 impl Rendezvous {
-    /// Meets the other ranks at `path`. Blocks until all are there, for a minute at most.
+    /// Meets the other ranks at `path`. Blocks until all are connected, for at most a minute.
     pub fn meet(path: &Path, rank: u32, ranks: u32) -> Result<Rendezvous, Error> {
         check_rank(rank, ranks)?;
         let until = Instant::now() + PATIENCE;
@@ -60,7 +60,7 @@ impl Rendezvous {
         } else {
             let root = connect(path, &address, until)?;
             let greeting = [MAGIC.as_slice(), &rank.to_le_bytes(), &ranks.to_le_bytes()].concat();
-            // Rank 0 has been there since before this rank has connected.
+            // Rank 0 has been listening since before this rank connected, so it gets the full time again.
             let until = Instant::now() + PATIENCE;
             write(&root, &greeting, until).map_err(|error| failed(path, &lost(0, error)))?;
             hear(&root, &mut [], until).map_err(|reason| failed(path, &reason))?;
@@ -73,7 +73,8 @@ impl Rendezvous {
         let until = Instant::now() + PATIENCE;
         if self.rank > 0 {
             let root = &self.peers[0];
-            // Rank 0 may have gone, and have said why.
+            // Rank 0 may have closed the connection and sent the reason. An error of the write is ignored, because the read reports that
+            // reason.
             let _ = write(root, send, until);
             hear(root, receive, until)
         } else {
@@ -92,7 +93,7 @@ impl Allgather for Rendezvous {
             return Err(format!("the ranks have parted ({reason}): make the node again on all"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
-            // So that the others do not wait for this one.
+            // Notify the other ranks, so that they do not wait for this one.
             dismiss(if self.rank == 0 { &self.peers } else { &[] }, reason);
             self.peers.clear();
             self.ended = Some(reason.clone());
@@ -100,11 +101,11 @@ impl Allgather for Rendezvous {
     }
 }
 
-/// A socket at which ranks come. Its file goes with it.
+/// Listening socket of rank 0. Dropping it removes its file.
 struct Listener<'a> {
     socket: Socket,
     path: &'a Path,
-    /// Device and number of the file: another may take its place.
+    /// Device and inode of the file. Another file may replace it later.
     file: Option<(u64, u64)>,
 }
 
@@ -137,7 +138,7 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Refuses everything but a socket of this user at which nobody listens: what a killed job has left.
+/// Refuses everything except a socket of this user at which nobody listens, as left behind by a killed job.
 fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     check_kind(path)?;
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
@@ -151,7 +152,7 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     }
 }
 
-/// Refuses what lies at a path, if anything, unless it is a socket of this user.
+/// Refuses an existing file unless it is a socket of this user.
 fn check_kind(path: &Path) -> Result<(), Error> {
     let Ok(file) = symlink_metadata(path) else { return Ok(()) };
     let user = rustix::process::geteuid().as_raw();
@@ -179,7 +180,7 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
         match rustix::net::connect(&socket, address) {
             Ok(()) => break,
             Err(Errno::INTR) => continue,
-            // It has not come yet, or has more to accept than there is room for. What a killed job has left it will remove.
+            // Rank 0 does not listen yet, or its backlog is full. It removes the socket of a killed job.
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => check_kind(path)?,
             Err(error) => return Err(failed(path, &error.to_string())),
         }
@@ -197,14 +198,15 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
     Ok(socket)
 }
 
-/// A connection whose rank is not known.
+/// Connection that has not sent a complete greeting.
 struct Newcomer {
     socket: Socket,
     said: [u8; GREETING],
     bytes: usize,
 }
 
-/// Seats every rank. Whoever else connects is left standing: it may leave, be silent, or say anything.
+/// Accepts connections until every rank is connected. Connections of other processes are ignored: they may close, stay silent or send
+/// anything.
 fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: Instant) -> Result<(), String> {
     let mut newcomers: Vec<Newcomer> = Vec::new();
     while let Some(missing) = peers.iter().position(Option::is_none) {
@@ -217,7 +219,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
         }
         let has_news: Vec<bool> = watched.iter().map(|polled| !polled.revents().is_empty()).collect();
         drop(watched);
-        // Whoever has a seat says nothing until all have.
+        // A connected rank sends nothing until all are connected, so data here means that it has gone.
         if let Some(gone) = seated.iter().zip(&has_news[1..]).position(|(_, has_news)| *has_news) {
             return Err(lost(seated[gone] + 1, Errno::CONNRESET));
         }
@@ -254,7 +256,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
     Ok(())
 }
 
-/// The next connection, if it is one of this user's.
+/// Accepts the next connection; returns `None` if it is not from this user.
 fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match Socket::make(|| rustix::net::accept_with(listener, flags)) {
@@ -268,7 +270,7 @@ fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
 }
 
 impl Newcomer {
-    /// Hears what it says; false where it has left.
+    /// Reads the greeting as far as it has arrived. Returns false if the connection was closed.
     fn listen(&mut self) -> bool {
         match rustix::net::recv(&self.socket, &mut self.said[self.bytes..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => false,
@@ -280,14 +282,14 @@ impl Newcomer {
         }
     }
 
-    /// Its number and that of all ranks; `None` for what is no rank.
+    /// Returns the rank and the number of ranks; `None` if the greeting is not that of a rank.
     fn rank(&self) -> Option<(u32, u32)> {
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| self.said[at + byte]));
         (self.said[..8] == MAGIC).then(|| (number(8), number(12)))
     }
 }
 
-/// Waits until one of these has something to say; false where none had in time.
+/// Waits until a socket is readable. Returns false on a time-out.
 fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> {
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
@@ -298,7 +300,8 @@ fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> 
     }
 }
 
-/// Fills the room of each of these, in whatever order they speak. Where one has gone or is silent, which.
+/// Fills each buffer from the socket at the same index, in any order. On an error it returns the index of the socket that was closed or
+/// silent.
 fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result<(), (usize, Errno)> {
     loop {
         let mut open = Vec::new();
@@ -326,7 +329,7 @@ fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result
 
 fn write(socket: &Socket, mut bytes: &[u8], until: Instant) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
-        // A peer that has gone is an error and no signal.
+        // Report a closed connection as an error and not by SIGPIPE.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = patiently(socket, PollFlags::OUT, Some(until), || rustix::net::send(socket, bytes, flags));
         bytes = &bytes[sent.map_err(|error| if error == Errno::AGAIN { Errno::TIMEDOUT } else { error })?..];
@@ -334,7 +337,7 @@ fn write(socket: &Socket, mut bytes: &[u8], until: Instant) -> rustix::io::Resul
     Ok(())
 }
 
-/// Rank 0 tells all others what they wait for.
+/// Sends the same bytes from rank 0 to all other ranks.
 fn answer(peers: &[Socket], bytes: &[u8], until: Instant) -> Result<(), String> {
     peers.iter().enumerate().try_for_each(|(peer, socket)| {
         let sent = write(socket, &0_u32.to_le_bytes(), until).and_then(|()| write(socket, bytes, until));
@@ -342,7 +345,7 @@ fn answer(peers: &[Socket], bytes: &[u8], until: Instant) -> Result<(), String> 
     })
 }
 
-/// Rank 0 tells all others why they wait in vain, as far as there is room for it.
+/// Sends an error text from rank 0 to all other ranks. Text that does not fit into the socket's buffer is dropped.
 fn dismiss(peers: &[Socket], reason: &str) {
     let text = &reason.as_bytes()[..reason.len().min(REASON)];
     let frame = [&(text.len() as u32).to_le_bytes(), text].concat();
@@ -351,7 +354,7 @@ fn dismiss(peers: &[Socket], reason: &str) {
     }
 }
 
-/// What rank 0 answers: so many bytes, or why not.
+/// Reads the answer of rank 0: the expected bytes, or its error text.
 fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
     let read = |room: &mut [u8]| read(std::slice::from_ref(root), vec![room], until).map_err(|(_, error)| lost(0, error));
     let mut length = [0; 4];

@@ -1,19 +1,19 @@
-//! GPUs by their names, those out of sight included: how they are joined.
+//! Lookup of GPUs by UUID, and the topology of GPUs of which some are not visible to this process.
 
 use crate::backend::uuid_of_number;
 use crate::contexts::{Context, Error, PROBED, probe_files};
 use crate::topology::{self, DeviceId, Topology};
 
-/// A device's name in all processes.
+/// Name of a device that is the same in all processes.
 pub(super) type Uuid = [u8; 16];
 
-/// The number that a GPU has here; `None` for one out of sight.
+/// Returns the number of a GPU in this process; `None` if it is not visible.
 pub(super) fn device_of(context: &Context, uuid: &Uuid) -> Option<DeviceId> {
     (0..context.machine().gpu_count()).map(DeviceId::gpu).find(|gpu| context.backend().device_uuid(*gpu).is_ok_and(|here| here == *uuid))
 }
 
-/// The machine with these GPUs, in this order, as far as this process can tell: what it plans for where it sees them all, else a topology
-/// or a probe that has them, else what NVML shows.
+/// Returns the topology of these GPUs in this order, if this process knows it. If all are visible, the result is that of the context's
+/// machine. Otherwise it comes from a topology file or a probe that contains them, or else from NVML.
 pub(super) fn topology_of(context: &Context, gpus: &[Uuid]) -> Result<Option<Topology>, Error> {
     let here: Option<Vec<u32>> = gpus.iter().map(|uuid| device_of(context, uuid).map(|gpu| gpu.0 as u32)).collect();
     if let Some(here) = here {
@@ -31,7 +31,7 @@ pub(super) fn topology_of(context: &Context, gpus: &[Uuid]) -> Result<Option<Top
     let now = probe_files::fingerprint(backend.name(), identity);
     let probed = context.config().cache_dir.as_deref().and_then(|directory| probe_files::kept(directory, &now));
     Ok(match (name.filter(|name| *name != PROBED), probed) {
-        // One that speaks of the GPUs in sight alone does not help here.
+        // A probe of the visible GPUs alone is not sufficient here.
         (Some(name), _) if topology::load_probed(name).is_ok_and(|(_, record)| record.is_some()) => probe_files::named(name, &now).ok(),
         (_, Some((_, topology))) => Some(topology),
         _ => Some(topology::discover::topology(&seen)),

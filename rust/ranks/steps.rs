@@ -1,4 +1,5 @@
-//! A plan of all ranks as one of them executes it: its parts of all variants, which one a step takes, and where steps stand in its streams.
+//! Node plan as one rank executes it: its parts of all variants, the choice of a variant for each step, and the positions of steps in its
+//! streams.
 
 use super::addresses::Held;
 use super::agreed::StepVariants;
@@ -27,42 +28,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// A plan of all ranks, of which this one executes its part. Executions follow each other, in whatever streams and threads they are asked for.
+/// Plan of all ranks; this rank executes its part of it. Executions run one after the other, in the order of the calls, even from several
+/// streams and threads.
 pub struct NodePlan {
     pub(super) node: Arc<NodeGroup>,
     pub(super) together: Together,
-    /// The other variants.
+    /// Variants other than the first.
     others: Vec<Together>,
-    /// Bytes that this rank sends or receives in a step.
+    /// Number of bytes that this rank sends or receives in a step.
     bytes: u64,
-    /// Memory that its steps use, and that may be gone.
+    /// Memory that steps use. Each step checks that it still exists.
     used: Used,
     parts: Mutex<RankParts>,
-    /// Of transfers that move in partitions.
+    /// Flags and counters of partitions; `None` if transfers do not move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
-    /// How far this rank has come, and how far others that have left.
+    /// Step counters of this rank, and of ranks that have left.
     pub(super) progress: Arc<Progress>,
-    /// Where its steps stand in this rank's streams, where a neighbour asks.
+    /// Stream positions of steps, if a neighbour checks the order.
     places: Option<Arc<PlanPlaces>>,
-    /// An execution could not be enqueued as a whole: the other ranks wait for what will not come.
+    /// True if an execution could not be enqueued completely. The other ranks then wait for flags that are never set.
     is_broken: AtomicBool,
 }
 
-/// This rank's parts of all variants.
+/// Parts of this rank, one for each variant.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// That of the last step, and of the last outside of captures.
+    /// Variant of the last step, and of the last step outside of captures (`last_run`).
     last: usize,
     last_run: usize,
-    /// Which one a step takes, where there are several.
+    /// Rule that chooses the variant of a step, if there are several.
     variants: Option<StepVariants>,
-    /// The variant of a measured step that has begun, and when.
+    /// Variant of a measured step that has begun, and its start time.
     begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 
 impl RankParts {
-    /// What a step takes, and whether it is measured. `step` as [`Progress::begin`] counts.
+    /// Returns the variant of a step, and true if the step is measured. `step` is the number from [`Progress::begin`].
     fn choose(&mut self, step: u64, is_captured: bool) -> Result<(usize, bool), Error> {
         let choice = match &mut self.variants {
             None => return Ok((0, false)),
@@ -76,7 +78,7 @@ impl RankParts {
         Ok((choice.variant, choice.measure))
     }
 
-    /// Enqueues a step by `enqueue`, or its first part, after the last one.
+    /// Enqueues a step, or the first part of it, by calling `enqueue`. It comes after the last step.
     fn begin(
         &mut self,
         (variant, measure): (usize, bool),
@@ -96,7 +98,7 @@ impl RankParts {
         enqueue(&mut self.all[variant])
     }
 
-    /// The whole of it is enqueued.
+    /// Records that a step is enqueued completely.
     fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
         if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
             variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));
@@ -109,7 +111,7 @@ impl RankParts {
 }
 
 impl NodePlan {
-    /// Of variants, one at least, and this rank's part of each.
+    /// Creates a plan from one or more variants and this rank's part of each.
     pub(super) fn new(
         node: &Arc<NodeGroup>,
         mut variants: Vec<Together>,
@@ -143,20 +145,20 @@ impl NodePlan {
         }
     }
 
-    /// Enqueues this rank's part of one step in `stream`, and does not wait. Later work in the stream sees all bytes that this rank receives
-    /// in the step, and may overwrite what it sent. Every rank executes every step.
+    /// Enqueues this rank's part of one step in `stream` and returns without waiting. Later work in the stream sees all bytes that this
+    /// rank receives in the step, and may overwrite what it sent. Every rank must execute every step.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         self.enqueue(stream)?;
         self.mark(stream)
     }
 
-    /// A completion of all work in the stream so far.
+    /// Returns a completion of all work enqueued in the stream so far.
     pub(super) fn mark(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let end = self.node.context.backend().mark_end(stream, &[], Report::End)?;
         end.ok_or_else(|| no_completion().into())
     }
 
-    /// The same for a step that nobody waits for by itself.
+    /// Enqueues this rank's part of one step like [`execute`](NodePlan::execute), without a completion for this step.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let (shared, backend) = (self.node.context.state(), self.node.context.backend());
@@ -187,8 +189,8 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Begins a step in which partitions move: it starts after all earlier work in `stream`. Their producers come after this, in this stream
-    /// or in one that has waited for it, and [`enqueue`](NodePlan::enqueue) after them.
+    /// Begins a step whose transfers move in partitions. It starts after all earlier work in `stream`. Enqueue the producers afterwards, in
+    /// this stream or in one that waits for it, and then call [`enqueue`](NodePlan::enqueue).
     pub fn arm(&self, stream: StreamHandle) -> Result<(), Error> {
         let (shared, backend) = (self.node.context.state(), self.node.context.backend());
         let _open = shared.enter()?;
@@ -199,14 +201,14 @@ impl NodePlan {
         begun.inspect_err(|_| words.disarm())
     }
 
-    /// Enqueues the first of a step, or all of it.
+    /// Enqueues the first part of a step, or all of it.
     fn begin(
         &self,
         stream: StreamHandle,
         is_captured: bool,
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), Error> {
-        // Two steps at once would take each other's flags.
+        // Two concurrent steps would reset each other's flags.
         let mut parts = self.unbroken()?;
         self.used.check(self.node.context.state())?;
         let step = self.progress.begin(is_captured)?;
@@ -223,16 +225,16 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Tells the neighbours where the step stands in the stream. Refuses one that would wait for ever, since a neighbour has it before a step that
-    /// is before it here; the neighbour is told, and its step ends.
+    /// Publishes the step's stream position to the neighbours. Refuses a step that could never finish, because a neighbour has enqueued it
+    /// in front of a step that comes earlier here. The neighbour is notified, and its step ends.
     fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
         let Some(places) = &self.places else { return Ok(()) };
         if is_captured {
-            // How often a graph runs is not known, so steps have no numbers that others know.
+            // The number of launches of a graph is unknown, so later steps have no numbers that neighbours know.
             self.node.order.forget(places);
             return Ok(());
         }
-        // Steps before all ranks have made a second plan come before all of that.
+        // All steps before the creation of a second plan precede all steps of that plan.
         if self.node.plans.load(Ordering::Relaxed) < 2 {
             return Ok(());
         }
@@ -252,7 +254,7 @@ impl NodePlan {
         Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
-    /// This rank's parts, where the ranks are in step.
+    /// Returns this rank's parts. Fails if the ranks are out of step.
     fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
@@ -262,11 +264,12 @@ impl NodePlan {
         Ok(parts)
     }
 
-    /// Gives back what the plan has; blocks until the executions that this rank has asked for have finished. No other rank takes part: those
-    /// that have gone further find out, and memory that others use stays until they have destroyed theirs.
+    /// Destroys the plan and frees its memory. Blocks until the executions that this rank has enqueued have finished. It is not a
+    /// collective call. Ranks that have enqueued further steps get an error, and memory that other ranks use stays allocated until they
+    /// have destroyed their plans.
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
-        // Partitions that nobody makes ready would keep the last step from its end.
+        // Partitions that are never made ready would keep the last step from finishing.
         let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
         let (was_broken, finished) = {
             let mut parts = lock(&self.parts);
@@ -285,17 +288,17 @@ impl NodePlan {
         Ok(finished?)
     }
 
-    /// The planner's result, for all ranks together.
+    /// Returns the planner's result for all ranks together.
     pub fn planned(&self) -> &plan::Plan {
         &self.together.plan
     }
 
-    /// Bytes that this rank sends or receives in a step.
+    /// Returns the number of bytes that this rank sends or receives in a step.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Staging bytes of this rank on the device where it has most.
+    /// Returns the largest amount of staging memory that this rank holds on one device, in bytes.
     pub fn staging_bytes(&self) -> u64 {
         let mut by_device: BTreeMap<i32, u64> = BTreeMap::new();
         for (ring, owner) in self.together.plan.program.rings.iter().zip(&self.together.ring_owners) {
@@ -306,7 +309,7 @@ impl NodePlan {
         by_device.into_values().max().unwrap_or(0)
     }
 
-    /// The plan for people: what is moved, and who does it.
+    /// Returns a description of the plan for people: the transfers, and the work of each rank.
     pub fn describe(&self) -> String {
         let mut text = self.together.plan.describe(&self.node.machine);
         text += self.node.context.backend().nature();
@@ -354,7 +357,7 @@ impl NodePlan {
         text
     }
 
-    /// The plan for programs.
+    /// Returns the description of the plan as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let mut value = self.together.plan.to_json(&self.node.machine);
         let ranks: Vec<serde_json::Value> = self
@@ -379,7 +382,7 @@ impl NodePlan {
         value
     }
 
-    /// Bytes of this rank's memory that the plan has, by device. What several variants use counts once.
+    /// Returns the size of this rank's memory that the plan holds, by device. Memory that several variants share counts once.
     fn holds(&self) -> BTreeMap<DeviceId, u64> {
         let mut holds: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for address in &lock(&self.held).allocations {
@@ -390,12 +393,12 @@ impl NodePlan {
         holds
     }
 
-    /// How long steps take on the slowest rank, where there are variants to choose from, as far as their times have been read.
+    /// Returns the measured times of steps on the slowest rank, as far as they have been read; empty if there is one variant only.
     pub fn measured(&self) -> Measured {
         lock(&self.parts).variants.as_ref().map_or(Measured::default(), StepVariants::medians)
     }
 
-    /// What is known of the variants, where there are several.
+    /// Returns the measurements of the variants; empty if there is one variant only.
     fn known(&self) -> Vec<Known> {
         let all = || [&self.together].into_iter().chain(&self.others);
         let named = all().zip(0..).map(|(together, variant)| match &together.partitioned {
@@ -405,17 +408,17 @@ impl NodePlan {
         lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(named))
     }
 
-    /// Paths of all transfers together.
+    /// Returns the number of paths of all transfers.
     pub fn paths(&self) -> usize {
         self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// The node that it was made on.
+    /// Returns the node group that the plan was created on.
     pub fn node(&self) -> &Arc<NodeGroup> {
         &self.node
     }
 
-    /// The flags of a plan whose transfers move in partitions.
+    /// Returns the flags of partitions. Fails if transfers do not move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_deref().ok_or_else(|| {
             let reason = "its transfers do not move in partitions: plan them with partitions".into();
@@ -423,7 +426,7 @@ impl NodePlan {
         })
     }
 
-    /// What this rank's kernels need of a transfer: that of number `index` among those that `rank` has handed in.
+    /// Returns the trigger of a transfer for this rank's kernels. `index` is the transfer's number among those that `rank` has passed.
     pub fn trigger(&self, rank: u32, index: usize) -> Result<Trigger, Error> {
         let (words, name) = (self.words()?, (rank, index));
         if let Some(reason) = rank::refuse("rank", rank, self.node.ranks()) {
@@ -436,23 +439,23 @@ impl NodePlan {
         })
     }
 
-    /// Blocks until the last execution has finished, at most so long.
+    /// Blocks until the last execution has finished, for at most `patience`.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
         self.words()?.wait(patience, false)
     }
 
-    /// The most partitions of a transfer; 1 at least.
+    /// Returns the largest number of partitions of a transfer, at least 1.
     pub(super) fn partition_count(&self) -> u32 {
         let counts = self.together.partitioned.iter().flat_map(|partitioned| &partitioned.partitions).map(|partitions| partitions.count);
         counts.max().unwrap_or(1).max(1)
     }
 
-    /// Bytes of the largest transfer.
+    /// Returns the size of the largest transfer, bytes.
     pub(super) fn largest_bytes(&self) -> u64 {
         self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
     }
 
-    /// [`Partitioned::shape`].
+    /// Returns the key of the transfers in a tuning file; see [`Partitioned::shape`].
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }

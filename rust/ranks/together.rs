@@ -1,8 +1,8 @@
-//! What all ranks compute alike of what they have handed in: the plan, everybody's part of it, and the flags between them.
+//! Computation, identical on all ranks, of the plan, every rank's part of it, and the flags between the parts.
 //!
-//! Where the model sees several paths gain there are several variants of the plan, each divided and bound like any other, and all ranks take the
-//! same one in a step ([`super::agreed`]). A step of one begins, as that of any plan, when all ranks whose memory it touches have come to it, so steps
-//! of two may follow each other.
+//! If the model expects a gain from several paths, the plan has several variants. Each is divided and bound like a single plan, and all
+//! ranks use the same one in a step ([`super::agreed`]). A step of any variant begins only after all ranks whose memory it touches have
+//! reached it. So a step of one variant may follow a step of another.
 
 use super::eager::Eager;
 use super::group::NodeGroup;
@@ -21,27 +21,27 @@ use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What all ranks have made alike, of one variant.
+/// One plan variant, identical on all ranks.
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,
-    /// The batch: transfers, the ranks of their ends, and where they lie.
+    /// Transfers of all ranks, the ranks of their ends (`ends`), and the devices of their sources (`src_devices`).
     pub transfers: Vec<NodeTransfer>,
     pub ends: Vec<EndRanks>,
-    /// The device of each source, as the node numbers devices.
+    /// Device of each source, in the node's numbering.
     pub src_devices: Vec<DeviceId>,
-    /// Where transfers move in partitions.
+    /// Partitions, if the transfers move in partitions.
     pub partitioned: Option<Partitioned>,
-    /// Where its bytes may go into inboxes.
+    /// Layout of inboxes, if the variant may use them.
     pub eager: Option<Eager>,
-    /// The rank in whose memory each ring is.
+    /// Rank whose memory holds each ring.
     pub ring_owners: Vec<u32>,
-    /// The place of each flag among those that its taker takes.
+    /// Position of each flag among the flags that the same rank waits for.
     pub flag_places: Vec<u64>,
 }
 
 impl Together {
-    /// Plans the transfers of all ranks, and divides the work. The plan that the model prefers is the first.
+    /// Plans the transfers of all ranks and divides the work. The variant that the model prefers comes first.
     pub fn variants(
         node: &NodeGroup,
         requests: &[RankRequest],
@@ -54,7 +54,7 @@ impl Together {
         node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
         let handed = batch_of(requests.iter().map(|request| &*request.transfers), blame)?;
         let transfers: Vec<NodeTransfer> = handed.iter().map(|handed| handed.transfer).collect();
-        // A transfer in an error is named as its rank numbers it.
+        // Errors name a transfer by its number on its own rank.
         let failed = |transfer: usize, end: End, reason: String| blame(handed[transfer].name_of(end), reason);
         let unsupported = |transfer: usize, reason: String| {
             let (rank, index) = handed[transfer].name;
@@ -127,7 +127,8 @@ impl Together {
                     let all = by(&node.machine.with_costs(node.machine.costs().between_kernels()), &straight).ok()?;
                     kernels_pass_on(&all[0], &batch).then_some(all)
                 };
-                // What a rank has for all others is soon much: kernels of four H200 took 280 us for 32 MiB, a chain of copy engines 276 for 64 (2026-11-28).
+                // A rank that sends to all others soon sends much: kernels of four H200 took 280 us for 32 MiB, a chain of copy engines 276
+                // us for 64 MiB (2026-11-28).
                 let most = shapes.iter().filter(|shape| shape.source != 0).map(|shape| shape.bytes).max();
                 let may_pass_on = node.signal_wait() == SignalWait::Kernel && most.is_some_and(|bytes| bytes <= SMALL_BYTES);
                 let passed_on = if may_pass_on { with_kernels() } else { None };
@@ -144,10 +145,10 @@ impl Together {
             }
         };
         let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
-        // Inboxes are for steps that all come after each other.
+        // Inboxes require that every step of the plan uses them in turn.
         let takes_inboxes = partitioning.is_none() && variants.len() == 1;
         let divided = variants.into_iter().map(|variant| {
-            // What producers store has no bytes in its plan.
+            // Bytes that producers store are not in the variant's plan.
             let shapes: Vec<Shape> = variant.plan.transfers.iter().map(|transfer| transfer.shape).collect();
             let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
             let plan = &variant.plan;
@@ -167,31 +168,32 @@ impl Together {
         divided.collect()
     }
 
-    /// Whether producers store the bytes of its transfers.
+    /// True if producers store the bytes of the transfers.
     pub fn is_stored(&self) -> bool {
         self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
     }
 
-    /// What all ranks must have alike.
+    /// Returns a hash of everything that must be identical on all ranks.
     pub fn digest(&self) -> u64 {
         hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
     }
 
-    /// Bytes that a rank sends or receives in a step.
+    /// Returns the number of bytes that a rank sends or receives in a step.
     pub fn bytes_of(&self, rank: u32) -> u64 {
         let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
         own.fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
 }
 
-/// Whether ranks pass bytes on, and all of them by kernels, because that is little.
+/// True if ranks forward bytes that they have received, and all parts are small enough for kernels.
 fn kernels_pass_on(plan: &plan::Plan, batch: &RankedBatch<'_>) -> bool {
     let stays = |transfer: u32| stays(&batch.shapes[transfer as usize], batch.ends[transfer as usize]);
     let passes = plan.program.ops.iter().flat_map(|op| &op.copies).any(|copy| matches!(copy.from, Place::Destination { .. }));
     passes && divide(&plan.program, batch).parts.iter().all(|part| is_little(part, |copy| is_inside(copy, stays)))
 }
 
-/// The place of each flag among those that its taker takes: those of partitions first, the same in all variants.
+/// Returns the position of each flag among the flags that the same rank waits for. Flags of partitions come first, so that their positions
+/// are the same in all variants.
 fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
     let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
     let mut places = vec![0; parts.flags.len()];
@@ -204,7 +206,8 @@ fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
     places
 }
 
-/// In whose memory each ring is: that of the GPU's rank, and of host memory that of the first who uses it.
+/// Returns the rank whose memory holds each ring: the rank of the ring's GPU. A ring in host memory belongs to the first rank that writes
+/// it.
 fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     let mut users: BTreeMap<u32, u32> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -221,7 +224,7 @@ fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
 }
 
-/// Numbers sources that several transfers have; each is a rank and an address there.
+/// Gives the same source number to transfers that read the same bytes. `sources` are pairs of a rank and an address there.
 fn number_sources(shapes: &mut [Shape], sources: impl Iterator<Item = (u32, u64)>) {
     let mut found: BTreeMap<(u32, u64, u64), Vec<usize>> = BTreeMap::new();
     for (at, (rank, address)) in sources.enumerate() {

@@ -1,7 +1,7 @@
-//! What ranks hand in to a plan: windows, and copies between them.
+//! Input of a node plan from each rank: memory windows, and transfers between them.
 //!
-//! A rank that does not know where another keeps its bytes hands in a half: its own end, and a tag in place of the other. Halves are matched as
-//! MPI matches messages: by the two ranks and the tag, and several of one kind in the order in which each rank hands them in.
+//! A rank that does not know the address of the other end passes a send or receive descriptor: its own end, and a tag instead of the other.
+//! Sends match receives by source, destination and tag. Several with the same three match in the order in which each rank passes them.
 
 use super::exchange::Named;
 use crate::contexts::{End, Error};
@@ -10,28 +10,28 @@ use crate::tune::PartitionTuning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Memory of a rank that transfers of a plan may name.
+/// Memory of a rank that transfers of a plan may use.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// A byte in a window of a rank.
+/// Position in a window of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeEnd {
-    /// Whose window.
+    /// Rank that owns the window.
     pub rank: u32,
-    /// Which of those that the rank has handed in, from 0; or [`NodeEnd::BY_TAG`].
+    /// Number of the window among those that the rank has passed, from 0, or [`NodeEnd::BY_TAG`].
     pub window: u32,
-    /// Bytes from its start; or the tag.
+    /// Offset from the start of the window in bytes, or the tag.
     pub offset: u64,
 }
 
 impl NodeEnd {
-    /// In place of a window: the other rank names it, in a half with the same tag.
+    /// Value of [`NodeEnd::window`] for an end that the other rank names, in a descriptor with the same tag.
     pub const BY_TAG: u32 = u32::MAX;
 
     fn is_by_tag(self) -> bool {
@@ -39,65 +39,65 @@ impl NodeEnd {
     }
 }
 
-/// A copy between windows of two ranks, or of one.
+/// Copy between windows of two ranks, or of one.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTransfer {
-    /// Where the bytes go.
+    /// Destination.
     pub dst: NodeEnd,
-    /// Where they come from.
+    /// Source.
     pub src: NodeEnd,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl NodeTransfer {
-    /// Whether it is what a rank receives of a sender that hands in the other half.
+    /// True for a receive descriptor, whose source the sender names.
     pub(super) fn is_receive_half(&self) -> bool {
         self.src.is_by_tag()
     }
 }
 
-/// A rank, and the number of a transfer among those that it hands in.
+/// Rank, and the number of a transfer among those that the rank passes.
 pub(super) type TransferName = (u32, usize);
 
-/// A transfer of the batch of all ranks.
+/// Transfer in the list of all ranks.
 pub(super) struct HandedIn {
     pub transfer: NodeTransfer,
     pub name: TransferName,
-    /// Of two halves that of the receiver; `name` is the sender's.
+    /// Name of the receive descriptor, if two descriptors were matched; `name` is then that of the send descriptor.
     pub receive: Option<TransferName>,
 }
 
 impl HandedIn {
-    /// Who has named an end.
+    /// Returns the name under which a rank has passed this end.
     pub fn name_of(&self, end: End) -> TransferName {
         self.receive.filter(|_| end == End::Destination).unwrap_or(self.name)
     }
 }
 
-/// A window as all ranks are told of it.
+/// Window as described to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ToldWindow {
-    /// As the node numbers devices.
+    /// Device of the memory, in the node's numbering.
     pub device: i32,
-    /// Whether copy engines reach it, and other processes can map it.
+    /// True for pageable memory, which copy engines do not access directly and other processes cannot map.
     pub is_pageable: bool,
     pub address: u64,
     pub bytes: u64,
 }
 
-/// What a rank hands in, as all are told of it.
+/// Request of a rank for a plan, as sent to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RankRequest {
     pub windows: Vec<ToldWindow>,
     pub transfers: Vec<NodeTransfer>,
-    /// How it wants them planned.
+    /// Options of the plan.
     pub options: Named,
-    /// Of rank 0 what was measured, where the agent of partitions is left open: all go by that.
+    /// Measured partition numbers of rank 0, if the agent of partitions is left open. All ranks use them.
     pub tuned: Vec<PartitionTuning>,
 }
 
-/// Refuses what `rank` of `ranks` may not hand in.
+/// Refuses transfers that rank `own` may not pass.
 pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Result<(), Error> {
     let refuse =
         |index: usize, reason: String| Err(Error::NodeArgument { argument: c"transfers", reason: format!("transfer {index} {reason}") });
@@ -120,7 +120,7 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
     Ok(())
 }
 
-/// The batch of all ranks, in the order of ranks, with each two halves made one. `failed` makes the error of a transfer.
+/// Returns the transfers of all ranks, in rank order, with matched descriptors merged. `failed` creates the error of a transfer.
 pub(super) fn batch_of<'a>(
     handed: impl Iterator<Item = &'a [NodeTransfer]>,
     failed: impl Fn(TransferName, String) -> Error,

@@ -1,5 +1,5 @@
-//! Finds by measurement who moves partitions, and in how many: plans candidates on all ranks, executes each with the caller's own
-//! kernels, and keeps what was best.
+//! Tuning of partitioned transfers by measurement: plans candidates on all ranks, executes each with the caller's own kernels, and keeps
+//! the fastest.
 
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::group::NodeGroup;
@@ -16,26 +16,26 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What is tried, and how often.
+/// Options of the tuning.
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
-    /// By whom partitions may be moved.
+    /// Agents to try.
     pub agents: &'a [Agent],
-    /// Timed steps of each candidate; one more comes before them.
+    /// Number of timed steps of each candidate, after one untimed step.
     pub rounds: u32,
-    /// Blocks of the producing kernel, for the table of what was tried; 0 where the program does not vary them.
+    /// Number of blocks of the producing kernel, recorded in the table of trials; 0 if the program does not vary it.
     pub blocks: u32,
-    /// Where the trials are kept, and the best of those that may be chosen without asking. Its folder must exist, the file need not.
+    /// File that keeps the trials and the best number of partitions for copy engines. Its folder must exist; the file need not.
     pub file: Option<&'a Path>,
 }
 
-/// Launches what produces a step in a stream. Gets the triggers of the transfers that this rank has handed in, in their order. An error's text says
-/// what it has returned.
+/// Function that launches the producers of a step in a stream. Its argument is the triggers of the transfers that this rank has passed, in
+/// their order. The text of an error says which value the launch has returned.
 pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
 
 impl NodeGroup {
-    /// Tries partitionings of what [`NodeGroup::plan_partitioned`] plans, and returns the best for all ranks together. All ranks call it together.
-    /// Destinations are overwritten.
+    /// Measures partitionings of the transfers that [`NodeGroup::plan_partitioned`] would plan, and returns the fastest for all ranks
+    /// together. All ranks call it together. Destinations are overwritten.
     pub fn tune_partitions(
         self: &Arc<NodeGroup>,
         windows: &[Window],
@@ -70,14 +70,14 @@ impl NodeGroup {
 }
 
 impl PartitionTrials<'_> {
-    /// What all ranks must want alike.
+    /// Returns the options that must be the same on all ranks.
     fn named(&self) -> Named {
         let agents: Vec<String> = self.agents.iter().map(|agent| format!("{agent:?}")).collect();
         vec![("agents".into(), agents.join(", ")), ("rounds".into(), self.rounds.to_string())]
     }
 }
 
-/// Puts these trials to what the file has for this shape, which is `found` where it has nothing, and leaves the rest of the file.
+/// Adds the trials to the entry of the file for this shape, and keeps the rest of the file. `found` becomes the entry if there is none.
 fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[PartitionTrial]) -> Result<(), Error> {
     let (machine, backend) = (context.machine(), context.backend().name());
     let mut tuning = match file.exists() {
@@ -96,7 +96,7 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[Partit
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
-/// Steps after which a plan that chooses knows its ways: it tries them within the first 32.
+/// Number of steps after which an adaptive plan has measured its variants: it tries them within the first 32.
 const LEARNED: u32 = 48;
 
 struct CandidateTrials<'a, 'n> {
@@ -107,12 +107,12 @@ struct CandidateTrials<'a, 'n> {
     stream: StreamHandle,
     produce: Produce<'a>,
     tried: Vec<(Partitioning, f64)>,
-    /// Why the first candidate was refused that was.
+    /// Error of the first candidate that was refused.
     refusal: Option<Error>,
 }
 
 impl CandidateTrials<'_, '_> {
-    /// The best of all, which is kept where that is asked for. `told` is what each rank wants to try.
+    /// Returns the fastest candidate, and writes the trials to the file if one is given. `told` holds each rank's options.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.agents)?;
@@ -147,11 +147,11 @@ impl CandidateTrials<'_, '_> {
         Ok(found)
     }
 
-    /// The shape of the transfers, and the best of each agent with its seconds.
+    /// Returns the shape of the transfers, and the best candidate of each agent with its time in seconds.
     fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
         for &agent in agents {
-            // The model's choice is where the search begins.
+            // The search starts from the model's choice.
             let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
             let starts = spread_partitions(plan.partition_count(), plan.largest_bytes());
             shape = plan.shape().to_owned();
@@ -170,7 +170,7 @@ impl CandidateTrials<'_, '_> {
         Ok((shape, found))
     }
 
-    /// `None` where all ranks were told that it cannot be.
+    /// Plans a candidate. Returns `None` if it cannot be planned; all ranks have then received the reason.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
         match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
             Ok(plan) => Ok(Some(plan)),
@@ -183,7 +183,7 @@ impl CandidateTrials<'_, '_> {
         }
     }
 
-    /// As [`time`](CandidateTrials::time) for a new plan.
+    /// Plans a candidate and measures it by [`time`](CandidateTrials::time).
     fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
         let median = self.time(&plan, 1)?;
@@ -192,8 +192,8 @@ impl CandidateTrials<'_, '_> {
         Ok(median)
     }
 
-    /// The median of the seconds that a step takes on the slowest rank, after `untimed` steps. The plan is gone afterwards. What fails on one
-    /// rank fails on all: with the next thing that they tell each other, to which none comes without knowing whether its own step has ended.
+    /// Returns the median time of a step on the slowest rank, in seconds, after `untimed` steps, and destroys the plan. A failure on one
+    /// rank fails the call on all. It is reported in the next exchange, which every rank enters only after its own step has ended.
     fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
         let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
@@ -206,7 +206,7 @@ impl CandidateTrials<'_, '_> {
             let begin = Instant::now();
             last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
             if last.is_err() {
-                // Others wait for this rank.
+                // The other ranks wait for this rank.
                 end(plan);
                 break;
             }
@@ -235,7 +235,7 @@ impl CandidateTrials<'_, '_> {
     }
 }
 
-/// Gives a candidate back. What it could not do was told before.
+/// Destroys the plan of a candidate. Its errors have been reported before.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
         log::debug!("the plan of a candidate: {error}");

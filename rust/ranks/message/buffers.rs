@@ -1,7 +1,7 @@
-//! Memory that messages move from and to: what other ranks need to map this rank's, and theirs, mapped here.
+//! Memory that messages move from and to: exported memory of this rank, and imported memory of others.
 //!
-//! Each allocation is exported once and imported once, and stays mapped while messages come from it: mapping takes some hundred
-//! microseconds on CUDA. Imports that nobody uses are closed once their owner has freed the memory, and beyond a bound.
+//! Each allocation is exported once and imported once. It stays mapped between messages, because mapping takes some hundred microseconds on
+//! CUDA. Unused imports are closed if their owner has freed the memory or if there are too many.
 
 use super::Messenger;
 use crate::backend::{Allocation, BackendError, MemoryKind};
@@ -14,51 +14,52 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Allocations of others that stay mapped although no message uses them.
+/// Largest number of imports that stay mapped although no message uses them.
 const MOST_IMPORTS: usize = 256;
 
-/// Allocations whose handles are kept.
+/// Largest number of allocations whose handles are kept.
 const MOST_EXPORTS: usize = 1024;
 
-/// The smallest piece of memory through which bytes pass.
+/// Smallest size of a bounce buffer, bytes.
 const LEAST_BOUNCE: u64 = 4096;
 
-/// Bytes of all pieces of sends, and of all of receives, at a time, unless one message has more.
+/// Largest total size of the bounce buffers of sends, and of those of receives, in bytes. A single larger message is allowed.
 const MOST_BOUNCE_BYTES: u64 = 512 << 20;
 
-/// Pieces of sends, and as many of receives, that are kept although no message uses them, each of which has a descriptor, and bytes of all of these.
+/// Largest number and total size of free bounce buffers that are kept, for sends and for receives each. Each buffer takes a file
+/// descriptor.
 const MOST_FREE_BOUNCES: (usize, u64) = (16, 32 << 20);
 
 pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
-/// Memory of this rank that a message leaves or comes to.
+/// Memory of this rank that a message is read from or written to.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct MessagePlace {
-    /// The caller's memory.
+    /// Address of the caller's memory.
     pub address: u64,
-    /// Of the message, or of the buffer.
+    /// Size of the message or of the receive buffer, bytes.
     pub bytes: u64,
-    /// Whether the bytes leave it.
+    /// True for the source of a send, false for the destination of a receive.
     pub is_send: bool,
-    /// As this context numbers devices.
+    /// Device of the memory, in this context's numbering.
     pub device: DeviceId,
     pub through: Through,
 }
 
-/// How other ranks reach a place.
+/// Access of other ranks to a place.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum Through {
-    /// They map it.
+    /// Other ranks map the memory.
     Direct { handle: HandleBytes, offset: u64, device: i32 },
-    /// Its bytes pass through the slot.
+    /// The bytes pass through the slot.
     Slot,
-    /// Its bytes pass through this piece of shared memory.
+    /// The bytes pass through a bounce buffer.
     Bounce(Bounce, HandleBytes),
     /// There are no bytes.
     Nothing,
 }
 
-/// A piece of shared host memory.
+/// Bounce buffer: shared host memory between the caller's memory and the other rank.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Bounce {
     pub address: u64,
@@ -66,7 +67,7 @@ pub(super) struct Bounce {
     is_send: bool,
 }
 
-/// Memory of this rank that others may map.
+/// Memory of this rank that is exported to others.
 #[derive(Clone, Copy)]
 struct ExportedRange {
     base: u64,
@@ -74,37 +75,38 @@ struct ExportedRange {
     handle: HandleBytes,
 }
 
-/// Memory of another rank, mapped here; in use for as long as somebody has a copy.
+/// Memory of another rank, mapped here. It is in use while there is more than one reference to it.
 #[derive(Debug)]
 pub(super) struct ImportedBuffer {
     address: u64,
-    /// What is mapped.
+    /// Size of the mapping, bytes.
     bytes: u64,
-    /// When it was used last, in uses of all.
+    /// Time of the last use, counted in uses of all imports.
     used: AtomicU64,
 }
 
-/// What is kept of this rank's memory and of others'.
+/// Exports, imports and bounce buffers of a messenger.
 #[derive(Default)]
 pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
-    /// Of receives and of sends: neither takes what the other needs.
+    /// Bounce buffers of receives, and those of sends. They are separate so that neither can exhaust the other.
     bounces: [Mutex<Bounces>; 2],
 }
 
-/// Pieces of shared host memory.
+/// Bounce buffers of one direction.
 #[derive(Default)]
 struct Bounces {
-    /// Those that no message uses, the one that was used last at the end.
+    /// Free bounce buffers, the most recently used last.
     free: Vec<Bounce>,
-    /// Of all, free or not.
+    /// Size of all bounce buffers, free or in use, in bytes.
     bytes: u64,
 }
 
 impl Bounces {
-    /// Takes out free ones, the oldest first, until the rest are so few and small, and all together have no more than so many bytes.
+    /// Removes free bounce buffers, the least recently used first, until the free ones satisfy the limits of number and size, and all
+    /// together take at most `most_bytes`.
     fn surplus(&mut self, (most, most_free): (usize, u64), most_bytes: u64) -> Vec<Bounce> {
         let mut surplus = Vec::new();
         while let Some(oldest) = self.free.first()
@@ -118,7 +120,7 @@ impl Bounces {
 }
 
 impl MessagePlace {
-    /// As whoever moves the bytes is told of it.
+    /// Returns the description of the place that the slot holds for the rank that moves the bytes.
     pub fn slot_buffer(&self) -> SlotBuffer {
         match self.through {
             Through::Direct { handle, offset, device } => SlotBuffer::Memory { handle, offset, device },
@@ -138,8 +140,8 @@ impl MessagePlace {
 }
 
 impl Messenger {
-    /// Looks at a caller's memory. A send's bytes pass through its slot where they are few and on the host; through shared memory pass those of
-    /// host memory that other processes cannot map.
+    /// Returns the place of a message in the caller's memory. Small sends from host memory pass through their slot. Host memory that other
+    /// processes cannot map passes through shared memory.
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
@@ -202,8 +204,8 @@ impl Messenger {
         Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
     }
 
-    /// Shared memory of `bytes` at least: the smallest free piece of up to twice that size, or a new one. Some free pieces are kept, because other
-    /// ranks have them mapped. Refused where all of sends, or all of receives, would have more than `most` bytes.
+    /// Returns a bounce buffer of at least `bytes`: the smallest free one of up to twice that size, or a new one. Some free buffers are
+    /// kept because other ranks have them mapped. Fails if all buffers of this direction would exceed `most` bytes.
     pub(super) fn take_bounce(&self, bytes: u64, is_send: bool, most: u64) -> Result<Bounce, Error> {
         let pieces = &self.buffers.bounces[usize::from(is_send)];
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
@@ -221,7 +223,7 @@ impl Messenger {
             if let Some(bounce) = free(&mut bounces) {
                 return Ok(bounce);
             }
-            // Those that are free make room.
+            // Free buffers are released to make room.
             let surplus = bounces.surplus(MOST_FREE_BOUNCES, most.saturating_sub(bytes));
             let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > most;
             bounces.bytes = if is_full { bounces.bytes } else { bounces.bytes.saturating_add(bytes) };
@@ -257,7 +259,7 @@ impl Messenger {
         self.free_bounces(surplus);
     }
 
-    /// Gives pieces back that no message uses.
+    /// Frees bounce buffers that no message uses.
     fn free_bounces(&self, pieces: Vec<Bounce>) {
         for Bounce { address, .. } in pieces {
             lock(&self.held).allocations.retain(|held| *held != address);
@@ -267,7 +269,7 @@ impl Messenger {
         }
     }
 
-    /// What names an allocation for other ranks, and the place of `address` in it.
+    /// Returns a handle of the allocation for other ranks, and the offset of `address` in it.
     fn export(&self, allocation: &Allocation, address: u64, bytes: u64) -> Result<(HandleBytes, u64), Error> {
         let mut exports = lock(&self.buffers.exports);
         let known = exports.get(&allocation.id).and_then(|ranges| {
@@ -287,7 +289,7 @@ impl Messenger {
         Ok((whole, offset))
     }
 
-    /// Maps what a handle names, or finds it mapped.
+    /// Returns the mapping of a handle's memory, and creates it if there is none.
     pub(super) fn import(&self, handle: &HandleBytes, device: i32) -> Result<Arc<ImportedBuffer>, Error> {
         let now = self.buffers.uses.fetch_add(1, Ordering::Relaxed);
         let mut imports = lock(&self.buffers.imports);
@@ -305,7 +307,7 @@ impl Messenger {
         Ok(imported)
     }
 
-    /// Closes what no message uses: whatever its owner has freed, and where there are too many what was not used for the longest time.
+    /// Closes unused imports: those whose owner has freed the memory, and the least recently used ones above the limit.
     fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>) {
         let sharing = self.node.context.state();
         let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
@@ -322,14 +324,14 @@ impl Messenger {
         }
     }
 
-    /// All that is mapped, to be closed.
+    /// Removes all imports and returns their addresses, for the caller to close.
     pub(super) fn take_imports(&self) -> Vec<u64> {
         lock(&self.buffers.imports).drain().map(|(_, imported)| imported.address).collect()
     }
 }
 
 impl ImportedBuffer {
-    /// Where a part of it is, if it has that part.
+    /// Returns the address of a range within the import; `None` if the import does not contain the range.
     pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes).then_some(self.address + offset)

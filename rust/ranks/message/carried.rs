@@ -1,9 +1,10 @@
-//! Messages whose mover cannot map the other side's memory, say because another library of its process has that memory open: the other rank
-//! moves their bytes in its place.
+//! Messages whose mover cannot map the other side's memory. The other rank moves their bytes instead. This happens for example if another
+//! library in the mover's process already has that memory open.
 //!
-//! The mover hands its role over and asks. What the other rank is to map is host memory: the mover's own, or a piece of the library's, which a
-//! lane of the mover fills before or empties afterwards. The other rank is asked through the memory by which its end is noticed, and moves the
-//! bytes on its thread of callbacks, because mapping may ask this rank's service thread, which must not wait for another.
+//! The mover passes its role to the other rank and sends it a request. The other rank maps host memory only: the mover's own, or a bounce
+//! buffer of the library that an internal stream of the mover fills before or empties afterwards. The request travels through the shared
+//! memory that also reports the end of a rank. The other rank moves the bytes on its callback thread, because mapping may call this rank's
+//! service thread, which must not wait for another.
 
 use super::Messenger;
 use super::buffers::{ImportedBuffer, MessagePlace, Through};
@@ -18,25 +19,25 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-/// Memory of an operation, as this rank has noted it: every rank can write the slot.
+/// Memory of an operation, as recorded by this rank. The slot is not trusted, because every rank can write it.
 #[derive(Debug, Default)]
 struct OwnMemory {
     address: AtomicU64,
     bytes: AtomicU64,
     device: AtomicI32,
     is_send: AtomicBool,
-    /// This rank moves its bytes, or has.
+    /// True once this rank has begun to move the bytes.
     is_moving: AtomicBool,
 }
 
-/// What other ranks may ask for, and have asked for.
+/// State of carried messages: the memory that other ranks may request, and their requests.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    /// By slot.
+    /// Memory of the operation in each slot.
     memory: Box<[OwnMemory]>,
-    /// Slots, and who has asked.
+    /// Requests: slots and the ranks that have requested them.
     asked: Mutex<Vec<(u32, u32)>>,
-    /// By slot, until the next of its operations that is carried.
+    /// Imported memory by slot, kept until the next carried operation in that slot.
     imported: Mutex<HashMap<u32, Arc<ImportedBuffer>>>,
     has_warned: AtomicBool,
     #[cfg(feature = "fault-injection")]
@@ -48,7 +49,7 @@ impl Carried {
         Carried { memory: (0..slots).map(|_| OwnMemory::default()).collect(), ..Carried::default() }
     }
 
-    /// Notes the memory of an operation before others see it.
+    /// Records the memory of an operation before other ranks see the operation.
     pub fn note(&self, slot: u32, place: &MessagePlace) {
         let Some(memory) = self.memory.get(slot as usize) else { return };
         let address = if matches!(place.through, Through::Direct { .. }) { place.address } else { 0 };
@@ -59,25 +60,26 @@ impl Carried {
         memory.is_moving.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a test has no memory of another rank's GPU mapped.
+    /// True if a test forbids mapping of other ranks' GPU memory.
     #[cfg(feature = "fault-injection")]
     pub fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// This rank begins to move the bytes of an operation.
+    /// Records that this rank begins to move the bytes of an operation.
     pub fn begin(&self, slot: u32) {
         self.memory.get(slot as usize).into_iter().for_each(|memory| memory.is_moving.store(true, Ordering::Relaxed));
     }
 
-    /// Whether it has begun. What another rank was to ask for is asked for by nobody where it has died before.
+    /// True if this rank has begun to move the bytes. If the other rank has died before its request, no rank moves them.
     pub fn is_moving(&self, slot: u32) -> bool {
         self.memory.get(slot as usize).is_some_and(|memory| memory.is_moving.load(Ordering::Relaxed))
     }
 }
 
 impl Messenger {
-    /// Has the other rank move the bytes of a match that this rank has made, and whose other side it cannot map (`why`).
+    /// Makes the other rank move the bytes of a match that this rank has found. `why` is the reason for which this rank cannot map the
+    /// other side.
     pub(super) fn hand_over(
         &self,
         kept: &mut Kept,
@@ -102,7 +104,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Puts a piece of shared host memory in the place of this rank's end, with a copy between both in a lane.
+    /// Replaces this rank's end by a bounce buffer, and enqueues the copy between both in an internal stream.
     fn pass_through_host(
         &self,
         kept: &mut Kept,
@@ -112,9 +114,9 @@ impl Messenger {
         bytes: u64,
     ) -> Result<(), Error> {
         let backend = self.node.context.backend();
-        // It has matched: it is not refused for want of room.
+        // The operation has matched, so it is not refused for lack of room.
         let bounce = self.take_bounce(bytes, place.is_send, u64::MAX)?;
-        // It goes back with the slot.
+        // The buffer is released together with the slot.
         kept.bounce = Some(bounce);
         let handle = self.export_bounce(bounce)?;
         let (src, dst) = if place.is_send { (place.address, bounce.address) } else { (bounce.address, place.address) };
@@ -131,7 +133,7 @@ impl Messenger {
             kept.comes = true;
             return Ok(backend.stream_raise_signals(lane, &[raise(&own.ready)])?);
         }
-        // The other rank ends the movement when the bytes are in the piece, and the lane the operation.
+        // The other rank ends the movement when the bytes are in the bounce buffer. The internal stream ends the operation.
         (kept.is_buffered, kept.comes) = (true, true);
         own.pass_through();
         own.ready.store(1, Ordering::Release);
@@ -146,7 +148,7 @@ impl Messenger {
         })
     }
 
-    /// Another rank asks this one to move the bytes of an operation.
+    /// Accepts the request of another rank to move the bytes of an operation.
     pub(super) fn take_over(self: &Arc<Self>, slot: u64, rank: u32) {
         let Some(slot) = u32::try_from(slot).ok().filter(|slot| *slot < self.capacity.slots()) else { return };
         let mut asked = lock(&self.carried.asked);
@@ -157,12 +159,12 @@ impl Messenger {
         let messenger = Arc::downgrade(self);
         let carry = move || messenger.upgrade().into_iter().for_each(|messenger| messenger.carry_asked());
         if let Err(error) = self.node.context.state().call_soon(carry) {
-            // A messenger that is being destroyed looks by itself.
+            // A messenger that is being destroyed checks for requests by itself.
             log::debug!("moving bytes for rank {rank}: {error}");
         }
     }
 
-    /// Moves what other ranks have asked for.
+    /// Moves the bytes that other ranks have requested.
     pub(super) fn carry_asked(&self) {
         let Ok(_open) = self.enter() else { return };
         loop {
@@ -197,14 +199,14 @@ impl Messenger {
         if !awaited.is_empty() {
             backend.stream_wait_signals(lane, &awaited, self.node.context.config().signal_wait.unwrap_or_default())?;
         }
-        // Both end in stream order, whatever becomes of the copy: the lane may be waiting.
+        // Both operations end in stream order even if the copy fails, because the internal stream may already be waiting.
         if let Err(error) = plan.map_or(Ok(()), |plan| plan.enqueue(lane)) {
             self.note_failure(own, other, &error);
         }
         self.end_in_order(&mut kept, own, other, lane)
     }
 
-    /// From now on no memory of another rank's GPU can be mapped here.
+    /// Forbids mapping of other ranks' GPU memory from now on.
     #[cfg(feature = "fault-injection")]
     pub fn refuse_mapping(&self) {
         self.carried.is_refused.store(true, Ordering::Relaxed);

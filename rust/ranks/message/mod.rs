@@ -1,20 +1,20 @@
-//! Messages between the ranks of a node, for runtimes that do not know in advance what will be moved: tagged, with MPI's rules, and by
-//! descriptor.
+//! Messages between the ranks of a node, for programs that do not know all transfers in advance. Messages are matched by tag, with MPI's
+//! rules, or fetched by descriptor.
 //!
-//! Sends and receives meet in shared memory ([`crate::ipc::mailbox`]). Whoever comes second finds the other and enqueues the movement, so
-//! nothing waits for a thread or for a call of the other rank. Flags of both operations, which streams raise and wait for, keep the
-//! order of both sides' streams.
+//! Sends and receives are matched in shared memory ([`crate::ipc::mailbox`]). The later of the two finds the other and enqueues the
+//! movement, so no operation waits for a thread or for another call of the other rank. Each operation has flags that streams set and wait
+//! for. They keep the order of both sides' streams.
 //!
-//! A rank that has ended is noticed by the thread that answers importers, which ends all operations that concern it and no other.
+//! The thread that answers importers detects that a rank has ended. It ends the operations that concern this rank, and no others.
 //!
-//! | file | promise |
+//! | file | content |
 //! | --- | --- |
-//! | `post` | what a rank asks for |
-//! | `slots` | room for operations: sends and receives take none from each other |
-//! | `operation` | a request: from its post until its outcome is known |
-//! | `movement` | the bytes of a match, in the order of both sides' streams |
+//! | `post` | the calls: send, receive, describe, fetch, probe |
+//! | `slots` | slots for operations; sends and receives have separate ones |
+//! | `operation` | a request, from its post until its outcome is known |
+//! | `movement` | the movement of a match's bytes, in the order of both sides' streams |
 //! | `carried` | matches whose mover cannot map the other side's memory |
-//! | `buffers` | memory of this rank and of others |
+//! | `buffers` | exported memory of this rank, and imported memory of others |
 
 mod buffers;
 mod carried;
@@ -48,15 +48,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// How much longer a messenger that is being destroyed waits once it has let streams go on.
+/// Additional time that the destruction of a messenger waits after it has released the waiting streams.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How to make a messenger.
+/// Options of a new messenger.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessengerOptions {
-    /// Sends and described buffers of a rank that may be unreceived, and receives and fetches of it that may be unfinished: as many of each.
+    /// Largest number of sends and described buffers of a rank that have not been received. The same limit applies to its unfinished
+    /// receives and fetches.
     pub operations: u32,
-    /// Messages of one rank that may wait for receives of another.
+    /// Largest number of messages of one rank that may wait for receives of another.
     pub messages: u32,
 }
 
@@ -72,63 +73,64 @@ impl MessengerOptions {
     }
 }
 
-/// A rank that is gone.
+/// State of a rank, as seen by a messenger.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(u8)]
 enum Presence {
     Here = 0,
-    /// It has destroyed its messenger.
+    /// State of a rank that has destroyed its messenger.
     Left = 1,
-    /// Its process has ended.
+    /// State of a rank whose process has ended.
     Died = 2,
 }
 
-/// What a rank lets others map.
+/// Options and handles that a rank sends to the others when a messenger is created.
 #[derive(Serialize, Deserialize)]
 struct MessengerOffer {
     options: MessengerOptions,
-    /// The handle of its mailbox for each rank, by which the end of that is noticed here.
+    /// Handles of this rank's mailbox, one for each other rank. Each rank has its own handle, so that this rank can detect which importer
+    /// has ended.
     mailbox: Vec<Vec<u8>>,
 }
 
-/// Memory of this rank, and of others mapped here.
+/// Memory of this rank, and memory of others mapped here.
 #[derive(Default)]
 struct MessengerMemory {
     allocations: Vec<u64>,
     imports: Vec<u64>,
 }
 
-/// One rank's end of the messages of a node.
+/// Endpoint of one rank for the messages of a node.
 pub struct Messenger {
     node: Arc<NodeGroup>,
     capacity: Capacity,
-    /// The same on all ranks, and no other messenger's.
+    /// Identifier of the messenger: the same on all its ranks, and different from that of any other messenger.
     id: u64,
     mailboxes: Mailboxes,
-    /// Of each rank, a [`Presence`].
+    /// [`Presence`] of each rank.
     presence: Arc<[AtomicU8]>,
-    /// Whether mailboxes are mapped: held for reading by whoever looks at them.
+    /// True while the mailboxes are mapped. Held for reading by every thread that accesses them.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    /// Other ranks were told that this one has left.
+    /// True once the other ranks have been notified that this one has left.
     has_left: AtomicBool,
-    /// Whether what had not matched has ended, or ends by whoever holds it.
+    /// True once a thread has begun to end the unmatched operations. The lock is held until they have ended.
     has_ended_unmatched: Mutex<bool>,
-    /// Held by whoever destroys the messenger; whether all is given back.
+    /// True once all resources are released. The lock is held by the thread that destroys the messenger.
     destroyed: Mutex<bool>,
-    /// Of receives and of sends: neither takes what the other needs.
+    /// Slots of receives, and slots of sends. They are separate so that neither can exhaust the other.
     slots: [Mutex<SlotPool>; 2],
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
-    /// Whether looking again is worth its microseconds: where the stream of the last operation of few bytes had come when it was looked at last.
-    /// One that is at work for long is looked at once.
+    /// True if repeated polling is worth the microseconds: the last small operation was ready when it was polled last. A stream that stays
+    /// busy is then polled only once.
     looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,
     held: Mutex<MessengerMemory>,
 }
 
-/// A messenger that stays open for as long as this lives.
+/// Guard that keeps the messenger open.
 struct Open<'a> {
     _gate: RwLockReadGuard<'a, bool>,
     messenger: &'a Messenger,
@@ -170,7 +172,7 @@ fn captured() -> Error {
 }
 
 impl NodeGroup {
-    /// Makes a messenger of all ranks, which call this together; where it fails on one it fails on all.
+    /// Creates a messenger together with all other ranks. A failure on one rank fails the call on all.
     pub fn messenger(self: &Arc<NodeGroup>, options: MessengerOptions) -> Result<Arc<Messenger>, Error> {
         let mut held = MessengerMemory::default();
         let made = Messenger::new(self, options, &mut held);
@@ -181,7 +183,7 @@ impl NodeGroup {
     }
 }
 
-/// Where the thread that notices ends of ranks finds the messenger.
+/// Reference through which the thread that detects the end of ranks finds the messenger.
 type WeakMessenger = Arc<OnceLock<Weak<Messenger>>>;
 
 impl Messenger {
@@ -193,7 +195,7 @@ impl Messenger {
         let mut call = node.exchange.call(Collective::MESSENGER)?;
         let offers = call.all(offer)?;
         let bound = Messenger::map_all(node, &offers, own, held);
-        // Before any message may be waited for: loading waits for the GPU, and it for the message.
+        // Load kernels before any message may be waited for: loading waits for the GPU, which would wait for the message.
         node.context.backend().load_kernels();
         let failed = bound.as_ref().err().cloned();
         call.all(failed.map_or(Ok(()), Err))?;
@@ -219,9 +221,9 @@ impl Messenger {
         });
         let _ = found.set(Arc::downgrade(&messenger));
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
-        // Where the context closes meanwhile its memory may be gone: nothing looks at it any more.
+        // If the context closes meanwhile, its memory may be gone, so mailboxes must no longer be accessed.
         node.context.state().end_first(first).inspect_err(|_| messenger.close())?;
-        // A rank may have ended before it could be told.
+        // A rank may have ended before the notification could reach the new messenger.
         for rank in 0..node.ranks() {
             let presence = messenger.presence(rank);
             if presence != Presence::Here {
@@ -252,7 +254,7 @@ impl Messenger {
             }
             let (found, presence) = (Arc::clone(found), Arc::clone(presence));
             let on_leave = move |departure: Departure, _| {
-                // A rank that leaves has counted no steps.
+                // A rank that leaves reports 0 steps. A nonzero value is a request to move bytes (see `carried`).
                 if let (false, Some(slot)) = (departure.has_failed, departure.steps.checked_sub(1)) {
                     found.get().and_then(Weak::upgrade).into_iter().for_each(|messenger| messenger.take_over(slot, rank));
                     return None;
@@ -270,7 +272,7 @@ impl Messenger {
         Ok(MessengerOffer { options, mailbox })
     }
 
-    /// Maps the mailboxes of all ranks: their addresses.
+    /// Maps the mailboxes of all ranks and returns their addresses.
     fn map_all(node: &NodeGroup, offers: &[MessengerOffer], own: u64, held: &mut MessengerMemory) -> Result<Vec<u64>, Error> {
         let options: Vec<Named> = offers.iter().map(|offer| offer.options.named()).collect();
         node.exchange.check_alike(c"options", &options.iter().collect::<Vec<_>>())?;
@@ -291,12 +293,12 @@ impl Messenger {
         Ok(bases)
     }
 
-    /// The node that it was made on.
+    /// Returns the node group that the messenger was created on.
     pub fn node(&self) -> &Arc<NodeGroup> {
         &self.node
     }
 
-    /// Keeps the mailboxes mapped.
+    /// Opens the messenger: its mailboxes stay mapped while the result lives.
     fn enter(&self) -> Result<Open<'_>, Error> {
         drop(self.node.context.state().enter()?);
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -307,7 +309,7 @@ impl Messenger {
     }
 
     fn presence(&self, rank: u32) -> Presence {
-        // A rank that does not exist comes from damaged memory.
+        // A number out of range comes from damaged shared memory.
         match self.presence.get(rank as usize).map_or(0, |presence| presence.load(Ordering::SeqCst)) {
             0 => Presence::Here,
             1 => Presence::Left,
@@ -315,12 +317,12 @@ impl Messenger {
         }
     }
 
-    /// Whether a rank is known to have ended or left.
+    /// True if a rank is known to have ended or left. Does not ask the operating system.
     fn is_known_gone(&self, rank: u32) -> bool {
         self.presence(rank) != Presence::Here || self.mailboxes.is_closed(rank) && rank != self.mailboxes.rank()
     }
 
-    /// The same, and asks the system.
+    /// True if a rank has ended or its mailbox is no longer usable. Asks the operating system.
     fn is_gone(&self, rank: u32) -> bool {
         if rank >= self.mailboxes.ranks() {
             return true;
@@ -329,8 +331,8 @@ impl Messenger {
         rank != self.mailboxes.rank() && (self.presence(rank) == Presence::Died || import.is_none_or(|import| import.check().is_err()))
     }
 
-    /// Ends what concerns a rank that has ended or left, and nothing else. Receives from any rank end where it has died, because the message may
-    /// have been its.
+    /// Ends all operations that concern a rank that has ended or left, and no others. If the rank has died, receives from any rank end too,
+    /// because it may have been the sender.
     fn lose(&self, rank: u32, presence: Presence) {
         let Ok(_open) = self.enter() else { return };
         fence(Ordering::SeqCst);
@@ -339,7 +341,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// After a post: either this sees that the rank is gone, or whoever notices its end sees what was posted.
+    /// Checks, after a post, whether the peer is gone. Either this check sees it, or the thread that detects the peer's end sees the posted
+    /// operation.
     fn check_gone(&self, slot: u32, rank: u32) {
         fence(Ordering::SeqCst);
         if self.is_known_gone(rank) {
@@ -347,21 +350,21 @@ impl Messenger {
         }
     }
 
-    /// Ends an operation that waits for a rank that is gone. What is queued in this rank's own mailbox is ended there. A rank that has left has
-    /// ended its movements before; one that is about to still moves what has matched.
+    /// Ends an operation that waits for a rank that is gone, including a send that is queued in that rank's mailbox. A rank that has left
+    /// has finished its movements before. A rank that is about to leave still moves what has matched.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
-            // Under its lock, because that rank may be ending the send itself, or may have died within a match.
+            // Withdrawn under the mailbox's lock, because that rank may be ending the send itself, or may have died during a match.
             self.mailboxes.withdraw(rank, slot, SlotStatus::PeerGone, &|rank| self.is_gone(rank));
         }
         if self.presence(rank) != Presence::Died || rank == self.mailboxes.rank() {
             return;
         }
-        // While this is held the slot is not used again.
+        // While the pool is locked, the slot is not reused.
         let _slots = lock(self.pool(slot));
         match own.state() {
-            // It died while it ended the send.
+            // The partner died while it was ending the send.
             SlotState::Ended if own.is_send() && own.peer() == Some(rank) => own.end(),
             SlotState::Described | SlotState::Matched if !own.has_moved() => {
                 let Some(partner) = own.partner().filter(|partner| partner.rank == rank) else { return };
@@ -370,7 +373,7 @@ impl Messenger {
                     own.fail(SlotStatus::PeerGone, "");
                     own.end();
                 } else if !theirs.has_come() {
-                    // The stream that moves the bytes goes on, and tells of the end.
+                    // The stream that moves the bytes goes on and signals the end.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.let_go();
                 }
@@ -385,53 +388,56 @@ impl Messenger {
         }
     }
 
-    /// Whether an operation of this rank has to end before its memory goes.
+    /// True if the messenger's memory must stay until this operation has ended.
     fn is_busy(&self, slot: u32) -> bool {
         let own = self.mailboxes.own(slot);
         match own.state() {
             SlotState::Queued => true,
-            // Somebody has taken it, and is about to fetch.
+            // Another rank has claimed the buffer and is about to fetch.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
-            // Bytes on their way out of memory of the library belong to the movement.
+            // The bytes are still to be copied out of memory of the library.
             SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }
     }
 
-    /// Ends this rank's part. Receives and described buffers that have not matched are cancelled, and so are sends whose memory is the caller's;
-    /// movements under way are waited for, and messages that the library keeps until they were received or their receiver has left, for ten
-    /// seconds at most. Other ranks learn that this one has left.
+    /// Destroys this rank's endpoint. Unmatched receives, described buffers and sends from the caller's memory are cancelled. The call
+    /// waits for movements in progress, and for messages that the library has buffered until they are received or their receiver has left,
+    /// for ten seconds at most. The other ranks are notified that this one has left.
     pub fn destroy(&self) -> Result<(), Error> {
         self.end_unmatched();
         self.finish(Instant::now() + LAST_PATIENCE, GRACE)
     }
 
-    /// Nobody posts from here on, and what has not matched ends, but for messages that the library keeps. Does not wait for others.
+    /// Refuses further posts and ends all unmatched operations, except messages that the library has buffered. Does not wait for other
+    /// ranks.
     fn end_unmatched(&self) {
-        // Whoever comes second goes on when the first is done: `finish` enters again while it is inside, and must not find a writer waiting.
+        // A second caller waits for the first. `finish` enters again while it is inside, and must not meet a waiting writer.
         let mut has_ended = lock(&self.has_ended_unmatched);
         if std::mem::replace(&mut *has_ended, true) {
             return;
         }
         self.is_ending.store(true, Ordering::SeqCst);
-        // Whoever was posting has posted.
+        // Wait until all posts in progress have finished.
         drop(self.gate.write().unwrap_or_else(PoisonError::into_inner));
         let Ok(_open) = self.enter() else { return };
         self.mailboxes.close(&|rank| self.is_gone(rank));
         (0..self.capacity.slots()).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
     }
 
-    /// Withdraws an operation that has not matched, one whose message the library keeps only where `all` are; whether it has.
+    /// Withdraws an operation that has not matched. A message that the library has buffered is withdrawn only if `all` is true. Returns
+    /// true if the operation was withdrawn.
     fn withdraw_unmatched(&self, slot: u32, all: bool) -> bool {
         let own = self.mailboxes.own(slot);
         let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
         matches!(own.state(), SlotState::Queued | SlotState::Described) && !is_kept && self.withdraw(slot, SlotStatus::Cancelled)
     }
 
-    /// Waits for what has matched and for kept messages until so long; then lets streams of this rank go on that wait for them, since what they
-    /// wait for may stand behind them, and waits a `grace` longer. What streams use even then stays until the context is destroyed.
+    /// Waits until `until` for matched operations and buffered messages. Then releases the streams of this rank that wait for them, because
+    /// the awaited work may be queued behind that wait, and waits `grace` longer. Memory that streams use even then stays allocated until
+    /// the context is destroyed.
     fn finish(&self, until: Instant, grace: Duration) -> Result<(), Error> {
-        // Whoever comes second returns when the first is done: the context may close then.
+        // A second caller returns only when the first has finished, because the context may close then.
         let mut is_destroyed = lock(&self.destroyed);
         if *is_destroyed {
             return Ok(());
@@ -445,7 +451,7 @@ impl Messenger {
             let wait = |until: Instant| {
                 let mut round = 0;
                 loop {
-                    // The thread of callbacks may be in one that waits for this.
+                    // The callback thread may be in a callback that waits for this call.
                     self.carry_asked();
                     operations.iter().for_each(|operation| _ = operation.settle());
                     each_spent(&|kept| kept.land(self.mailboxes.own(kept.slot)));
@@ -491,20 +497,20 @@ impl Messenger {
         Ok(())
     }
 
-    /// Waits until every slot is free or known to be quiet, and all streams of the messenger's own have ended: others may still look at flags, or raise
-    /// them. Whether it came to that by then.
+    /// Waits until no party accesses the slots any more and all internal streams have finished. Until then others may still read or set
+    /// flags. Returns true if that happened before `until`.
     fn wait_quiet(&self, operations: &[Arc<Operation>], until: Instant) -> bool {
         let backend = self.node.context.backend();
         let lanes: Vec<Completion> = lock(&self.lanes).iter().filter_map(|lane| lane.mark(backend).ok()).collect();
         let mut round = 0;
         loop {
             let has_passed = Instant::now() >= until;
-            // Before the lock, which is taken while an operation's is held.
+            // Taken before the pool's lock: elsewhere the pool's lock is taken while an operation's lock is held.
             operations.iter().filter_map(|operation| operation.take_kept()).for_each(|kept| self.spend(kept));
             let is_quiet = |slots: &Mutex<SlotPool>| {
                 let slots = lock(slots);
                 slots.spent.iter().for_each(|kept| kept.land(self.mailboxes.own(kept.slot)));
-                // One that a failure inside of a call has lost is not waited for.
+                // A slot that was lost by a failure inside a call is not waited for after the deadline.
                 let is_complete =
                     slots.free.len() + slots.torn.len() + slots.spent.len() >= self.capacity.operations as usize || has_passed;
                 is_complete && slots.spent.iter().all(|kept| kept.is_quiet(self.mailboxes.own(kept.slot)))
@@ -520,7 +526,7 @@ impl Messenger {
         }
     }
 
-    /// Tells the other ranks, once, that this one has left.
+    /// Notifies the other ranks that this one has left. Repeated calls do nothing.
     fn say_departure(&self) {
         if self.has_left.swap(true, Ordering::SeqCst) {
             return;
@@ -530,15 +536,16 @@ impl Messenger {
         }
     }
 
-    /// Nobody looks at mailboxes from here on.
+    /// Closes the messenger: mailboxes are not accessed from here on.
     fn close(&self) {
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// Unmaps what is mapped, and gives back what is allocated as soon as no other rank has it mapped.
+/// Unmaps imported memory, and frees own memory once no other rank has it mapped.
 fn give_back(context: &Context, held: MessengerMemory) {
-    // All is quiet. Other streams of the context may wait for what another rank sends after its own messenger is gone.
+    // All work of this messenger has finished, so the mappings are closed without a wait for other streams of the context. Those may wait
+    // for messages that another rank sends after its own messenger is gone.
     let closed = held.imports.into_iter().map(|address| context.state().close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.state().free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
@@ -575,7 +582,7 @@ impl Drop for Messenger {
     fn drop(&mut self) {
         let is_ending = self.is_ending.load(Ordering::SeqCst);
         self.end_unmatched();
-        // Destroyed before, it is not waited for again.
+        // A messenger that was destroyed explicitly is not waited for again.
         let (patience, grace) = if is_ending { (Duration::ZERO, Duration::ZERO) } else { (LAST_PATIENCE, GRACE) };
         if let Err(error) = self.finish(Instant::now() + patience, grace) {
             log::debug!("a messenger is dropped: {error}");

@@ -1,11 +1,12 @@
-//! The bytes of a match, moved by whoever came second, in stream order on both sides.
+//! Movement of a match's bytes. The rank whose operation was posted later enqueues it, in stream order on both sides.
 //!
-//! They move in a stream of the messenger's own, because work of the caller's stream must not wait for another rank: it comes after an event
-//! of the caller's stream and after the flag that the other side's stream raises. Each operation that waits has a stream to itself, so that none is
-//! held up by one that was posted before it. Few bytes whose other side has come already move in the caller's stream.
+//! The bytes move in an internal stream of the messenger, because work of the caller's stream must not wait for another rank. The movement
+//! comes after an event of the caller's stream and after the flag that the other side's stream sets. Each waiting operation has an internal
+//! stream to itself, so that operations posted earlier do not delay it. Small messages move in the caller's stream if the other side is
+//! ready.
 //!
-//! A stream that has nothing to do has come to whatever is posted in it: the CPU says so, and the other side, if it is posted next, need not wait.
-//! Then it also moves the few bytes of a host message, and ends one of no bytes.
+//! If a stream is idle, everything posted in it is ready at once. The CPU then sets the flag, and the other side, if posted next, need not
+//! wait. In that case the CPU also copies small host messages and ends messages without bytes.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
@@ -21,30 +22,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// So few move in the caller's stream, which they hold up for no longer than a lane takes to be joined: some 2 us between two H200.
+/// Size up to which a message moves in the caller's stream, in bytes. It delays that stream for no longer than an event that joins an
+/// internal stream: some 2 us between two H200.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// How long the other side of these is looked for. One that is posted at the same time has yet to ask whether its stream is idle, which takes 1.5 us
-/// on an H200; to wait in a lane costs more.
+/// Time for which the CPU polls the other side of a small message. An operation that is posted at the same time first asks whether its
+/// stream is idle, which takes 1.5 us on an H200. A wait in an internal stream costs more.
 const SOON: Duration = Duration::from_micros(5);
 
-/// How often it is asked whether the stream of one of these is idle. One whose last flag was just seen counts as busy for 2 us more, and to say by
-/// itself that it has come takes it 4.
+/// Number of times that a small operation's stream is asked whether it is idle. A stream whose last flag was just seen counts as busy for 2
+/// us more, and setting a flag by the stream takes 4 us.
 const LOOKS: u32 = 3;
 
-/// A stream of the messenger's own, and an event that joins it to the caller's.
+/// Internal stream of the messenger, and an event that joins it to the caller's stream.
 #[derive(Debug)]
 pub(super) struct MessageLane {
     stream: StreamHandle,
     event: EventHandle,
     device: DeviceId,
-    /// The slot whose operation used it last, and in which use.
+    /// Slot of the operation that used it last, and the slot's use count at that time.
     last: Option<(u32, u64)>,
-    /// What it was given last may never end.
+    /// True if the stream's last work may never end.
     is_retired: bool,
 }
 
-/// Notes in one operation why it fails.
+/// Records in one operation's slot why it fails.
 fn note(slot: &MessageSlot, error: &Error) {
     let status = match error {
         Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
@@ -53,37 +55,37 @@ fn note(slot: &MessageSlot, error: &Error) {
     slot.fail(status, &error.to_string());
 }
 
-/// A signal that raises a flag.
+/// Returns the signal that sets a flag.
 pub(super) fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
 
-/// Bytes of a receive on their way out of memory of the library.
+/// Pending copy of a receive from memory of the library to the caller's memory.
 #[derive(Debug)]
 pub(super) struct Landing {
     from: u64,
     to: u64,
-    /// Of the caller's buffer.
+    /// Size of the caller's buffer, bytes.
     bytes: u64,
-    /// Somebody copies them, or has.
+    /// True once a thread has begun the copy.
     is_claimed: AtomicBool,
 }
 
 impl Landing {
-    /// Copies the bytes where they are there and nobody else does.
+    /// Copies the bytes if all have arrived and no other thread copies them.
     pub fn land(&self, own: &MessageSlot) {
         if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
         }
         if own.status() == SlotStatus::Fine && own.state() == SlotState::Matched {
-            // Every rank can write the slot.
+            // The size in the slot is not trusted, because every rank can write the slot.
             copy_host(self.from, self.to, own.message_bytes().min(self.bytes));
         }
         own.finished.store(1, Ordering::Release);
     }
 }
 
-/// What the thread of callbacks looks at.
+/// Completion that the callback thread polls.
 #[derive(Debug)]
 struct Landed {
     messenger: Weak<Messenger>,
@@ -92,9 +94,9 @@ struct Landed {
 }
 
 impl CompletionState for Landed {
-    /// Copies the bytes, if they are there.
+    /// Copies the bytes if all have arrived. Returns true once a thread has begun or finished the copy.
     fn is_done(&self) -> Result<bool, BackendError> {
-        // While it is not claimed its slot is not used again.
+        // The slot is not reused until the landing is claimed.
         if self.landing.is_claimed.load(Ordering::Acquire) {
             return Ok(true);
         }
@@ -114,7 +116,7 @@ impl CompletionState for Landed {
 }
 
 impl Messenger {
-    /// Enqueues what moves the bytes of a match that this rank has made. What goes wrong is the outcome of both operations.
+    /// Enqueues the movement of a match that this rank has found. An error becomes the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
         self.carried.begin(kept.slot);
         let own = self.mailboxes.own(kept.slot);
@@ -137,7 +139,8 @@ impl Messenger {
     fn enqueue(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (own, other, is_send) = (self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs), place.is_send);
-        // The other's slot may have changed since the match: a place of this rank is never left, and of theirs only what is mapped is reached.
+        // The peer's slot is untrusted and may have changed since the match. Bounds are checked on both sides: against this rank's place,
+        // and against the mapped memory of the peer.
         let bytes = if is_send { place.bytes } else { other.bytes().min(place.bytes) };
         let (their_address, their_device) = match self.address_of(kept, theirs, other, bytes) {
             Err(why) if why.is_not_supported() && theirs.rank != self.mailboxes.rank() => {
@@ -176,7 +179,7 @@ impl Messenger {
         self.move_in(kept, plan, own, other, lane, has_come)
     }
 
-    /// Whether the other side of few bytes has come, or comes soon.
+    /// True if the other side of a small message is ready, or becomes ready shortly.
     fn comes(&self, other: &MessageSlot) -> bool {
         let until = self.looks_again.load(Ordering::Relaxed).then(|| Instant::now() + SOON);
         while !other.is_ready() && until.is_some_and(|until| Instant::now() < until) {
@@ -207,22 +210,22 @@ impl Messenger {
             Some(plan) => plan.enqueue(stream),
             None => Ok(()),
         };
-        // Both end in stream order all the same: a wait that is in the stream already must be over before its lane is used again.
+        // Both operations still end in stream order: a wait that is already in the stream must finish before the stream is reused.
         if let Err(error) = enqueued {
             self.note_failure(own, other, &error);
         }
         self.end_in_order(kept, own, other, stream)
     }
 
-    /// What copies bytes, if there are any.
+    /// Returns the plan of the copy; `None` if there are no bytes.
     pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64) -> Result<Option<Arc<Plan>>, Error> {
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
         (bytes > 0).then(plan).transpose()
     }
 
-    /// Ends both operations after all work in the stream so far. The other rank is told first, because a second flag takes an H200 1.5 us more:
-    /// what it posts next is then there when this rank, whose stream is still at work, comes second again and need not be idle.
+    /// Ends both operations after all work enqueued in the stream so far. The other rank's flag is set first, because a second flag takes
+    /// 1.5 us more on an H200. Its next post is then already visible when this rank, whose stream is still busy, posts next.
     pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {
@@ -231,13 +234,13 @@ impl Messenger {
         })?)
     }
 
-    /// Nothing tells when a stream has done what was enqueued: neither it nor the slot is used again.
+    /// Excludes the stream and the slot from further use, because the end of the enqueued work cannot be detected.
     pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
         kept.is_torn = true;
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
-    /// Where the other side's bytes are in this process, and on which device.
+    /// Returns the address of the other side's bytes in this process, and their device.
     pub(super) fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
@@ -264,7 +267,7 @@ impl Messenger {
         }
     }
 
-    /// Has the caller's stream copy what a send reads into memory of the library.
+    /// Copies the bytes of a send into memory of the library, in the order of the caller's stream.
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
@@ -274,7 +277,7 @@ impl Messenger {
             [&own.ready, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
             return Ok(());
         }
-        // In one call: where a second one failed, nobody would know when the first is done with the memory.
+        // One call for both: if a second call failed, the end of the first could not be detected.
         let flags = [&own.ready, &own.finished].map(|flag| raise(flag).counter);
         let copy = move || {
             copy_host(from, to, bytes);
@@ -283,8 +286,9 @@ impl Messenger {
         Ok(backend.launch_host(stream, Box::new(copy))?)
     }
 
-    /// Has what a receive gets copied out of memory of the library once it is there: by whoever waits for it, or by the thread of callbacks.
-    /// No stream waits for it, because a message may be long in coming and freeing memory waits for all streams.
+    /// Arranges that the bytes of a receive are copied out of memory of the library when they arrive: by a thread that waits for the
+    /// operation, or by the callback thread. No stream waits for them, because a message may arrive late, and freeing memory waits for all
+    /// streams.
     pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
         let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
         let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
@@ -301,7 +305,7 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Has the caller's stream say that it has come to an operation, or says so where that has nothing to do.
+    /// Sets the operation's `ready` flag in stream order, or directly if the caller's stream is idle.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
         let is_small = own.bytes() <= SMALL_BYTES;
@@ -317,7 +321,7 @@ impl Messenger {
         Ok(self.node.context.backend().stream_raise_signals(stream, &[raise(&own.ready)])?)
     }
 
-    /// Whether the operation that has used a lane last has ended.
+    /// True if the last operation in an internal stream has ended.
     fn is_idle(&self, lane: &MessageLane) -> bool {
         lane.last.is_none_or(|(slot, uses)| {
             let own = self.mailboxes.own(slot);
@@ -325,7 +329,7 @@ impl Messenger {
         })
     }
 
-    /// A stream for one operation, in which no other is at work.
+    /// Returns an internal stream for one operation in which no other operation is in progress.
     pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));
@@ -340,7 +344,7 @@ impl Messenger {
         Ok((stream, event))
     }
 
-    /// Gives all streams of the messenger's own back. Work that is in them still finishes.
+    /// Destroys all internal streams of the messenger. Enqueued work still finishes.
     pub(super) fn end_lanes(&self) {
         let backend = self.node.context.backend();
         for lane in lock(&self.lanes).drain(..) {
@@ -352,13 +356,13 @@ impl Messenger {
 }
 
 impl MessageLane {
-    /// A completion of all work in it so far.
+    /// Returns a completion of all work enqueued in the stream so far.
     pub(super) fn mark(&self, backend: &dyn Backend) -> Result<Completion, Error> {
         mark(backend, self.stream)
     }
 }
 
-/// A completion of all work in a stream so far.
+/// Returns a completion of all work enqueued in a stream so far.
 pub(super) fn mark(backend: &dyn Backend, stream: StreamHandle) -> Result<Completion, Error> {
     backend.mark_end(stream, &[], Report::End)?.ok_or_else(|| no_completion().into())
 }

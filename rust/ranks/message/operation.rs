@@ -1,4 +1,4 @@
-//! A send, a receive, a fetch or a described buffer of this rank, from its post until its outcome is known.
+//! Send, receive, fetch or described buffer of this rank, from its post until its outcome is known.
 
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
@@ -13,36 +13,36 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-/// What an operation has come to.
+/// Outcome of an operation.
 #[derive(Clone, Debug)]
 pub(super) struct OperationOutcome {
     result: Result<(), BackendError>,
-    /// The message that it is, or has met.
+    /// Envelope of the operation's message; `None` for a receive that has not matched.
     envelope: Option<Envelope>,
 }
 
-/// What is in use until the slot of an operation can be used again.
+/// Resources that an operation holds until its slot can be reused.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub slot: u32,
-    /// Its bytes pass through memory of the library. The slot says so too, but every rank can write that.
+    /// True if the bytes pass through memory of the library. The slot holds this too, but is not trusted, because every rank can write it.
     pub is_buffered: bool,
-    /// Work that nobody can wait for may still look at the slot, so it is used no more.
+    /// True if work whose end cannot be detected may still access the slot. The slot is then never reused.
     pub is_torn: bool,
-    /// Its rank's stream raises `ready`.
+    /// True if this rank's stream sets `ready`.
     pub comes: bool,
     pub bounce: Option<Bounce>,
-    /// Memory of the other rank that its bytes move from or to.
+    /// Memory of the other rank that the bytes move from or to.
     pub imported: Option<Arc<ImportedBuffer>>,
-    /// Work of streams that has looked at the flags.
+    /// Completions of stream work that reads the flags.
     pub markers: Vec<Completion>,
-    /// Bytes that are still to be copied to the caller's memory.
+    /// Pending copy to the caller's memory.
     pub landing: Option<Arc<Landing>>,
-    /// An execution that is verified.
+    /// Completion of an execution that is verified.
     pub verified: Option<Completion>,
 }
 
-/// An operation that can be waited for.
+/// Operation that can be waited for.
 pub struct Operation {
     messenger: Arc<Messenger>,
     slot: u32,
@@ -51,12 +51,12 @@ pub struct Operation {
 }
 
 impl Kept {
-    /// Copies what has come to the caller's memory, where nobody else does.
+    /// Copies bytes that have arrived to the caller's memory, if no other thread does.
     pub fn land(&self, slot: &MessageSlot) {
         self.landing.iter().for_each(|landing| landing.land(slot));
     }
 
-    /// Lets streams go on that wait for it.
+    /// Releases the streams that wait for the operation.
     pub fn release_streams(&self, slot: &MessageSlot) {
         if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
             slot.release(
@@ -70,12 +70,12 @@ impl Kept {
         if self.is_buffered { slot.has_finished() } else { slot.has_moved() }
     }
 
-    /// The flag that tells of the operation's end.
+    /// Returns the flag that is set when the operation has ended.
     fn flag<'a>(&self, slot: &'a MessageSlot) -> &'a std::sync::atomic::AtomicU64 {
         if self.is_buffered { &slot.finished } else { &slot.moved }
     }
 
-    /// Whether nobody looks at the slot any more, or will raise one of its flags.
+    /// True if no party will access the slot or set one of its flags any more.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
         slot.has_moved()
             && (!self.comes || slot.has_come())
@@ -85,7 +85,7 @@ impl Kept {
 }
 
 impl OperationOutcome {
-    /// Of an operation that has ended.
+    /// Reads the outcome of an operation that has ended.
     fn read(slot: &MessageSlot, envelope: Envelope) -> OperationOutcome {
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
@@ -109,13 +109,13 @@ impl OperationOutcome {
         OperationOutcome { result, envelope: has_met.then_some(envelope) }
     }
 
-    /// Of one whose messenger is gone.
+    /// Returns the outcome of an operation whose messenger is gone.
     fn ended() -> OperationOutcome {
         OperationOutcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
     }
 }
 
-/// Whether a thread that looks again and again leaves a core for others.
+/// True if a polling thread leaves a core for other threads.
 fn has_cores() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1))
@@ -130,7 +130,7 @@ impl Operation {
         operation
     }
 
-    /// Whose it is.
+    /// Returns the messenger of this operation.
     pub fn messenger(&self) -> &Arc<Messenger> {
         &self.messenger
     }
@@ -145,14 +145,14 @@ impl Operation {
         self.settle()
     }
 
-    /// Looks at the flags until one is up, for a microsecond or so: less than a yield takes where other threads want the core.
+    /// Polls the flags until one is set, for about a microsecond. That is shorter than a yield if other threads want the core.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
             return;
         }
         let Ok(_open) = self.messenger.enter() else { return };
-        // It may be another operation's by now, if somebody else has seen the end of this one.
+        // The slot may already belong to another operation, if another thread has seen the end of this one.
         let slot = self.messenger.mailboxes.own(self.slot);
         for _ in 0..LOOKS {
             if slot.has_moved() || slot.has_finished() {
@@ -162,7 +162,7 @@ impl Operation {
         }
     }
 
-    /// The outcome where it is known. The messenger is open.
+    /// Returns the outcome, if it is known. The messenger must be open.
     pub(super) fn settle(&self) -> Option<&OperationOutcome> {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
@@ -180,8 +180,8 @@ impl Operation {
         Some(outcome)
     }
 
-    /// Gives the slot back where that can be used again: a buffered send that has not matched may still be cancelled. One that is verified keeps its slot
-    /// until somebody asks, because comparing bytes may wait.
+    /// Releases the slot of an ended operation. A buffered send that has not matched keeps its slot, because it may still be cancelled. A
+    /// verified operation keeps its slot until its outcome is requested, because comparing bytes may block.
     pub(super) fn settle_quiet(&self) {
         let is_quiet = lock(&self.kept).as_ref().is_some_and(|kept| {
             let slot = self.messenger.mailboxes.own(self.slot);
@@ -193,30 +193,30 @@ impl Operation {
         }
     }
 
-    /// The messenger is being destroyed: this has ended, or never will.
+    /// Sets the final outcome while the messenger is being destroyed: the operation has ended, or never will.
     pub(super) fn abandon(&self) {
         if self.settle().is_none() {
             let _ = self.outcome.set(OperationOutcome::ended());
         }
     }
 
-    /// See [`Kept::release_streams`].
+    /// Releases the streams that wait for the operation. See [`Kept::release_streams`].
     pub(super) fn release_streams(&self) {
         lock(&self.kept).iter().for_each(|kept| kept.release_streams(self.messenger.mailboxes.own(self.slot)));
     }
 
-    /// What the slot keeps, where the outcome was not asked for.
+    /// Takes the resources of an operation whose outcome was not requested.
     pub(super) fn take_kept(&self) -> Option<Kept> {
         lock(&self.kept).take()
     }
 
-    /// The message that it is, or has met: `None` while it has met none.
+    /// Returns the envelope of the operation's message; `None` for a receive that has not matched.
     pub fn envelope(&self) -> Option<Envelope> {
         if let Some(outcome) = self.outcome() {
             return outcome.envelope.clone();
         }
         let _open = self.messenger.enter().ok()?;
-        // While this is held the slot is not used again.
+        // While the lock is held, the slot is not reused.
         let kept = lock(&self.kept);
         if kept.is_none() {
             return self.outcome.get().and_then(|outcome| outcome.envelope.clone());
@@ -225,15 +225,16 @@ impl Operation {
         (slot.is_send() || slot.state() == SlotState::Matched).then(|| self.messenger.mailboxes.envelope(slot))
     }
 
-    /// Ends an operation that has not matched; whether it was so. It then ends with [`BackendError::Cancelled`].
+    /// Cancels an operation that has not matched. Returns true if it was cancelled; the operation then ends with
+    /// [`BackendError::Cancelled`].
     pub fn cancel(&self) -> Result<bool, Error> {
         let _open = self.messenger.enter()?;
-        // While this is held the slot is not used again.
+        // While the lock is held, the slot is not reused.
         let kept = lock(&self.kept);
         Ok(kept.is_some() && self.messenger.withdraw(self.slot, SlotStatus::Cancelled))
     }
 
-    /// Has later work of a stream come after the end of this operation.
+    /// Makes later work of a stream wait for the end of this operation.
     pub fn order_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         if self.outcome().is_some() {
             return Ok(());
@@ -251,7 +252,7 @@ impl Operation {
             let signal = Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 };
             let by = open.context().config().signal_wait.unwrap_or(SignalWait::Operation);
             backend.stream_wait_signals(stream, &[signal], by)?;
-            // Without a marker nobody knows when the stream has passed: the flag stays up.
+            // The end of the stream's wait cannot be detected without a marker, so the slot is not reused and its flag stays set.
             kept.markers.push(open.mark(stream).inspect_err(|_| kept.is_torn = true)?);
         }
         Ok(())
@@ -270,7 +271,8 @@ impl CompletionState for Operation {
             if let Some(outcome) = self.outcome() {
                 return outcome.result.clone();
             }
-            // Yields for a millisecond or two: most messages come by then, and after that a sleep, of 70 us at least, is a small part of the time.
+            // Yields for a millisecond or two: most messages arrive by then. After that, a sleep of at least 70 us is a small part of the
+            // time.
             rest(round / if has_cores() { 16 } else { 8 });
             round += 1;
         }

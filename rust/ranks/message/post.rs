@@ -1,4 +1,4 @@
-//! What a rank asks for: sends, receives, buffers that are described and fetched, and looking at what has come.
+//! Calls of a messenger: send, receive, probe, describe a buffer, and fetch a described buffer.
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
@@ -11,40 +11,40 @@ use crate::rank;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A message that is sent.
+/// Message to send.
 #[derive(Copy, Clone, Debug)]
 pub struct Outgoing<'a> {
-    /// First byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Who gets it.
+    /// Rank that receives the message.
     pub rank: u32,
-    /// By which a receive finds it.
+    /// Tag that a receive matches.
     pub tag: u64,
-    /// What goes with it.
+    /// User data delivered with the message.
     pub metadata: &'a [u8],
 }
 
-/// Bytes of an encoded [`Descriptor`].
+/// Size of an encoded [`Descriptor`], bytes.
 pub const DESCRIPTOR_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"mpgpu-md";
 
-/// A buffer that a rank of the node may fetch, once: a plain value.
+/// Description of a buffer that one rank of the node may fetch, once. A plain value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Of the messenger on all its ranks.
+    /// Identifier of the messenger on all its ranks.
     messenger: u64,
     slot: SlotId,
-    /// In which use of the slot.
+    /// Use count of the slot for which the descriptor is valid.
     uses: u64,
-    /// Bytes of the buffer.
+    /// Size of the buffer, bytes.
     pub bytes: u64,
 }
 
 impl Descriptor {
-    /// The bytes that travel.
+    /// Returns the descriptor as bytes, to be sent to another rank.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let words = [self.messenger, u64::from(self.slot.rank) << 32 | u64::from(self.slot.slot), self.uses, self.bytes];
@@ -55,7 +55,7 @@ impl Descriptor {
         bytes
     }
 
-    /// Reads the bytes.
+    /// Decodes a descriptor. Fails if the bytes are damaged or not a descriptor.
     pub fn decode(bytes: &[u8; DESCRIPTOR_BYTES]) -> Result<Descriptor, Error> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let words = [word(1), word(2), word(3), word(4)];
@@ -68,13 +68,14 @@ impl Descriptor {
     }
 }
 
-/// Tells bytes that were lost or changed on the way (FNV-1a over words).
+/// Returns a checksum that detects lost or changed bytes (FNV-1a over words).
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(29))
 }
 
 impl Messenger {
-    /// Sends a message: what earlier work in `stream` has written there. The operation ends when the memory may be used again.
+    /// Sends a message. Its bytes are those that earlier work in `stream` has written. The operation ends when the memory may be used
+    /// again.
     pub fn send(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.send_in(message, stream))
     }
@@ -113,7 +114,8 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Receives a message that `pattern` takes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
+    /// Receives a message that `pattern` matches. Its bytes are written after earlier work in `stream` has finished with the memory. The
+    /// operation ends when the bytes have arrived.
     pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.receive_in(address, bytes, pattern, stream))
     }
@@ -149,7 +151,7 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// The first message that a receive of this pattern would take now. Leaves it where it is.
+    /// Returns the envelope of the first message that a receive with this pattern would match now. The message stays queued.
     pub fn probe(&self, pattern: &Pattern) -> Result<Option<Envelope>, Error> {
         let _open = self.enter()?;
         pattern.source.map_or(Ok(()), |rank| self.check_rank(rank))?;
@@ -160,8 +162,8 @@ impl Messenger {
         }
     }
 
-    /// Describes memory for whichever rank gets the descriptor: what earlier work in `stream` has written there. The operation ends when it was
-    /// fetched, and the memory may be used again.
+    /// Describes memory that another rank may fetch. The bytes are those that earlier work in `stream` has written. The operation ends when
+    /// the memory was fetched and may be used again.
     pub fn describe(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
         self.post(stream, || self.describe_in(address, bytes, stream))
     }
@@ -181,7 +183,8 @@ impl Messenger {
         Ok((descriptor, Operation::new(self, slot, kept)))
     }
 
-    /// Fetches what a descriptor describes into memory that earlier work in `stream` has left. The operation ends when the bytes are there.
+    /// Fetches a described buffer. The bytes are written after earlier work in `stream` has finished with the memory. The operation ends
+    /// when the bytes have arrived.
     pub fn fetch(
         self: &Arc<Self>,
         descriptor: &Descriptor,
@@ -233,7 +236,7 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Ends an operation of this rank that has not matched.
+    /// Ends an operation of this rank that has not matched, with this status. Returns true if it did.
     pub(super) fn withdraw(&self, slot: u32, status: SlotStatus) -> bool {
         let own = self.mailboxes.own(slot);
         if own.state() == SlotState::Described {
@@ -248,7 +251,8 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues what a send does in the caller's stream. On an error nothing was sent; where it has matched by then, that is its outcome.
+    /// Enqueues the work of a send in the caller's stream. On an error nothing was sent, unless the send has already matched; then the
+    /// error is its outcome.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
@@ -262,14 +266,14 @@ impl Messenger {
         Ok(())
     }
 
-    /// Has the caller's stream say that whoever moves the bytes of an operation may begin.
+    /// Sets the operation's `ready` flag in stream order: the rank that moves the bytes may begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
         self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
-    /// An operation was published, and its stream will not come to it: takes it back, and the call fails. Where the other has begun to move bytes
-    /// both operations fail, once it is done: until then the memory is in use.
+    /// Withdraws a published operation that its stream will never reach, and returns the error. If the other rank has matched it meanwhile,
+    /// both operations fail instead, after any movement in progress, because until then the memory is in use.
     fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
         let own = self.mailboxes.own(kept.slot);
         let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
@@ -280,7 +284,7 @@ impl Messenger {
         }
         own.ready.store(1, Ordering::Release);
         if own.is_send() {
-            // Of a receive its own stream raises it, which must have seen the end before the slot is used again.
+            // A receive's own stream sets this flag, and must have seen the end before the slot is reused.
             own.finished.store(1, Ordering::Release);
         }
         if own.partner().is_some_and(|_| own.mover() == Some(self.mailboxes.rank())) {
@@ -294,7 +298,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// A slot for an operation.
+    /// Prepares a slot for an operation.
     fn prepare(
         &self,
         place: &MessagePlace,
@@ -312,7 +316,7 @@ impl Messenger {
         Ok(Kept { slot, bounce, is_buffered, ..Kept::default() })
     }
 
-    /// Gives a slot back that nobody else has seen.
+    /// Releases a slot that no other rank has seen.
     fn give_back_unused(&self, kept: Kept) {
         let own = self.mailboxes.own(kept.slot);
         for flag in [&own.ready, &own.moved, &own.finished] {
@@ -326,7 +330,7 @@ impl Messenger {
         refused.map_or(Ok(()), |reason| Err(Error::NodeArgument { argument: c"rank", reason }))
     }
 
-    /// Posts while the messenger is kept open, in a stream that is not being captured.
+    /// Runs a post while the messenger is open. Fails if the stream is being captured.
     fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let open = self.enter()?;
         if self.is_ending.load(Ordering::SeqCst) {

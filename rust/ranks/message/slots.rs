@@ -1,7 +1,8 @@
-//! Room for the operations of a rank: slots.
+//! Slots for the operations of a rank.
 //!
-//! Sends and receives have slots of their own, so a rank that can send no more can still receive, whereupon the others can send: ranks do not block each
-//! other by full slots. A message that the library has buffered keeps the slot of its send until it was received, although its request has ended.
+//! Sends and receives have separate slots. A rank whose send slots are full can still receive, which lets the other ranks send, so full
+//! slots do not block ranks against each other. The slot of a send whose message the library has buffered stays in use until the message
+//! was received, although the request has ended.
 
 use super::operation::{Kept, Operation};
 use super::{Messenger, Presence};
@@ -13,13 +14,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Slots of receives and fetches, or those of sends and described buffers: those that are free, and those of operations whose outcome nobody will ask
-/// for.
+/// Slots of receives and fetches, or slots of sends and described buffers.
 #[derive(Default)]
 pub(super) struct SlotPool {
     pub free: Vec<u32>,
     pub spent: VecDeque<Kept>,
-    /// Used no more; what they use stays.
+    /// Slots that are not reused. Their resources stay allocated.
     pub torn: Vec<Kept>,
 }
 
@@ -29,25 +29,25 @@ impl SlotPool {
     }
 }
 
-/// Slots of a rank's sends and described buffers, or of its receives and fetches.
+/// Returns the slots of sends and described buffers, or those of receives and fetches.
 fn slots_of(capacity: Capacity, is_send: bool) -> Range<u32> {
     if is_send { capacity.operations..capacity.slots() } else { 0..capacity.operations }
 }
 
 impl Messenger {
-    /// The slots among which one is.
+    /// Returns the pool that a slot belongs to.
     pub(super) fn pool(&self, slot: u32) -> &Mutex<SlotPool> {
         self.pool_of(slots_of(self.capacity, true).contains(&slot))
     }
 
-    /// The slots of sends and described buffers, or those of receives and fetches.
+    /// Returns the pool of sends and described buffers, or that of receives and fetches.
     pub(super) fn pool_of(&self, is_send: bool) -> &Mutex<SlotPool> {
         &self.slots[usize::from(is_send)]
     }
 
-    /// Takes a slot that nothing uses. Only operations of the same kind of this rank can leave none.
+    /// Takes a free slot. Fails only if operations of the same kind of this rank use all slots.
     pub(super) fn take_slot(&self, is_send: bool) -> Result<u32, Error> {
-        // A few each time, so that none is kept for long.
+        // A few per call, so that no spent slot stays in use for long.
         let take = |most: usize| {
             let mut slots = lock(self.pool_of(is_send));
             self.reap(&mut slots, most);
@@ -62,7 +62,7 @@ impl Messenger {
         Ok(slot)
     }
 
-    /// Gives the slots of operations back that have ended, although nobody has asked for their outcome.
+    /// Releases the slots of ended operations whose outcome was not requested.
     pub(super) fn settle_ended(&self, is_send: bool) {
         let operations: Vec<Arc<Operation>> = {
             let live = lock(&self.live);
@@ -71,7 +71,7 @@ impl Messenger {
         operations.iter().for_each(|operation| operation.settle_quiet());
     }
 
-    /// Names what has to end before there is a slot again.
+    /// Returns the error for a lack of slots, which names what has to end first.
     fn no_slot(&self, is_send: bool) -> Error {
         let torn = lock(self.pool_of(is_send)).torn.len() as u32;
         let slots = slots_of(self.capacity, is_send).map(|slot| self.mailboxes.own(slot));
@@ -99,17 +99,17 @@ impl Messenger {
         Error::QueueFull(format!("{full}{ended}{lost}; or make the messenger with room for more operations than {room}"))
     }
 
-    /// Frees the slots of spent operations that no party reads or signals any more, and what they hold. Looks at `most` operations.
+    /// Frees the slots and resources of spent operations that no party reads or signals any more. Examines at most `most` operations.
     pub(super) fn reap(&self, slots: &mut SlotPool, most: usize) {
         for _ in 0..slots.spent.len().min(most) {
             let Some(kept) = slots.spent.pop_front() else { break };
             let own = self.mailboxes.own(kept.slot);
-            // The thread of callbacks does it otherwise, and holds up nobody.
+            // Otherwise the callback thread copies the bytes, without delay for this call.
             if slots.free.is_empty() {
                 kept.land(own);
             }
             if kept.is_quiet(own) {
-                // Flags of a movement of a dead rank may still be raised for a moment, so its slot is not used again.
+                // Flags of a dead rank's movement may still be set for a moment, so the slot is not reused.
                 let has_died = |partner: SlotId| self.presence(partner.rank) == Presence::Died;
                 let has_failed = matches!(own.status(), SlotStatus::PeerGone | SlotStatus::Failed);
                 let may_be_raised = has_failed && own.partner().is_some_and(has_died);
@@ -125,7 +125,7 @@ impl Messenger {
         }
     }
 
-    /// Returns the slot of an operation whose outcome is known or of no interest. It is free once no party reads it any more.
+    /// Releases the slot of an operation whose outcome is known or of no interest. The slot becomes free once no party reads it any more.
     pub(super) fn spend(&self, kept: Kept) {
         lock(self.pool(kept.slot)).spent.push_back(kept);
     }
