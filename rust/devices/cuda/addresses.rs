@@ -1,10 +1,10 @@
-//! The addresses of an execution's copies.
+//! Computes the addresses of an execution's copies.
 
 use crate::backend::Execution;
 use crate::bridge::Segment;
 use crate::plan::{Copy, Place};
 
-/// A copy with its addresses.
+/// Returns a copy of the program with its addresses.
 pub(super) fn segment(execution: &Execution<'_>, copy: &Copy) -> Segment {
     Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes }
 }

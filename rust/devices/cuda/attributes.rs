@@ -1,4 +1,4 @@
-//! What the driver knows of an address, whoever has allocated it.
+//! Queries the driver's attributes of an address, whichever library allocated it.
 
 use super::driver::code;
 use super::gpus::Gpus;
@@ -7,21 +7,21 @@ use cudarc::driver::sys::{self, CUmemAccess_flags, CUmemorytype, CUpointer_attri
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 
-/// Marks the number of memory that the driver gives none.
+/// Flag in the ids of memory to which the driver assigns no buffer id.
 pub(super) const UNNUMBERED: u64 = 1 << 62;
 
-/// What the driver knows of an address.
+/// Attributes of an address as reported by the driver.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Attributes {
-    /// 0 for memory that the driver does not know.
+    /// 0 for memory that is unknown to the driver.
     memory_type: c_uint,
     pub managed: c_uint,
     pub ordinal: c_int,
     pub buffer: u64,
     pub start: u64,
     pub bytes: usize,
-    /// Memory of `cuMemAlloc`, to which `cuCtxEnablePeerAccess` gives access. Pools and mappings of the virtual memory API give it
-    /// for each device by themselves.
+    /// True for memory of `cuMemAlloc`, to which `cuCtxEnablePeerAccess` grants access. Access to memory of pools and of the virtual memory
+    /// API is granted per device.
     pub plain: c_uint,
 }
 
@@ -34,21 +34,22 @@ impl Attributes {
         self.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as c_uint
     }
 
-    /// The addresses of which all this is known where it is known of one: an allocation's, unless it is of a pool or of the virtual memory
-    /// API, whose parts may be open to different GPUs.
+    /// Returns the address range in which these attributes are uniform: the whole allocation. `None` for pools and the virtual memory API,
+    /// whose parts may be accessible to different GPUs.
     pub fn uniform_range(&self) -> Option<Range<u64>> {
         let uniform = self.plain != 0 || self.is_host();
         uniform.then(|| self.start..self.start.saturating_add(self.bytes as u64))
     }
 
-    /// The GPU whose memory it is.
+    /// Returns the GPU that owns the memory.
     pub fn gpu(&self) -> Option<usize> {
         if self.is_device() { usize::try_from(self.ordinal).ok() } else { None }
     }
 }
 
 impl Gpus {
-    /// Whether an address lies in the allocation that it once did. Where the driver numbers none, in any. A context is current.
+    /// True if the address still belongs to allocation `id`. If the driver assigns no buffer id, any allocation counts. Requires a current
+    /// context.
     pub fn is_still(&self, address: u64, id: u64) -> bool {
         let (mut memory_type, mut buffer): (c_uint, u64) = (0, 0);
         let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
@@ -59,7 +60,7 @@ impl Gpus {
         code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
     }
 
-    /// What the driver knows of `address`; all zeros for memory that it does not know.
+    /// Returns the attributes of `address`, all zeros for memory that is unknown to the driver.
     pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
         use CUpointer_attribute::*;
         let mut known = Attributes::default();
@@ -84,29 +85,30 @@ impl Gpus {
         ];
         let count = names.len() as c_uint;
         let driver = self.driver;
-        // SAFETY: as many names as values; each value is a field of the attribute's type. Booleans are written as one byte or four,
-        // into four that were zero.
+        // SAFETY: as many names as values, and each value is a field of the attribute's type. The driver writes booleans as one byte or
+        // four, into four bytes that were zero.
         let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         let mut code = ask();
         if code == code::INVALID_CONTEXT {
-            // This thread has no current context; any will do.
+            // This thread has no current context. Any context serves.
             let Some(primary) = self.any_active()? else {
-                // No context, no memory that the driver could know.
+                // Without a context there is no memory that the driver could know.
                 return Ok(Attributes::default());
             };
             let _current = primary.enter()?;
             code = ask();
         }
         if code != 0 || known.memory_type == 0 {
-            // After a reset the driver knows nothing of what was there.
+            // After a reset the driver does not know the memory that existed before.
             self.check_alive()?;
         }
         driver.check("cuPointerGetAttributes", code)?;
         Ok(known)
     }
 
-    /// Whether `gpu` may read and write so many bytes of a pool or of mappings of `owner`: it is the caller who lets it in. Into its own pool it always
-    /// may, and into its own mapping; a range may be mapped from several chunks (PyTorch's expandable segments), each open to other GPUs.
+    /// True if `gpu` may read and write this range of a pool or of mappings of `owner`. The program grants such access, except that a GPU
+    /// always has access to its own pool and mapping. A range may be mapped from several chunks (PyTorch's expandable segments), each
+    /// accessible to other GPUs.
     pub fn is_let_in(&self, gpu: usize, address: u64, bytes: u64, owner: usize) -> Result<bool, BackendError> {
         let _current = self.peered(gpu)?.enter()?;
         let end = address.saturating_add(bytes.max(1));
@@ -122,21 +124,23 @@ impl Gpus {
             .map(|attribute| attribute as c_uint);
             let mut values: [*mut c_void; 4] =
                 [(&raw mut flags).cast(), (&raw mut pool).cast(), (&raw mut base).cast(), (&raw mut size).cast()];
-            // SAFETY: as many names as values, of the attributes' types. Drivers that do not know the attributes leave them as they are.
+            // SAFETY: as many names as values, of the attributes' types. Drivers that do not know the attributes leave the values
+            // unchanged.
             let mut code = unsafe { (self.driver.cuPointerGetAttributes)(4, names.as_mut_ptr(), values.as_mut_ptr(), at) };
-            // Drivers that do not tell chunks have a range that is one.
+            // If the driver reports no chunk, the whole range counts as one.
             let chunk_end = base.saturating_add(size as u64);
             let chunk_end = if base != 0 && pool.is_null() && (base..chunk_end).contains(&at) { chunk_end } else { end };
             if gpu == owner && at == address && chunk_end >= end {
                 return Ok(true);
             }
             if !pool.is_null() {
-                // By the attribute alone, copies of memory of a pool that lets nobody in were tried and failed (driver 580, H200).
+                // The attribute alone is not reliable: copies of memory of a pool without access were tried and failed (driver 580, H200).
                 let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
                 flags = 0;
                 let mut location =
                     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
-                // SAFETY: a pool that the driver named just now, of memory that the caller keeps; the others are valid for the call.
+                // SAFETY: a pool that the driver named just now, of memory that the caller keeps. The other arguments are valid for the
+                // call.
                 code = unsafe { get_access(&mut flags, pool, &mut location) };
             }
             if code != 0 || flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint {

@@ -1,4 +1,4 @@
-//! The CUDA backend as the engine knows it.
+//! Implements the [`Backend`] interface of the engine for CUDA.
 
 use super::discover;
 use super::driver::{Driver, call};
@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The CUDA backend. It lives until its last completion is gone; then it waits for all work of the GPUs in use, gives back what it has
-/// created. The primary contexts stay for the rest of the process.
+/// CUDA backend. It lives until its last completion is dropped. It then waits for all work of the GPUs in use and destroys the objects that
+/// it created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(pub(super) Arc<Core>);
 
 impl Drop for CudaBackend {
@@ -28,16 +28,17 @@ impl Drop for CudaBackend {
 }
 
 impl CudaBackend {
-    /// The driver's devices in sight, and `hosts` host NUMA domains. [`BackendError::NoDriver`] with the reason where there are none.
-    /// Retains no context.
+    /// Creates a backend for the visible devices of the driver and `hosts` host NUMA domains. Returns [`BackendError::NoDriver`] with the
+    /// reason if there is no device. Retains no context.
     pub fn new(hosts: u32) -> Result<CudaBackend, BackendError> {
         CudaBackend::on(Driver::get()?, hosts)
     }
 
-    /// As [`new`](CudaBackend::new), on a driver without `function`, which is one that drivers may lack (`cuMemcpyBatchAsync`, say).
+    /// Creates a backend like [`new`](CudaBackend::new), on a driver that lacks `function`, an optional function such as
+    /// `cuMemcpyBatchAsync`.
     #[cfg(feature = "fault-injection")]
     pub fn without(function: &str, hosts: u32) -> Result<CudaBackend, BackendError> {
-        // Kept for the rest of the process, as the driver itself is.
+        // Kept for the rest of the process, like the driver itself.
         static LACKING: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
         let driver: &'static Driver = Box::leak(Box::new(Driver::get()?.clone().without(function)));
         super::driver::lock(&LACKING).push(driver);
@@ -48,25 +49,25 @@ impl CudaBackend {
         Ok(CudaBackend(Arc::new(Core::new(driver, hosts)?)))
     }
 
-    /// Whether the driver copies a batch of segments in one call. Without it, [`Mechanism::Batch`](crate::plan::Mechanism::Batch)
-    /// means single copies.
+    /// True if the driver can copy a batch of segments in one call. Without that, [`Mechanism::Batch`](crate::plan::Mechanism::Batch) uses
+    /// single copies.
     pub fn has_batched_copy(&self) -> bool {
         self.0.gpus.driver.cuMemcpyBatchAsync.is_some()
     }
 
-    /// Whether `gpu` runs the fused copy kernel, which is loaded if it was not. Without it,
-    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) means single copies.
+    /// True if `gpu` can run the fused copy kernel. Loads the kernel if necessary. Without it,
+    /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) uses single copies.
     pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().is_some())
     }
 
-    /// Holds every later launch of the fused copy kernel on `gpu` to so many thread blocks, 0 counting as 1. A kernel of few blocks
-    /// moves bytes slowly: benchmarks stand for narrow links with it. `false` where the GPU does not run the kernel.
+    /// Limits every later launch of the fused copy kernel on `gpu` to `blocks` thread blocks; 0 counts as 1. A kernel of few blocks moves
+    /// bytes slowly, which benchmarks use to emulate narrow links. Returns false if the GPU does not run the kernel.
     pub fn limit_copy_kernel(&self, gpu: u32, blocks: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
     }
 
-    /// GPUs of which this backend has retained the primary context.
+    /// Returns the number of GPUs whose primary context this backend has retained.
     pub fn devices_in_use(&self) -> u32 {
         self.0.gpus.used.load(Ordering::Acquire).count_ones()
     }
@@ -89,8 +90,8 @@ impl Backend for CudaBackend {
         identity()
     }
 
-    /// On a GPU `cuMemAlloc`, on a host domain pinned memory that every GPU reads and writes directly: from 4 MiB on in huge pages, on the
-    /// NUMA node of that number, or for domain 0 spread over all nodes. 0 bytes count as 1.
+    /// Allocates by `cuMemAlloc` on a GPU. On a host domain allocates pinned memory that every GPU reads and writes directly, in huge pages
+    /// from 4 MiB on. Domain 0 is spread over all NUMA nodes; any other domain is the NUMA node of that number. 0 bytes count as 1.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes, false)
     }
@@ -123,7 +124,7 @@ impl Backend for CudaBackend {
         self.0.memory.allocated_bytes(device)
     }
 
-    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    /// Creates a non-blocking stream. A stream of a host domain belongs to a GPU in use, or to the first GPU.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError> {
         self.0.streams.create(&self.0.gpus, device)
     }
@@ -139,13 +140,13 @@ impl Backend for CudaBackend {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let failed_waits = &self.0.sharing.failed_waits;
         let began = failed_waits.begin();
-        // SAFETY: the caller's stream.
+        // SAFETY: a stream of the caller.
         self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.gpus.driver, cuStreamSynchronize(raw)) })?;
         failed_waits.report(|| self.0.number_of(stream), began)
     }
 
-    /// `work` runs on a thread of the driver and must not call CUDA, nor this backend. A panic in it is logged.
-    /// [`BackendError::NotSupported`] in a capture where the driver is older than CUDA 11.3.
+    /// Enqueues `work`, which runs on a thread of the driver and must not call CUDA or this backend. A panic in it is logged. Returns
+    /// [`BackendError::NotSupported`] in a capture if the driver is older than CUDA 11.3.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         let _turn = self.0.turn(stream)?;
         self.0.with_stream(stream, |_, raw| launch_host(self.0.gpus.driver, raw, work))
@@ -171,8 +172,8 @@ impl Backend for CudaBackend {
         self.0.synchronize_event(event)
     }
 
-    /// [`Report::Times`](crate::backend::Report::Times) takes events with timestamps around each operation, over streams (`timing`), and is not
-    /// captured; nor is an execution that is verified.
+    /// Enqueues an execution. [`Report::Times`](crate::backend::Report::Times) records timestamps around each operation and uses streams
+    /// (`timing`). Timed and verified executions cannot be captured.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         self.0.submit(execution)
     }
@@ -181,13 +182,14 @@ impl Backend for CudaBackend {
         self.0.mark_moment(stream)
     }
 
-    /// In a stream that is being captured what its operations over streams need; the staging memory of a graph comes with the capture.
-    /// Loading a kernel waits for the GPU.
+    /// Loads and creates the resources of an execution. In a capturing stream these are the resources for operations on streams, because
+    /// the capture creates a graph's staging memory. Loading a kernel waits for the GPU.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.0.prepare(execution)
     }
 
-    /// Waits for all work of every GPU in use, the caller's included, as `cudaDeviceSynchronize` does, but what is being captured.
+    /// Waits for all work of every GPU in use, including the caller's, like `cudaDeviceSynchronize`, but not for work that is being
+    /// captured.
     fn synchronize(&self) -> Result<(), BackendError> {
         self.0.gpus.drain()
     }
@@ -200,7 +202,7 @@ impl Backend for CudaBackend {
         self.0.graphs.statistics()
     }
 
-    /// Of a GPU its UUID.
+    /// Returns the UUID of a GPU, or an id made from the number of a host domain.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.gpus.device_uuid(device)
     }
@@ -225,7 +227,7 @@ impl Backend for CudaBackend {
         if self.0.sharing.release(&self.0.gpus, base)? { Ok(()) } else { Err(BackendError::InvalidPointer(base)) }
     }
 
-    /// Counters lie in host memory of `mp_alloc` that can be shared, of this process or an importing one.
+    /// Enqueues a wait for signals. Their counters lie in shareable host memory of `mp_alloc`, of this process or an exporting one.
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         self.0.wait_signals(stream, signals, by)
     }
@@ -272,12 +274,12 @@ impl Backend for CudaBackend {
         self.0.gpus.load_kernels();
     }
 
-    /// The context of the stream's GPU is current meanwhile.
+    /// Calls `work` with the context of the stream's GPU current.
     fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         self.0.in_stream(stream, work)
     }
 
-    /// Of non-blocking streams alone: what is enqueued in others comes after work of the default stream, too.
+    /// Returns true only for non-blocking streams, because work in other streams is also ordered after the default stream.
     fn is_idle(&self, stream: StreamHandle) -> bool {
         self.0.is_idle(stream)
     }

@@ -1,9 +1,9 @@
-//! Streams that are being captured, and what their graphs keep: host functions, and staging memory.
+//! Attaches host functions and staging memory to the graphs of capturing streams.
 //!
-//! What a captured graph uses must live for as long as anything can launch it. So it belongs to the graph, as a user object: the driver
-//! calls its destructor when the graph and all that was cloned or instantiated of it are gone, on a thread that must not call the driver.
-//! Staging memory is therefore not freed there but put aside ([`Spare`]). It serves the next capture that needs as much, or is freed by
-//! the next call that frees memory, of whichever context of the process.
+//! Objects used by a captured graph must live for as long as the graph can be launched. They therefore belong to the graph as a user
+//! object. The driver calls its destructor when the graph and all its clones and instances are gone, on a thread that must not call the
+//! driver. Staging memory is therefore not freed there but stored ([`Spare`]). It serves the next capture that needs as much, or is freed
+//! by the next call that frees memory, in any context of the process.
 
 use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
 use super::gpus::Gpus;
@@ -18,36 +18,36 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Rings start at multiples of this, as in the staging memory of plans.
+/// Alignment of rings, as in the staging memory of plans.
 const ALIGNMENT: u64 = 256;
 
 /// Staging memory of one device.
 struct Block {
     driver: &'static Driver,
     device: DeviceId,
-    /// The GPU in whose context it was made, and the number of that context.
+    /// GPU in whose context the block was allocated, and the number of that context.
     gpu: usize,
     context: u64,
     address: u64,
     bytes: u64,
-    /// Host memory in pages of our own.
+    /// Pages of host memory that this library mapped itself.
     pages: Option<HostPages>,
 }
 
-/// The staging memory of a captured execution.
+/// Staging memory of a captured execution.
 struct GraphBlocks(Vec<Block>);
 
 impl Drop for GraphBlocks {
-    /// Calls no driver: the graph is gone, and this is its user object.
+    /// Makes no driver call, because it runs in the destructor of a user object.
     fn drop(&mut self) {
         SPARE.put(std::mem::take(&mut self.0));
     }
 }
 
-/// Staging memory whose graphs are gone. Graphs may outlive the contexts that they were captured from, so it is the process's.
+/// Staging memory of destroyed graphs. It belongs to the process, because graphs may outlive the contexts from which they were captured.
 struct Spare {
     blocks: Mutex<Vec<Block>>,
-    /// How many they are: nobody takes the lock while there are none.
+    /// Number of blocks. While it is 0, nobody takes the lock.
     count: AtomicUsize,
 }
 
@@ -65,7 +65,7 @@ impl Spare {
         self.change(|blocks| blocks.extend(more));
     }
 
-    /// Takes out those that are `wanted`.
+    /// Removes and returns the blocks for which `wanted` returns true.
     fn take(&self, mut wanted: impl FnMut(&Block) -> bool) -> Vec<Block> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
@@ -74,8 +74,8 @@ impl Spare {
     }
 }
 
-/// Gives the graph that a stream is being captured into rings of its own for an execution: the base address of each. The stream's
-/// context is current.
+/// Allocates rings for an execution that is being captured, and attaches them to the graph. Returns the base address of each ring. Requires
+/// the stream's context to be current.
 pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstream) -> Result<Arc<[u64]>, BackendError> {
     let rings = &execution.program.rings;
     if rings.is_empty() {
@@ -101,7 +101,7 @@ pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstrea
     Ok(bases.into())
 }
 
-/// Spare staging memory of exactly this size, or new.
+/// Returns a spare block of exactly this size, or a new one.
 fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendError> {
     let mut taken = false;
     let spare = SPARE.take(|block| {
@@ -118,17 +118,17 @@ fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendErro
     Ok(Block { driver: gpus.driver, device, gpu, context: gpus.primary(gpu)?.id, address, bytes, pages })
 }
 
-/// Whether a block is of this driver, and its context is as it was.
+/// True if the block belongs to this driver and its context has not been reset.
 fn may_use(gpus: &Gpus, block: &Block) -> bool {
     let primary = gpus.devices.get(block.gpu).and_then(|device| device.used());
     std::ptr::eq(block.driver, gpus.driver) && primary.is_some_and(|primary| primary.id == block.context && !primary.is_lost())
 }
 
-/// Frees the staging memory of graphs that are gone. May wait for all work of a GPU, as freeing memory does.
+/// Frees the staging memory of destroyed graphs. Like every call that frees memory, it may wait for all work of a GPU.
 pub(super) fn free_spare_blocks(gpus: &Gpus) {
     for block in SPARE.take(|block| std::ptr::eq(block.driver, gpus.driver)) {
         let Block { device, gpu, address, pages, .. } = &block;
-        // Another context of the process may have made it, which is gone.
+        // The block may have been allocated by another context of the process that no longer exists.
         let known = gpus.primary(*gpu).is_ok() && may_use(gpus, &block);
         if known && let Err(error) = memory::give_back(gpus, *device, *gpu, *address, pages.as_ref()) {
             log::warn!("staging memory of a graph: {error}");
@@ -136,7 +136,7 @@ pub(super) fn free_spare_blocks(gpus: &Gpus) {
     }
 }
 
-/// Hands something to the graph that a stream is being captured into, to be dropped with it. `purpose` says what for, in an error.
+/// Attaches `kept` to the graph of a capturing stream, so that it is dropped with the graph. `purpose` describes its use in an error.
 pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, purpose: &str) -> Result<*mut T, BackendError> {
     if driver.cuUserObjectCreate.is_none() || driver.cuUserObjectRelease.is_none() || driver.cuGraphRetainUserObject.is_none() {
         let lacks = driver.lacks(&format!("cuUserObjectCreate to {purpose}"));
@@ -146,24 +146,24 @@ pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, pu
     let kept: *mut T = Box::into_raw(Box::new(kept));
     let mut object: sys::CUuserObject = null_mut();
     let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
-    // SAFETY: the output is valid for the call; `drop_kept` takes what is kept, once.
+    // SAFETY: the output is valid for the call. `drop_kept` drops `kept` once.
     unsafe { call_optional!(driver, cuUserObjectCreate(&mut object, kept.cast(), drop_kept::<T>, 1, no_sync)) }.inspect_err(|_| {
-        // SAFETY: there is no object that would do it.
+        // SAFETY: no user object was created that would drop it.
         unsafe { drop_kept::<T>(kept.cast()) };
     })?;
     let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
-    // SAFETY: a graph that is being captured, whose capture this thread is allowed to add to; our only reference to the object.
+    // SAFETY: the graph is being captured, and this thread may add to the capture. This is the only reference to the object.
     unsafe { call_optional!(driver, cuGraphRetainUserObject(graph, object, 1, moved)) }.inspect_err(|_| {
-        // SAFETY: still our only reference.
+        // SAFETY: this is still the only reference.
         drop(unsafe { call_optional!(driver, cuUserObjectRelease(object, 1)) });
     })?;
     Ok(kept)
 }
 
-/// The graph that a stream is being captured into.
+/// Returns the graph into which a stream is being captured.
 fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendError> {
     let (mut status, mut graph): (c_uint, CUgraph) = (0, null_mut());
-    // SAFETY: the outputs are valid for the call; NULL for those that are not asked for.
+    // SAFETY: the outputs are valid for the call, and NULL for those that are not needed.
     unsafe {
         if driver.cuStreamGetCaptureInfo_v3.is_some() {
             call_optional!(driver, cuStreamGetCaptureInfo_v3(raw, &mut status, null_mut(), &mut graph, null_mut(), null_mut(), null_mut()))
@@ -177,9 +177,9 @@ fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendErro
     Ok(graph)
 }
 
-/// Drops what [`keep_in_graph`] has kept: the destructor of a user object, which may run on any thread of the driver.
+/// Drops an object that [`keep_in_graph`] attached. It is the destructor of a user object and may run on any thread of the driver.
 pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` for this type, and dropped once.
+    // SAFETY: created by `Box::into_raw` for this type, and dropped once.
     let kept = unsafe { Box::from_raw(kept.cast::<T>()) };
     if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
         log::error!("what a graph has kept panicked when it was dropped");

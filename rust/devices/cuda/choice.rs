@@ -1,14 +1,14 @@
-//! Which exec of a program is launched next. Nothing here calls the driver, so each decision is tested without a GPU.
+//! Chooses the exec (executable graph) that is launched next. No function calls the driver, so each decision is tested without a GPU.
 
 use smallvec::SmallVec;
 
-/// Execs of one program.
+/// Maximum number of execs of one program.
 pub(super) const MOST_EXECS: usize = 8;
-/// Re-pointings of a program's execs after which one more exec is instantiated instead. By then they have cost more than it does, as
-/// when a program alternates between two sets of buffers.
+/// Number of re-pointings (changes of a program's addresses in an exec) after which one more exec is instantiated instead. By then they
+/// have cost more than an instantiation, for example because the program alternates between two sets of buffers.
 const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
-/// What choosing an exec looks at.
+/// Properties of an exec that determine the choice.
 #[derive(Copy, Clone)]
 pub(super) struct Seen {
     pub same_addresses: bool,
@@ -16,21 +16,21 @@ pub(super) struct Seen {
     pub number: u64,
 }
 
-/// Which exec to launch, and what must be done to it first.
+/// Exec to launch, with the change it needs first.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Launch(usize),
     Repoint(usize),
     Instantiate,
-    /// All are at work: launch this one behind its last launch, re-pointed if its addresses are others.
+    /// All execs are in use. Launch this one after its last launch, re-pointed if its addresses differ.
     Wait(usize),
 }
 
-/// Chooses an exec among those that nobody is launching. `is_full`: with those that are being launched there may be no more of them.
-/// `is_idle` asks the driver, so it is asked as little as possible.
+/// Chooses among the execs that no thread is launching. `is_full` is true if no more execs may be created. `is_idle` queries the driver, so
+/// it is called as rarely as possible.
 pub(super) fn choose(seen: &[Seen], is_full: bool, repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
     let bound = |index: &usize| seen[*index].same_addresses;
-    // In the stream of its last launch it starts after that whether or not it has finished.
+    // In the stream of its last launch, an exec starts after that launch whether or not it has finished.
     if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
         return Choice::Launch(index);
     }

@@ -1,9 +1,9 @@
-//! Memory of a GPU by the virtual memory API, whose handle between processes is a file descriptor.
+//! Allocates GPU memory by the virtual memory API, which is shared with other processes by a file descriptor.
 //!
-//! Memory of `cuMemAlloc` is opened by CUDA IPC, and with it the driver's whole block. While another library of the process has that block
-//! open, or one that was freed and lay there (UCX keeps such mappings), the driver refuses to open it (208, `ALREADY_MAPPED`). A
-//! descriptor can be mapped any number of times, and its memory shares no block. So what the library lets others map of its own is
-//! made here. What programs get by `mp_alloc` is not, because they hand it to MPI, and UCX knows CUDA IPC alone.
+//! CUDA IPC opens memory of `cuMemAlloc` together with the driver's whole block. If another library of the process has that block open, or
+//! a freed block that was at its place (UCX keeps such mappings), the driver refuses to open it (208, `ALREADY_MAPPED`). A descriptor can
+//! be mapped any number of times, and its memory shares no block. The library therefore allocates its own shared memory here. Memory of
+//! `mp_alloc` is allocated by `cuMemAlloc`, because programs pass it to MPI, and UCX supports only CUDA IPC.
 
 use super::driver::{Code, Driver, OutsideCapture, call_optional, code, handle};
 use super::gpus::Gpus;
@@ -14,17 +14,17 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Memory that is mapped by the virtual memory API, for every GPU in sight that can reach it.
+/// Memory mapped by the virtual memory API, for every visible GPU that can reach it.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub base: u64,
-    /// A multiple of the driver's granularity.
+    /// Size in bytes, a multiple of the driver's granularity.
     pub bytes: u64,
     memory: u64,
 }
 
 impl Chunk {
-    /// Memory of `gpu`, of `bytes` at least. `None` where the driver has no such memory.
+    /// Allocates at least `bytes` bytes on `gpu`. Returns `None` if the driver does not support this kind of memory.
     pub fn new(gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<Chunk>, BackendError> {
         let (driver, ordinal) = (gpus.driver, gpus.devices[gpu].ordinal);
         let supported = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
@@ -33,7 +33,7 @@ impl Chunk {
         }
         let _outside = OutsideCapture::enter(driver);
         let _current = gpus.primary(gpu)?.enter()?;
-        // SAFETY: a plain structure, for whose fields zero is a value.
+        // SAFETY: a plain structure for whose fields zero is a valid value.
         let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         wanted.requestedHandleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -50,7 +50,7 @@ impl Chunk {
         let size =
             bytes.max(1).checked_next_multiple_of(granularity).and_then(|size| usize::try_from(size).ok()).ok_or_else(out_of_memory)?;
         let mut memory = 0;
-        // SAFETY: as above.
+        // SAFETY: as for the granularity.
         match unsafe { call_optional!(driver, cuMemCreate(&mut memory, size, &wanted, 0)) } {
             Ok(()) => Chunk::map(gpus, memory, size as u64, gpu).map(Some),
             Err(error) if is(&error, code::OUT_OF_MEMORY) => Err(out_of_memory()),
@@ -58,7 +58,7 @@ impl Chunk {
         }
     }
 
-    /// Memory of another process on `owner`, of which `bytes` are mapped.
+    /// Maps `bytes` bytes of another process's memory on `owner`.
     pub fn import(gpus: &Gpus, descriptor: &OwnedFd, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let driver = gpus.driver;
         let _outside = OutsideCapture::enter(driver);
@@ -70,22 +70,22 @@ impl Chunk {
         Chunk::map(gpus, memory, bytes, owner)
     }
 
-    /// Maps what a handle names, for every GPU that can reach it. The handle is the chunk's from here on. A context is current.
+    /// Maps the memory of a handle for every GPU that can reach it, and takes ownership of the handle. Requires a current context.
     fn map(gpus: &Gpus, memory: u64, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let (driver, size) = (gpus.driver, bytes as usize);
         let mut base = 0;
         // SAFETY: the output is valid for the call.
         let reserved = unsafe { call_optional!(driver, cuMemAddressReserve(&mut base, size, 0, 0, 0)) };
-        // SAFETY: an address range that was just reserved, of this size.
+        // SAFETY: an address range of this size that was just reserved.
         let mapped = reserved.and_then(|()| unsafe { call_optional!(driver, cuMemMap(base, size, 0, memory, 0)) });
         let accessible = mapped.clone().and_then(|()| {
             let access = gpus.access_to(owner);
-            // SAFETY: as above, and a list of this length.
+            // SAFETY: as above, with a list of this length.
             unsafe { call_optional!(driver, cuMemSetAccess(base, size, access.as_ptr(), access.len())) }
         });
         if let Err(error) = accessible {
             if mapped.is_ok() {
-                // SAFETY: mapped above, and nobody has used it.
+                // SAFETY: mapped above and not used yet.
                 let _ = unsafe { call_optional!(driver, cuMemUnmap(base, size)) };
             }
             if base != 0 {
@@ -98,19 +98,19 @@ impl Chunk {
         Ok(Chunk { base, bytes, memory })
     }
 
-    /// What another process needs to map it.
+    /// Returns the descriptor that another process needs to map the memory.
     pub fn descriptor(&self, driver: &Driver) -> Result<OwnedFd, BackendError> {
         descriptor_of(driver, self.memory)
     }
 
-    /// Gives it back. Whoever does it vouches that work which uses it has finished.
+    /// Unmaps and frees the memory. The caller guarantees that work which uses it has finished.
     pub fn unmap(self, gpus: &Gpus) -> Result<(), BackendError> {
         if gpus.has_lost() {
             return Ok(());
         }
         let (driver, bytes) = (gpus.driver, self.bytes as usize);
         let _outside = OutsideCapture::enter(driver);
-        // SAFETY: mapped by `map` with this size; as above.
+        // SAFETY: mapped by `map` with this size, and no longer used.
         let unmapped = unsafe { call_optional!(driver, cuMemUnmap(self.base, bytes)) };
         // SAFETY: reserved by `map` with this size.
         let freed = unsafe { call_optional!(driver, cuMemAddressFree(self.base, bytes)) };
@@ -119,12 +119,12 @@ impl Chunk {
     }
 }
 
-/// The descriptor of memory of the virtual memory API.
+/// Exports memory of the virtual memory API as a descriptor.
 pub(super) fn descriptor_of(driver: &Driver, memory: u64) -> Result<OwnedFd, BackendError> {
     let mut descriptor: c_int = -1;
-    // SAFETY: the output is a descriptor, as the handle type says.
+    // SAFETY: the output is a descriptor, as required by the handle type.
     unsafe { call_optional!(driver, cuMemExportToShareableHandle((&raw mut descriptor).cast(), memory, POSIX_FILE_DESCRIPTOR, 0)) }?;
-    // SAFETY: a new descriptor, and the caller's to close.
+    // SAFETY: a new descriptor, owned by the caller.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -132,7 +132,7 @@ pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
     matches!(error, BackendError::Driver { code, .. } if *code == i64::from(wanted))
 }
 
-/// The driver has no such memory, which is the answer where it is older or the platform another.
+/// Returns `None` for an error of a driver or platform that does not support this kind of memory.
 fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
     log::debug!("memory that other processes map is of cuMemAlloc: {error}");
     Ok(None)

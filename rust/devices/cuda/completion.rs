@@ -1,4 +1,4 @@
-//! When an execution has finished.
+//! Tracks the end of an execution.
 
 use super::device::Mark;
 use super::driver::{CUevent, Driver, OutsideCapture, call, code, lock};
@@ -12,25 +12,25 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The end of an execution: an event behind its last copy in the caller's stream.
+/// End of an execution: an event after its last copy in the caller's stream.
 #[derive(Debug)]
 pub(super) struct Finished {
-    // Before `owner`, in which its pool lives.
+    // Declared before `owner`, so that it is dropped first: its pool lives in `owner`.
     mark: Mark,
     owner: Arc<dyn Owner>,
     gpu: usize,
-    /// The caller's stream, where it is known apart from all others ([`Start`]).
+    /// Number of the caller's stream, if it can be distinguished from all others ([`Start`]).
     stream: Option<u64>,
-    /// What comparing bytes has found, where that was asked for.
+    /// Result of comparing bytes, if requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// What the stream was behind when it was enqueued.
+    /// Possible failed waits that preceded the execution in its stream.
     behind: Behind,
-    /// Whether somebody has seen it done.
+    /// True once a caller has seen the execution finished.
     is_seen_done: AtomicBool,
 }
 
-/// Timestamps of the operations, where those were asked for. Boxed, because nearly all executions have none.
+/// Timestamps of the operations, if requested. Boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
     No,
@@ -39,14 +39,15 @@ enum Timed {
 }
 
 impl Finished {
-    /// The end of an execution from `start`, for which `mark` stands: one of the GPU of its stream.
+    /// Creates the end of an execution from `start`. `mark` is an event of the GPU of its stream.
     pub fn new(owner: Arc<dyn Owner>, mark: Mark, start: &Start, verdict: Option<Arc<Verdict>>) -> Finished {
         let &Start { gpu, number, ref behind } = start;
         let (timed, behind) = (Mutex::new(Timed::No), behind.clone());
         Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
-    /// Makes it that of another execution, which is still to be recorded, if nobody else has it and its event is of the right GPU.
+    /// Reuses the value for another execution, if there is no other reference and its event belongs to the right GPU. The event is still to
+    /// be recorded.
     pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
         let end = Arc::get_mut(&mut self)?;
         if end.gpu != start.gpu || end.verdict.is_some() {
@@ -58,17 +59,17 @@ impl Finished {
         Some(self)
     }
 
-    /// It was timed.
+    /// Attaches the timestamps of the execution.
     pub fn time(&self, timing: Timing) {
         *lock(&self.timed) = Timed::Enqueued(Box::new(timing));
     }
 
-    /// Stands for the end until the completion is dropped.
+    /// Returns the event, which marks the end until the completion is dropped.
     pub fn event(&self) -> CUevent {
         self.mark.event()
     }
 
-    /// Whether what is enqueued into this stream comes after it anyway.
+    /// True if work enqueued into this stream is ordered after the execution anyway.
     pub fn is_in(&self, stream: Option<u64>) -> bool {
         stream.is_some() && stream == self.stream
     }
@@ -95,7 +96,7 @@ impl Finished {
 
 impl CompletionState for Finished {
     fn is_done(&self) -> Result<bool, BackendError> {
-        // SAFETY: an event of the pool, which is this completion's until it is dropped.
+        // SAFETY: an event of the pool that belongs to this completion until it is dropped.
         self.ask(|driver| match unsafe { (driver.cuEventQuery)(self.event()) } {
             code::NOT_READY => Ok(false),
             code => driver.check("cuEventQuery", code).map(|()| true),
@@ -103,12 +104,12 @@ impl CompletionState for Finished {
     }
 
     fn is_known_done(&self) -> bool {
-        // Making a stream wait for an event that has passed takes the driver a fraction of what asking for it takes.
+        // Making a stream wait for a completed event costs the driver a fraction of a query.
         self.is_seen_done.load(Ordering::Acquire)
     }
 
     fn wait(&self) -> Result<(), BackendError> {
-        // SAFETY: as above.
+        // SAFETY: as in `is_done`.
         self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true))?;
         self.owner.failed_waits().report_behind(&self.behind)
     }
@@ -117,7 +118,7 @@ impl CompletionState for Finished {
         self.wait()?;
         let mut timed = lock(&self.timed);
         if let Timed::Enqueued(timing) = &*timed {
-            // The timestamps go with the timing: a completion may be kept for long, as the last user of staging memory.
+            // The timestamps are read and released here, because a completion may be kept for long as the last user of staging memory.
             *timed = Timed::Read(Box::new(timing.read()?));
         }
         match &*timed {
@@ -131,7 +132,7 @@ impl CompletionState for Finished {
     }
 }
 
-/// The end of an execution that was captured: it has not run, and runs whenever the graph is launched.
+/// End of a captured execution. It has not run, and runs at every launch of the graph.
 #[derive(Debug)]
 pub(super) struct Captured;
 

@@ -1,4 +1,4 @@
-//! One operation in its lane's stream: as a kernel, a batch, or one copy after the other.
+//! Enqueues one operation of a program: as a kernel, as a batch, or as single copies.
 
 use super::addresses::{address, segment};
 use super::device::Mark;
@@ -14,7 +14,7 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues one operation in its lane's stream, between two timestamps where those are asked for, and what it hands over to and from threads.
+    /// Enqueues one operation in the stream of its lane, with timestamps if requested, and with the signals to and from worker threads.
     pub fn enqueue_op(
         &self,
         execution: &Execution<'_>,
@@ -43,11 +43,11 @@ impl Core {
         if op.mechanism == Mechanism::Kernel
             && let Some(kernel) = self.kernel_for(execution, lane.primary, lane.at.gpu)?
         {
-            // A kernel goes to streams of the current context alone.
+            // A kernel can be launched only in streams of the current context.
             let _current = lane.primary.enter()?;
             let execution = &execution.with_ends(lane.ends.as_ref());
             let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
-            // SAFETY: the GPU reaches every end of the plan; the caller of `execute` vouches for the buffers until completion.
+            // SAFETY: the GPU can reach every end of the plan. The caller of `execute` guarantees the buffers until completion.
             return unsafe { kernel.launch(self.gpus.driver, &segments, handle(lane.stream)) };
         }
         if lane.is_shut_out {
@@ -60,37 +60,37 @@ impl Core {
         op.copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, lane.state, lane.stream))
     }
 
-    /// Enqueues a copy. Between memory that the driver knows by the call that takes nothing else: an end that its owner has freed is an
-    /// error there. To `cuMemcpyAsync` such an end is host memory, which it reads or writes at once, and the process dies (H200, driver
-    /// 580). Both take the same time, and pinned memory is memory of a device to both.
+    /// Enqueues a copy. If the driver knows both ends, uses the call for device memory, which returns an error for an end that its owner
+    /// has freed. `cuMemcpyAsync` would treat such an end as host memory and access it immediately, which kills the process (H200, driver
+    /// 580). Both calls take the same time, and both accept pinned memory as device memory.
     pub fn enqueue_copy(&self, execution: &Execution<'_>, copy: &Copy, state: &PlanState, stream: usize) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let Segment { dst, src, bytes } = segment(execution, copy);
         if state.knows(copy.from) && state.knows(copy.to) {
-            // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot; the caller of `execute` vouches for
-            // the buffers until completion, and the engine for the slots.
+            // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot. The caller of `execute` guarantees the
+            // buffers until completion, and the engine guarantees the slots.
             let code = unsafe { (driver.cuMemcpyDtoDAsync)(dst, src, bytes as usize, handle(stream)) };
             if code != code::INVALID_VALUE || !self.are_known(dst, src) {
                 return driver.check("cuMemcpyDtoDAsync", code);
             }
-            // Registered host memory, where GPUs have it at another address.
+            // This is registered host memory that GPUs access at another address.
         } else {
-            // Looked at beside a copy that takes the calling thread as long as its bytes do.
+            // This check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
             self.check_freed(execution, state)?;
         }
         // SAFETY: as above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
     }
 
-    /// Whether the driver knows both ends of a copy at present.
+    /// True if the driver currently knows both ends of a copy.
     #[cold]
     fn are_known(&self, dst: u64, src: u64) -> bool {
         [dst, src].iter().all(|address| self.gpus.attributes(*address).is_ok_and(|known| known.is_device() || known.is_host()))
     }
 
-    /// Refuses an execution whose memory another library has freed. The driver does not: a graph or a kernel faults, after which the
-    /// GPU's context is lost, and a batched copy dies with the process (H200, driver 580). Takes some 70 ns for each allocation that is
-    /// not this backend's own; whose own memory it is knows when it was freed.
+    /// Returns an error for an execution whose memory another library has freed. The driver does not: a graph or a kernel faults, after
+    /// which the GPU's context is lost, and a batched copy kills the process (H200, driver 580). The check takes about 70 ns for each
+    /// allocation that does not belong to this backend. For its own memory, the backend records when it is freed.
     pub fn check_freed(&self, execution: &Execution<'_>, state: &PlanState) -> Result<(), BackendError> {
         let watched = state.watched(|memory| {
             let mut found: Vec<(u64, u64)> =
@@ -105,12 +105,12 @@ impl Core {
         )
     }
 
-    /// Enqueues a copy of a lane whose GPU must not enter all memory of the plan, where no other one may either. It is made by a GPU that may enter both
-    /// of its ends, in a stream that comes after the lane's work so far and before the rest of it.
+    /// Enqueues a copy of a lane whose GPU may not access all memory of the plan, if no other GPU may either. A GPU that may access both
+    /// ends of this copy makes it, in a stream ordered between the lane's work so far and its later work.
     #[cold]
     fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let gpu = self.able_to_copy(lane.at.gpu, segment(execution, copy))?;
-        // Notes the ends as that GPU has them.
+        // Records the addresses of the ends as seen by that GPU.
         self.plan_is_reached(execution, gpu)?;
         let own = self.own_ends(execution, gpu);
         let own = &execution.with_ends(own.as_ref());
@@ -120,28 +120,28 @@ impl Core {
             return self.enqueue_copy(own, copy, lane.state, lane.stream);
         }
         let wait = |stream: usize, mark: Mark| {
-            // SAFETY: `mark` holds the event; both streams are ours or the caller's.
+            // SAFETY: `mark` holds the event. Both streams belong to this library or to the caller.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
         let stream = primary.lane(lane.caller, capturing)?;
         let enqueued = lane.primary.record(lane.stream).and_then(|before| {
             wait(stream, before)?;
-            // For the copy alone: the lane may be a default stream, which is another one there.
+            // The context is entered for the copy alone: the lane may be a default stream, which denotes another stream in that context.
             primary.enter().and_then(|_current| self.enqueue_copy(own, copy, lane.state, stream))?;
             wait(lane.stream, primary.record(stream)?)
         });
         if enqueued.is_err() && !capturing {
             let _outside = OutsideCapture::enter(self.gpus.driver);
-            // SAFETY: a stream of ours. As where lanes are given back: nothing may be left at work on the buffers.
+            // SAFETY: a stream of this library. As when lanes are returned, no work on the buffers may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(stream)) };
         }
         primary.give_lane_back(stream, lane.caller, capturing);
         enqueued
     }
 
-    /// One batched copy. `false` where the driver has none, or none for this stream.
+    /// Enqueues one batched copy. Returns false if the driver has none, or none for this stream.
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
-        // The driver refuses batches in a default stream, and does not capture them.
+        // The driver refuses batches in a default stream and does not capture them.
         let Some(batch) = self.gpus.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };
         let _current = lane.primary.enter()?;
         let mut dsts: SmallVec<[u64; 32]> = op.copies.iter().map(|copy| address(execution, copy.to)).collect();
@@ -156,8 +156,8 @@ impl Core {
         };
         let mut first = 0;
         let stream = handle(lane.stream);
-        // SAFETY: three lists of one length, one set of attributes for all, which the driver reads before it returns. The buffers as
-        // for single copies.
+        // SAFETY: three lists of equal length and one set of attributes for all, which the driver reads before it returns. The buffers are
+        // valid as for single copies.
         let code =
             unsafe { batch(dsts.as_mut_ptr(), srcs.as_mut_ptr(), sizes.as_mut_ptr(), sizes.len(), &mut attributes, &mut first, 1, stream) };
         const NOT_SUPPORTED: i32 = 801;

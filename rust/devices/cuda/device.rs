@@ -1,4 +1,4 @@
-//! GPUs, their primary contexts, and what is kept in each: lanes, events, the copy kernel.
+//! Manages the primary context of each GPU with its lanes, events and copy kernel.
 
 use super::discover::uuid_text;
 use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, OutsideCapture, call, code, handle, lock};
@@ -12,22 +12,22 @@ use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// What is allocated for the sake of freeing it.
+/// Size in bytes of an allocation that is made only to be freed, because freeing waits for all work.
 const DRAINED_BYTES: usize = 256;
 
-/// Above this many lanes of one device, a lane that is still at work is used again rather than one more created.
+/// Number of lanes of one device from which a busy lane is reused instead of creating another.
 const MOST_LANES: usize = 32;
 
-/// The stream of an execution, as far as one can be told from another by its handle.
+/// Identity of the caller's stream, as far as its handle distinguishes it from others.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Caller(usize);
 
 impl Caller {
-    /// Some stream.
+    /// Stream that cannot be identified.
     const UNKNOWN: Caller = Caller(usize::MAX);
 
-    /// The stream of this handle, which belongs to `gpu`. The legacy default stream has two handles, the same for all GPUs; the
-    /// per-thread default stream has one for all threads.
+    /// Identifies the stream of this handle, which belongs to `gpu`. The legacy default stream has two handles, equal for all GPUs. The
+    /// per-thread default stream has one handle for all threads.
     pub fn new(stream: usize, gpu: usize) -> Caller {
         match stream {
             // No handle of the driver is so small a number.
@@ -37,59 +37,59 @@ impl Caller {
         }
     }
 
-    /// Whether both are surely one stream.
+    /// True if both are known to be the same stream.
     pub fn is(self, other: Caller) -> bool {
         self.0 == other.0 && self.0 != Caller::UNKNOWN.0
     }
 }
 
-/// A GPU in sight of the process.
+/// Visible GPU.
 #[derive(Debug)]
 pub(super) struct Device {
     pub ordinal: CUdevice,
     primary: OnceLock<Primary>,
-    /// Held while the primary context is retained, so that it is retained once.
+    /// Lock held while the primary context is retained, so that it is retained once.
     retaining: Mutex<()>,
 }
 
-/// GPUs whose primary contexts this process has kept: one bit for each. A context that was once used stays until the process ends, as with the CUDA
-/// runtime. The driver destroys a primary context with its last user and makes it anew for the next, which few programs ever have it do:
-/// in two of some fifty runs of the GPU tests, which then did it all the time, `cuGraphLaunch` died of it or of something beside it
-/// (driver 580.159.04, docs/guide/gpus.md).
+/// GPUs whose primary contexts this process keeps, one bit for each. A context stays until the process ends, as with the CUDA runtime.
+/// Otherwise the driver would destroy a primary context with its last user and create it again for the next, which few programs ever cause.
+/// When the GPU tests did this continually, `cuGraphLaunch` crashed in two of about fifty runs, directly or as a side effect (driver
+/// 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
-/// The primary context of a GPU: the one that the CUDA runtime and every library on top of it use.
+/// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
 #[derive(Debug)]
 pub(super) struct Primary {
     driver: &'static Driver,
     ordinal: CUdevice,
-    /// A `CUcontext`, valid while this lives, unless somebody resets the device.
+    /// `CUcontext`, valid while this value lives, unless the device is reset.
     context: usize,
-    /// Its number ([`Driver::context_id`]).
+    /// Number of the context ([`Driver::context_id`]).
     pub id: u64,
-    /// The device was reset since, which was seen once.
+    /// True once a reset of the device has been detected.
     is_lost: AtomicBool,
-    /// `CUevent`s of this context that nobody needs at the moment.
+    /// Unused `CUevent`s of this context.
     events: Arc<Mutex<Vec<usize>>>,
-    /// Those that take the time.
+    /// Unused `CUevent`s with timestamps.
     timers: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
-    /// `CUstream`s that were made for the caller, and those of them that the caller has destroyed.
+    /// `CUstream`s created for the caller, and those of them that the caller has destroyed.
     callers: Mutex<Vec<usize>>,
     retired: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
-    /// Devices to whose memory this context has been given access, or been found to have none: one bit for each.
+    /// Devices for which access to their memory has been enabled, or found to be unavailable; one bit for each.
     pub peers: AtomicU64,
-    /// Devices to whose memory this context has access, itself included.
+    /// Devices whose memory this context can access, itself included; one bit for each.
     pub access: AtomicU64,
 }
 
-/// An event of a context's pool, which takes it back when this is dropped. What was enqueued to wait for it goes on waiting for what it
-/// stood for then.
+/// Event of a context's pool, returned to the pool on drop. Work that already waits for the event still waits for the state recorded at
+/// that time.
 #[derive(Debug)]
 pub(super) struct Mark {
     pool: Arc<Mutex<Vec<usize>>>,
-    /// A `CUevent`.
+    /// `CUevent` handle.
     event: usize,
 }
 
@@ -105,42 +105,42 @@ impl Drop for Mark {
     }
 }
 
-/// A lane that nobody enqueues into at the moment.
+/// Lane into which nobody enqueues at present.
 #[derive(Copy, Clone, Debug)]
 struct Idle {
-    /// A `CUstream`.
+    /// `CUstream` handle.
     stream: usize,
-    /// The caller's stream that goes on after its last work.
+    /// Caller's stream that was joined to the lane's last work.
     after: Caller,
 }
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// The one longest unused first.
+    /// Idle lanes, the longest unused first.
     idle: VecDeque<Idle>,
-    /// Lanes that became part of a capture. They are of use again when it has ended.
+    /// Lanes that became part of a capture. They can be reused after it has ended.
     captured: Vec<Idle>,
     count: usize,
 }
 
 impl Lanes {
-    /// A lane that was last joined by the stream `caller`, whether or not it still has work: what comes next in that stream comes after
-    /// that work anyway, so this lane delays nothing. In a time loop every lane is found here, and the driver need not be asked.
+    /// Takes a lane that was last joined by the stream `caller`, whether or not it still has work. The next work in that stream follows the
+    /// lane's work anyway, so this lane adds no delay. A time loop finds every lane here, without a query of the driver.
     ///
-    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another stream that gets its handle
-    /// finds idle lanes.
+    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another stream with the same handle finds
+    /// idle lanes.
     fn take_of(&mut self, caller: Caller) -> Option<usize> {
         let index = self.idle.iter().rposition(|lane| lane.after.is(caller))?;
         self.idle.remove(index).map(|lane| lane.stream)
     }
 
-    /// A lane that is part of the same capture, of the stream `caller`, and was joined by it.
+    /// Takes a lane that is part of the same capture and was joined by the stream `caller`.
     fn take_captured(&mut self, caller: Caller) -> Option<usize> {
         let index = self.captured.iter().rposition(|lane| lane.after.is(caller))?;
         Some(self.captured.swap_remove(index).stream)
     }
 
-    /// A lane that has no work left, because work of an earlier execution would delay the next one; or any, where there are enough.
+    /// Takes a lane without pending work, because earlier work would delay the next execution. If there are enough lanes, takes any.
     fn take_idle(&mut self, is_idle: impl Fn(usize) -> bool) -> Option<usize> {
         let index = self.idle.iter().position(|lane| is_idle(lane.stream));
         let index = index.or((self.count >= MOST_LANES).then_some(0))?;
@@ -153,7 +153,7 @@ impl Device {
         Device { ordinal, primary: OnceLock::new(), retaining: Mutex::new(()) }
     }
 
-    /// Bytes of the GPU's memory that are in use, by whomever, where the log wants to know and NVML tells.
+    /// Returns the bytes of the GPU's memory in use by all processes, if info logging is enabled and NVML reports them.
     fn used_memory(&self, driver: &Driver) -> Option<u64> {
         let mut uuid = [0_u8; 16];
         // SAFETY: the output is valid for the call.
@@ -162,12 +162,12 @@ impl Device {
         is_named.then(used)?.ok()
     }
 
-    /// The primary context, if it has been needed before.
+    /// Returns the primary context if it has been retained before.
     pub fn used(&self) -> Option<&Primary> {
         self.primary.get()
     }
 
-    /// The primary context, retained when it is first needed.
+    /// Returns the primary context. Retains it on first use.
     pub fn primary(&self, driver: &'static Driver) -> Result<&Primary, BackendError> {
         if let Some(primary) = self.primary.get() {
             return Ok(primary);
@@ -177,7 +177,7 @@ impl Device {
             let _outside = OutsideCapture::enter(driver);
             let mut context: CUcontext = std::ptr::null_mut();
             let before = self.used_memory(driver);
-            // SAFETY: the output is valid for the call. The driver keeps the current context as it is.
+            // SAFETY: the output is valid for the call. The driver does not change the current context.
             took(format_args!("GPU {}: primary context retained", self.ordinal), || unsafe {
                 call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal))
             })?;
@@ -220,26 +220,26 @@ impl Primary {
         Current::enter(self.driver, self.context())
     }
 
-    /// Whether somebody has reset the device (`cudaDeviceReset`) since it was first used here. Then all that was made in this context is
-    /// gone. The driver answers calls that are given any of it with an error, until somebody uses the device again: from then on it does
-    /// not survive those that are given a stream (driver 580).
+    /// True if the device was reset (`cudaDeviceReset`) since it was first used here. All objects of this context are then gone. The driver
+    /// answers calls with such objects with an error until the device is used again. From then on, calls with a stream of the old context
+    /// crash (driver 580).
     pub fn is_lost(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) {
             return true;
         }
         let is_lost = match self.driver.context_id(self.ordinal, self.context()) {
             Ok(id) => id != self.id,
-            // Any other error says nothing of a reset, and the driver answers what is asked next with it.
+            // Any other error is unrelated to a reset and would also be returned by the next call.
             Err(code) => matches!(code, code::CONTEXT_IS_DESTROYED | code::INVALID_CONTEXT | code::DEINITIALIZED),
         };
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
-            // While a process ends the driver may have ended before us, which looks the same.
+            // At the end of a process the driver may have shut down first, which looks the same.
             log::debug!("{}", self.lost());
         }
         is_lost
     }
 
-    /// Refuses a context that is lost.
+    /// Returns an error if the context is lost.
     pub fn check(&self) -> Result<(), BackendError> {
         if self.is_lost() { Err(self.lost()) } else { Ok(()) }
     }
@@ -257,17 +257,17 @@ impl Primary {
         }
     }
 
-    /// Waits for all work of this GPU that was enqueued up to now, as `cudaFree` does, and leaves out what is captured, which has not run.
+    /// Waits for all work of this GPU enqueued so far, like `cudaFree`. Captured work has not run and is excluded.
     ///
-    /// The context is not synchronised: while a stream is being captured, by whatever thread, the driver answers that with an error and ends
-    /// the capture. Streams of ours are waited for by events. Those of others may have been destroyed; freeing memory waits for them.
+    /// The context is not synchronized: while any thread captures a stream, the driver would return an error and end the capture. Streams
+    /// of this library are waited for by events. Streams of others may have been destroyed, so they are waited for by freeing memory.
     pub fn drain(&self) -> Result<(), BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
         let callers = lock(&self.callers).clone();
         for stream in callers.into_iter().filter(|stream| !self.is_capturing(*stream)) {
             let mark = self.record(stream)?;
-            // SAFETY: an event of ours, which was recorded just now.
+            // SAFETY: an event of this library that was recorded just now.
             unsafe { call!(self.driver, cuEventSynchronize(mark.event())) }?;
         }
         let mut memory = 0;
@@ -276,12 +276,12 @@ impl Primary {
             // SAFETY: allocated just now.
             return unsafe { call!(self.driver, cuMemFree(memory)) };
         }
-        // Without any memory left. Better a capture that is ended than memory that goes while it is used.
-        // SAFETY: no argument.
+        // The device has no free memory. Ending a capture is better than freeing memory in use.
+        // SAFETY: the call has no argument.
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
 
-    /// An event of this context from those of `pool` that are free.
+    /// Takes a free event of `pool`, or creates one.
     fn event(&self, pool: &Mutex<Vec<usize>>, flags: sys::CUevent_flags) -> Result<usize, BackendError> {
         if let Some(event) = lock(pool).pop() {
             return Ok(event);
@@ -294,29 +294,29 @@ impl Primary {
         Ok(event.expose_provenance())
     }
 
-    /// An event of the pool, to be recorded.
+    /// Takes an event of the pool, which is still to be recorded.
     pub fn mark(&self) -> Result<Mark, BackendError> {
         Ok(Mark { event: self.event(&self.events, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?, pool: self.events.clone() })
     }
 
-    /// As [`Primary::record`], by an event that takes the time.
+    /// Records an event like [`Primary::record`], with a timestamp.
     pub fn record_time(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = Mark { event: self.event(&self.timers, sys::CUevent_flags::CU_EVENT_DEFAULT)?, pool: self.timers.clone() };
-        // SAFETY: as there.
+        // SAFETY: as in `record`.
         unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
         Ok(mark)
     }
 
-    /// An event of the pool that stands for all work of `stream`, a stream of this context, up to now. Needs no current context: the
-    /// event and the stream are of the same one (`cuEventRecord`).
+    /// Records an event of the pool after all current work of `stream`, a stream of this context. Needs no current context, because the
+    /// event and the stream belong to the same one (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = self.mark()?;
-        // SAFETY: an event of this context that is ours alone; a stream of the same context.
+        // SAFETY: an event of this context without other users, and a stream of the same context.
         unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
         Ok(mark)
     }
 
-    /// A stream that orders with no other and that nobody else enqueues into, for an execution in the stream `caller`.
+    /// Returns a stream for an execution in the stream `caller`. It is ordered with no other stream and nobody else enqueues into it.
     pub fn lane(&self, caller: Caller, is_captured: bool) -> Result<usize, BackendError> {
         let mut lanes = lock(&self.lanes);
         let captured = if is_captured { lanes.take_captured(caller) } else { None };
@@ -336,7 +336,7 @@ impl Primary {
         Ok(lane)
     }
 
-    /// A stream for the caller: one of those that were taken back and have nothing to do, or a new one.
+    /// Returns a stream for the caller: a retired stream without work, or a new one.
     pub fn caller_stream(&self) -> Result<usize, BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
@@ -351,8 +351,8 @@ impl Primary {
         Ok(stream)
     }
 
-    /// Takes a stream of the caller back. It is not destroyed, because the driver would give its address to the next stream, and use
-    /// of the old handle, which the driver does not survive, could no longer be told.
+    /// Retires a destroyed stream of the caller. It is not destroyed in the driver, because the next stream would get the same address. Use
+    /// of the old handle, which crashes the driver, could then not be detected.
     pub fn retire_stream(&self, stream: usize) {
         lock(&self.retired).push(stream);
     }
@@ -365,13 +365,13 @@ impl Primary {
         Ok(stream.expose_provenance())
     }
 
-    /// Whether a stream of this backend, which is not being captured, has no work left. One whose work has failed has none.
+    /// True if a stream of this backend that is not being captured has no pending work. A stream whose work has failed counts as idle.
     fn is_idle(&self, stream: usize) -> bool {
-        // SAFETY: the stream is one of this context's that lives as long as it does.
+        // SAFETY: the stream belongs to this context and lives as long as it does.
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
-    /// Takes back a lane that the stream `caller` goes on after. Its work need not have finished.
+    /// Returns a lane to the pool after the stream `caller` has been joined to it. Its work need not have finished.
     pub fn give_lane_back(&self, stream: usize, caller: Caller, captured: bool) {
         let mut lanes = lock(&self.lanes);
         let lane = Idle { stream, after: caller };
@@ -380,17 +380,17 @@ impl Primary {
 
     fn is_capturing(&self, stream: usize) -> bool {
         let mut status = 0;
-        // SAFETY: the stream is one of this context's lanes; the output is valid for the call.
+        // SAFETY: the stream is one of this context's lanes. The output is valid for the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(handle(stream), &mut status) };
         code != 0 || status != 0
     }
 
-    /// Its number.
+    /// Returns the number of the GPU.
     pub fn gpu(&self) -> usize {
         self.ordinal as usize
     }
 
-    /// The fused copy kernel, loaded when it is first needed. `None` where the driver cannot load it, which is logged once.
+    /// Returns the fused copy kernel and loads it on first use. Returns `None` if the driver cannot load it, which is logged once.
     pub fn kernel(&self) -> Option<&Kernel> {
         let load = || {
             let _outside = OutsideCapture::enter(self.driver);
@@ -401,8 +401,8 @@ impl Primary {
         self.kernel.get_or_init(load).as_ref()
     }
 
-    /// Gives this context access to the memory of `peer`, where the hardware has it. Without access the driver takes copies between
-    /// the two through host memory.
+    /// Gives this context access to the memory of `peer`, if the hardware supports it. Without access the driver routes copies between the
+    /// two through host memory.
     pub fn enable_access(&self, peer: &Primary) -> Result<(), BackendError> {
         let bit = 1 << peer.ordinal.clamp(0, 63);
         if self.peers.load(Ordering::Acquire) & bit != 0 {
@@ -414,7 +414,8 @@ impl Primary {
         unsafe { call!(self.driver, cuDeviceCanAccessPeer(&mut can, self.ordinal, peer.ordinal)) }?;
         if can != 0 {
             let _current = self.enter()?;
-            // SAFETY: both contexts are retained. Two threads may do this at once: the later one is told so.
+            // SAFETY: both contexts are retained. If two threads do this at the same time, the later one gets an error code that is ignored
+            // below.
             let enable = || unsafe { (self.driver.cuCtxEnablePeerAccess)(peer.context(), 0) };
             let code = took(format_args!("GPU {}: access to GPU {}", self.ordinal, peer.ordinal), enable);
             if code != code::PEER_ACCESS_ALREADY_ENABLED {
@@ -443,9 +444,9 @@ impl Drop for Primary {
         if KEPT.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             return;
         }
-        // SAFETY: retained once, in `Device::primary`, which a reset does not change.
+        // SAFETY: retained once, in `Device::primary`. A reset does not change that.
         let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
-        // While a process ends the driver may have ended before us.
+        // At the end of a process the driver may have shut down first.
         if code != 0 && code != code::DEINITIALIZED {
             log::warn!("GPU {}: {}", self.ordinal, driver.error("cuDevicePrimaryCtxRelease", code));
         }
@@ -453,16 +454,16 @@ impl Drop for Primary {
 }
 
 impl Primary {
-    /// Gives back what was made in this context.
+    /// Destroys the objects created in this context.
     fn give_back(&mut self) {
         let driver = self.driver;
-        // Tried all the same where that fails: nobody else would.
+        // The objects are destroyed even if this fails, because nobody else would do it.
         let _current = self.enter();
         let events = [&self.events, &self.timers].map(|pool| std::mem::take(&mut *lock(pool)));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
         let callers = std::mem::take(&mut *lock(&self.callers));
-        // SAFETY: events, lanes and the kernel are this context's own, and nobody has them any more. The driver frees each when
-        // what is enqueued has finished. An error of an earlier kernel may be reported here once more; it is not ours to handle.
+        // SAFETY: events, lanes and the kernel belong to this context and have no users any more. The driver frees each when its enqueued
+        // work has finished. An error of an earlier kernel may be reported here once more and is ignored.
         unsafe {
             for event in events.into_iter().flatten() {
                 (driver.cuEventDestroy)(handle(event));

@@ -1,8 +1,8 @@
-//! Looks at the GPUs in sight: what the driver tells, and what NVML adds where it is installed. `topology::discover` makes a machine
-//! of it.
+//! Discovers the visible GPUs from the driver, and their links from NVML if it is installed. `topology::discover` converts the result to a
+//! machine.
 //!
-//! Devices are matched between the two by their UUID, because NVML counts all GPUs of the node in an order of its own, while the
-//! driver shows this process those of `CUDA_VISIBLE_DEVICES` in that order. No context is created.
+//! Devices of both are matched by UUID, because NVML numbers all GPUs of the node in its own order, while the driver shows this process
+//! those of `CUDA_VISIBLE_DEVICES` in that order. No context is created.
 
 use super::driver::{CUdevice, Driver, call};
 use super::gpus::count_devices;
@@ -17,20 +17,20 @@ use nvml_wrapper::error::NvmlError;
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// More than any GPU has; the links of one are numbered from 0.
+/// Upper bound on the number of NVLinks of a GPU, whose links are numbered from 0.
 pub(super) const MOST_NVLINKS: u32 = 36;
 
-/// The topology of this process's GPUs.
+/// Returns the topology of this process's GPUs.
 pub fn discover() -> Result<Topology, BackendError> {
     Ok(topology(&look()?))
 }
 
-/// What can be seen of this process's GPUs.
+/// Returns the observed properties of this process's GPUs.
 pub fn look() -> Result<Seen, BackendError> {
     look_at(Driver::get()?, nvml)
 }
 
-/// What `driver` shows, and NVML where `load` finds it.
+/// Collects the properties that `driver` reports, and those of NVML if `load` succeeds.
 pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> Result<N, NvmlError>) -> Result<Seen, BackendError> {
     let count = count_devices(driver)?;
     let mut gpus = Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
         // SAFETY: the output is valid for the call.
         unsafe { call!(driver, cuDeviceGet(&mut device, index as i32)) }?;
         let mut name = [0; 256];
-        // SAFETY: the driver writes at most as many bytes as it is told, with a NUL.
+        // SAFETY: the driver writes at most the given number of bytes, including a NUL.
         unsafe { call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device)) }?;
         // SAFETY: the last byte is NUL, whatever the driver wrote before it.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -76,9 +76,9 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
     Ok(Seen { gpus, peers })
 }
 
-/// GPUs of the node by their UUIDs, also those that this process does not see, which NVML tells of: who they are, and what can be seen of
-/// them. That each pair has peer access is assumed, because nobody can ask the driver; processes of this node reach each other's memory by
-/// nothing else. `None` where NVML does not know them all, as in a container that is shown some.
+/// Identifies GPUs of the node by UUID through NVML, including GPUs that are not visible to this process, and returns their properties.
+/// Peer access is assumed for each pair, because the driver cannot be queried and processes of a node can reach each other's memory only in
+/// this way. Returns `None` if NVML does not know all of them, as in a container with some GPUs.
 pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
     let driver = identity()?.driver;
     let found = nvml().and_then(|nvml| {
@@ -107,14 +107,15 @@ pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)
     })
 }
 
-/// As NVML writes it.
+/// Formats a UUID like NVML.
 pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]];
     format!("GPU-{}", parts.map(hex).join("-"))
 }
 
-/// NVML numbers the versions of NVLink in the order of their appearance: 1.0, 2.0, 2.2, 3.0, 3.1, 4.0, 5.0 (`nvmlNvlinkVersion_t`).
+/// Converts NVML's number of an NVLink version to the major version. NVML numbers the versions in order of appearance: 1.0, 2.0, 2.2, 3.0,
+/// 3.1, 4.0, 5.0 (`nvmlNvlinkVersion_t`).
 fn nvlink_version(number: u32) -> Option<u32> {
     match number {
         0 => None,
@@ -131,7 +132,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
     let places: Vec<Option<(u32, u32, u32)>> =
         devices.iter().map(|device| device.pci_info().ok().map(|pci| (pci.domain, pci.bus, pci.device))).collect();
     for (gpu, device) in gpus.iter_mut().zip(&devices) {
-        // A virtual machine may show a link that is none: no width.
+        // A virtual machine may report a link of width 0, which is not a link.
         let pcie = device.max_pcie_link_gen().ok().zip(device.max_pcie_link_width().ok());
         gpu.pcie = pcie.map(|(generation, width)| Pcie { generation, width }).filter(|link| link.generation > 0 && link.width > 0);
         let mut links = Vec::new();
@@ -140,7 +141,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
             match link.is_active() {
                 Ok(true) => {}
                 Ok(false) => continue,
-                // Past the last link, or a GPU without any.
+                // The number is beyond the last link, or the GPU has none.
                 Err(_) => break,
             }
             let version = link.version().ok().and_then(nvlink_version).unwrap_or(match gpu.capability.0 {
@@ -154,7 +155,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
                 Ok(pci) => {
                     let there = (pci.domain, pci.bus, pci.device);
                     let peer = (0_u32..).zip(&places).find(|(_, place)| **place == Some(there));
-                    // A switch that a virtual machine hides reads as all zeros or all ones.
+                    // A switch hidden by a virtual machine reads as all zeros or all ones.
                     let hidden = pci.bus_id.trim_matches(['0', 'f', 'F', ':', '.']).is_empty();
                     peer.map_or(if hidden { Remote::Unknown } else { Remote::Other }, |(index, _)| Remote::Gpu(index))
                 }
@@ -171,7 +172,7 @@ fn ask_nvml(nvml: &Nvml, gpus: &mut [SeenGpu], uuids: &[String]) -> Result<(), N
 mod tests {
     #[test]
     fn nvml_numbers_versions_of_nvlink_by_their_appearance() {
-        // An H200 has NVLink 4 and NVML says 6.
+        // An H200 has NVLink 4, for which NVML reports 6.
         assert_eq!(
             [0, 1, 2, 3, 4, 5, 6, 7].map(super::nvlink_version),
             [None, Some(1), Some(2), Some(2), Some(3), Some(3), Some(4), Some(5)]

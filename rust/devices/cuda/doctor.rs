@@ -1,5 +1,5 @@
-//! What a doctor asks of the driver, NVML and the GPUs: attributes, and trials of what attributes only claim. What it makes of them it says
-//! itself.
+//! Collects facts for `mpgpu doctor` from the driver, NVML and the GPUs: attributes, and trials of features that attributes only claim. The
+//! conclusions are drawn elsewhere.
 
 use super::backend::CudaBackend;
 use super::discover::uuid_text;
@@ -16,118 +16,120 @@ use nvml_wrapper::{Device, Nvml};
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// What was asked and tried.
+/// Collected facts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuFacts {
     /// CUDA version of the driver, 13000 for 13.0.
     pub cuda: i32,
-    /// The version that people name, 580.95.05, where NVML tells it.
+    /// Driver version as released, for example 580.95.05, if NVML reports it.
     pub version: Option<String>,
-    /// Functions that this driver lacks, of those that mpgpu calls where there are any.
+    /// Optional functions used by mpgpu that this driver lacks.
     pub missing: Vec<&'static str>,
-    /// Why NVML tells nothing, if it does not.
+    /// Reason why NVML is not available, if it is not.
     pub no_nvml: Option<String>,
-    /// GPUs that NVML counts on the node, whatever this process may see.
+    /// Number of GPUs of the node as counted by NVML, visible or not.
     pub on_node: Option<u32>,
-    /// In the driver's order.
+    /// GPUs in the driver's order.
     pub gpus: Vec<Gpu>,
-    /// Each two GPUs, the lower number first.
+    /// Pairs of GPUs, the lower number first.
     pub pairs: Vec<Pair>,
-    /// Whether host memory can be pinned, if that was tried.
+    /// Result of pinning host memory, if it was tried.
     pub pinning: Option<Pinning>,
 }
 
-/// A GPU in sight.
+/// Visible GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gpu {
-    /// As its maker calls it.
+    /// Product name.
     pub name: String,
-    /// As NVML writes it.
+    /// UUID in NVML's format.
     pub uuid: String,
-    /// Who may use it.
+    /// Compute mode: the processes that may use the GPU.
     pub mode: Mode,
-    /// Whether it is an instance of a GPU, or a GPU that is divided into such.
+    /// True for a MIG instance, and for a GPU that is divided into instances.
     pub is_mig: bool,
-    /// Whether the driver says that a server of MPS serves it.
+    /// True if the driver reports that an MPS server serves the GPU.
     pub is_mps: bool,
-    /// Whether streams wait for and write counters of 64 bits.
+    /// True if streams can wait for and write 64-bit counters.
     pub has_stream_memory: bool,
-    /// Whether memory goes to other processes as a descriptor.
+    /// True if memory can be shared with other processes as a file descriptor.
     pub has_descriptors: bool,
-    /// Its PCIe link.
+    /// PCIe link.
     pub pcie: Option<PcieNow>,
-    /// The state of the fabric of its NVSwitches.
+    /// State of the NVSwitch fabric.
     pub fabric: Fabric,
-    /// NVLinks that are up, and all.
+    /// Number of active NVLinks and of all NVLinks.
     pub nvlinks: Option<(u32, u32)>,
 }
 
 /// Compute mode.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Any number of processes.
+    /// Any number of processes may use the GPU.
     #[default]
     Shared,
-    /// One process.
+    /// Only one process may use the GPU.
     Exclusive,
-    /// Nobody.
+    /// No process may use the GPU.
     Prohibited,
 }
 
-/// A PCIe link as it is and as the GPU and its slot allow it. The generation is lower while a GPU idles, so it is not compared.
+/// Current width of a PCIe link and the maximum of the GPU and its slot. The generation is not compared, because it is lower while a GPU is
+/// idle.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PcieNow {
-    /// Lanes in use.
+    /// Number of lanes in use.
     pub width: u32,
-    /// Lanes there are.
+    /// Maximum number of lanes.
     pub most: u32,
 }
 
-/// What NVML says of the fabric.
+/// State of the fabric as reported by NVML.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// There is none, or NVML does not tell.
+    /// No fabric, or NVML does not report it.
     #[default]
     None,
     /// The GPU is not registered with the fabric manager.
     NotStarted,
-    /// It is about to be.
+    /// Registration is in progress.
     InProgress,
-    /// It is.
+    /// The GPU is registered.
     Up,
-    /// It came to an end with this error of NVML's.
+    /// Registration ended with this NVML error.
     Failed(u32),
 }
 
-/// Two GPUs.
+/// Pair of GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// The lower number.
+    /// Lower GPU number.
     pub a: usize,
-    /// The higher number.
+    /// Higher GPU number.
     pub b: usize,
-    /// Whether the driver reports access, from `a` to `b` and back.
+    /// Peer access reported by the driver, from `a` to `b` and from `b` to `a`.
     pub claims: (bool, bool),
-    /// What copies showed, or why none were made; `None` where they were not wanted.
+    /// Result of test copies, or the reason why none were made. `None` if trials were not requested.
     pub tried: Option<Result<Tried, String>>,
 }
 
-/// Pinning of pages of the process.
+/// Result of pinning pages of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinning {
-    /// Bytes that were to be pinned.
+    /// Number of bytes to pin.
     pub bytes: u64,
-    /// At once.
+    /// Result of pinning all bytes in one call.
     pub whole: Result<(), String>,
-    /// In pieces of [`PIECE`], where that failed.
+    /// Result of pinning the bytes in pieces of [`PIECE`], if one call failed.
     pub pieces: Option<Result<(), String>>,
 }
 
-/// A piece of a buffer that is pinned in pieces.
+/// Piece size in bytes.
 pub const PIECE: u64 = 4 << 20;
 const PINNED: u64 = 64 << 20;
 
-/// Looks at this process's GPUs. `with_trials` has bytes copied between all pairs, and host memory pinned, which takes a context on each GPU.
+/// Collects the facts of this process's GPUs. With `with_trials`, copies bytes between all pairs and pins host memory, which creates a
+/// context on each GPU.
 pub fn facts(with_trials: bool) -> Result<GpuFacts, BackendError> {
     facts_of(Driver::get()?, nvml, with_trials)
 }
@@ -144,7 +146,7 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         let mut device: CUdevice = 0;
         let mut name = [0; 256];
         let mut uuid = [0_u8; 16];
-        // SAFETY: the outputs are valid for the calls; of the name the driver writes at most as many bytes as it is told, with a NUL.
+        // SAFETY: the outputs are valid for the calls. The driver writes at most the given number of bytes of the name, including a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device))?;
@@ -188,7 +190,7 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         for pair in facts.pairs.iter_mut().filter(|pair| pair.claims.0 || pair.claims.1) {
             pair.tried = Some(backend.0.checks.try_peers(&backend.0.gpus, pair.a, pair.b).map_err(|error| error.to_string()));
         }
-        // Without a context or memory it says nothing of pinning.
+        // If a context or memory is not available, the trial says nothing about pinning and is omitted.
         facts.pinning = backend.0.gpus.try_pinning().ok();
     }
     Ok(facts)
@@ -198,7 +200,7 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
     facts.version = nvml.sys_driver_version().ok();
     facts.on_node = nvml.device_count().ok();
     for gpu in &mut facts.gpus {
-        // NVML knows an instance of a GPU by another UUID.
+        // NVML knows a MIG instance by another UUID.
         let Ok(device) = nvml.device_by_uuid(gpu.uuid.as_str()) else { continue };
         gpu.is_mig |= device.mig_mode().is_ok_and(|mode| mode.current != 0);
         let widths = device.current_pcie_link_width().ok().zip(device.max_pcie_link_width().ok());
@@ -211,11 +213,11 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
     }
 }
 
-/// Drivers since 525 tell it.
+/// Returns the state of the fabric, which drivers since 525 report.
 fn fabric(nvml: &Nvml, device: &Device<'_>) -> Fabric {
     let Ok(ask) = nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref() else { return Fabric::None };
     let mut info = std::mem::MaybeUninit::zeroed();
-    // SAFETY: a device of this library; the output is of the function's type, plain numbers that may all be zero.
+    // SAFETY: a device of this library. The output has the function's type: plain numbers that may all be zero.
     let (told, info) = unsafe { (ask(device.handle(), info.as_mut_ptr()), info.assume_init()) };
     match (told, info.state, info.status) {
         (0, 1, _) => Fabric::NotStarted,
@@ -232,7 +234,7 @@ impl Gpus {
         let pages = HostPages::new(PINNED as usize, None).map_err(|error| BackendError::NotSupported(error.to_string()))?;
         let pin = |at: usize, bytes: usize| -> Result<(), BackendError> {
             let base = handle(pages.base() + at);
-            // SAFETY: whole pages that stay mapped until they are unregistered, at once.
+            // SAFETY: whole pages that stay mapped until they are unregistered in the next call.
             unsafe {
                 call!(self.driver, cuMemHostRegister(base, bytes, 0))?;
                 call!(self.driver, cuMemHostUnregister(base))
@@ -267,7 +269,7 @@ mod tests {
         assert_eq!(tried[1], (0, 2, Some(Ok(Tried::Intact))));
         let (1, 2, Some(Ok(Tried::Lost(loss)))) = &tried[2] else { panic!("{tried:?}") };
         assert_eq!((loss.from, loss.to, loss.mover, loss.wrong), (2, 1, Mover::Push, loss.of));
-        // All of it goes with the backend.
+        // All of it is freed with the backend.
         assert!(node(|node| node.memory.is_empty()));
     }
 
@@ -285,7 +287,7 @@ mod tests {
     #[test]
     fn a_function_that_the_driver_lacks_is_missed() {
         double::start(1, false);
-        // The double has no graphs.
+        // The driver double has no graphs.
         let all = of(double::driver(), false).missing;
         for function in ["cuMemcpyBatchAsync", "cuStreamBatchMemOp", "cuIpcOpenMemHandle"] {
             let mut missing = of(double::without(function), false).missing;

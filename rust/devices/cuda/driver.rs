@@ -1,8 +1,8 @@
-//! The driver's functions, each looked up by name in the library that is loaded at run time.
+//! Loads the CUDA driver library at run time and looks up its functions by name.
 //!
-//! Types and constants are those of cudarc's bindings. Its wrappers are not used, because they panic where a symbol is missing: a
-//! driver older than a function is an answer here, not a panic. Nor is its result type: a driver newer than the bindings may return
-//! a code that the enumeration lacks, so a result stays an integer.
+//! Types and constants come from cudarc's bindings. Its wrappers are not used, because they panic if a symbol is missing, whereas mpgpu
+//! supports drivers that lack newer functions. Its result type is not used either: a newer driver may return a code that the enumeration
+//! lacks, so a result stays an integer.
 
 use crate::backend::BackendError;
 use crate::backend::static_program::check_can_load;
@@ -18,10 +18,10 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 
-/// A `CUresult`.
+/// `CUresult` code.
 pub(super) type Code = c_int;
 
-/// Codes that are told apart.
+/// Result codes that are handled separately.
 pub(super) mod code {
     use super::Code;
     pub const INVALID_VALUE: Code = 1;
@@ -34,19 +34,20 @@ pub(super) mod code {
     pub const CONTEXT_IS_DESTROYED: Code = 709;
     pub const ALREADY_MAPPED: Code = 208;
 
-    /// INVALID_VALUE, NOT_PERMITTED, NOT_SUPPORTED: what is asked for is not what this can do, which depends on the driver's version.
+    /// True for INVALID_VALUE, NOT_PERMITTED and NOT_SUPPORTED: the request is not supported in this case, which depends on the driver's
+    /// version.
     pub fn says_no(code: i64) -> bool {
         matches!(code, 1 | 800 | 801)
     }
 }
 
-/// Errors after which the driver refuses every call of the process that touches the GPU's context: a fault of a kernel or a link.
+/// True for errors after which every call on the GPU's context in this process fails: a fault of a kernel or a link.
 fn is_sticky(code: Code) -> bool {
     // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
-/// A function of a driver that calls that of the double, unless the test has this call fail.
+/// Wraps a driver function as one that calls the driver double, unless the test lets this call fail.
 #[cfg(test)]
 macro_rules! counted {
     ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
@@ -55,7 +56,7 @@ macro_rules! counted {
     (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [] [$($free:ident)*]) => {{
         unsafe extern "C" fn counted($($taken: $of),*) -> Code {
             super::tests::double::counted(stringify!($name), |$inner| {
-                // SAFETY: what the caller vouches for.
+                // SAFETY: guaranteed by the caller.
                 unsafe { ($function)($($taken),*) }
             })
         }
@@ -71,7 +72,7 @@ macro_rules! driver_functions {
         required { $($required:ident = $required_symbol:literal ($($required_argument:ty),*);)* }
         optional { $($optional:ident = $optional_symbol:literal ($($optional_argument:ty),*);)* }
     ) => {
-        /// The functions of the driver that mpgpu calls, named as in its manual.
+        /// Functions of the driver that mpgpu calls, with the names of the driver's manual.
         #[allow(non_snake_case)]
         #[derive(Clone)]
         #[repr(C)] // In the order below.
@@ -81,17 +82,17 @@ macro_rules! driver_functions {
         }
 
         impl Driver {
-            /// Finds all functions. `find` says where a symbol is, and `None` for one that the driver lacks.
+            /// Looks up all functions. `find` returns the address of a symbol, or `None` if the driver lacks it.
             ///
             /// # Safety
-            /// What `find` returns is the driver's function of that name, for as long as the process lives.
+            /// Each address that `find` returns is the driver's function of that name, for as long as the process lives.
             unsafe fn look_up(find: impl Fn(&'static str) -> Option<NonNull<c_void>>) -> Result<Driver, BackendError> {
                 Ok(Driver {
                     $($required: {
                         let symbol = find($required_symbol).ok_or_else(|| BackendError::NoDriver(
                             concat!("the driver has no ", $required_symbol, "; mpgpu needs a driver of CUDA 11.1 or later").into(),
                         ))?;
-                        // SAFETY: the type is the function's in the driver's manual.
+                        // SAFETY: the type is that of the function in the driver's manual.
                         unsafe { transmute::<NonNull<c_void>, unsafe extern "C" fn($($required_argument),*) -> Code>(symbol) }
                     },)*
                     $($optional: {
@@ -103,13 +104,13 @@ macro_rules! driver_functions {
                 })
             }
 
-            /// The functions that it lacks.
+            /// Returns the names of the functions that the driver lacks.
             pub fn missing(&self) -> Vec<&'static str> {
                 let optional = [$((stringify!($optional), self.$optional.is_none())),*];
                 optional.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect()
             }
 
-            /// A driver that lacks one more of the functions that it may lack.
+            /// Returns a driver that lacks one more of the optional functions.
             #[cfg(any(test, feature = "fault-injection"))]
             pub fn without(mut self, function: &str) -> Driver {
                 match function {
@@ -119,7 +120,7 @@ macro_rules! driver_functions {
                 self
             }
 
-            /// The double of a driver that has all, each of whose calls counts.
+            /// Wraps the driver double so that every call is counted.
             #[cfg(test)]
             pub fn counted(inner: &Driver) -> Driver {
                 Driver {
@@ -130,7 +131,7 @@ macro_rules! driver_functions {
                 }
             }
 
-            /// A driver whose every function does nothing and succeeds, and that lacks all that a driver may lack.
+            /// Returns a driver whose required functions do nothing and succeed, and that has no optional function.
             #[cfg(test)]
             pub fn inert() -> Driver {
                 Driver {
@@ -197,7 +198,7 @@ driver_functions! {
         );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
-        // What every execution calls, beside each other, and the number of a stream next to them.
+        // Functions that every execution calls, next to each other, followed by the number of a stream.
         cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
@@ -213,9 +214,9 @@ driver_functions! {
         // CUDA 12.0.
         cuCtxGetId = "cuCtxGetId" (CUcontext, *mut c_ulonglong);
         cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
-        // Every driver has it; only messages ask for it.
+        // Every driver has this function. Only messages use it.
         cuStreamGetFlags = "cuStreamGetFlags" (CUstream, *mut c_uint);
-        // Every driver has it; only timed executions need it.
+        // Every driver has this function. Only timed executions use it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
         // CUDA 11.2.
         cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
@@ -227,7 +228,7 @@ driver_functions! {
         );
         cuMemPoolExportPointer = "cuMemPoolExportPointer" (*mut sys::CUmemPoolPtrExportData, CUdeviceptr);
         cuMemPoolImportPointer = "cuMemPoolImportPointer" (*mut CUdeviceptr, sys::CUmemoryPool, *mut sys::CUmemPoolPtrExportData);
-        // CUDA 11.3. In CUDA 12.3 superseded by one that tells of edges, too.
+        // CUDA 11.3. Superseded in CUDA 12.3 by a version that also returns edges.
         cuStreamGetCaptureInfo_v2 = "cuStreamGetCaptureInfo_v2" (
             CUstream, *mut c_uint, *mut c_ulonglong, *mut CUgraph, *mut *const CUgraphNode, *mut usize
         );
@@ -239,7 +240,7 @@ driver_functions! {
         cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
         // CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
-        // CUDA 10. Superseded in CUDA 12 by others, of which older drivers know nothing.
+        // CUDA 10. Superseded in CUDA 12 by versions that older drivers lack.
         cuGraphAddKernelNode = "cuGraphAddKernelNode" (
             *mut CUgraphNode, CUgraph, *const CUgraphNode, usize, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
@@ -250,7 +251,7 @@ driver_functions! {
         cuLaunchKernelEx = "cuLaunchKernelEx" (*const sys::CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
         // CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
-        // Not every platform has these: not those without a file system of their own, say.
+        // Some platforms lack these functions, for example those without their own file system.
         cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);
         cuIpcOpenMemHandle = "cuIpcOpenMemHandle_v2" (*mut CUdeviceptr, sys::CUipcMemHandle, c_uint);
         cuIpcCloseMemHandle = "cuIpcCloseMemHandle" (CUdeviceptr);
@@ -267,7 +268,7 @@ driver_functions! {
         cuMemUnmap = "cuMemUnmap" (CUdeviceptr, usize);
         cuMemSetAccess = "cuMemSetAccess" (CUdeviceptr, usize, *const sys::CUmemAccessDesc, usize);
         cuMemRelease = "cuMemRelease" (sys::CUmemGenericAllocationHandle);
-        // CUDA 13.0. That of CUDA 12.8 has one argument more and is not used.
+        // CUDA 13.0. The version of CUDA 12.8 has one more argument and is not used.
         cuMemcpyBatchAsync = "cuMemcpyBatchAsync_v2" (
             *mut CUdeviceptr, *mut CUdeviceptr, *mut usize, usize, *mut sys::CUmemcpyAttributes, *mut usize, usize, CUstream
         );
@@ -280,7 +281,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Calls a function of the driver and turns its result into an error that names it. To be used in an `unsafe` block.
+/// Calls a function of the driver and converts its result to an error that names the function. Must be used in an `unsafe` block.
 macro_rules! call {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.check(stringify!($function), ($driver.$function)($($argument),*))
@@ -288,7 +289,7 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// The same for a function that a driver may lack.
+/// Calls a function that a driver may lack, like `call!`.
 macro_rules! call_optional {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.$function {
@@ -302,27 +303,27 @@ pub(super) use call_optional;
 impl Driver {
     fn load() -> Result<Driver, BackendError> {
         check_can_load().map_err(|why| BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded: {why}")))?;
-        // By its own name first: that without a number may be a toolkit's stub, which stands in a library path for the linker's sake and has no
-        // driver behind it. Loaded once and never unloaded, as whatever has threads and callbacks in the process.
-        // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+        // The numbered name is tried first: the one without a number may be a toolkit's stub for linking, without a driver behind it. The
+        // library is loaded once and never unloaded, because it has threads and callbacks in the process.
+        // SAFETY: loading libcuda runs its initializers, as in every CUDA program.
         let load = |name: &str| unsafe { Library::new(name) };
         let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
         let library = loaded.map_err(|error| {
-            // The error's own text says only what failed; the loader's says why.
+            // The error's own text says only what failed. The loader's text gives the reason.
             let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
         })?;
         let library = ManuallyDrop::new(library);
-        // SAFETY: a symbol's address is that of the function. The library is never unloaded.
+        // SAFETY: the symbol's address is that of the function, and the library is never unloaded.
         unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
     }
 
-    /// The driver, loaded and initialised once in a process; [`BackendError::NoDriver`] with the reason where that is not possible.
+    /// Returns the driver, loaded and initialized once per process, or [`BackendError::NoDriver`] with the reason.
     pub fn get() -> Result<&'static Driver, BackendError> {
         static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
         let loaded = DRIVER.get_or_init(|| {
             let driver = took("driver loaded", Driver::load)?;
-            // SAFETY: the only flag that exists is 0.
+            // SAFETY: 0 is the only valid flag.
             match took("driver initialised", || unsafe { (driver.cuInit)(0) }) {
                 0 => {
                     log::debug!("CUDA driver {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
@@ -336,7 +337,7 @@ impl Driver {
         loaded.as_ref().map_err(Clone::clone)
     }
 
-    /// The driver's CUDA version, 13000 for 13.0.
+    /// Returns the driver's CUDA version, for example 13000 for 13.0.
     pub fn version(&self) -> i32 {
         let mut version = 0;
         // SAFETY: the output is valid for the call.
@@ -344,7 +345,7 @@ impl Driver {
         version
     }
 
-    /// How many devices there are in sight.
+    /// Returns the number of visible devices.
     pub fn device_count(&self) -> Result<u32, BackendError> {
         let mut count = 0;
         // SAFETY: the output is valid for the call.
@@ -352,7 +353,7 @@ impl Driver {
         Ok(count.max(0) as u32)
     }
 
-    /// An attribute of a device; 0 where the driver does not know it.
+    /// Returns an attribute of a device, or 0 if the driver does not know it.
     pub fn attribute(&self, attribute: sys::CUdevice_attribute, device: CUdevice) -> i32 {
         let mut value = 0;
         // SAFETY: the output is valid for the call.
@@ -360,20 +361,21 @@ impl Driver {
         value
     }
 
-    /// The number of a stream; for a default stream that of the current context. `None` where the driver gives none.
+    /// Returns the number of a stream, for a default stream that of the current context. `None` if the driver has no stream numbers.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
-        // SAFETY: a stream of the caller's; the output is valid for the call.
+        // SAFETY: a stream of the caller. The output is valid for the call.
         let code = unsafe { self.cuStreamGetId?(stream, &mut id) };
         (code == 0).then_some(id)
     }
 
-    /// The number of a device's primary context, which no context that is made after it has; `CONTEXT_IS_DESTROYED` where it is gone, as after
-    /// a reset. The handle stays, also for a context that is made anew. Takes 32 ns (H200, driver 580). 0 where the driver gives no numbers.
+    /// Returns the number of a device's primary context, which is unique, or `CONTEXT_IS_DESTROYED` if it was reset. The handle is no
+    /// substitute: a context created later may have the same handle. Returns 0 if the driver has no context numbers. The call takes 32 ns
+    /// (H200, driver 580).
     pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
-            // SAFETY: the handle of a primary context; the output is valid for the call.
+            // SAFETY: the handle of a primary context. The output is valid for the call.
             let code = unsafe { ask(context, &mut id) };
             return if code == 0 { Ok(id) } else { Err(code) };
         }
@@ -386,32 +388,31 @@ impl Driver {
         }
     }
 
-    /// What the driver says of a call's result.
+    /// Converts a result code to an error of the call `what`.
     pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
 
-    /// A function that this driver does not have.
     #[cold]
-    /// The number of a stream, which no other stream of the process has or will have. `None` while it is being captured, because asking
-    /// would end the capture with an error, and where the driver is older than such numbers.
+    /// Returns the number of a stream, unique in the process for all time. `None` while the stream is being captured, because a query would
+    /// end the capture with an error, and if the driver has no stream numbers.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
         let mut status = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
+        // SAFETY: a stream of the caller. The output is valid for the call.
         let code = unsafe { (self.cuStreamIsCapturing)(raw, &mut status) };
         if code == 0 && status == 0 { self.stream_id(raw) } else { None }
     }
 
-    /// What tells a stream apart for [`FailedWaits`](crate::backend::failed_waits::FailedWaits), while its context is current: its number,
-    /// or else its handle, which default streams share.
+    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits). Falls back to its handle,
+    /// which default streams share. Requires its context to be current.
     pub fn number_of(&self, raw: CUstream) -> u64 {
         self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }
 
-    /// Whether a stream is being captured.
+    /// True if the stream is being captured.
     pub fn is_capturing(&self, raw: CUstream) -> Result<bool, BackendError> {
         let mut status = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
+        // SAFETY: a stream of the caller. The output is valid for the call.
         self.check("cuStreamIsCapturing", unsafe { (self.cuStreamIsCapturing)(raw, &mut status) })?;
         if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as u32 {
             return Err(BackendError::NotSupported("the stream's capture was invalidated by an earlier call; end it first".into()));
@@ -419,6 +420,7 @@ impl Driver {
         Ok(status != 0)
     }
 
+    /// Returns the error for a function that this driver does not have.
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
         BackendError::NotSupported(format!(
@@ -428,7 +430,7 @@ impl Driver {
         ))
     }
 
-    /// The error that `what` has returned.
+    /// Returns the error of the call `what` with this result code.
     #[cold]
     pub fn error(&self, what: &str, code: Code) -> BackendError {
         let mut reason = self.text(code);
@@ -438,11 +440,11 @@ impl Driver {
         BackendError::Driver { what: what.to_owned(), reason, code: i64::from(code) }
     }
 
-    /// Name and text of a code.
+    /// Returns the name and the text of a result code.
     fn text(&self, code: Code) -> String {
         let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = std::ptr::null();
-            // SAFETY: the output is valid for the call. It becomes NULL, or a static text.
+            // SAFETY: the output is valid for the call. It becomes NULL or points to a static text.
             unsafe {
                 function(code, &mut text);
                 if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
@@ -453,7 +455,7 @@ impl Driver {
     }
 }
 
-/// Makes a context current for as long as it lives, then the caller's again.
+/// Guard that makes a context current, and restores the caller's context on drop.
 pub(super) struct Current {
     driver: &'static Driver,
     pushed: bool,
@@ -466,7 +468,7 @@ impl Current {
         unsafe { call!(driver, cuCtxGetCurrent(&mut current)) }?;
         let pushed = current != context;
         if pushed {
-            // SAFETY: a context that the driver gave out and that is retained.
+            // SAFETY: a retained context that was created by the driver.
             unsafe { call!(driver, cuCtxPushCurrent(context)) }?;
         }
         Ok(Current { driver, pushed })
@@ -477,24 +479,24 @@ impl Drop for Current {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: takes off what `enter` has put on; whatever came on top meanwhile is gone again.
+            // SAFETY: pops the context that `enter` pushed. Contexts pushed later have been popped again.
             unsafe { (self.driver.cuCtxPopCurrent)(&mut popped) };
         }
     }
 }
 
-/// The driver's pointer that a number stands for.
+/// Converts a number to the driver handle that it stands for.
 pub(super) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in this backend can panic while it holds a lock and leave the value half changed.
+    // Nothing in this backend can panic while it holds a lock with the value partly changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets this thread make calls that a capture under way, of any thread, would forbid: creating events, allocating, querying. They are
-/// calls of the library's own and not part of what is captured.
+/// Guard under which this thread may make calls that a capture in progress on any thread would forbid, such as creating events, allocating
+/// and querying. These are the library's own calls, not part of the capture.
 pub(super) struct OutsideCapture {
     driver: &'static Driver,
     mode: c_uint,
@@ -511,7 +513,7 @@ impl OutsideCapture {
 
 impl Drop for OutsideCapture {
     fn drop(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: as in `enter`.
         unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
     }
 }
@@ -520,9 +522,9 @@ impl Drop for OutsideCapture {
 mod tests {
     use super::*;
 
-    /// What a driver without `absent` is taken for. None of its functions may be called.
+    /// Looks up a driver without the function `absent`. None of its functions may be called.
     fn driver_without(absent: &'static str) -> Result<Driver, BackendError> {
-        // SAFETY: nobody calls what is found.
+        // SAFETY: the functions are never called.
         unsafe { Driver::look_up(|symbol| (symbol != absent).then_some(NonNull::dangling())) }
     }
 

@@ -1,8 +1,8 @@
-//! The caller's events.
+//! Stores the caller's events.
 //!
-//! A `CUevent` belongs to one context and can be recorded in its streams alone, but an event of this backend may be recorded in any
-//! stream. So it stands for a `CUevent` of whichever GPU it was last recorded on. Handles of ours are odd numbers, which no pointer of
-//! the driver is; any other handle is taken for a `CUevent` of the caller.
+//! A `CUevent` belongs to one context and can be recorded only in its streams, but an event of this backend may be recorded in any stream.
+//! It therefore refers to a `CUevent` of the GPU on which it was last recorded. Handles of this backend are odd numbers, which no pointer
+//! of the driver is. Any other handle is taken for a `CUevent` of the caller.
 
 use super::device::Mark;
 use super::driver::{CUevent, handle, lock};
@@ -12,23 +12,24 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The last recording; `None` until there is one.
+/// Last recording, or `None` before the first.
 pub(super) type EventRecord = Option<Recording>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
     pub gpu: usize,
-    /// The `CUevent`. Whoever makes a stream wait for it, or waits, holds it, so that nobody records it anew meanwhile.
+    /// `CUevent` of the recording. A thread that waits for it, or makes a stream wait, holds a reference, so that it is not recorded again
+    /// in the meantime.
     pub mark: Arc<Mark>,
-    /// What the stream was behind.
+    /// Possible failed waits that precede the event in its stream.
     pub behind: Behind,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Events {
     next: AtomicUsize,
-    /// Not held while the driver records or waits, which blocks while the queue of a stream is full. Each recording is of another
-    /// `CUevent`, so until it is there the event stands for the one before.
+    /// Events by handle. Not locked while the driver records or waits, because this blocks while the queue of a stream is full. Each
+    /// recording uses another `CUevent`, so the event refers to the previous one until the recording is complete.
     events: Mutex<HashMap<usize, EventRecord, ahash::RandomState>>,
 }
 
@@ -47,25 +48,25 @@ impl Events {
         lock(&self.events).remove(&event.0).map(drop).ok_or(BackendError::InvalidHandle(event.0, "event"))
     }
 
-    /// The last recording of an event of ours.
+    /// Returns the last recording of an event of this backend.
     pub fn recorded(&self, event: EventHandle) -> Result<EventRecord, BackendError> {
         lock(&self.events).get(&event.0).cloned().ok_or(BackendError::InvalidHandle(event.0, "event"))
     }
 
-    /// An event of ours stands for this recording from now on.
+    /// Stores a new recording of an event of this backend.
     pub fn note(&self, event: EventHandle, recording: Recording) -> Result<(), BackendError> {
         let mut events = lock(&self.events);
         *events.get_mut(&event.0).ok_or(BackendError::InvalidHandle(event.0, "event"))? = Some(recording);
         Ok(())
     }
 
-    /// Gives all events back to their pools.
+    /// Drops all events, which return to the pools.
     pub fn release(&self) {
         lock(&self.events).clear();
     }
 }
 
-/// A `CUevent` of the caller.
+/// Returns the `CUevent` of a handle of the caller.
 pub(super) fn raw_event(event: EventHandle) -> Result<CUevent, BackendError> {
     if event.0 == 0 || is_ours(event) { Err(BackendError::InvalidHandle(event.0, "event")) } else { Ok(handle(event.0)) }
 }

@@ -1,4 +1,4 @@
-//! Executable graphs ("execs"): how one is built from a program, and bound to other addresses.
+//! Builds executable graphs ("execs") from programs and binds them to other addresses.
 
 use super::choice::Seen;
 use super::completion::Finished;
@@ -10,64 +10,64 @@ use crate::plan::Program;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// The execs of one program. Locked while one of them is chosen and changed, not while it is launched. What a launch in a time loop reads
-/// comes first, in two or three cache lines, because the launch before has left nothing of it in the nearest cache.
+/// Execs of one program. Locked while an exec is chosen and changed, not while it is launched. Fields read by a launch in a time loop come
+/// first, in two or three cache lines, because the preceding launch has evicted them from the nearest cache.
 #[repr(C)]
 pub(super) struct Pool {
-    /// It is no longer found by others, and has no execs.
+    /// True if the pool was removed from the table. It then has no execs.
     pub is_evicted: bool,
-    /// The driver would not build it, which was logged: the program runs on streams.
+    /// True if the driver failed to build the graph, which was logged. The program then runs on streams.
     pub refused: bool,
-    /// Re-pointings since the last instantiation.
+    /// Number of re-pointings since the last instantiation.
     pub repoints: u32,
-    /// The number of its last launch, of those of all programs.
+    /// Number of the last launch, counted over all programs.
     pub launched: u64,
     pub execs: SmallVec<[Exec; 2]>,
     pub program: Arc<Program>,
 }
 
 impl Pool {
-    /// Itself, unless somebody is launching one of its execs.
+    /// Returns the pool, unless one of its execs is being launched.
     pub fn idle(&self) -> Option<&Pool> {
         (!self.execs.iter().any(|exec| exec.is_launching)).then_some(self)
     }
 }
 
-/// An executable graph, and what it is bound to.
+/// Executable graph with the addresses that it is bound to.
 #[repr(C)]
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
     pub rings: Arc<[u64]>,
-    /// The allocations of the ends: [`PlanState::memory`].
+    /// Allocations of the ends: [`PlanState::memory`].
     pub memory: Arc<[u64]>,
-    /// A `CUgraphExec`; 0 until it is instantiated.
+    /// `CUgraphExec` handle, or 0 before instantiation.
     pub exec: usize,
-    /// Somebody is launching it, without the lock.
+    /// True while a thread launches the exec, without the lock.
     pub is_launching: bool,
     pub last: Option<Launch>,
-    /// The end of an earlier launch, which serves for the next one when nobody else has it any more: with the two of them a time loop
-    /// allocates nothing, and asks nobody for an event.
+    /// End of an earlier launch. The next launch reuses it if there is no other reference, so that a time loop allocates no memory and
+    /// takes no event from the pool.
     pub spare: Option<Arc<Finished>>,
     pub driver: &'static Driver,
-    /// A `CUgraph`, whose nodes name those of the exec.
+    /// `CUgraph` handle, whose nodes identify those of the exec.
     pub graph: usize,
-    /// A `CUgraphNode` for each [`Work`], in the order of the program.
+    /// `CUgraphNode` for each [`Work`], in the order of the program.
     pub nodes: Vec<usize>,
-    /// The GPU of each lane, and whether kernels do its fused operations, and not copies.
+    /// GPU of each lane, and true if its fused operations are kernels instead of copies.
     pub layout: SmallVec<[(usize, bool); 8]>,
 }
 
-/// The last launch of an exec.
+/// Last launch of an exec.
 pub(super) struct Launch {
-    /// Shared with whoever asks for the end of the launch.
+    /// End of the launch, shared with callers that wait for it.
     pub end: Arc<Finished>,
     pub stream: Caller,
-    /// Its number, of those of all programs.
+    /// Number of the launch, counted over all programs.
     pub number: u64,
 }
 
 impl Exec {
-    /// Builds and instantiates the graph of a program, each lane's nodes on its lane.
+    /// Builds and instantiates the graph of a program, with each lane's nodes on the lane's GPU.
     pub fn new(
         driver: &'static Driver,
         execution: &Execution<'_>,
@@ -94,7 +94,7 @@ impl Exec {
             spare: None,
         };
         let befores = predecessors(program);
-        // Those that others come after.
+        // Nodes of each operation on which later operations depend.
         let mut last_of: Vec<std::ops::Range<usize>> = Vec::with_capacity(program.ops.len());
         for (op, before) in program.ops.iter().zip(&befores) {
             let first = built.nodes.len();
@@ -111,11 +111,12 @@ impl Exec {
                 lane.with_parameters(
                     execution,
                     work,
-                    // SAFETY: nodes of this graph; the output and the parameters are valid for the call.
+                    // SAFETY: nodes of this graph. The output and the parameters are valid for the call.
                     |copy| unsafe { call!(driver, cuGraphAddMemcpyNode(out, graph, before, count, copy, lane.primary.context())) },
                     |kernel| {
                         let add = driver.cuGraphAddKernelNode.ok_or_else(no_kernels)?;
-                        // SAFETY: as above; the function takes what the parameters point to, which the driver copies before it returns.
+                        // SAFETY: as above. The function accepts the arguments that the parameters point to, which the driver copies before
+                        // it returns.
                         driver.check("cuGraphAddKernelNode", unsafe { add(out, graph, before, count, kernel) })
                     },
                 )?;
@@ -131,7 +132,7 @@ impl Exec {
         Ok(built)
     }
 
-    /// Gives all nodes the addresses of `execution`. Launches that are under way keep the parameters that they had.
+    /// Changes all nodes to the addresses of `execution`. Launches in progress keep their parameters.
     pub fn repoint(&self, execution: &Execution<'_>, lanes: &[GraphLane<'_>]) -> Result<(), BackendError> {
         let (driver, exec): (_, CUgraphExec) = (self.driver, handle(self.exec));
         let works = execution.program.ops.iter().flat_map(|op| {
@@ -142,31 +143,32 @@ impl Exec {
             lane.with_parameters(
                 execution,
                 work,
-                // SAFETY: a node of the graph that the exec was made of; the driver reads the parameters before it returns.
+                // SAFETY: a node of the graph from which the exec was made. The driver reads the parameters before it returns.
                 |copy| unsafe { call!(driver, cuGraphExecMemcpyNodeSetParams(exec, handle(*node), copy, lane.primary.context())) },
                 |kernel| {
                     let set = driver.cuGraphExecKernelNodeSetParams.ok_or_else(no_kernels)?;
-                    // SAFETY: as above. The function is the one that the node was made with: it is chosen by the number of segments.
+                    // SAFETY: as above. The function is the one with which the node was created, because it depends only on the number of
+                    // segments.
                     driver.check("cuGraphExecKernelNodeSetParams", unsafe { set(exec, handle(*node), kernel) })
                 },
             )
         })
     }
 
-    /// Whether it has the addresses of `execution`. By identity: the same address may since belong to another allocation, of which the exec
-    /// knows nothing.
+    /// True if the exec is bound to the addresses of `execution`. Compares by identity, because an address may have been reused by another
+    /// allocation since.
     pub fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// Whether it has one of these addresses for the same end already, in other memory: what was there then has been freed.
+    /// True if the exec has one of these addresses for the same end but in other memory, which has been freed since.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
         let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);
         before.zip(now).any(|(before, now)| before.0 == now.0 && before.1 != now.1)
     }
 
-    /// Whether its last launch was surely in this stream.
+    /// True if the last launch is known to have been in this stream.
     pub fn was_last_in(&self, caller: Caller) -> bool {
         self.last.as_ref().is_some_and(|last| last.stream.is(caller))
     }
@@ -179,13 +181,13 @@ impl Exec {
         }
     }
 
-    /// One that is not to be launched any more.
+    /// Returns the exec as one that is not launched any more.
     pub fn retired(mut self) -> Exec {
         self.spare = None;
         self
     }
 
-    /// Drops it without the driver.
+    /// Drops the exec without calling the driver.
     pub fn leave(mut self) {
         (self.exec, self.graph) = (0, 0);
     }
@@ -195,17 +197,17 @@ impl Exec {
         self.spare = None;
     }
 
-    /// Whether its last launch has finished, with or without an error.
+    /// True if the last launch has finished, with or without an error.
     pub fn is_idle(&self) -> bool {
         let Some(Launch { end, .. }) = &self.last else { return true };
-        // SAFETY: the event is this exec's own.
+        // SAFETY: the event belongs to this exec.
         end.is_known_done() || unsafe { (self.driver.cuEventQuery)(end.event()) } != code::NOT_READY
     }
 }
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, and idle: nobody has them any more.
+        // SAFETY: created in `new`, idle, and without other users.
         unsafe {
             if self.exec != 0 {
                 (self.driver.cuGraphExecDestroy)(handle(self.exec));
@@ -217,7 +219,7 @@ impl Drop for Exec {
     }
 }
 
-/// A driver without kernel nodes gets no graph that has some.
+/// Returns the error for a driver without kernel nodes.
 fn no_kernels() -> BackendError {
     BackendError::NotSupported("the driver has no kernel nodes of graphs".into())
 }

@@ -1,17 +1,17 @@
-//! Exporting memory to other processes.
+//! Exports memory to other processes.
 //!
-//! | memory | how it is shared |
+//! | memory | form of sharing |
 //! | --- | --- |
-//! | host memory that was allocated to be shared | a memory file, pinned by `cuMemHostRegister` in each process that maps it |
+//! | host memory allocated to be shared | memory file, pinned by `cuMemHostRegister` in each process that maps it |
 //! | `cuMemAlloc`, `cudaMalloc` | CUDA IPC |
-//! | virtual memory API, created for POSIX file descriptors: memory of a GPU that this backend allocates to be shared ([`chunk`](super::chunk)), and others' | its descriptor |
-//! | pools created for POSIX file descriptors | the pool's descriptor, and the driver's name for the allocation (`pools`) |
-//! | everything else | not at all, with the remedy |
+//! | virtual memory API, created for POSIX file descriptors: GPU memory that this backend allocates to be shared ([`chunk`](super::chunk)), and memory of others | file descriptor |
+//! | pools created for POSIX file descriptors | descriptor of the pool, and the driver's name of the allocation (`pools`) |
+//! | all other memory | refused with the remedy |
 //!
-//! Large host memory that need not be shared is in huge pages (`host_memory`). Memory files have none on systems as they are usually set up.
+//! Large host memory that is not shared uses huge pages (`host_memory`). Memory files have no huge pages on systems with default settings.
 //!
-//! Memory of another process is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a
-//! context on each GPU of its neighbours.
+//! Memory of another process is mapped through the GPU of the calling thread, or one that is already in use, so that a rank does not create
+//! a context on each GPU of its neighbours.
 
 use super::chunk::descriptor_of;
 use super::driver::{OutsideCapture, call_optional, handle};
@@ -26,27 +26,27 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::OwnedFd;
 use std::ffi::{c_uint, c_void};
 
-/// In what form memory goes to another process.
+/// Forms in which memory is shared with another process.
 pub(super) const MEMORY_FILE: u32 = 1;
 pub(super) const IPC: u32 = 2;
 pub(super) const DESCRIPTOR: u32 = 3;
 pub(super) const POOL: u32 = 4;
 
-/// How an allocation that the driver knows can be shared.
+/// Method by which an allocation known to the driver can be shared.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Way {
     Ipc,
     Descriptor,
-    /// If the driver agrees: no attribute says for what a pool was created.
+    /// Sharing of the whole pool. The driver must be asked, because no attribute tells for which handle types a pool was created.
     Pool,
 }
 
-/// What decides on it.
+/// Properties that determine the method.
 #[derive(Copy, Clone, Debug, Default)]
 struct Traits {
     /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
     ipc: bool,
-    /// The pool that it is of, if it is of one.
+    /// Pool of the allocation, or 0.
     pool: u64,
     /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
     handles: c_uint,
@@ -70,9 +70,9 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
 }
 
 impl Core {
-    /// What can be shared of the memory of `bytes` at an address. A range of the virtual memory API may be mapped from several chunks,
-    /// each perhaps of another GPU, and is one allocation to the driver; what can be shared is a chunk (driver 580: the handle that it gives
-    /// for an address, and `MAPPING_SIZE`, are of the chunk, `RANGE_SIZE` is of all).
+    /// Returns the shareable part of the memory of `bytes` bytes at an address. A range of the virtual memory API may be mapped from
+    /// several chunks, possibly of different GPUs, but is one allocation to the driver. Only a chunk can be shared (driver 580: the handle
+    /// for an address and `MAPPING_SIZE` belong to the chunk, `RANGE_SIZE` covers the whole range).
     pub fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
         let Some(allocation) = self.locate(address)? else { return Ok(None) };
         if allocation.kind != MemoryKind::Device || self.sharing.locate(address).is_some() {
@@ -97,7 +97,7 @@ impl Core {
         Ok(Some(Allocation { base, bytes: size, ..allocation }))
     }
 
-    /// What another process needs to map an allocation.
+    /// Returns the information that another process needs to map an allocation.
     pub fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let plain = |form, descriptor, offset, payload| Shared { form, descriptor, offset, payload };
         let own = self.sharing.at(allocation.base, |held| match &held.source {
@@ -135,7 +135,7 @@ impl Core {
                     );
                 }
                 let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
-                // SAFETY: the output is valid for the call; the address is the first of an allocation of this GPU.
+                // SAFETY: the output is valid for the call. The address is the first of an allocation of this GPU.
                 unsafe { call_optional!(self.gpus.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
                 Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
             }
@@ -153,7 +153,7 @@ impl Core {
 }
 
 impl Gpus {
-    /// One attribute of an address; 0 where the driver does not know it.
+    /// Returns one attribute of an address, or 0 if the driver does not know it.
     fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
         let (mut name, mut value) = (attribute as c_uint, 0_u64);
         let mut values = [(&raw mut value).cast::<c_void>()];
@@ -162,7 +162,7 @@ impl Gpus {
         if code == 0 { value } else { 0 }
     }
 
-    /// What the driver says of an address; what a driver does not know counts as no.
+    /// Returns the properties of an address. Attributes that the driver does not know count as absent.
     fn traits(&self, address: u64) -> Traits {
         let ask = |attribute| self.ask(address, attribute);
         Traits {
@@ -172,7 +172,7 @@ impl Gpus {
         }
     }
 
-    /// The descriptor of memory of the virtual memory API.
+    /// Exports memory of the virtual memory API as a descriptor.
     fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
         let driver = self.driver;
         let mut memory = 0;

@@ -1,8 +1,8 @@
-//! The GPUs in sight of the process: which are in use, and which have access to whose memory.
+//! Tracks the visible GPUs: those in use, and their access to each other's memory.
 //!
-//! A GPU comes into use when something first needs its primary context, which is then retained. All GPUs in use have access to each
-//! other's plain memory, as far as the hardware has it, before one of them works for an execution. There is no lock here: the bits are
-//! atomics, and retaining a context twice is kept apart by [`Device`].
+//! A GPU comes into use when its primary context is first needed, which is then retained. Before a GPU works for an execution, it gets
+//! access to the plain memory of all GPUs in use, as far as the hardware supports it. This file has no lock: the bits are atomics, and
+//! [`Device`] prevents a context from being retained twice.
 
 use super::device::{Device, Primary};
 use super::driver::{Driver, call};
@@ -11,7 +11,7 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Devices of one node that are told apart by one bit each.
+/// Maximum number of devices of one node, represented by one bit each.
 pub(super) const MOST_DEVICES: usize = 64;
 
 #[derive(Debug)]
@@ -19,20 +19,20 @@ pub(super) const MOST_DEVICES: usize = 64;
 pub(super) struct Gpus {
     pub driver: &'static Driver,
     pub devices: Vec<Device>,
-    /// Devices whose primary context is retained: one bit for each.
+    /// Devices whose primary context is retained, one bit for each.
     pub used: AtomicU64,
-    /// Whether a GPU that comes into use loads its kernels at once ([`Gpus::load_kernels`]).
+    /// True if a GPU loads its kernels as soon as it comes into use ([`Gpus::load_kernels`]).
     loads_kernels: AtomicBool,
     pub hosts: u32,
 }
 
-/// How many GPUs the process can use; [`BackendError::NoDriver`] with the reason where it is none.
+/// Returns the number of GPUs that the process can use, or [`BackendError::NoDriver`] with the reason if there are none.
 pub fn device_count() -> Result<u32, BackendError> {
     count_devices(Driver::get()?)
 }
 
 pub(super) fn count_devices(driver: &Driver) -> Result<u32, BackendError> {
-    // The driver says "no device" (code 100) where another would return 0.
+    // The driver returns "no device" (code 100) instead of a count of 0.
     match driver.device_count() {
         Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
             Err(BackendError::NoDriver("the driver shows no GPU to this process; look at nvidia-smi and at CUDA_VISIBLE_DEVICES".into()))
@@ -64,7 +64,7 @@ impl Gpus {
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
     }
 
-    /// The primary context of a GPU, retained if it was not.
+    /// Returns the primary context of a GPU. Retains it on first use.
     pub fn primary(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let device = self.devices.get(gpu).ok_or(BackendError::InvalidDevice(gpu as i32))?;
         if let Some(primary) = device.used() {
@@ -78,8 +78,8 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// The primary context of a GPU, which has access to the memory of every GPU in use, as far as the hardware has it. Costs two loads
-    /// once that is given.
+    /// Returns the primary context of a GPU, with access to the memory of every GPU in use, as far as the hardware supports it. Once access
+    /// is enabled, the call costs two loads.
     pub fn peered(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let primary = self.primary(gpu)?;
         let mut missing = self.used.load(Ordering::Acquire) & !primary.peers.load(Ordering::Acquire);
@@ -91,12 +91,12 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// Whether `gpu` has access to plain memory of `peer`.
+    /// True if `gpu` has access to plain memory of `peer`.
     pub fn has_access(&self, gpu: usize, peer: usize) -> Result<bool, BackendError> {
         Ok(self.peered(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
     }
 
-    /// Whether the hardware gives `gpu` access to memory of `owner`.
+    /// True if the hardware gives `gpu` access to memory of `owner`.
     pub fn can_access(&self, gpu: usize, owner: usize) -> bool {
         let mut can = 0;
         // SAFETY: the output is valid for the call.
@@ -104,7 +104,7 @@ impl Gpus {
         gpu == owner || (code == 0 && can != 0)
     }
 
-    /// Access for every GPU that can have it to memory of `owner`.
+    /// Returns access descriptors for memory of `owner`, for every GPU that can access it.
     pub fn access_to(&self, owner: usize) -> Vec<sys::CUmemAccessDesc> {
         let able = (0..self.devices.len()).filter(|gpu| self.can_access(*gpu, owner));
         let access = able.map(|gpu| sys::CUmemAccessDesc {
@@ -114,19 +114,19 @@ impl Gpus {
         access.collect()
     }
 
-    /// The GPU through which memory of `owner` is mapped: the calling thread's, or another in use that has access, or itself. Not itself
-    /// first, because a rank works on its neighbours' memory from its own GPU.
+    /// Returns the GPU through which memory of `owner` is mapped: that of the calling thread, another one in use with access, or else
+    /// `owner`. `owner` comes last, because a rank works on its neighbours' memory from its own GPU.
     pub fn mapping_gpu(&self, owner: usize) -> usize {
         let others = (0..self.devices.len()).filter(|gpu| *gpu != owner && self.devices[*gpu].used().is_some());
         self.current_gpu().into_iter().chain(others).find(|gpu| self.can_access(*gpu, owner)).unwrap_or(owner)
     }
 
-    /// GPUs of which this backend has retained the primary context.
+    /// Returns the primary contexts that this backend has retained.
     pub fn in_use(&self) -> impl Iterator<Item = &Primary> {
         self.devices.iter().filter_map(Device::used)
     }
 
-    /// A GPU that is used already, or else one that the program uses, or else the first one: a rank's host memory is no reason for a
+    /// Returns a GPU in use, or else one that the program uses, or else the first. The order prevents host memory of a rank from creating a
     /// context on the first GPU of the node.
     pub fn any_used(&self) -> usize {
         match self.used.load(Ordering::Acquire) {
@@ -135,7 +135,7 @@ impl Gpus {
         }
     }
 
-    /// A primary context that exists: one in use, or else one that somebody else in the process has made. None is made for this.
+    /// Returns an existing primary context: one in use, or one created by other code of the process. Creates none.
     pub fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
         match self.in_use().next() {
             Some(primary) => Ok(Some(primary)),
@@ -143,7 +143,7 @@ impl Gpus {
         }
     }
 
-    /// The GPU of the calling thread's current context, if it has one.
+    /// Returns the GPU of the calling thread's current context, if any.
     pub fn current_gpu(&self) -> Option<usize> {
         let mut ordinal = 0;
         // SAFETY: the output is valid for the call, which fails without a current context.
@@ -151,7 +151,7 @@ impl Gpus {
         self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
     }
 
-    /// A GPU whose primary context exists.
+    /// Returns a GPU whose primary context exists.
     fn active_gpu(&self) -> Option<usize> {
         self.devices.iter().position(|device| {
             let (mut flags, mut active) = (0, 0);
@@ -161,33 +161,33 @@ impl Gpus {
         })
     }
 
-    /// Whether this GPU, in use, was reset.
+    /// True if this GPU is in use and was reset.
     pub fn is_lost(&self, gpu: usize) -> bool {
         self.devices[gpu].used().is_some_and(Primary::is_lost)
     }
 
-    /// Whether any GPU in use was reset.
+    /// True if any GPU in use was reset.
     pub fn has_lost(&self) -> bool {
         self.in_use().any(Primary::is_lost)
     }
 
-    /// Refuses to go on where a GPU in use was reset.
+    /// Returns an error if a GPU in use was reset.
     pub fn check_alive(&self) -> Result<(), BackendError> {
         self.in_use().try_for_each(Primary::check)
     }
 
-    /// Waits for all work enqueued so far, on every GPU in use. On one that was reset there is none left.
+    /// Waits for all work enqueued so far on every GPU in use. A GPU that was reset has none left.
     pub fn drain(&self) -> Result<(), BackendError> {
         let mut result = Ok(());
         for primary in self.in_use().filter(|primary| !primary.is_lost()) {
-            // Whatever became of the others.
+            // An error of one GPU does not prevent draining the others.
             result = result.and(primary.drain());
         }
         result
     }
 
-    /// Loads the kernels of all GPUs in use, and from now on those of a GPU when it comes into use. Called before a stream first waits
-    /// for a signal: loading waits for the device, and what that waits for may be for whoever loads to raise.
+    /// Loads the kernels of all GPUs in use, and from now on those of each GPU that comes into use. Called before a stream first waits for
+    /// a signal: loading waits for the device, which may itself wait for a signal that the loading thread has to set.
     pub fn load_kernels(&self) {
         self.loads_kernels.store(true, Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst);

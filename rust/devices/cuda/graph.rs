@@ -1,21 +1,22 @@
-//! The graph executor: a program as one graph launch.
+//! Executes a program as one graph launch.
 //!
-//! The graph is built node by node from the program, not captured: one memcpy node for each copy and one kernel node for each fused
-//! kernel, ordered as the program's lanes and `Op::after` are. An executable graph ("exec") is bound to addresses. The same program at
-//! other addresses re-points the nodes of an exec that is idle, which costs about a microsecond a node where instantiating costs tens
-//! (docs/hardware readings, graphs).
+//! The graph is built node by node from the program, not captured: one memcpy node per copy and one kernel node per fused kernel, ordered
+//! by the program's lanes and `Op::after`. An executable graph ("exec") is bound to addresses. To run the same program at other addresses,
+//! the nodes of an idle exec are re-pointed, which costs about a microsecond per node, whereas instantiation costs tens (docs/hardware
+//! readings, graphs).
 //!
-//! The driver orders each launch of an exec behind its earlier ones (`cuGraphLaunch`), so using one exec from two streams is right but
-//! runs them one after the other. So a program has several execs, as many as are at work at once, up to a bound.
+//! The driver orders each launch of an exec after its earlier ones (`cuGraphLaunch`). Using one exec from two streams is therefore correct
+//! but serializes them. For this reason a program has several execs, as many as run concurrently, up to a bound.
 //!
-//! Re-pointing does not help where memory was freed and what was allocated next has its address: an exec that is given the address that it
-//! has already stays as it is, and makes its copies slowly from then on (two H200, driver 580.159.04: 64 MiB by two paths 182 us in place of 169,
-//! 1 GiB 2577 in place of 2422, while plain copies of the same buffers take what they took). Such a program gets a new exec.
+//! Re-pointing has a limitation. If memory is freed and the next allocation gets the same address, an exec that already has this address
+//! stays unchanged and then copies slowly (two H200, driver 580.159.04: 64 MiB by two paths takes 182 us instead of 169, 1 GiB takes 2577
+//! instead of 2422, while plain copies of the same buffers are not affected). Such a program gets a new exec.
 //!
 //! An exec is destroyed only when its last launch has finished.
 //!
-//! A launch blocks while the queue of its stream is full, so no lock is held meanwhile. The exec is marked: nobody else launches, changes or
-//! evicts it. A program that is launched from so many threads at once that none is left for one more runs on streams there.
+//! A launch blocks while the queue of its stream is full, so no lock is held during a launch. The exec is marked instead, and no other
+//! thread launches, changes or evicts it. If concurrent threads use all execs of a program, the program runs on streams for the next
+//! thread.
 
 use super::choice::{Choice, MOST_EXECS, Seen, choose};
 use super::completion::Finished;
@@ -32,20 +33,20 @@ use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// What is about to be launched. The exec is nobody else's until [`Core::launch`] is done with it.
+/// Exec that is about to be launched. No other thread uses it until [`Core::launch`] has returned.
 struct ReadyGraph {
-    /// The `CUgraphExec`.
+    /// `CUgraphExec` handle.
     exec: usize,
-    /// The end of the launch, yet to be recorded.
+    /// End of the launch, which is still to be recorded.
     end: Arc<Finished>,
-    /// The launch of the same exec that it comes after, where all are at work.
+    /// Earlier launch of this exec that it must follow, if all execs are in use.
     after: Option<Arc<Finished>>,
     had_addresses: bool,
 }
 
 impl Core {
-    /// Launches the program as a graph in the caller's stream, whose GPU's context is current, and returns its end. `None`, and nothing
-    /// enqueued, where it is none for a graph. When it fails, what was enqueued has finished.
+    /// Launches the program as a graph in the caller's stream and returns its end. Requires the context of the stream's GPU to be current.
+    /// Returns `None`, with nothing enqueued, if the program is not suited for a graph. On an error, enqueued work has finished.
     pub fn launch_graph(
         self: &Arc<Core>,
         execution: &Execution<'_>,
@@ -62,7 +63,7 @@ impl Core {
         }
     }
 
-    /// The same for a program whose execs are not at hand.
+    /// Launches a program whose execs are not cached in `state`, like [`Core::launch_graph`].
     #[cold]
     fn launch_found(
         self: &Arc<Core>,
@@ -73,7 +74,7 @@ impl Core {
         let Some(key) = self.graph_key(execution.program, start.gpu) else { return Ok(None) };
         loop {
             let found = self.graphs.pool(key, execution.program);
-            // Another thread may have needed its place since.
+            // Another thread may have evicted the execs in the meantime.
             if let Some(end) = self.launch_of(&found, execution, start, state)? {
                 state.keep(key, found);
                 return Ok(end);
@@ -81,7 +82,7 @@ impl Core {
         }
     }
 
-    /// What the execs of a program are found by, for launches in streams of this GPU. `None` where it is none for a graph.
+    /// Returns the key of a program's execs, for launches in streams of this GPU. `None` if the program is not suited for a graph.
     fn graph_key(&self, program: &Arc<Program>, callers_gpu: usize) -> Option<ProgramKey> {
         let driver = self.gpus.driver;
         let has_kernel_nodes = driver.cuGraphAddKernelNode.is_some() && driver.cuGraphExecKernelNodeSetParams.is_some();
@@ -91,8 +92,8 @@ impl Core {
             .then(|| (Arc::as_ptr(program).addr(), leaves_open.then_some(callers_gpu)))
     }
 
-    /// Instantiates a graph with the addresses of `execution` where there is none and no lack of room: one that is at hand for other
-    /// addresses may be another prepared plan's. `false` where the program runs on streams.
+    /// Instantiates a graph with the addresses of `execution`, unless there is one or the pool is full. Does not re-point an existing exec,
+    /// which may belong to another prepared plan. Returns false if the program runs on streams.
     pub fn prepare_graph(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         let Some(key) = self.graph_key(execution.program, callers_gpu) else { return Ok(false) };
         self.check_freed(execution, state)?;
@@ -105,7 +106,7 @@ impl Core {
         Ok(!pool.execs.is_empty())
     }
 
-    /// Launches one of these execs, as [`Core::launch_graph`] does. `None`, and nothing enqueued, where they have been evicted.
+    /// Launches an exec of the pool `found`, like [`Core::launch_graph`]. Returns `None`, with nothing enqueued, if the pool was evicted.
     #[inline(always)]
     fn launch_of(
         self: &Arc<Core>,
@@ -120,7 +121,7 @@ impl Core {
             return Ok(None);
         }
         let caller = Caller::new(execution.stream.0, start.gpu);
-        // As `choose` would, with less to look at.
+        // Makes the decision of `choose` for the common case with fewer checks.
         let at_hand = |exec: &&mut Exec| exec.is_bound_to(execution) && exec.was_last_in(caller) && !exec.is_launching;
         let ready = match pool.execs.iter_mut().find(at_hand) {
             Some(exec) => Some(self.ready(exec, start)?),
@@ -143,7 +144,7 @@ impl Core {
         Ok(ReadyGraph { exec: exec.exec, end, after: None, had_addresses: true })
     }
 
-    /// Chooses an exec that nobody is launching and makes it ready. `None` where the program is to run on streams.
+    /// Chooses an exec that is not being launched and prepares it. Returns `None` if the program must run on streams.
     #[cold]
     fn choose_exec(
         self: &Arc<Core>,
@@ -157,7 +158,7 @@ impl Core {
             return Ok(None);
         }
         let callers_gpu = start.gpu;
-        // Those that are being launched come last.
+        // Execs that are being launched are moved to the end.
         pool.execs.sort_by_key(|exec| exec.is_launching);
         let free = pool.execs.iter().filter(|exec| !exec.is_launching).count();
         let seen: SmallVec<[Seen; MOST_EXECS]> = pool.execs[..free].iter().map(|exec| exec.seen(execution, caller)).collect();
@@ -182,9 +183,8 @@ impl Core {
         Ok(Some(ReadyGraph { after, had_addresses, ..self.ready(&mut pool.execs[index], start)? }))
     }
 
-    /// Gives an exec the addresses of `execution`. One that the driver will not re-point, because the memory is of another kind than
-    /// before, makes room for a new one; so does one whose kernels and copies are on other GPUs than these addresses need them, and one that has
-    /// an address already for other memory.
+    /// Changes an exec to the addresses of `execution`. Replaces it by a new exec if the driver refuses because the memory is of another
+    /// kind, if its lanes are on other GPUs than these addresses need, or if it has one of these addresses for other memory.
     fn repoint(
         &self,
         pool: &mut Pool,
@@ -203,7 +203,7 @@ impl Core {
             }
             let stale = pool.execs.remove(index);
             lock(&self.graphs.retired).push(stale.retired());
-            // Now: a time loop that allocates anew each time would otherwise keep one for each.
+            // The exec is destroyed now. Otherwise a time loop that reallocates its buffers in each step would accumulate execs.
             self.graphs.destroy_retired();
             return self.instantiate(pool, execution, callers_gpu, state);
         }
@@ -215,7 +215,7 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Adds an exec to the pool. `None` where the program is to run on streams.
+    /// Adds an exec to the pool. Returns `None` if the program must run on streams.
     fn instantiate(
         &self,
         pool: &mut Pool,
@@ -242,8 +242,8 @@ impl Core {
         }
     }
 
-    /// Whether the driver knows the memory of all ends. It stages ordinary host memory by itself and at a time of its choosing, which
-    /// only a stream orders as the caller expects.
+    /// True if the driver knows the memory of all ends. It stages pageable host memory at a time of its own choice, which only streams
+    /// order as the caller expects.
     fn are_mapped(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         if self.is_reached(execution, callers_gpu, state)? {
             return Ok(true);
@@ -259,10 +259,12 @@ impl Core {
         Ok(true)
     }
 
-    /// The GPU of each lane, which by then has access to the memory of the others in use. A lane that the GPU of the caller's stream may work on runs there:
-    /// its nodes then start after the caller's stream without a signal to another GPU. As on streams, only if it reaches all memory. `None`
-    /// where a lane is of a GPU that must not enter some of it, because on streams another one makes those copies; and where a graph is not to
-    /// have the memory of all ends.
+    /// Returns the GPU of each lane, with access to the memory of the other GPUs in use. A lane that may run on the GPU of the caller's
+    /// stream runs there, if this GPU reaches all memory, as on streams: its nodes then start after the caller's stream without a signal to
+    /// another GPU.
+    ///
+    /// Returns `None` if a lane's GPU may not access some of its memory, because on streams another GPU makes those copies, or if the
+    /// memory of an end is not suited for a graph.
     fn lanes(
         &self,
         execution: &Execution<'_>,
@@ -289,12 +291,12 @@ impl Core {
         program.lanes.iter().zip(is_fused).map(lane).collect()
     }
 
-    /// Launches what is ready, and marks its end. The lock is not held.
+    /// Launches a prepared exec and records its end. The lock is not held.
     #[inline(always)]
     fn launch(&self, found: &Mutex<Pool>, ready: &ReadyGraph, stream: usize, caller: Caller) -> Result<(), BackendError> {
         let launched = self.launch_ready(ready, handle(stream));
         let mut pool = lock(found);
-        // Nobody has taken it out meanwhile, but it may stand in another place.
+        // The exec has not been removed, but its index may have changed.
         let Some(exec) = pool.execs.iter_mut().find(|exec| exec.exec == ready.exec) else { return launched };
         exec.is_launching = false;
         if launched.is_ok() {
@@ -310,23 +312,23 @@ impl Core {
 
     fn launch_ready(&self, ready: &ReadyGraph, raw: CUstream) -> Result<(), BackendError> {
         if let Some(after) = &ready.after {
-            // SAFETY: `after` holds the event; the caller's stream.
+            // SAFETY: `after` holds the event. The stream belongs to the caller.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(raw, after.event(), 0)) }?;
         }
-        // SAFETY: an instantiated graph whose nodes lie inside of the transfers and slots, for which the caller of `execute` and the engine
-        // vouch until completion, and that nobody else launches or changes meanwhile; the caller's stream.
+        // SAFETY: an instantiated graph that no other thread launches or changes. Its nodes lie inside the transfers and slots, which the
+        // caller of `execute` and the engine guarantee until completion. The stream belongs to the caller.
         unsafe { call!(self.gpus.driver, cuGraphLaunch(handle(ready.exec), raw)) }?;
-        // SAFETY: an event of the context of this stream that nobody else has; the caller's stream.
+        // SAFETY: an event of the context of this stream without other users. The stream belongs to the caller.
         let recorded = unsafe { call!(self.gpus.driver, cuEventRecord(ready.end.event(), raw)) };
         recorded.inspect_err(|_| {
-            // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
+            // SAFETY: a stream of the caller. The caller may free the buffers after an error, so no work on them may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(raw) };
         })
     }
 }
 
-/// Whether a program gains by a graph at all: one plain copy is one call on a stream too. A kernel is too, but as a graph its
-/// argument has been handed to the driver before (readings: launching takes 2.0 us, against 3.3 us with the argument).
+/// True if a program can gain from a graph. A single plain copy cannot: it is one call on a stream, too. A single kernel can, because the
+/// driver already has its argument (readings: launching takes 2.0 us, against 3.3 us with the argument).
 fn is_for_a_graph(program: &Program) -> bool {
     program.ops.iter().map(|op| op.copies.len()).sum::<usize>() > 1 || program.ops.iter().any(|op| op.mechanism == Mechanism::Kernel)
 }

@@ -1,4 +1,4 @@
-//! The execs of all programs: which there are, and which go when there are too many.
+//! Stores the execs of all programs and evicts some when there are too many.
 
 use super::driver::lock;
 use super::exec::{Exec, Pool};
@@ -11,14 +11,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The execs of all programs.
+/// Execs of all programs.
 pub(super) struct Graphs {
-    /// Programs whose execs are kept. Those in the very act of launching are not counted out.
+    /// Maximum number of programs whose execs are kept. Programs that are being launched are not evicted.
     pub most_programs: AtomicUsize,
     pub launches: AtomicU64,
     pub misses: AtomicU64,
     pub programs: Mutex<HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>>,
-    /// Evicted while they were at work.
+    /// Execs that were evicted while in use.
     pub retired: Mutex<Vec<Exec>>,
     pub instantiations: AtomicU64,
     pub repoints: AtomicU64,
@@ -41,7 +41,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// The execs of a program. Makes room for them where there are too many.
+    /// Returns the execs of a program. Evicts others if there are too many.
     pub fn pool(&self, key: ProgramKey, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
         let pool = {
             let mut programs = lock(&self.programs);
@@ -53,7 +53,7 @@ impl Graphs {
                 is_evicted: false,
                 refused: false,
                 repoints: 0,
-                // As if launched just now, so that it is not the next to go.
+                // The pool counts as just launched, so that it is not the next to be evicted.
                 launched: self.launches.load(Ordering::Relaxed),
                 execs: SmallVec::new(),
                 program: program.clone(),
@@ -66,7 +66,7 @@ impl Graphs {
         pool
     }
 
-    /// Takes the execs of the program that was longest not launched, those in the very act of launching excepted; false where there is none.
+    /// Evicts the execs of the least recently launched program, except programs that are being launched. Returns false if there is none.
     fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) -> bool {
         let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
         let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
@@ -87,11 +87,11 @@ impl Graphs {
     /// Destroys the retired execs that have finished.
     pub fn destroy_retired(&self) {
         let finished: Vec<Exec> = lock(&self.retired).extract_if(.., |exec| exec.is_idle()).collect();
-        // Not under the lock.
+        // The execs are dropped outside the lock.
         drop(finished);
     }
 
-    /// Forgets the ends of all launches, which keep the backend alive: no more are to come.
+    /// Drops the ends of all launches, which keep the backend alive. No more launches may follow.
     pub fn forget_launches(&self) {
         let pools: Vec<_> = lock(&self.programs).values().cloned().collect();
         for pool in pools {
@@ -100,10 +100,10 @@ impl Graphs {
         lock(&self.retired).iter_mut().for_each(Exec::forget_launches);
     }
 
-    /// Destroys all. All work has finished.
+    /// Destroys all execs. All work has finished.
     pub fn release(&self, gpus: &Gpus) {
         if gpus.has_lost() {
-            // The driver has nothing of them any more that could be destroyed.
+            // After a reset the driver has no objects left to destroy.
             for (_, pool) in lock(&self.programs).drain() {
                 std::mem::take(&mut lock(&pool).execs).into_iter().for_each(Exec::leave);
             }

@@ -1,7 +1,7 @@
-//! Host functions in streams, and in graphs that are captured of them.
+//! Enqueues host functions in streams, and in graphs that are captured from them.
 //!
-//! The driver calls an enqueued function once, which frees it. A captured one is called at every launch of the graph, of whatever was
-//! instantiated or cloned of it, so it belongs to the graph (`capture`).
+//! The driver calls an enqueued function once, which frees it. A captured function is called at every launch of the graph and of its clones
+//! and instances, so it belongs to the graph (`capture`).
 
 use super::capture::{drop_kept, keep_in_graph};
 use super::driver::{CUstream, Driver, call};
@@ -17,16 +17,16 @@ pub(super) fn launch_host(driver: &'static Driver, raw: CUstream, work: HostFunc
         return unsafe { call!(driver, cuLaunchHostFunc(raw, call_function, function.cast())) };
     }
     let function = Box::into_raw(Box::new(work)).cast();
-    // SAFETY: the function takes what it is given, once.
+    // SAFETY: the function takes ownership of its argument and is called once.
     unsafe { call!(driver, cuLaunchHostFunc(raw, call_and_free, function)) }.inspect_err(|_| {
-        // SAFETY: it was not enqueued, so it is still ours.
+        // SAFETY: the function was not enqueued, so it still belongs to this thread.
         unsafe { drop_kept::<HostFunction>(function) };
     })
 }
 
-/// Calls a function that stays as it is.
+/// Calls a function without freeing it.
 unsafe extern "C" fn call_function(function: *mut c_void) {
-    // SAFETY: made in `launch_host`, and freed after its last call.
+    // SAFETY: created in `launch_host`, and freed after its last call.
     let function = unsafe { &*function.cast::<HostFunction>() };
     if catch_unwind(AssertUnwindSafe(function)).is_err() {
         log::error!("a host function panicked; the stream goes on");
@@ -34,7 +34,7 @@ unsafe extern "C" fn call_function(function: *mut c_void) {
 }
 
 unsafe extern "C" fn call_and_free(function: *mut c_void) {
-    // SAFETY: made in `launch_host`, and the driver calls this once.
+    // SAFETY: created in `launch_host`. The driver calls this once.
     unsafe {
         call_function(function);
         drop_kept::<HostFunction>(function);

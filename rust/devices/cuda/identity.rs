@@ -1,4 +1,4 @@
-//! Who the GPUs in sight are: what a probe's file is valid for.
+//! Identifies the visible GPUs, for which a probe file is valid.
 
 use super::discover::uuid_text;
 use super::driver::{CUdevice, Driver, call};
@@ -8,7 +8,7 @@ use crate::backend::{BackendError, Identity};
 use crate::topology::Gpu;
 use std::ffi::CStr;
 
-/// The GPUs that the driver shows this process, in its order. No context is created.
+/// Returns the GPUs that the driver shows this process, in its order. Creates no context.
 pub fn identity() -> Result<Identity, BackendError> {
     let driver = Driver::get()?;
     let mut gpus = Vec::new();
@@ -16,7 +16,7 @@ pub fn identity() -> Result<Identity, BackendError> {
         let mut device: CUdevice = 0;
         let mut uuid = [0_u8; 16];
         let mut name = [0; 256];
-        // SAFETY: the outputs are valid for the calls; of the name the driver writes at most as many bytes as it is told, with a NUL.
+        // SAFETY: the outputs are valid for the calls. The driver writes at most the given number of bytes of the name, including a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetUuid(&mut uuid, device))?;
@@ -26,7 +26,8 @@ pub fn identity() -> Result<Identity, BackendError> {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         gpus.push(Gpu { uuid: uuid_text(&uuid), name });
     }
-    // The kernel and NVML know the version that people name, 580.95.05; the driver itself only that of its interface. NVML may take long to load.
+    // The kernel module and NVML know the release version, for example 580.95.05. The driver library knows only its CUDA version. NVML is
+    // the last choice, because it may take long to load.
     let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
     let loaded = std::fs::read_to_string("/sys/module/nvidia/version").ok().map(|text| text.trim().to_owned());
     let version = loaded.filter(|text| !text.is_empty()).or_else(|| nvml().and_then(|nvml| nvml.sys_driver_version()).ok());

@@ -1,7 +1,7 @@
-//! Mapping memory that another process has exported.
+//! Maps memory that another process has exported.
 //!
-//! It is mapped through the GPU of the calling thread, or one that is in use already, so that a rank does not get a context on each GPU of
-//! its neighbours.
+//! The memory is mapped through the GPU of the calling thread, or one that is already in use, so that a rank does not create a context on
+//! each GPU of its neighbours.
 
 use super::chunk::Chunk;
 use super::export::{DESCRIPTOR, IPC, MEMORY_FILE, POOL};
@@ -12,7 +12,7 @@ use crate::backend::{Allocation, BackendError};
 use crate::ipc::segment::Mapping;
 
 impl Core {
-    /// Maps what another process has shared.
+    /// Maps memory that another process has shared.
     pub fn map(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         self.gpus.check_alive()?;
         let (base, source) = match (shared.form, &shared.descriptor) {

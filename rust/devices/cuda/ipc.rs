@@ -1,10 +1,10 @@
-//! Memory of another process that is mapped by CUDA IPC.
+//! Opens memory of another process by CUDA IPC.
 //!
-//! Such a mapping belongs to the GPU in whose context it was opened, and lies at another address for each. For the driver it is memory
-//! of that GPU. Kernels of others fault there, and copies that others issue to it start late: 8 bytes from GPU 0 to memory on GPU 1 took
-//! 18.5 us where it was opened through GPU 1, and 8.7 us where it was opened through GPU 0 (one way, signal included; two H200, driver
-//! 580). So memory is opened through each GPU that works on it, when a plan first has it do so, and every lane uses the address of its
-//! own GPU. The address that an import returns is that of one of them ([`Gpus::mapping_gpu`]).
+//! Such a mapping belongs to the GPU in whose context it was opened, and has a different address for each GPU. The driver treats it as
+//! memory of that GPU. Kernels of other GPUs fault there, and copies that other GPUs issue to it start late: 8 bytes from GPU 0 to memory
+//! on GPU 1 took 18.5 us if it was opened through GPU 1, and 8.7 us if it was opened through GPU 0 (one way, signal included; two H200,
+//! driver 580). Memory is therefore opened through each GPU that works on it, when a plan first needs it, and every lane uses the address
+//! of its own GPU. The address that an import returns is that of one of them ([`Gpus::mapping_gpu`]).
 
 use super::chunk::is;
 use super::driver::{CUdeviceptr, OutsideCapture, call_optional, code};
@@ -15,16 +15,16 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::c_uint;
 
-/// An allocation of another process.
+/// Allocation of another process.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub payload: [u8; PAYLOAD_BYTES],
-    /// The GPU that has the memory.
+    /// GPU that owns the memory.
     pub owner: usize,
-    /// Each GPU that it was opened through, and the address there; the first is the one that the import has returned. `None` where the
-    /// driver would not: the exporter may have freed the memory, which whoever uses it will be told.
+    /// GPUs through which the memory was opened, each with the address there. The first is the one that the import returned. The address is
+    /// `None` if the driver refused: the exporter may have freed the memory, which is reported to callers that use it.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
-    /// The program has opened it through the first, and closes that one itself.
+    /// True if the program opened the memory through the first GPU. The program then closes that mapping itself.
     pub is_adopted: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
     let mut base: CUdeviceptr = 0;
     let _outside = OutsideCapture::enter(gpus.driver);
     let _current = gpus.primary(gpu)?.enter()?;
-    // SAFETY: the output is valid for the call; a handle that is none is refused by the driver.
+    // SAFETY: the output is valid for the call. The driver refuses an invalid handle.
     let opened = unsafe { call_optional!(gpus.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) };
     opened.map(|()| base).map_err(|error| if is(&error, code::ALREADY_MAPPED) { opened_by_another(gpu, &error) } else { error })
 }
@@ -53,11 +53,11 @@ fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     ))
 }
 
-/// Closes all of it. Whoever closes vouches that work which uses it has finished.
+/// Closes all mappings. The caller guarantees that work which uses them has finished.
 pub(super) fn close(gpus: &Gpus, opened: &Opened) -> Result<(), BackendError> {
     let mut result = Ok(());
     for (gpu, base) in opened.through.iter().skip(usize::from(opened.is_adopted)).filter_map(|&(gpu, base)| Some((gpu, base?))) {
-        // Whatever became of the others.
+        // An error of one mapping does not prevent closing the others.
         result = result.and(close_through(gpus, gpu, base));
     }
     result
@@ -69,7 +69,7 @@ pub(super) fn close_through(gpus: &Gpus, gpu: usize, base: u64) -> Result<(), Ba
     }
     let _outside = OutsideCapture::enter(gpus.driver);
     let primary = gpus.primary(gpu)?;
-    // Tried twice: nobody else would close it, and only this context can.
+    // Entering the context is tried twice: nobody else would close the mapping, and only this context can.
     let _current = primary.enter().or_else(|_| primary.enter())?;
     // SAFETY: opened through this GPU.
     unsafe { call_optional!(gpus.driver, cuIpcCloseMemHandle(base)) }
