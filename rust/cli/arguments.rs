@@ -1,4 +1,4 @@
-//! What several subcommands read from the command line.
+//! Command-line arguments that several subcommands share.
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -10,48 +10,48 @@ use std::error::Error;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Why a subcommand stopped.
+/// Error that ended a subcommand.
 pub type Failure = Box<dyn Error>;
 
-/// One of these values by its name.
+/// Returns a parser that accepts one of these values by its name.
 pub fn named<T: Copy + Send + Sync + 'static, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T> {
-    // The parser lets no other name pass.
+    // The parser accepts no other name.
     let value = move |name: String| values.iter().find(|(known, _)| *known == name).unwrap_or(&values[0]).1;
     PossibleValuesParser::new(values.map(|(name, _)| name)).map(value)
 }
 
-/// `--backend`.
+/// Returns the parser of `--backend`.
 pub fn backend() -> impl TypedValueParser<Value = BackendChoice> {
     named([("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)])
 }
 
-/// `--engine`.
+/// Returns the parser of `--engine`.
 pub fn engine() -> impl TypedValueParser<Value = Engine> {
     named([Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel].map(|engine| (engine.name(), engine)))
 }
 
-/// How staged paths are made, for the subcommands that plan.
+/// Options for staged paths, of the subcommands that plan.
 #[derive(Args)]
 pub struct StagedPaths {
-    /// GPUs through which bytes of others may pass: all, none, or numbers, as in 0,3
+    /// GPUs through which bytes of other devices may pass: all, none, or numbers, as in 0,3
     #[arg(long, value_name = "GPUS", value_parser = relays)]
     pub relay_gpus: Option<Relays>,
-    /// Bytes of one chunk on staged paths, 4K or more; by default what the model finds best
+    /// Bytes of one chunk on staged paths, 4K or more; by default the model chooses
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub chunk_bytes: Option<u64>,
-    /// Chunks of each path through another GPU, in place of their bytes
+    /// Number of chunks on each path through another GPU, instead of --chunk-bytes
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub relay_chunks: Option<u32>,
-    /// Chunks of each path through host memory, in place of their bytes
+    /// Number of chunks on each path through host memory, instead of --chunk-bytes
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub host_chunks: Option<u32>,
-    /// The most staging memory on each device
+    /// Largest amount of staging memory on each device
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub staging_bytes: Option<u64>,
 }
 
 impl StagedPaths {
-    /// For the planner.
+    /// Returns the options for the planner.
     pub fn options(&self) -> Options {
         let default = Options::default();
         Options {
@@ -65,12 +65,12 @@ impl StagedPaths {
     }
 }
 
-/// `--relay-gpus`. A function, since an error that is a plain text is none.
+/// Parses `--relay-gpus`. A wrapper is needed because clap accepts no `&str` as an error.
 fn relays(text: &str) -> Result<Relays, String> {
     text.parse().map_err(str::to_owned)
 }
 
-/// What is to be copied, `gpu0:gpu1:64M`.
+/// A requested transfer, written `gpu0:gpu1:64M`.
 #[derive(Copy, Clone)]
 pub struct Transfer {
     pub src: DeviceId,
@@ -90,16 +90,16 @@ impl FromStr for Transfer {
     }
 }
 
-/// A device as people write it, `gpu0`.
+/// Parses a device, written `gpu0` or `host0`.
 pub fn device(text: &str) -> Result<DeviceId, String> {
-    // The C ABI's numbers are 32-bit signed.
+    // Device numbers of the C ABI are signed 32-bit integers.
     let number = |digits: &str| digits.parse::<u32>().ok().filter(|&n| n < 1 << 30);
     let gpu = text.strip_prefix("gpu").and_then(number).map(DeviceId::gpu);
     gpu.or_else(|| text.strip_prefix("host").and_then(number).map(DeviceId::host))
         .ok_or_else(|| format!("{text}: a device is gpu0, gpu1, … or host0, host1, …"))
 }
 
-/// A transfer between these devices; host memory is pinned unless it is said to be pageable.
+/// Returns the shape of a transfer between these devices. Host memory is pinned unless `pageable` is set.
 pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
     let kind = |device: DeviceId| match (device.is_host(), pageable) {
         (false, _) => MemoryKind::Device,
@@ -109,12 +109,12 @@ pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: b
     Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
-/// A size as people write it, `64M`.
+/// Parses a size, written `64M`.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| format!("{text}: {error}"))
 }
 
-/// Writes a file that was asked for by name.
+/// Writes a file that the user has named.
 pub fn write_file(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|error| {
         let advice = match error.kind() {

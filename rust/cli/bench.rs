@@ -1,4 +1,5 @@
-//! `mpgpu bench`: what mpgpu gains on this node, a line for each kind of copy, and what to do next; or cases by name, with their spread.
+//! `mpgpu bench` measures the gain of mpgpu on this node, with one line for each kind of copy, and recommends next steps. Or it measures
+//! named cases, with their spread.
 
 use crate::arguments::{Failure, backend, size as bytes};
 use crate::text::table;
@@ -9,29 +10,29 @@ use mpgpu_core::units::size;
 use serde_json::{Value, json};
 
 pub const EXAMPLES: &str = "\
-    Plain copies of the driver, the fastest way of several, and mpgpu take turns over the same buffers; every\n\
-    byte is compared. Takes well under a minute on an idle node, and ends with what to do next. The exit code\n\
-    is 1 where a kind of copy was refused or bytes were wrong. --case measures one thing by many sizes.\n\n\
+    The driver's plain copies (the fastest of several methods) and mpgpu copy the same buffers in turn; every\n\
+    byte is compared. Takes well under a minute on an idle node, and ends with next steps. The exit code\n\
+    is 1 if a kind of copy was refused or bytes were wrong. --case measures named cases by size.\n\n\
     Examples:\n  \
     mpgpu bench\n  \
     mpgpu bench --bytes 1G\n  \
     mpgpu bench --list\n  \
     mpgpu bench --case d2d,latency --output result.json\n  \
     mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n  \
-    mpgpu bench --backend host --topology beluga      without GPUs: does it work, not how fast";
+    mpgpu bench --backend host --topology beluga      without GPUs: shows that it works, not how fast";
 
-/// Below this ratio a kind of copy loses, above its inverse it gains.
+/// Ratio below which a kind of copy counts as a loss. Above the inverse it counts as a gain.
 const NO_LOSS: f64 = 0.97;
 
 #[derive(Args)]
 pub struct BenchArguments {
-    /// Bytes of one transfer; an all-to-all has a quarter between each two. By default 256M, without GPUs 16M
+    /// Bytes of one transfer; an all-to-all sends a quarter of that between each pair. The default is 256M, without GPUs 16M
     #[arg(long, value_parser = positive)]
     bytes: Option<u64>,
-    /// Backend; by default what the environment says, or CUDA where there are GPUs
+    /// Backend; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
     #[arg(long, value_parser = backend())]
     backend: Option<BackendChoice>,
-    /// A preset's name or a topology file, as MPGPU_TOPOLOGY
+    /// A preset's name or a topology file, like MPGPU_TOPOLOGY
     #[arg(long)]
     topology: Option<String>,
     /// Print JSON
@@ -39,7 +40,7 @@ pub struct BenchArguments {
     json: bool,
     #[command(flatten)]
     cases: CaseArguments,
-    /// Be the other process: seed of the pattern, and bytes of the inbox
+    /// Run as the peer process of another bench: seed of the pattern, and bytes of the inbox
     #[arg(long, hide = true, num_args = 2, value_names = ["SEED", "BYTES"])]
     peer: Option<Vec<u64>>,
 }
@@ -51,7 +52,7 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// What to print, and whether every kind of copy that is possible here was made and right.
+/// Returns the report, and true if every kind of copy that is possible here was made and was correct.
 pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
     if arguments.cases.are_named() {
@@ -62,7 +63,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
         return peer(&context, *seed, *bytes).map(|()| (String::new(), true));
     }
     let on_gpus = is_on_gpus(&context);
-    // A topology that is not named and stays so was discovered.
+    // The topology was discovered if none is named, not even by the context.
     let is_known = !on_gpus || context.config().topology.is_some();
     let rows = look(&context, arguments.bytes, |row| eprintln!("{}: {}", row.what, state(row)))?;
     let is_sound = rows.iter().all(|row| !matches!(row.result, Looked::Failed(_)));
@@ -94,7 +95,7 @@ fn to_text(heading: &str, rows: &[Row], next: &[String]) -> String {
     format!("{heading}\n{}\nNext:\n{next}", table(&lines))
 }
 
-/// What a user does now.
+/// Returns the recommended next steps.
 fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
     let mut next = Vec::new();
     if !on_gpus {
@@ -110,7 +111,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
         match &row.result {
             Looked::Failed(why) => next.push(format!("{}: {why}; `mpgpu doctor` says what is refused and what helps", row.what)),
             Looked::Left(why) => next.push(format!("{}: not run, {why}", row.what)),
-            // CPU threads on a busy machine say nothing of what gains.
+            // CPU threads on a busy machine do not show which copies gain.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
                 format!("{} loses: the plan is one plain copy, and the call costs more than the driver's; use the driver here", row.what)
             } else {

@@ -1,4 +1,4 @@
-//! `mpgpu doctor`: what of this machine is well, slow or refused.
+//! `mpgpu doctor` reports what works, is slow or is refused on this machine.
 
 use crate::arguments::Failure;
 use clap::Args;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub struct DoctorArguments {
-    /// Copy nothing between GPUs and pin nothing: takes no context on any GPU
+    /// Copy nothing between GPUs and pin nothing; creates no context on any GPU
     #[arg(long)]
     no_trials: bool,
     /// Print JSON
@@ -15,9 +15,9 @@ pub struct DoctorArguments {
     json: bool,
 }
 
-/// What to print, and whether nothing is refused.
+/// Returns the report, and true if nothing is refused.
 pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
-    // What the log would say, the lines say.
+    // The report contains the messages that the log would show.
     if std::env::var_os("MPGPU_LOG").is_none() {
         log::set_max_level(log::LevelFilter::Off);
     }
@@ -35,7 +35,7 @@ fn count(found: &[Finding], level: Level) -> usize {
 }
 
 fn to_text(facts: &Facts, found: &[Finding]) -> String {
-    // Lines of ranks come mixed.
+    // Lines of several ranks can be interleaved.
     let rank = facts.rank.as_ref().map_or(String::new(), |rank| match rank.local {
         Some(local) => format!("[{}.{local}] ", rank.number),
         None => format!("[{}] ", rank.number),

@@ -1,20 +1,20 @@
-//! The machine that a subcommand speaks of.
+//! Finds the machine that a subcommand describes.
 
 use crate::arguments::Failure;
 use mpgpu_contexts::{Config, DISCOVERED, Origin, PROBED, machine_here};
 use mpgpu_core::topology::{self, Machine};
 use mpgpu_devices::cuda;
 
-/// A machine, and where it was taken from.
+/// A machine and the origin of its description.
 pub struct Source {
     pub machine: Machine,
     /// `preset`, `file`, `discovered` or `probed`.
     pub origin: &'static str,
-    /// What its figures are worth.
+    /// Remark on the quality of the figures.
     pub remark: String,
 }
 
-/// A preset, a topology file, or what a context on this machine takes: `discovered` or `probed`.
+/// Returns a preset, a topology file, or the `discovered` or `probed` topology of this machine.
 pub fn named(name: &str) -> Result<Source, Failure> {
     if [DISCOVERED, PROBED].contains(&name) {
         return match cuda::device_count() {
@@ -30,8 +30,8 @@ pub fn named(name: &str) -> Result<Source, Failure> {
     Ok(Source { machine, origin, remark })
 }
 
-/// What a context would take by itself: the topology that `MPGPU_TOPOLOGY` names, else that of the GPUs that the driver shows, as
-/// probed or as discovered. The inner result says why there are none.
+/// Returns the machine that a context uses by default: the one that `MPGPU_TOPOLOGY` names, otherwise the probed or discovered one of the
+/// visible GPUs. The inner error is the reason why there are no GPUs.
 pub fn found() -> Result<Result<Source, Failure>, Failure> {
     let config = Config::from_environment()?;
     match &config.topology {
@@ -50,15 +50,15 @@ fn here(config: &Config) -> Result<Source, Failure> {
         Origin::Probed(path) => ("probed", format!("Measured by `mpgpu probe`: {}", path.display())),
         Origin::Discovered | Origin::Named => (
             "discovered",
-            "Discovered from the driver and NVML: wiring as seen, capacities nominal times what was read on machines of the kind.\n\
-             The description says what is assumed."
+            "Discovered from the driver and NVML: links as reported, nominal capacities scaled by measurements on such machines.\n\
+             The description lists the assumptions."
                 .into(),
         ),
     };
-    Ok(Source { machine, origin, remark: remark + "\nGPUs are numbered as CUDA_VISIBLE_DEVICES orders them." })
+    Ok(Source { machine, origin, remark: remark + "\nGPUs are numbered in the order of CUDA_VISIBLE_DEVICES." })
 }
 
-/// The machine that is named, else what a context would take.
+/// Returns the named machine, or the one that a context uses by default, or the default preset.
 pub fn in_force(name: Option<&str>) -> Result<Source, Failure> {
     match name {
         Some(name) => named(name),

@@ -1,7 +1,7 @@
-//! The `mpgpu` command: what mpgpu knows of a machine, and what it would do there. Needs no GPU.
+//! The `mpgpu` command: shows what mpgpu knows about a machine and what it would do there. Needs no GPU.
 //!
-//! One file or folder for each subcommand, with its arguments: a type that derives [`clap::Args`], and `run`, which returns what goes to
-//! standard output.
+//! Each subcommand has one file or folder. It holds the arguments, a type that derives [`clap::Args`], and a function `run` that returns
+//! the text for standard output.
 
 mod arguments;
 mod bench;
@@ -29,8 +29,9 @@ use std::process::ExitCode;
     name = "mpgpu",
     version,
     max_term_width = 100,
-    after_help = "A first look: `mpgpu bench` for what is gained here, `mpgpu topo` for the machine, `mpgpu plan gpu0:gpu1:256M` for what would be done there, `mpgpu trace --svg \
-                  run.svg gpu0:gpu1:256M` for how it goes. Each subcommand's --help has examples."
+    after_help = "A first look: `mpgpu bench` measures the gain on this node, `mpgpu topo` shows the machine, `mpgpu plan \
+                  gpu0:gpu1:256M` shows a plan, `mpgpu trace --svg run.svg gpu0:gpu1:256M` draws its timeline. Each subcommand's --help \
+                  has examples."
 )]
 struct Arguments {
     #[command(subcommand)]
@@ -39,62 +40,62 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Measure what mpgpu gains here: each kind of copy against plain ones, and what to do next; or cases
+    /// Measure the gain of mpgpu on this node, against plain copies, and recommend next steps; or measure named cases
     #[command(after_help = bench::EXAMPLES)]
     Bench(bench::BenchArguments),
     /// Show a machine: as a table, a drawing, or a file to edit
     #[command(after_help = "Examples:\n  \
-        mpgpu topo                                  this machine, or the presets where there is no GPU\n  \
+        mpgpu topo                                  this machine, or the presets if it has no GPU\n  \
         mpgpu topo --presets\n  \
         mpgpu topo dgx1-v100 --svg dgx1.svg         a drawing with capacities\n  \
         mpgpu topo beluga --toml > node.toml        a file to edit; then: mpgpu plan --topology ./node.toml ...\n\n\
-        What the planner knows of a machine is what stands here: a capacity that is wrong makes plans that are wrong.")]
+        The planner knows a machine only by this description: wrong capacities give wrong plans.")]
     Topo(topo::TopoArguments),
-    /// Show what would be done for given transfers, and why other paths are left out
+    /// Show the plan for given transfers, and why other paths are left out
     #[command(after_help = "Examples:\n  \
         mpgpu plan --topology beluga gpu0:gpu1:512M\n  \
         mpgpu plan --topology hgx-h200 host0:gpu0:1G --max-paths 4\n  \
         mpgpu plan --topology beluga gpu0:gpu1:128M gpu1:gpu2:128M gpu2:gpu3:128M gpu3:gpu0:128M --no-host-path\n\n\
-        Transfers of one call are planned together, as one step of a simulation code has them. All times are modelled, and \
-        the plan is the model's: what was tuned for a machine, contexts take.")]
+        Transfers of one call are planned together, like those of one step of a simulation code. All times are modelled, and \
+        the plan is the model's; only contexts use values tuned for a machine.")]
     Plan(plan::PlanArguments),
-    /// Show what happens when: the timeline of a plan, simulated or measured
+    /// Show the timeline of a plan, simulated or measured
     #[command(after_help = "Examples:\n  \
         mpgpu trace --topology beluga gpu0:gpu1:64M --svg run.svg\n  \
         mpgpu trace --topology beluga gpu0:gpu1:64M --perfetto run.json     open it at ui.perfetto.dev\n  \
-        mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a real run\n\n\
-        Without --measure no GPU is needed. With it, operations are timed one by one, over streams.")]
+        mpgpu trace --measure gpu0:gpu1:256M --svg run.svg                  device timestamps of a measured run\n\n\
+        Without --measure no GPU is needed. With --measure operations are timed one by one, on streams.")]
     Trace(trace::TraceArguments),
     /// Run plans on a modelled machine in virtual time: tables over sizes, paths, engines and windows
     #[command(after_help = sim::SimArguments::EXAMPLES)]
     Sim(sim::SimArguments),
-    /// Measure this machine: how fast copies are, which slow each other down, and whether their bytes arrive
+    /// Measure this machine: the speed of copies, which copies slow each other down, and whether all bytes arrive
     #[command(after_help = "\
-        No attribute tells which GPUs share a way to host memory, what that memory delivers, or what a\n\
-        chunk costs, and virtual machines hide the rest. The probe makes copies, alone and at once, and\n\
-        finds the capacities that explain the times. The result is a topology file that contexts on\n\
-        these GPUs read by themselves from then on, until the driver changes. Beside it goes what a\n\
-        search of a few seconds finds better than the model's plans for copies of host memory.\n\n\
-        It takes less than a minute on eight GPUs, uses all of them and host memory, and must run alone.\n\n\
-        Examples:\n  \
+        No attribute shows which GPUs share a path to host memory, how fast that memory is, or what a\n\
+        chunk costs, and virtual machines hide the rest. The probe makes copies, one at a time and\n\
+        concurrently, and fits capacities to the times. The result is a topology file that contexts on\n\
+        these GPUs use by default from then on, until the driver changes. A search of a few seconds then\n\
+        looks for better plans for host copies than the model's, and stores them in a tuning file.\n\n\
+        The probe takes less than a minute on eight GPUs. It uses all GPUs and host memory, so nothing\n\
+        else should run on the node.\n\nExamples:\n  \
         mpgpu probe\n  \
-        mpgpu probe --check                      then compare predictions with measurements\n  \
+        mpgpu probe --check                      also compare predictions with measurements\n  \
         mpgpu probe --output node.toml           for MPGPU_TOPOLOGY=node.toml, or mpgpu plan --topology node.toml\n  \
-        mpgpu probe --check --topology hgx-h200  how well does a preset predict this machine?\n\n\
-        docs/reference/probe.md has the method and what it cannot see.")]
+        mpgpu probe --check --topology hgx-h200  check how well a preset predicts this machine\n\n\
+        docs/reference/probe.md describes the method and its limits.")]
     Probe(probe::ProbeArguments),
-    /// Report what of this machine is well, absent, slow or refused, each with a remedy
+    /// Report what works, is absent, slow or refused on this machine, each problem with a remedy
     #[command(after_help = "\
-        One line for each check: driver and its features, GPUs in sight, MIG, MPS, peers that claim\n\
-        access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm, what\n\
-        sharing between processes needs, and probe and tuning files. Bytes are copied between all pairs\n\
-        of GPUs, which takes a context on each; --no-trials leaves that out. Needs no GPU.\n\n\
+        One line for each check: driver and its features, visible GPUs, MIG, MPS, GPU pairs that\n\
+        report access and lose bytes, NVSwitch fabric, PCIe lanes, pinning, huge pages, limits, /dev/shm,\n\
+        sharing between processes, and probe and tuning files. Bytes are copied between all pairs of\n\
+        GPUs, which needs a context on each; --no-trials skips these copies. Needs no GPU.\n\n\
         The exit code is 1 if something is refused, else 0.\n\n\
         Examples:\n  \
         mpgpu doctor\n  \
-        mpirun -n 4 mpgpu doctor --no-trials     what each rank sees; lines begin with [rank.local rank]")]
+        mpirun -n 4 mpgpu doctor --no-trials     one report per rank; lines begin with [rank.local rank]")]
     Doctor(doctor::DoctorArguments),
-    /// Run a program that is not changed, with the copies that gain going through plans
+    /// Run an unmodified program, and accelerate those of its copies for which a plan is faster
     #[command(after_help = run::EXAMPLES)]
     Run(run::RunArguments),
     /// Search for better plans than the model's, on GPUs or in the simulator, and write them to a tuning file
@@ -120,7 +121,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the help or the version that was asked for, or why the arguments are refused.
+/// Prints the requested help or version, or the reason why the arguments are refused.
 fn explain(refusal: &clap::Error) -> ExitCode {
     let printed = refusal.print().and_then(|()| std::io::stdout().flush());
     if let Err(error) = unless_closed(printed) {
@@ -130,15 +131,15 @@ fn explain(refusal: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(refusal.exit_code()).unwrap_or(2))
 }
 
-/// A closed pipe (`mpgpu topo | head`) is no error of ours.
+/// Ignores a closed pipe (`mpgpu topo | head`), which is not an error.
 fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
     written.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Whether the command has nothing to complain about.
+/// Runs the subcommand. Returns true if it found no problem.
 fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let mut is_sound = true;
-    // A variable that cannot be read is reported by whoever needs it: several subcommands need none.
+    // An invalid variable is reported by the subcommands that need it; several need none.
     if let Ok(config) = mpgpu_contexts::Config::from_environment() {
         mpgpu::log::configure(config.log);
     }

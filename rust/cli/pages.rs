@@ -1,4 +1,4 @@
-//! `mpgpu pages`: the manual pages and shell completions of this command, for packages of it. Not shown to users.
+//! `mpgpu pages` writes the manual pages and shell completions of this command, for packages. It is hidden from users.
 
 use crate::arguments::Failure;
 use clap::Args;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 pub struct PagesArguments {
-    /// Folder to fill as `share` of an installation
+    /// Folder to fill, laid out like `share` of an installation
     folder: PathBuf,
 }
 

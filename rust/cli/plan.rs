@@ -1,4 +1,4 @@
-//! `mpgpu plan`: what would be done for given transfers.
+//! `mpgpu plan` shows the plan for given transfers.
 
 use crate::arguments::{Failure, StagedPaths, Transfer, engine, shape, size};
 use crate::machine;
@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 pub struct PlanArguments {
     #[command(flatten)]
     pub what: Request,
-    /// Print JSON: bytes, seconds, devices as the C ABI numbers them
+    /// Print JSON: bytes, seconds, and device numbers of the C ABI
     #[arg(long)]
     pub json: bool,
 }
 
-/// Transfers, and how to plan them.
+/// Transfers, and options for planning them.
 #[derive(Args)]
 pub struct Request {
     /// SOURCE:DESTINATION:BYTES, as in gpu0:gpu1:64M. A device is gpuN or hostN (memory of NUMA domain N); bytes may end in K, M, G or T
@@ -28,30 +28,30 @@ pub struct Request {
     /// Executor to plan for
     #[arg(long, value_parser = engine())]
     pub engine: Option<Engine>,
-    /// The most paths that one transfer may use; 1 gives the plain copy
+    /// Largest number of paths for one transfer; 1 gives the plain copy
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Option<u32>,
-    /// Keep copies between GPUs out of host memory
+    /// Let no copy between GPUs pass through host memory
     #[arg(long)]
     pub no_host_path: bool,
     #[command(flatten)]
     pub staged: StagedPaths,
-    /// Transfers below this size take one path
+    /// Size below which a transfer uses one path
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub min_bytes: Option<u64>,
-    /// Host memory is ordinary memory, which a GPU cannot read and write by itself
+    /// Host memory is pageable, so a GPU cannot access it directly
     #[arg(long)]
     pub pageable: bool,
-    /// Transfers from one device of as many bytes have the same source: their destinations may pass on what they have
+    /// Transfers of equal size from one device have the same source, so a destination may forward its bytes to others
     #[arg(long)]
     pub one_source: bool,
-    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
 }
 
 impl Request {
-    /// For a context, which reads the environment.
+    /// Returns the options for a context, which also reads the environment.
     pub fn plan_options(&self) -> PlanOptions {
         PlanOptions {
             engine: self.engine,
@@ -67,7 +67,7 @@ impl Request {
         }
     }
 
-    /// For the planner by itself, which does not.
+    /// Returns the options for the planner alone, which does not read the environment.
     pub fn options(&self) -> Options {
         let default = self.staged.options();
         Options {
@@ -79,21 +79,21 @@ impl Request {
         }
     }
 
-    /// The transfers as the planner sees them.
+    /// Returns the transfers in the planner's form.
     pub fn batch(&self) -> Vec<Shape> {
         let mut first: BTreeMap<_, u32> = BTreeMap::new();
         let mut source = |at: u32, t: &Transfer| if self.one_source { *first.entry((t.src, t.bytes)).or_insert(at + 1) } else { 0 };
         (0..).zip(&self.transfers).map(|(at, t)| Shape { source: source(at, t), ..shape(t.src, t.dst, t.bytes, self.pageable) }).collect()
     }
 
-    /// The first transfer that has the source of this one.
+    /// Returns the index of the first transfer that has the same source as transfer `at`.
     pub fn source_of(&self, at: usize) -> usize {
         let of = &self.transfers[at];
         let same = |other: &Transfer| (other.src, other.bytes) == (of.src, of.bytes);
         self.transfers.iter().position(same).filter(|_| self.one_source).unwrap_or(at)
     }
 
-    /// The machine in force and the plan for it.
+    /// Returns the selected machine and the plan for it.
     pub fn plan(&self) -> Result<(Machine, Plan), Failure> {
         let machine = machine::in_force(self.topology.as_deref())?.machine;
         let plan = plan(&machine, &self.batch(), &self.options())?;
@@ -101,7 +101,7 @@ impl Request {
     }
 }
 
-/// Returns the plan as text, or prints it as JSON while it is written.
+/// Returns the plan as text, or prints it as JSON while it is being written.
 pub fn run(arguments: &PlanArguments) -> Result<String, Failure> {
     let (machine, plan) = arguments.what.plan()?;
     if arguments.json {

@@ -1,4 +1,4 @@
-//! `mpgpu run`: runs a program that is not changed, with the copies that gain taken by mpgpu.
+//! `mpgpu run` runs an unmodified program and accelerates its copies.
 
 mod sums;
 
@@ -19,39 +19,39 @@ use sums::Sums;
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
 
-/// Exit codes of a shell, `env` and `nohup` for a program that does not exist, and for one that cannot be executed.
+/// Exit codes that a shell, `env` and `nohup` use for a program that does not exist, and for one that cannot be executed.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
 pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu run python train.py\n  \
-    mpgpu run mpirun -n 4 ./simulation      where the launcher passes the environment on\n  \
-    mpgpu run --check ./simulation          every taken copy is compared byte by byte\n\n\
+    mpgpu run mpirun -n 4 ./simulation      if the launcher passes the environment on\n  \
+    mpgpu run --check ./simulation          compares every accelerated copy byte by byte\n\n\
     The exit code is that of the program; 127 if it was not found, 126 if it cannot be executed.\n\
-    At its end it says how many copies were taken in all processes, and why others were not.\n\
-    docs/guide/unchanged.md says what gains.";
+    At the end a report shows how many copies of all processes were taken (accelerated), and why others\n\
+    were passed through. docs/guide/unchanged.md describes which copies gain.";
 
 #[derive(Args)]
 pub struct RunArguments {
-    /// Compare source and destination after every copy that is taken (slow)
+    /// Compare source and destination after every accelerated copy (slow)
     #[arg(long)]
     check: bool,
-    /// Also where a library is loaded with RTLD_DEEPBIND: sets LD_AUDIT to libmpgpu_audit.so, beside libmpgpu_preload.so
+    /// Work also for libraries loaded with RTLD_DEEPBIND: sets LD_AUDIT to libmpgpu_audit.so, from the folder of libmpgpu_preload.so
     #[arg(long)]
     audit: bool,
-    /// Append to this file what each process has copied, at that process's end
+    /// Append a report of each process's copies to this file when the process ends
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Path of libmpgpu_preload.so [default: where it is installed, or in LD_LIBRARY_PATH]
+    /// Path of libmpgpu_preload.so [default: the installed one, or one in LD_LIBRARY_PATH]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// The program and its arguments; `--` may stand before it
+    /// Program to run, and arguments for it, optionally after `--`
     #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
-/// Runs the program as a child of the same terminal, says what became of the copies of all processes under it, and ends as the program has
-/// ended: by its exit code or its signal. Returns only if nothing was started.
+/// Runs the program as a child on the same terminal, and reports what happened to the copies of all processes under it. Then ends as the
+/// program ended: with its exit code or its signal. Returns only if nothing was started.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -78,7 +78,7 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     program.env("ASAN_OPTIONS", behind_sanitizers(env::var_os("ASAN_OPTIONS")));
     let sums = Sums::new()?;
     program.env("MPGPU_PRELOAD_SUMS", sums.path());
-    // Before there is a child, so that no signal is lost between.
+    // Signal handlers are installed before the child exists, so that no signal is lost.
     let ignored = ignored_signals()?;
     let watched = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = SignalsInfo::new(watched.chain([SIGCHLD]))?;
@@ -90,24 +90,25 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         }
     };
     let status = wait(&mut child, &mut signals)?;
-    // Nobody may read it any more: that is no reason to end otherwise than the program.
+    // A failure to write the report must not change how this process ends.
     let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
     if let Some(signal) = status.signal() {
-        // The core is the program's, if anybody's.
+        // Only the program itself may leave a core file.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         signal_hook::low_level::emulate_default_handler(signal)?;
     }
     std::process::exit(status.code().unwrap_or(1))
 }
 
-/// A bit for each signal from 1 up which this process was started to ignore, as by `nohup`: the program inherits it, unless we catch it.
+/// Returns the signals that this process was started to ignore, for example by `nohup`, with one bit each from signal 1 up. The program
+/// inherits them, unless this process catches them.
 fn ignored_signals() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).ok_or("/proc/self/status has no SigIgn")?;
     Ok(u64::from_str_radix(mask.trim(), 16)?)
 }
 
-/// Waits for the program, and passes on to it what this process is sent. What the terminal sends, the program has got too.
+/// Waits for the program, and forwards signals sent to this process. Signals from the terminal reach the program directly.
 fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<ExitStatus, Failure> {
     loop {
         for origin in signals.wait() {
@@ -124,9 +125,10 @@ fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<Exit
     }
 }
 
-/// Options of AddressSanitizer that let its runtime stand behind a preloaded library. Its check of the order protects its interceptors of the C
-/// library, of which the interposer defines none. The runtime cannot be preloaded first instead: programs without it, which the program starts,
-/// would be sanitized too, and for programs under a launcher nobody knows it. Options of the user come later and win.
+/// Returns options of AddressSanitizer that allow its runtime to be loaded after a preloaded library. The check that they disable protects
+/// its interceptors of the C library, and the interposer defines none of these. Preloading the runtime first is no alternative: programs
+/// without it, started by the program, would be sanitized too, and for programs under a launcher its path is unknown. The user's options
+/// come later and take precedence.
 fn behind_sanitizers(options: Option<OsString>) -> OsString {
     let mut all = OsString::from("verify_asan_link_order=0");
     if let Some(options) = options.filter(|options| !options.is_empty()) {
@@ -136,7 +138,7 @@ fn behind_sanitizers(options: Option<OsString>) -> OsString {
     all
 }
 
-/// A library before those that a variable of the loader names already.
+/// Prepends a library to the libraries that a variable of the loader already names.
 fn before(variable: &str, library: &Path) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
@@ -146,12 +148,12 @@ fn before(variable: &str, library: &Path) -> OsString {
     list
 }
 
-/// The library where it is installed or built.
+/// Finds the library in the places where it is installed or built.
 fn find() -> Result<PathBuf, Failure> {
     let here = env::current_exe()?.canonicalize()?;
     let folder = here.parent().unwrap_or(Path::new("/"));
     let multiarch = format!("../lib/{}-linux-gnu", env::consts::ARCH);
-    // CMake names the folder into which it installs libraries, seen from that of this command.
+    // CMake sets this to the install folder of libraries, relative to the folder of this command.
     let installed = option_env!("MPGPU_LIBRARY_FOLDER").unwrap_or(".");
     let beside = [installed, ".", "../lib", "../lib64", &multiarch].map(|place| folder.join(place));
     let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -170,9 +172,9 @@ fn find() -> Result<PathBuf, Failure> {
         })
 }
 
-/// Where the loader's cache has the library: of a system whose libraries lie elsewhere than beside its commands.
+/// Returns the library's path from the loader's cache. This finds it on systems whose libraries are not near their commands.
 fn known_to_loader() -> Option<PathBuf> {
-    // Users have no sbin in PATH.
+    // Users do not have sbin in PATH.
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let cache = Command::new("ldconfig").arg("-p").env("PATH", path).output().ok()?;
     // "	libmpgpu_preload.so (libc6,x86-64) => /usr/local/lib/libmpgpu_preload.so"

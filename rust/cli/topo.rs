@@ -1,4 +1,4 @@
-//! `mpgpu topo`: a machine as a table, a drawing, a file, or JSON.
+//! `mpgpu topo` shows a machine as a table, a drawing, a file, or JSON.
 
 use crate::arguments::{Failure, shape, write_file};
 use crate::draw::{self, Cable, Together, cables};
@@ -11,20 +11,21 @@ use mpgpu_core::units::time;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// The size for which the table says what all paths together give: large enough that fixed costs do not matter.
+/// Size for which the table shows the rate of all paths together. It is so large that fixed costs do not matter.
 const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
 pub struct TopoArguments {
-    /// A preset's name, a topology file, `discovered` or `probed`; without it what MPGPU_TOPOLOGY names, else this machine, else the presets
+    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else the
+    /// presets
     pub topology: Option<String>,
     /// List the presets
     #[arg(long, conflicts_with_all = ["topology", "toml", "svg"])]
     pub presets: bool,
-    /// Print the topology as a TOML file: a start for one of your own. Presets name the source of each figure
+    /// Print the topology as a TOML file, to edit for your own machine. Presets name the source of each figure
     #[arg(long, conflicts_with = "json")]
     pub toml: bool,
-    /// Draw the machine into this file
+    /// Draw the machine to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "toml"])]
     pub svg: Option<PathBuf>,
     /// Print JSON: bytes/s and seconds
@@ -32,7 +33,7 @@ pub struct TopoArguments {
     pub json: bool,
 }
 
-/// What goes to standard output.
+/// Returns the text for standard output.
 pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
     let source = match &arguments.topology {
         _ if arguments.presets => Err("the presets were asked for".into()),
@@ -77,7 +78,7 @@ fn presets_json() -> Value {
     json!({"presets": topology::preset_names().map(preset).collect::<Vec<_>>()})
 }
 
-/// The whole page.
+/// Returns the whole page for a machine.
 fn describe(source: &Source) -> String {
     let machine = &source.machine;
     let topology = machine.topology();
@@ -85,19 +86,20 @@ fn describe(source: &Source) -> String {
     for line in wrap(&topology.description, 100) {
         text += &format!("  {line}\n");
     }
-    text += "\nCopies between two memories without a stop, from row to column, GB/s (10^9 bytes per second);\n\
-             '-' where no copy engine can do that:\n";
+    text += "\nDirect copies between two memories, from row to column, GB/s (10^9 bytes per second);\n\
+             '-' if no copy engine can make the copy:\n";
     text += &matrix(machine, |from, to| machine.route(from, to).map(|route| gigabytes(route.bandwidth)));
-    text += "\nThe same over all paths that help, modelled for 1 GiB alone, GB/s (+ relays used):\n";
+    text += "\nCopies over all paths that help, modelled for 1 GiB without other traffic, GB/s (+ relays used):\n";
     text += &matrix(machine, |from, to| all_paths(machine, from, to));
     text += "\nLinks, GB/s in each direction, both directions together where they share, latency:\n";
     text += &links(topology);
-    text += "\nFixed costs (docs/reference/topology.md says what each is):\n";
+    text += "\nFixed costs (described in docs/reference/topology.md):\n";
     text += &costs(&topology.costs);
     text + &format!("\n{}\n", source.remark)
 }
 
-/// The devices between which copies are planned and shown. 20 columns fill a wide terminal; of larger machines the first devices stand for all.
+/// Returns the devices between which copies are planned and shown. 20 columns fill a wide terminal; of larger machines only the first
+/// devices are shown.
 fn shown(machine: &Machine) -> Vec<DeviceId> {
     const MOST: usize = 20;
     let devices: Vec<DeviceId> = machine.devices().collect();
@@ -108,7 +110,7 @@ fn shown(machine: &Machine) -> Vec<DeviceId> {
     devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
 }
 
-/// A table of all ordered pairs of the devices that are shown.
+/// Formats a table of all ordered pairs of the shown devices.
 fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
     let (shown, devices) = (shown(machine), machine.devices().count());
     let name = |device: DeviceId| machine.device_name(device).unwrap_or_default().to_owned();
@@ -124,7 +126,7 @@ fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>
     text
 }
 
-/// `132.1 +3`: what the planner expects of one large copy alone.
+/// Formats the planner's rate for one large isolated copy, and the number of relays: `132.1 +3`.
 fn all_paths(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
     let planned = large_copy(machine, from, to)?;
     let relays = planned.transfers[0].paths.iter().filter(|path| path.via.is_some()).count();
@@ -136,7 +138,7 @@ fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu_c
     plan(machine, &[shape(from, to, LARGE, false)], &Options::default()).ok()
 }
 
-/// One line for cables that are alike: of one kind, with the same figures, at the same node or all between GPUs.
+/// Formats the links. Equal links share one line: those of one kind with the same figures.
 fn links(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let name = |node: usize| topology.nodes[node].name.clone();
@@ -182,7 +184,7 @@ fn links(topology: &Topology) -> String {
         }
     }
     if cables.iter().all(|cable| cable.latency == 0.0) {
-        text += "  No link has a latency of its own: what a copy costs whatever its size is among the fixed costs.\n";
+        text += "  No link has a latency of its own: the fixed costs include the start-up time of copies.\n";
     }
     if !shared.is_empty() {
         text += "\nShared by several links, GB/s together:\n";
@@ -205,7 +207,7 @@ fn links(topology: &Topology) -> String {
 
 fn costs(costs: &Costs) -> String {
     let part = |cost: &Cost| match cost.unit {
-        // A segment costs less than a tenth of a microsecond.
+        // A segment takes less than a tenth of a microsecond.
         CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
         CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
         CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),
@@ -216,7 +218,7 @@ fn costs(costs: &Costs) -> String {
         text += &format!("  {line}\n");
     }
     if *costs == Costs::default() {
-        text += "  These are the defaults, read on H200: assumed of any other machine.\n";
+        text += "  These are the defaults, measured on H200 and assumed for other machines.\n";
     }
     text
 }

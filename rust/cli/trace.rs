@@ -1,4 +1,4 @@
-//! `mpgpu trace`: what happens when, in a simulated run or in a real one.
+//! `mpgpu trace` shows the timeline of a simulated or measured execution.
 
 use crate::arguments::{Failure, backend, write_file};
 use crate::draw;
@@ -15,23 +15,23 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Runs before the one that is traced: the first copies of a process and of a pair of GPUs are slow.
+/// Number of executions before the traced one: the first copies of a process and of a pair of GPUs are slow.
 const WARM_UP: usize = 3;
 
 #[derive(Args)]
 pub struct TraceArguments {
     #[command(flatten)]
     pub what: Request,
-    /// Run it on this machine and take timestamps, instead of simulating it
+    /// Execute the plan on this machine and take timestamps, instead of simulating it
     #[arg(long)]
     pub measure: bool,
-    /// Backend to measure on; by default what the environment says, or CUDA where there are GPUs
+    /// Backend to measure on; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
     #[arg(long, value_parser = backend(), requires = "measure")]
     pub backend: Option<BackendChoice>,
-    /// Write the timeline into this file, for ui.perfetto.dev or chrome://tracing
+    /// Write the timeline to this file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
     pub perfetto: Option<PathBuf>,
-    /// Draw the timeline into this file
+    /// Draw the timeline to this file
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Leave the arrows from operation to operation out of the drawing
@@ -42,20 +42,20 @@ pub struct TraceArguments {
     pub json: bool,
 }
 
-/// A run, simulated or real.
+/// One simulated or measured execution.
 struct Run {
     machine: Machine,
     plan: Plan,
     timeline: Timeline,
-    /// By how many seconds times of two devices may be off; `None` for a simulated run.
+    /// Uncertainty between times of two devices, in seconds; `None` for a simulated execution.
     precision: Option<f64>,
-    /// What a reader should know.
+    /// Notes for the reader.
     notes: Vec<String>,
-    /// [`Plan::paths_of_copies`].
+    /// Result of [`Plan::paths_of_copies`].
     paths: Vec<OpPaths>,
 }
 
-/// What goes to standard output.
+/// Returns the text for standard output.
 pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
     let run = if arguments.measure { measure(arguments)? } else { simulate(arguments)? };
     let path = |span: &Span| run.path(span);
@@ -92,10 +92,10 @@ fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.what.topology.clone(), ..ContextOptions::default() };
-    // What threads do is not timed operation by operation.
+    // Copies by threads are not timed operation by operation.
     let config = Config { host_threads: 0, ..Config::from_environment()? };
     let context = Context::open(&options, config)?;
-    // Ordinary memory, where that was asked for; it has to stay until the run is done.
+    // Pageable memory, if requested. It must live until the execution is done.
     let mut ordinary: Vec<Vec<u8>> = Vec::new();
     let mut allocated = Vec::new();
     let mut allocate = |device: mpgpu_core::topology::DeviceId, bytes: u64| -> Result<u64, Failure> {
@@ -119,7 +119,8 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let plan = context.plan(&transfers, &arguments.what.plan_options())?;
     let first = arguments.what.transfers.first().map_or(mpgpu_core::topology::DeviceId::gpu(0), |transfer| transfer.src);
     let stream = context.create_stream(first)?;
-    // Traced as well: that goes over streams, which are made when they are first needed, even where the plan is a graph otherwise.
+    // The warm-up executions are traced too: tracing uses streams, which are created on first use even if the plan otherwise runs as a
+    // graph.
     for _ in 0..WARM_UP {
         plan.trace(stream)?;
     }
@@ -141,7 +142,7 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     Ok(Run { machine: context.machine().clone(), plan: planned, timeline: trace.timeline, precision: Some(trace.precision), notes, paths })
 }
 
-/// What is copied, for a picture's title.
+/// Returns the title of the picture: the machine and the transfers.
 fn title(arguments: &TraceArguments, machine: &Machine) -> String {
     let transfers = &arguments.what.transfers;
     let one = |transfer: &crate::arguments::Transfer| format!("{} to {}, {}", transfer.src, transfer.dst, size(transfer.bytes));
@@ -159,7 +160,7 @@ fn summary(plan: &Plan) -> String {
 }
 
 impl Run {
-    /// Returns the path that a span belongs to: `gpu0>gpu5 via gpu1, gpu4`.
+    /// Returns the path that a span belongs to, for example `gpu0>gpu5 via gpu1, gpu4`.
     fn path(&self, span: &Span) -> Option<String> {
         let paths = self.paths.get(span.op? as usize)?;
         let &[only] = &paths[..] else { return Some(format!("{} transfers in one call", paths.len())) };
@@ -170,7 +171,7 @@ impl Run {
         Some(format!("{}>{} {way}", planned.shape.src_device, planned.shape.dst_device))
     }
 
-    /// From the first begin to the last end of an operation.
+    /// Returns the time from the first start to the last end of an operation, in seconds.
     fn seconds(&self) -> f64 {
         self.timeline.spans.iter().filter(|span| span.op.is_some()).map(|span| span.end).fold(0.0, f64::max)
     }
@@ -230,7 +231,7 @@ impl Serialize for Run {
     }
 }
 
-/// A list, and the JSON of each item, which is made when it is written.
+/// A list whose items are converted to JSON one at a time while they are written.
 struct Items<'a, T, F>(&'a [T], F);
 
 impl<T, F: Fn(&T) -> Value> Serialize for Items<'_, T, F> {

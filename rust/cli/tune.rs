@@ -1,9 +1,9 @@
-//! `mpgpu tune`: better plans than the model's, by scoring them.
+//! `mpgpu tune` searches for better plans than the model's, by scoring them.
 //!
-//! | file | one idea |
+//! | file | contents |
 //! | --- | --- |
 //! | `report` | tables and JSON |
-//! | `partitions` | what programs have tried with their own kernels |
+//! | `partitions` | trials that programs have made with their own kernels |
 
 mod partitions;
 mod report;
@@ -22,20 +22,20 @@ use std::path::PathBuf;
 
 pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu tune --output tuning.toml                        on the GPUs of this machine\n  \
-    MPGPU_TUNING_FILE=tuning.toml ./app                    what was found, in force\n  \
+    MPGPU_TUNING_FILE=tuning.toml ./app                    uses the values found\n  \
     mpgpu tune --simulate --topology beluga --cases d2d --sizes 4M,64M\n  \
     mpgpu tune --judge --simulate                          the model against the whole grid\n  \
-    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the same on these GPUs, with what is tuned for them\n  \
+    mpgpu tune --judge --cases d2d,h2d --sizes 64M,256M    the tuning of these GPUs against the whole grid\n  \
     MPGPU_TUNING_FILE=none mpgpu tune --judge              the model alone on these GPUs\n\n\
-    The model's plan is where each search starts: number of paths, host path or none, shares, chunk size, one after the other, with \
-    streams and with graphs. That takes 3 to 60 scores for each engine, case and size; --exhaustive takes hundreds to thousands. On \
-    GPUs a score is the median of several executions, and what is kept has to win a duel against the model's plan: more than 1 %, and \
+    Each search starts from the model's plan and varies number of paths, host path, shares and chunk size, one after the other, with \
+    streams and with graphs. This takes 3 to 60 scores for each engine, case and size; --exhaustive takes hundreds to thousands. On \
+    GPUs a score is the median of several executions, and a setting is kept only if it beats the model's plan by more than 1 % and \
     more often than chance. Run it on an idle machine.\n\n\
-    The file holds for the topology that it was made for, and a context refuses it for any other.";
+    The file is valid only for the topology that it was made for; contexts refuse it for any other.";
 
 #[derive(Subcommand)]
 pub enum TuneCommand {
-    /// Show what a program has tried with its own kernels: transfers that begin while their data is made
+    /// Show the trials that a program has made with its own kernels for transfers in partitions
     #[command(after_help = partitions::EXAMPLES)]
     Partitions(partitions::PartitionsArguments),
 }
@@ -48,25 +48,26 @@ pub struct TuneArguments {
     /// Score plans in the simulator instead of executing them; needs no GPU
     #[arg(long)]
     pub simulate: bool,
-    /// A preset's name or a topology file; by default what a context would take. With --judge --simulate every preset
+    /// A preset's name or a topology file; by default the topology that a context would use. With --judge --simulate the default is every
+    /// preset
     #[arg(long, value_name = "NAME|FILE")]
     pub topology: Option<String>,
-    /// Backend to execute on; by default what the environment says, or CUDA where there are GPUs
+    /// Backend to execute on; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
     #[arg(long, value_parser = backend(), conflicts_with = "simulate")]
     pub backend: Option<BackendChoice>,
     /// Cases, separated by commas: d2d, h2d, d2h (one copy between GPUs, from host memory, to it), bidir (both ways), ring, all_to_all
     #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = case)]
     pub cases: Vec<Case>,
-    /// Bytes of each transfer, separated by commas, as in 64M; what is found holds half way to the next size
+    /// Bytes of each transfer, separated by commas, as in 64M; the values found apply half way to the next size
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = tuned_size)]
     pub sizes: Vec<u64>,
-    /// Search the whole grid as well: paths x host path x chunks x shares. What it finds is kept where it is better
+    /// Search the whole grid as well: paths x host path x chunks x shares. A result of the grid is kept if it is better
     #[arg(long)]
     pub exhaustive: bool,
-    /// Compare a context's choice (by its tuning, else by the model) with the best of the whole grid, and write no file
+    /// Compare a context's choice (from its tuning, else from the model) with the best of the whole grid, and write no file
     #[arg(long, conflicts_with_all = ["output", "exhaustive"])]
     pub judge: bool,
-    /// Write the tuning file here
+    /// Write the tuning to this file
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Print JSON
@@ -78,7 +79,7 @@ fn case(name: &str) -> Result<Case, String> {
     Case::named(name).ok_or_else(|| format!("there are {}", Case::ALL.map(Case::name).join(", ")))
 }
 
-/// Below it no path but the direct one can start in time, on any machine.
+/// Smallest size in bytes to tune. On any machine, smaller copies end before a path other than the direct one could start.
 const LEAST_SIZE: u64 = 4096;
 
 fn tuned_size(text: &str) -> Result<u64, String> {
@@ -89,11 +90,12 @@ fn tuned_size(text: &str) -> Result<u64, String> {
 }
 
 const M: u64 = 1 << 20;
-/// Where the papers' message sizes lie, by factors of four: between two, a setting is at most a factor of two from where it was found.
+/// Sizes to tune, which cover the message sizes of the papers in factors of four. So any size is at most a factor of two from one at which
+/// a setting was found.
 const SIZES: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M];
-/// On CPU threads.
+/// Sizes to tune on CPU threads.
 const HOST_SIZES: &[u64] = &[M, 4 * M, 16 * M];
-/// Where plans of several paths are chosen, or nearly.
+/// Sizes at which several paths are chosen or almost chosen.
 const JUDGED_SIZES: &[u64] = &[16 * M, 64 * M, 256 * M];
 
 /// Searches, and returns the report.
@@ -116,7 +118,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
         return Ok(finish(arguments, &reports));
     }
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
-    // Plans are looked for beside what the environment says about them, and beside an earlier tuning, unless that is what is judged.
+    // The search ignores options of the environment. It also ignores an earlier tuning, unless that is to be judged.
     let mut config = Config::from_environment()?;
     if !arguments.judge {
         config.tuning_file = Some(NO_TUNING.into());
@@ -129,7 +131,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     Ok(finish(arguments, &[report]))
 }
 
-/// Every case and size on one machine.
+/// Tunes every case and size on one machine.
 fn tune<S: Score<Error: Display>>(
     arguments: &TuneArguments,
     machine: &Machine,
@@ -167,22 +169,22 @@ fn tune<S: Score<Error: Display>>(
                     points.push(point);
                 }
                 Ok(None) => {}
-                // A pair that no path joins.
+                // The pair has no connecting path.
                 Err(TuneError::Plan(error)) => eprintln!("{what}: left out, {error}"),
                 Err(error) => return Err(format!("{what}: {error}").into()),
             }
         }
     }
-    // From small to large within a case and class, as people read.
+    // Sorted from small to large within a case and class, for readers.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
-    // Thresholds take executions too, and a judgement has no use for them.
+    // Thresholds also take executions, and a judgement does not need them.
     let tuning = match arguments.judge {
         true => None,
         false => Some(campaign.tuning(&points, origin, score).map_err(|error| error.to_string())?),
     };
     if let (Some(path), Some(tuning)) = (&arguments.output, &tuning) {
         write_file(path, &tuning.to_toml())?;
-        eprintln!("written: {}; MPGPU_TUNING_FILE={} puts it in force", path.display(), path.display());
+        eprintln!("written: {}; MPGPU_TUNING_FILE={} activates it", path.display(), path.display());
     }
     Ok(MachineReport { machine: name.clone(), digest: digest(machine.topology()), origin, in_force: in_force.cloned(), points, tuning })
 }
@@ -198,7 +200,7 @@ fn finish(arguments: &TuneArguments, reports: &[MachineReport]) -> String {
         None => {
             let mut text: String = reports.iter().map(report::tuned).collect();
             if arguments.output.is_none() {
-                text += "\nNothing was written: --output FILE keeps what was found.\n";
+                text += "\nNothing was written: --output FILE keeps the result.\n";
             }
             text
         }

@@ -172,7 +172,7 @@ fn topo_shows_links_both_directions_relays_and_what_is_assumed() {
     assert!(text.contains("host0.read   153.0, staged 190.0  host0>root0") && text.contains("both together 778.0, staged 700.0"), "{text}");
     let staged = value["shared"].as_array().expect("a list").iter().filter(|of| of["staged_bytes_per_second"] == 190e9);
     assert_eq!(staged.count(), 1, "{value}");
-    let assumed = "defaults, read on H200: assumed of any other machine";
+    let assumed = "defaults, measured on H200 and assumed for other machines";
     assert!(output(&["topo", "summit"]).contains(assumed), "whose costs are not known");
 }
 

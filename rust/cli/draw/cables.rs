@@ -1,12 +1,12 @@
-//! The links of a topology as a person counts them: both directions of one kind between two nodes are one cable.
+//! Groups the links of a topology as people count them: both directions of one kind between two nodes form one cable.
 
 use mpgpu_core::topology::{LinkId, LinkKind, SharedResource, Topology};
 
-/// What links carry together, bytes/s.
+/// Combined capacity of several links, in bytes/s.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Together {
     pub capacity: f64,
-    /// Of bytes that are staged in host memory, where that is another.
+    /// Capacity for bytes that are staged in host memory, if it differs.
     pub staged: Option<f64>,
 }
 
@@ -15,47 +15,47 @@ impl Together {
         Together { capacity: shared.capacity, staged: shared.staged }
     }
 
-    /// Both figures in words: `101 GB/s, staged 92 GB/s` for a `rate` that gives `101 GB/s`.
+    /// Formats both figures, for example `101 GB/s, staged 92 GB/s` if `rate` returns `101 GB/s`.
     pub fn text(self, rate: impl Fn(f64) -> String) -> String {
         rate(self.capacity) + &self.staged.map_or(String::new(), |staged| format!(", staged {}", rate(staged)))
     }
 }
 
-/// What joins two nodes.
+/// Connection between two nodes, with both directions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cable {
-    /// Index of the node that stands first in the topology's link.
+    /// Index of the source node of the topology's first link of the cable.
     pub a: usize,
     pub b: usize,
     pub kind: LinkKind,
-    /// Bytes/s from `a` to `b`; `None` where there is no way in that direction.
+    /// Bytes/s from `a` to `b`; `None` if that direction does not exist.
     pub there: Option<f64>,
     /// Bytes/s from `b` to `a`.
     pub back: Option<f64>,
-    /// The larger of both directions, seconds.
+    /// Latency in seconds, the larger of both directions.
     pub latency: f64,
-    /// Both directions, where they are a resource of its own.
+    /// Capacity of both directions together, if they are a resource of their own.
     pub both: Option<Together>,
-    /// Numbers of the other shared resources that its way from `a` to `b` draws on: indices into the list that comes with the cables.
+    /// Other shared resources that the direction from `a` to `b` uses, as indices into the list that comes with the cables.
     pub marks_there: Vec<usize>,
-    /// The same of its way back.
+    /// Other shared resources that the direction from `b` to `a` uses.
     pub marks_back: Vec<usize>,
     links: [Option<LinkId>; 2],
 }
 
 impl Cable {
-    /// Whether nothing tells its directions apart.
+    /// True if both directions are equal.
     pub fn is_even(&self) -> bool {
         self.there == self.back && self.marks_there == self.marks_back
     }
 
-    /// The larger of its directions, bytes/s.
+    /// Returns the capacity of the faster direction in bytes/s.
     pub fn capacity(&self) -> f64 {
         self.there.unwrap_or(0.0).max(self.back.unwrap_or(0.0))
     }
 }
 
-/// The cables in the order of their first links, and the shared resources that are more than both directions of one cable.
+/// Returns the cables in the order of their first links, and the shared resources that are more than both directions of one cable.
 pub fn cables(topology: &Topology) -> (Vec<Cable>, Vec<&SharedResource>) {
     let mut cables: Vec<Cable> = Vec::new();
     for (index, link) in (0..).zip(&topology.links) {

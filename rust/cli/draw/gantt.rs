@@ -1,18 +1,19 @@
-//! A timeline as a Gantt chart: a row for each lane, lanes of one device together, time to the right.
+//! Draws a timeline as a Gantt chart: one row for each lane, lanes of one device together, time to the right.
 
 use super::svg::{Anchor, Svg, text_width};
 use mpgpu_core::model::timeline::{Span, Timeline};
 use mpgpu_core::topology::DeviceId;
 use mpgpu_core::units::{size, time};
 
-/// Fills of paths. Neighbours in the list, and the first four of all, differ in lightness as well as in hue, for grey printers and
-/// colour-blind eyes. A GPU of eight has nine paths; where there are more than sixteen, they start over, and the lanes' names tell those apart.
+/// Fill colours of paths. Neighbours in the list, and the first four, differ in lightness as well as in hue, for grey printers and
+/// colour-blind readers. A GPU in a node of eight has nine paths. If there are more than sixteen paths the colours repeat, and the lanes'
+/// names distinguish them.
 const COLOURS: [&str; 16] = [
     "#08427a", "#f0a830", "#d1495b", "#bfe3f5", "#00785a", "#f0e442", "#5e3c86", "#cc79a7", "#6b4423", "#9be29b", "#1f1f1f", "#ffc9a8",
     "#8b1a1a", "#56b4e9", "#556b2f", "#d9d2e9",
 ];
 
-/// Whether white text reads better than black on the fill with this number: every second one is dark.
+/// True if white text is easier to read than black text on this fill. Every second fill is dark.
 fn is_dark(colour: usize) -> bool {
     colour.is_multiple_of(2)
 }
@@ -26,11 +27,11 @@ path{fill:none;stroke:#ddd}path.x{stroke:#888}path.y{stroke:#444;stroke-opacity:
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 24.0;
 const CHART: f64 = 760.0;
-/// More arrows than this are a grey cloud; they are in the JSON.
+/// Largest number of arrows to draw. More would form a grey cloud; the JSON has all.
 const MOST_ARROWS: usize = 160;
 
-/// The chart of a timeline, as an SVG file. `path` names what a span belongs to: spans of one name have one colour; `None` is grey.
-/// `notes` are lines below the title; `arrows` whether it shows what waits for what.
+/// Returns the chart of a timeline as an SVG file. `path` returns the name of a span's path: spans with equal names have the same colour,
+/// and spans without a name are grey. `notes` are lines below the title. With `arrows` the chart shows dependencies.
 pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes: &[String], arrows: bool) -> String {
     let mut paths: Vec<String> = Vec::new();
     let mut colour = |span: &Span| {
@@ -47,7 +48,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
 
     // Rows: a heading for each device, then its lanes.
     let mut order: Vec<usize> = (0..timeline.lanes.len()).collect();
-    // The host first: it issues what the others do.
+    // The host is first, because it submits the work of the others.
     order.sort_by_key(|&lane| (!timeline.lanes[lane].device.is_host(), timeline.lanes[lane].device.0.abs(), lane));
     let label = |lane: usize| {
         let lane = &timeline.lanes[lane];
@@ -109,7 +110,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     }
 
     for (span, colour) in timeline.spans.iter().zip(&colours) {
-        // As wide as a hair at least, so that nothing vanishes.
+        // No span is narrower than a hair, so that none vanishes.
         let (begin, wide) = (x(span.begin), (x(span.end) - x(span.begin)).max(0.6));
         let row = rows[span.lane];
         let class = colour.map_or("o".into(), |colour| format!("c{}", colour % COLOURS.len()));
@@ -124,9 +125,9 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     svg.finish(width, bottom + MARGIN, &timeline.name, &format!("{STYLE}{classes}"))
 }
 
-/// Draws the legend, wrapped to the width; returns the base line below it.
+/// Draws the legend, wrapped to the width, and returns the base line below it.
 fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64) -> f64 {
-    // A halo exchange has dozens of paths, of which a legend of a few lines is enough to read the picture.
+    // A halo exchange has dozens of paths; a legend of a few lines is enough to read the picture.
     const MOST: usize = 24;
     let mut x = MARGIN;
     let mut entries: Vec<(String, &str)> =
@@ -150,7 +151,7 @@ fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64)
     y
 }
 
-/// Seconds from tick to tick, the unit, and what seconds are multiplied with.
+/// Returns the seconds between ticks, the unit, and the factor from seconds to the unit.
 fn axis(last: f64) -> (f64, &'static str, f64) {
     let (unit, scale) = match last {
         ..1e-3 => ("us", 1e6),
@@ -164,13 +165,13 @@ fn axis(last: f64) -> (f64, &'static str, f64) {
     (step / scale, unit, scale)
 }
 
-/// GB/s of a span that moves bytes.
+/// Returns the rate in GB/s of a span that moves bytes.
 fn rate(span: &Span) -> Option<f64> {
     let seconds = span.end - span.begin;
     (span.bytes > 0 && seconds > 0.0).then(|| span.bytes as f64 / seconds / 1e9)
 }
 
-/// What a lane moves in all, and how fast while it is at it.
+/// Returns a lane's total bytes, and its rate while busy.
 fn total(timeline: &Timeline, lane: usize) -> String {
     let spans = || timeline.spans.iter().filter(|span| span.lane == lane && span.bytes > 0);
     let bytes: u64 = spans().map(|span| span.bytes).sum();
@@ -178,14 +179,14 @@ fn total(timeline: &Timeline, lane: usize) -> String {
     if bytes == 0 || busy <= 0.0 { String::new() } else { format!("{}, {:.1} GB/s", size(bytes), bytes as f64 / busy / 1e9) }
 }
 
-/// What a pointer that rests on the span is told.
+/// Returns the tool tip of a span.
 fn tip(span: &Span) -> String {
     let rate = rate(span).map_or(String::new(), |rate| format!(", {rate:.1} GB/s"));
     let op = span.op.map_or(String::new(), |op| format!("operation {op}: "));
     format!("{op}{}: {} to {}, {}{rate}", span.name, time(span.begin), time(span.end), time(span.end - span.begin))
 }
 
-/// As much of bytes and rate as fits into the bar.
+/// Returns as much of bytes and rate as fits into the bar.
 fn inside(span: &Span, width: f64) -> Option<String> {
     let bytes = if span.bytes > 0 { size(span.bytes) } else { span.name.clone() };
     let long = rate(span).map(|rate| format!("{bytes}, {rate:.1} GB/s"));

@@ -1,17 +1,17 @@
-//! Speed-ups of what was tried as a map of colours: granularity to the right, who moves and with how many blocks downwards.
+//! Draws the speed-ups of trials as a heat map: granularity to the right, mover and number of blocks downwards.
 
 use super::svg::{Anchor, Svg, text_width};
 
-/// One map.
+/// Contents of one heat map.
 pub struct HeatMap {
     pub title: String,
-    /// Two lines above each column.
+    /// Two lines of heading for each column.
     pub columns: Vec<[String; 2]>,
-    /// The name of each row, and its speed-ups; `None` where nothing was tried.
+    /// Name of each row, and its speed-ups; `None` for a combination that was not tried.
     pub rows: Vec<(String, Vec<Option<f64>>)>,
 }
 
-/// From no gain to the largest one; what loses is red. Each step differs in lightness, for grey printers and colour-blind eyes.
+/// Colours from no gain to the largest gain; losses are red. Steps differ in lightness, for grey printers and colour-blind readers.
 const COLOURS: [&str; 6] = ["#f7fbff", "#d0e1f2", "#94c4df", "#4a98c9", "#1764ab", "#08306b"];
 const FIRST_DARK: usize = 3;
 const LOSS: f64 = 0.98;
@@ -23,7 +23,7 @@ const STYLE: &str = "\
 const MARGIN: f64 = 24.0;
 const CELL: [f64; 2] = [62.0, 30.0];
 
-/// The maps one below the other, as an SVG file.
+/// Returns the maps, one below the other, as an SVG file.
 pub fn heat(maps: &[HeatMap]) -> String {
     let names = maps.iter().flat_map(|map| &map.rows).map(|(name, _)| text_width(name, 12.0)).fold(0.0, f64::max);
     let left = MARGIN + names + 12.0;

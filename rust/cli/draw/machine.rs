@@ -1,4 +1,4 @@
-//! A machine, drawn: a row for each kind of node, links with their capacities. Links within a row are arcs above it.
+//! Draws a machine: one row for each kind of node, and links with their capacities. Links within a row are arcs above it.
 
 use super::cables::{Cable, Together, cables};
 use super::svg::{Anchor, Svg, text_width};
@@ -12,19 +12,19 @@ path{fill:none}path.n{stroke:#22691f}path.p{stroke:#1565c0;stroke-dasharray:7 4}
 .gpu{fill:#e3f1e3;stroke:#22691f}.host{fill:#fdefdc;stroke:#8a4b08}.switch{fill:#eee;stroke:#555}";
 
 const MARGIN: f64 = 24.0;
-/// Width of a node in the longest row, with the space around it.
+/// Width of a node in the longest row, including the space around it.
 const COLUMN: f64 = 110.0;
 const LEAST_WIDTH: f64 = 660.0;
 const BOX: f64 = 34.0;
 /// Height between two rows.
 const GAP: f64 = 74.0;
-/// What an arc rises for each node that it passes.
+/// Height that an arc gains for each node that it passes.
 const RISE: f64 = 24.0;
 const LINE: f64 = 12.0;
 /// Letters in a line of text below the drawing.
 const LETTERS: usize = 90;
 
-/// Where a node is drawn: middle, half of the width, upper edge.
+/// Position of a node: centre, half of the width, upper edge.
 #[derive(Copy, Clone, Default)]
 struct Place {
     x: f64,
@@ -32,7 +32,7 @@ struct Place {
     y: f64,
 }
 
-/// The machine as an SVG file.
+/// Returns the machine as an SVG file.
 pub fn machine(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let rows = rows(topology);
@@ -67,14 +67,14 @@ pub fn machine(topology: &Topology) -> String {
         let (from, to) = (places[left], places[right]);
         let text = label(cable, left == cable.a);
         if row != other_row {
-            // Straight down from the narrower node, beside other links of the same two.
+            // Straight down from the narrower node, next to other links between the same two nodes.
             let same = |other: &&Cable| [(other.a, other.b), (other.b, other.a)].contains(&(cable.a, cable.b));
             let aside = 40.0 * cables[..index].iter().filter(same).count() as f64;
             let x = aside + if from.half < to.half { from.x } else { to.x };
             let within = |place: Place| x.clamp(place.x - place.half + 4.0, place.x + place.half - 4.0);
             let (upper, lower) = ((within(from), from.y + BOX), (within(to), to.y));
             svg.line(class, thick, upper, lower);
-            // Nearer to the lower end, where arcs above it leave room.
+            // Nearer to the lower end, where the arcs above it leave room.
             labels.push((((upper.0 + lower.0) / 2.0, upper.1 + 28.0), text));
         } else if a.abs_diff(b) == 1 {
             let y = from.y + BOX / 2.0;
@@ -125,7 +125,7 @@ pub fn machine(topology: &Topology) -> String {
     svg.finish(width + 2.0 * MARGIN, y + MARGIN, &topology.name, STYLE)
 }
 
-/// Technologies differ by colour and by dash, so that they can be told apart in grey as well.
+/// Returns the style class of a link. Kinds differ by colour and by dash, so that they can be distinguished in grey too.
 fn class(kind: LinkKind) -> &'static str {
     match kind {
         LinkKind::Nvlink => "n",
@@ -134,7 +134,7 @@ fn class(kind: LinkKind) -> &'static str {
     }
 }
 
-/// Nodes from top to bottom: switches between GPUs, GPUs, the other switches by their distance from GPUs, host memory.
+/// Returns the nodes from top to bottom: switches between GPUs, GPUs, the other switches by their distance from GPUs, host memory.
 fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     let kind = |node: usize| topology.nodes[node].kind;
     let nodes = || 0..topology.nodes.len();
@@ -146,7 +146,7 @@ fn rows(topology: &Topology) -> Vec<Vec<usize>> {
         let joined =
             |a: usize, b: usize| topology.links.iter().any(|link| [(a, b), (b, a)].contains(&(link.from.0 as usize, link.to.0 as usize)));
         let (next, rest): (Vec<usize>, Vec<usize>) = left.iter().partition(|&&node| above.iter().any(|&upper| joined(upper, node)));
-        // What no GPU reaches stands below all others.
+        // Nodes that no GPU reaches are placed below all others.
         (left, rows) = if next.is_empty() { (Vec::new(), [rows, vec![rest]].concat()) } else { (rest, [rows, vec![next]].concat()) };
     }
     rows.push(of(|kind| kind == NodeKind::Host));
@@ -154,7 +154,7 @@ fn rows(topology: &Topology) -> Vec<Vec<usize>> {
     rows
 }
 
-/// Lines of a link's label, drawn from its node `a` down, or from `b`.
+/// Returns the lines of a link's label. The link is drawn downwards from node `a` if `from_a`, otherwise from `b`.
 fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     let (there, back) = ((cable.there, &cable.marks_there), (cable.back, &cable.marks_back));
     let (down, up) = if from_a { (there, back) } else { (back, there) };
@@ -171,13 +171,13 @@ fn label(cable: &Cable, from_a: bool) -> Vec<String> {
     lines
 }
 
-/// A number in a circle, up to 20; then in brackets.
+/// Returns a number in a circle, or in brackets above 20.
 fn mark(index: usize) -> String {
     let number = index as u32 + 1;
     if number <= 20 { char::from_u32(0x2460 + index as u32).unwrap_or('?').to_string() } else { format!("[{number}]") }
 }
 
-/// GB/s with four digits, and none behind the point where they are zero.
+/// Formats a rate in GB/s with four digits, without trailing zeros after the point.
 fn gigabytes(rate: f64) -> String {
     let rate = rate / 1e9;
     let decimals = match rate {

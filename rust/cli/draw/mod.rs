@@ -1,12 +1,12 @@
-//! Pictures: files that one can open.
+//! Draws pictures and writes SVG and JSON files.
 //!
-//! | file | one idea |
+//! | file | contents |
 //! | --- | --- |
-//! | `cables` | the links of a topology as a person counts them |
-//! | `machine` | a machine, drawn |
-//! | `gantt` | a timeline, drawn |
+//! | `cables` | the links of a topology, grouped into cables |
+//! | `machine` | drawing of a machine |
+//! | `gantt` | drawing of a timeline |
 //! | `heat` | speed-ups as colours |
-//! | `svg` | the writer of these three |
+//! | `svg` | SVG writer of the drawings |
 //! | `perfetto` | a timeline for a trace viewer, as JSON |
 
 mod cables;

@@ -1,21 +1,22 @@
-//! A timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each device, a
-//! thread for each lane, a slice for each operation, flow arrows for dependencies.
+//! Writes a timeline in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for each device,
+//! a thread for each lane, a slice for each operation, flow arrows for dependencies.
 
 use mpgpu_core::model::timeline::Timeline;
 use mpgpu_core::topology::DeviceId;
 use serde_json::{Value, json};
 
-/// Microseconds, the format's unit, to the nanosecond.
+/// Converts to microseconds, the unit of the format, rounded to nanoseconds.
 fn microseconds(seconds: f64) -> f64 {
     (seconds * 1e9).round() / 1e3
 }
 
-/// Process numbers are positive: GPUs count from 1, host domains from 10,001, so that they stand behind the GPUs.
+/// Returns the process number of a device. Process numbers are positive: GPUs count from 1, host domains from 10,001, so that viewers list
+/// them after the GPUs.
 fn process(device: DeviceId) -> i64 {
     if device.is_host() { 10_000 - i64::from(device.0) } else { i64::from(device.0) + 1 }
 }
 
-/// The trace of a timeline. `path` names what a span belongs to, as a category by which viewers filter.
+/// Returns the trace of a timeline. `path` returns the name of a span's path, which becomes a category for filters of the viewer.
 pub fn perfetto(timeline: &Timeline, path: impl Fn(&mpgpu_core::model::timeline::Span) -> Option<String>) -> Value {
     let mut events: Vec<Value> = Vec::new();
     let mut named: Vec<DeviceId> = Vec::new();
@@ -44,7 +45,8 @@ pub fn perfetto(timeline: &Timeline, path: impl Fn(&mpgpu_core::model::timeline:
     for (id, arrow) in timeline.arrows.iter().enumerate() {
         let ((from_pid, from_tid), (to_pid, to_tid)) = (row(arrow.from), row(arrow.to));
         let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
-        // A flow binds to the slice that encloses its time, which at its very end is over: the last nanosecond of it.
+        // A flow binds to the slice that encloses its time. The slice is already over at its end, so the flow starts one nanosecond
+        // earlier.
         let leaves = (microseconds(from.end) - 0.001).max(microseconds(from.begin));
         events.push(json!({"ph": "s", "id": id, "name": "waits", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": leaves}));
         events.push(json!({

@@ -1,28 +1,28 @@
-//! A small SVG writer: shapes with a class each, text that is escaped, coordinates without needless digits.
+//! A small SVG writer: shapes with one class each, escaped text, and coordinates without needless digits.
 //!
-//! Own code, because the drawing needs three kinds of element; the `svg` crate would add a tree of them in between and nothing else.
+//! The drawings need only three kinds of element. The `svg` crate would add a tree of elements in between and nothing else.
 
 use std::fmt::{Display, Write};
 
-/// A picture in the making.
+/// A picture under construction.
 pub struct Svg {
     body: String,
 }
 
-/// Where a text stands relative to its point.
+/// Position of a text relative to its point.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Anchor {
     Start,
     Middle,
 }
 
-/// Width of a text as drawn, at most: of the fonts named in [`Svg::finish`] the widest takes 0.62 of its size for a letter on average,
-/// and 0.85 for an arrow.
+/// Returns an upper bound for the width of a drawn text. Of the fonts named in [`Svg::finish`], the widest takes 0.62 of its size per
+/// letter on average, and 0.85 for an arrow.
 pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().map(|c| if c.is_ascii() { 0.62 } else { 0.85 }).sum::<f64>() * size
 }
 
-/// A coordinate with one decimal, and none where it is zero.
+/// Formats a coordinate with one decimal, or without a decimal that is zero.
 fn number(value: f64) -> String {
     let text = format!("{value:.1}");
     match text.strip_suffix(".0") {
@@ -32,7 +32,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Text in which `<`, `>`, `&` and quotes stand for themselves. Control characters, which XML does not allow, become blanks.
+/// Escapes `<`, `>`, `&` and quotes. Control characters, which XML does not allow, become blanks.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -54,34 +54,34 @@ impl Svg {
     }
 
     fn push(&mut self, element: std::fmt::Arguments<'_>) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = self.body.write_fmt(element);
         self.body.push('\n');
     }
 
-    /// A rectangle, and what a pointer that rests on it is told.
+    /// Adds a rectangle with a tool tip.
     pub fn rectangle(&mut self, class: &str, [x, y, width, height]: [f64; 4], tip: &str) {
         let [x, y, width, height] = [x, y, width, height].map(number);
         let end = if tip.is_empty() { "/>".into() } else { format!("><title>{}</title></rect>", escaped(tip)) };
         self.push(format_args!("<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"{end}"));
     }
 
-    /// A line from the first point to the second.
+    /// Adds a line from the first point to the second.
     pub fn line(&mut self, class: &str, width: f64, from: (f64, f64), to: (f64, f64)) {
         let [x, y, to_x, to_y, width] = [from.0, from.1, to.0, to.1, width].map(number);
         self.push(format_args!("<path class=\"{class}\" stroke-width=\"{width}\" d=\"M{x} {y}L{to_x} {to_y}\"/>"));
     }
 
-    /// A bow over two points at one height, so much higher in its middle.
+    /// Adds an arc between two points at equal height; `rise` is its height in the middle.
     pub fn arc(&mut self, class: &str, width: f64, from: (f64, f64), to: (f64, f64), rise: f64) {
-        // A cubic curve rises to three quarters of its control points.
+        // A cubic curve rises to three quarters of the height of its control points.
         let [x, y, to_x, control, width] = [from.0, from.1, to.0, from.1 - rise / 0.75, width].map(number);
         self.push(format_args!(
             "<path class=\"{class}\" stroke-width=\"{width}\" d=\"M{x} {y}C{x} {control} {to_x} {control} {to_x} {y}\"/>"
         ));
     }
 
-    /// A text whose base line passes the point.
+    /// Adds a text whose base line passes through the point.
     pub fn text(&mut self, class: &str, (x, y): (f64, f64), anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "",
@@ -91,7 +91,7 @@ impl Svg {
         self.push(format_args!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{text}</text>"));
     }
 
-    /// The file: white, so that it reads on dark pages too, as wide as given and no wider than the page it stands in.
+    /// Returns the file. The background is white, so that the picture is readable on dark pages too.
     pub fn finish(self, width: f64, height: f64, title: &str, style: &str) -> String {
         let (width, height): (&dyn Display, &dyn Display) = (&number(width.ceil()), &number(height.ceil()));
         format!(

@@ -1,4 +1,4 @@
-//! Predicted against measured time: plans of the context's topology, run on the machine.
+//! Compares predicted with measured times: runs plans of the context's topology on the machine.
 
 use mpgpu_contexts::{Context, Plan as Bound, PlanOptions, Transfer};
 use mpgpu_core::plan::{PathPlan, Plan, Shape};
@@ -10,57 +10,57 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Below this size starts and joins are most of the time, and the goal for the worst error does not hold.
+/// Size in bytes below which starts and joins dominate the time, so that the goal for the worst error does not apply.
 const LARGE: u64 = 16 << 20;
-/// Goals, as parts: the median error of a published model, and the worst at large sizes.
+/// Goals as ratios: the median error, which is that of a published model, and the worst error at large sizes.
 const GOALS: [f64; 2] = [0.06, 0.15];
 const WARM_UP: usize = 3;
 const ROUNDS: usize = 11;
-/// Turns in which all cases are measured, each in another buffer of host memory and in fresh memory of GPUs: a prediction is not of one buffer, nor of one
-/// second. Odd, so that the median is one of them.
+/// Number of turns. In each turn all cases are measured with another buffer of host memory and with fresh GPU memory, because a prediction
+/// does not describe one buffer or one moment. The number is odd, so that the median is one of the turns.
 const TURNS: usize = 3;
-/// Both ends of all transfers of a case, on one device.
+/// Largest number of bytes on one device for both ends of all transfers of a case.
 const MOST_MEMORY: u64 = 4 << 30;
 
 struct Case {
     name: String,
-    /// Source and destination.
+    /// Source and destination of each copy.
     copies: Vec<(DeviceId, DeviceId)>,
     max_paths: Option<u32>,
     host_path: Option<bool>,
 }
 
-/// One case at one size. Seconds.
+/// Result of one case at one size, in seconds.
 pub struct Checked {
     case: String,
     bytes: u64,
     paths: usize,
     predicted: f64,
-    /// Of each turn, of each round, in order.
+    /// Times of each turn, in it of each round, in order.
     rounds: Vec<Vec<f64>>,
-    /// What was run.
+    /// Paths of the executed plan.
     plan: Value,
 }
 
 impl Checked {
-    /// The median of each turn.
+    /// Returns the median of each turn.
     fn turns(&self) -> Vec<f64> {
         self.rounds.iter().map(|seconds| middle(seconds.clone())).collect()
     }
 
-    /// The median of those.
+    /// Returns the median of the turns' medians.
     fn measured(&self) -> f64 {
         middle(self.turns())
     }
 
-    /// How far the medians of the turns differ: no prediction can be better.
+    /// Returns the relative difference of the turns' medians. No prediction can be more precise.
     fn spread(&self) -> f64 {
         let turns = self.turns();
         let (least, most) = turns.iter().fold((f64::INFINITY, 0.0_f64), |(least, most), one| (least.min(*one), most.max(*one)));
         (most - least) / self.measured()
     }
 
-    /// Above 0 where the prediction was too long.
+    /// Returns the relative error; it is positive if the prediction was too long.
     fn error(&self) -> f64 {
         self.predicted / self.measured() - 1.0
     }
@@ -98,7 +98,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
         if context.backend().is_virtual() { &[1 << 20, 4 << 20] } else { &[1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30] };
     let mut checked: Vec<Checked> = Vec::new();
     let joined = |&(from, to): &(DeviceId, DeviceId)| machine.contains(from) && machine.contains(to) && machine.route(from, to).is_some();
-    // Where the topology has no way for a copy, there is nothing to predict.
+    // If the topology has no route for a copy, there is nothing to predict.
     let (cases, left_out): (Vec<Case>, Vec<Case>) = cases(machine.gpu_count()).into_iter().partition(|case| case.copies.iter().all(joined));
     for case in left_out {
         eprintln!("{}: skipped, not all of its copies have a direct route", case.name);
@@ -138,7 +138,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     Ok(checked)
 }
 
-/// The plan of a case at one size, and seconds of each round.
+/// Returns the plan of a case at one size, and the seconds of each round.
 fn measure(context: &Context, case: &Case, transfers: &[Transfer], bytes: u64) -> Result<(Arc<Bound>, Vec<f64>), Box<dyn Error>> {
     let options = PlanOptions { max_paths: case.max_paths, host_path: case.host_path, adapt: Some(false), ..PlanOptions::default() };
     let (from, to) = case.copies[0];
@@ -157,13 +157,13 @@ fn measure(context: &Context, case: &Case, transfers: &[Transfer], bytes: u64) -
     Ok((plan, seconds))
 }
 
-/// The middle one of an odd number.
+/// Returns the median of an odd number of times.
 fn middle(mut seconds: Vec<f64>) -> f64 {
     seconds.sort_by(f64::total_cmp);
     seconds[seconds.len() / 2]
 }
 
-/// Every path: which way, its bytes, in how many chunks.
+/// Describes every path of a plan: route, bytes and number of chunks.
 fn paths(plan: &Plan) -> Value {
     let path = |shape: &Shape, path: &PathPlan| {
         let via = path.via.map(|via| format!("{via}>")).unwrap_or_default();
@@ -172,7 +172,7 @@ fn paths(plan: &Plan) -> Value {
     plan.transfers.iter().flat_map(|transfer| transfer.paths.iter().map(move |one| path(&transfer.shape, one))).collect()
 }
 
-/// Memory of a context, freed when dropped.
+/// Memory of a context, which is freed on drop.
 struct Memory<'a> {
     context: &'a Context,
     addresses: Vec<u64>,
@@ -183,8 +183,9 @@ impl<'a> Memory<'a> {
         Memory { context, addresses: Vec::new() }
     }
 
-    /// A buffer of host memory for each turn, and the bytes of each: the largest of `sizes` that there is memory for. All are there at the same time: what is
-    /// freed comes back at the next allocation, and its pages may be slower than others.
+    /// Allocates a buffer of host memory for each turn. Returns the buffers and their size, the largest of `sizes` for which there is
+    /// memory. All exist at the same time: a freed buffer would be returned by the next allocation, and its pages may be slower than
+    /// others.
     fn of_host(context: &'a Context, sizes: &[u64]) -> Result<(Memory<'a>, u64), Box<dyn Error>> {
         let mut last = None;
         for &bytes in sizes.iter().rev() {
@@ -206,7 +207,7 @@ impl<'a> Memory<'a> {
         Ok(address)
     }
 
-    /// Both ends of every copy, in GPUs and at `host`; no case has two copies of host memory.
+    /// Returns transfers with both ends of every copy: in GPU memory, or at the address `host`. No case has two copies of host memory.
     fn transfers(&mut self, host: u64, copies: &[(DeviceId, DeviceId)], bytes: u64) -> Result<Vec<Transfer>, Box<dyn Error>> {
         let mut end = |device: DeviceId| if device.is_host() { Ok(host) } else { self.allocate(device, bytes) };
         copies
@@ -226,7 +227,7 @@ impl Drop for Memory<'_> {
     }
 }
 
-/// Median and worst of |error|, with the case of the worst.
+/// Returns the number of results, the median and the worst |error|, and the result with the worst error.
 fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64, f64, &'a Checked)> {
     let mut sorted: Vec<&Checked> = checked.collect();
     sorted.sort_by(|a, b| a.error().abs().total_cmp(&b.error().abs()));
@@ -238,7 +239,7 @@ fn summary<'a>(checked: impl Iterator<Item = &'a Checked>) -> Option<(usize, f64
 
 pub fn table(checked: &[Checked]) -> String {
     let mut text = String::from(
-        "predicted and measured time of plans, us; error above 0: predicted too long; turns: how far medians of the turns are apart\n\n",
+        "predicted and measured time of plans, us; error above 0: predicted too long; turns: spread of the turns' medians\n\n",
     );
     text += &format!("{:<24} {:>8} {:>5} {:>11} {:>11} {:>8} {:>10}\n", "case", "size", "paths", "predicted", "measured", "error", "turns");
     for row in checked {

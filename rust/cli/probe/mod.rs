@@ -1,4 +1,4 @@
-//! `mpgpu probe`: measures the machine, shows what was found, and keeps it for the contexts to come.
+//! `mpgpu probe` measures the machine, shows the result, and keeps it for later contexts.
 
 mod check;
 mod report;
@@ -17,25 +17,25 @@ use std::time::Instant;
 
 #[derive(Args)]
 pub struct ProbeArguments {
-    /// Write the topology to this file, and not to where contexts look by themselves; nothing is tuned for it
+    /// Write the topology to this file instead of the place where contexts find it by default. Skips tuning
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Print the topology, and write no file; nothing is tuned for it
+    /// Print the topology and write no file. Skips tuning
     #[arg(long, conflicts_with = "output")]
     pub stdout: bool,
-    /// Print what was found as JSON, and not as tables, with every measurement
+    /// Print the result as JSON instead of tables, with every measurement
     #[arg(long, conflicts_with = "stdout")]
     pub json: bool,
-    /// Fewer and shorter measurements: a first look. Nothing is tuned
+    /// Make fewer and shorter measurements, for a first look. Skips tuning
     #[arg(long)]
     pub quick: bool,
-    /// Then hold predictions against measurements: plans of several kinds and sizes, each predicted from the probe alone
+    /// Afterwards compare predictions with measurements: plans of several kinds and sizes, each predicted from the probe alone
     #[arg(long, conflicts_with = "stdout")]
     pub check: bool,
-    /// Measure nothing anew: hold predictions of this topology against measurements (a preset's name or a file)
+    /// Make no new probe: compare predictions of this topology (a preset's name or a file) with measurements
     #[arg(long, requires = "check", conflicts_with_all = ["output", "quick"])]
     pub topology: Option<String>,
-    /// Backend; by default what the environment says, or CUDA where there are GPUs
+    /// Backend; by default the value of MPGPU_BACKEND, or CUDA if there are GPUs
     #[arg(long, value_parser = backend())]
     pub backend: Option<BackendChoice>,
 }
@@ -53,7 +53,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
 
     let context = open(None)?;
     let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
-    // Contexts find a tuning only beside the probe that they find by themselves.
+    // Contexts find a tuning only beside a probe in the default place.
     let is_kept = context.keeps_probes() && !arguments.stdout && arguments.output.is_none();
     if !is_kept {
         options.tuned_bytes.clear();
@@ -72,7 +72,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     let is_written = is_kept || arguments.output.is_some();
     let path = if is_written {
         let stored = context.store_probe(&report, arguments.output.as_deref());
-        // What was found is worth a look all the same.
+        // The result is shown even if it cannot be stored.
         Some(stored.inspect_err(|_| print!("{}", report::tables(&report)))?)
     } else {
         None
@@ -82,11 +82,11 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
         None => eprintln!("{seconds:.1} s; not kept: --output FILE writes it"),
     }
     if !context.keeps_probes() {
-        eprintln!("these are copies by CPU threads between virtual devices: they say nothing of any GPU");
+        eprintln!("these are copies by CPU threads between virtual devices; they do not describe any GPU");
     } else if is_kept {
-        eprintln!("contexts on these GPUs take it from now on; MPGPU_TOPOLOGY=discovered leaves it out");
+        eprintln!("contexts on these GPUs use it from now on; MPGPU_TOPOLOGY=discovered disables it");
         if report.tuning.is_some() {
-            eprintln!("and the plans that were found better than the model's; MPGPU_TUNING_FILE=none leaves those out");
+            eprintln!("they also use the tuning made with it; MPGPU_TUNING_FILE=none disables that");
         }
     }
     drop(context);
@@ -107,7 +107,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// The object with `readings` as its last member, one to a line: there are thousands.
+/// Returns the object as text with `readings` as its last member, one reading per line, because there are thousands.
 fn with_readings(object: &Value, readings: &[Value]) -> String {
     let text = format!("{object:#}");
     let lines: Vec<String> = readings.iter().map(|reading| format!("    {reading}")).collect();
@@ -115,13 +115,13 @@ fn with_readings(object: &Value, readings: &[Value]) -> String {
     format!("{open},\n  \"readings\": [\n{}\n  ]\n}}\n", lines.join(",\n"))
 }
 
-/// Progress on standard error, where that is a terminal.
+/// Progress bar on standard error, shown if that is a terminal.
 struct Bar(ProgressBar);
 
 impl Bar {
     fn new() -> Bar {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        // A template that is a constant of this file.
+        // The template is a constant, so it is valid.
         let style = ProgressStyle::with_template("{prefix:14} {bar:32} {pos:>4}/{len:4} {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         Bar(bar)

@@ -1,4 +1,4 @@
-//! What a probe found, as tables and as JSON.
+//! Reports the results of a probe, as tables and as JSON.
 
 use mpgpu_contexts::ProbeReport;
 use mpgpu_core::plan::Mechanism;
@@ -9,15 +9,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Pairs that are slower together than alone by this part are shown.
+/// Ratio of the time together to the time alone from which a pair of copies is shown.
 const SHOWN: f64 = 1.1;
-/// Lines of a list before the rest is counted.
+/// Largest number of lines of a list; the rest is only counted.
 const LONGEST: usize = 40;
 
 pub fn tables(report: &ProbeReport) -> String {
     let probed = &report.probed;
     let mut text = format!("{}: {}\n\n", probed.topology.name, probed.topology.description);
-    text += &matrix("one copy alone, from row to column, GB/s; LOST where bytes do not arrive", &probed.hops, |hop| match hop.verdict {
+    text += &matrix("one isolated copy, from row to column, GB/s; LOST if bytes do not arrive", &probed.hops, |hop| match hop.verdict {
         Integrity::Intact => format!("{:.1}", hop.rate / 1e9),
         Integrity::Lost { .. } => "LOST".into(),
     });
@@ -71,7 +71,7 @@ fn more(text: &mut String, all: usize) {
 
 fn matrix(title: &str, hops: &[HopFound], cell: impl Fn(&HopFound) -> String) -> String {
     let devices: BTreeSet<DeviceId> = hops.iter().flat_map(|hop| [hop.from, hop.to]).collect();
-    // Hosts have the negative numbers and stand last, the first of them first.
+    // Hosts have negative numbers; they are listed last, host 0 first.
     let (hosts, gpus): (Vec<DeviceId>, Vec<DeviceId>) = devices.into_iter().partition(|device| device.is_host());
     let devices: Vec<DeviceId> = gpus.into_iter().chain(hosts.into_iter().rev()).collect();
     let mut text = format!("{title}\n        ");
@@ -91,7 +91,7 @@ fn arrow((from, to): (DeviceId, DeviceId)) -> String {
     format!("{from}>{to}")
 }
 
-/// The hops, as far as a line holds them.
+/// Returns as many of the hops as fit into a line.
 fn ends(hops: &[(DeviceId, DeviceId)]) -> String {
     const MOST: usize = 8;
     let mut text = hops.iter().take(MOST).map(|hop| arrow(*hop)).collect::<Vec<_>>().join(" ");
@@ -132,12 +132,12 @@ pub fn to_json(report: &ProbeReport, path: Option<&Path>, seconds: f64) -> Value
     })
 }
 
-/// Every cost under its name, seconds or a part.
+/// Returns every cost by name, in seconds or as a ratio.
 pub fn costs(costs: &Costs) -> Value {
     Costs::TABLE.iter().map(|cost| (cost.name.to_owned(), json!((cost.of)(costs)))).collect::<serde_json::Map<String, Value>>().into()
 }
 
-/// Every measurement, one to a line: what was copied, and seconds until issued and until arrived of each run.
+/// Returns every measurement: the copies, and for each run the seconds until the submission returned and until the bytes had arrived.
 pub fn readings(report: &ProbeReport) -> Vec<Value> {
     let hop = |hop: &Hop| json!([arrow((hop.from, hop.to)), hop.bytes]);
     let pipeline = |pipeline: &Pipeline| {

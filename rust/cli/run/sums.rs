@@ -1,4 +1,4 @@
-//! What the interposer counts in the memory that `mpgpu run` shares with the processes under it: `cpp/preload/report.cpp` writes it.
+//! Counters in the memory that `mpgpu run` shares with the processes under it. `cpp/preload/report.cpp` writes them.
 
 use rustix::fs::{self, MemfdFlags, SealFlags};
 use std::fmt::Write;
@@ -9,16 +9,17 @@ use std::os::unix::fs::FileExt;
 
 const MARK: &[u8; 8] = b"mpgpusum";
 const BYTES: usize = 4096;
-/// Words before those of each outcome: the mark, taken kinds, outcomes, processes, nanoseconds saved, copies compared, wrong ones.
+/// Number of words before the words of the outcomes. The words are: the mark, number of outcomes that count as accelerated, number of
+/// outcomes, processes, nanoseconds saved, copies compared, wrong copies.
 const HEAD: usize = 7;
 /// Bytes of an outcome's name.
 const NAME: usize = 96;
 
-/// Counts of all processes, which those that are killed leave too.
+/// Counters of all processes. Processes that are killed leave their counts too.
 pub struct Sums(File);
 
 impl Sums {
-    /// Counts at 0, in memory that nobody can make smaller under those that write it.
+    /// Creates the counters with value 0. Their memory is sealed, so no process can shrink it while others write.
     pub fn new() -> io::Result<Sums> {
         let file = File::from(fs::memfd_create("mpgpu-sums", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(BYTES as u64)?;
@@ -27,12 +28,12 @@ impl Sums {
         Ok(Sums(file))
     }
 
-    /// Where processes of this user find it while this one lives.
+    /// Returns a path under which processes of this user find the memory while this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// A line for each outcome that there was, or one that says that no process has copied.
+    /// Returns one line for each outcome that occurred, or a line that no process has copied.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -42,7 +43,7 @@ impl Sums {
 
 fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     let word = |at: usize| bytes.get(8 * at..8 * at + 8).map_or(0, |word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
-    // Programs of the user write this memory: no figure in it leads out of it.
+    // Programs of the user can write this memory, so no figure in it may lead to an access outside of it.
     let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (NAME + 16));
     let (taken, processes, saved) = (word(1), word(3), word(4));
     let mut text = String::new();
@@ -86,7 +87,7 @@ mod tests {
         let taken = "mpgpu: taken         4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as measured or modelled\n";
         assert_eq!(report(&bytes, false), taken);
         assert_eq!(report(&bytes, true), format!("{taken}mpgpu: 4 taken copies compared byte by byte, 1 wrong\n"));
-        // Whatever stands there, it is read within bounds.
+        // Arbitrary contents are read within bounds.
         assert!(report(&[255; BYTES], true).contains("passed") || report(&[255; BYTES], true).contains("taken"));
     }
 }

@@ -1,4 +1,4 @@
-//! `mpgpu sim --adapt`: plans that choose among their variants by measured times, played in virtual time.
+//! `mpgpu sim --adapt` simulates plans that choose among their variants by measured times, in virtual time.
 
 use super::SimArguments;
 use super::arguments::Factor;
@@ -12,10 +12,10 @@ use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// The most players: the simulator runs their joint choices.
+/// Largest number of players, because the simulator runs their joint choices.
 const MOST_PLAYERS: usize = 16;
 
-/// Executions over which the worst loss is sought.
+/// Number of executions over which the worst loss is determined.
 const STRETCH: u64 = 500;
 
 pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Result<String, Failure> {
@@ -88,7 +88,7 @@ struct Played<'a> {
 }
 
 impl Played<'_> {
-    /// What a variant of a player is called.
+    /// Returns the name of a player's variant.
     fn variant(&self, player: usize, variant: usize) -> &'static str {
         variant_name(variant, self.players[player].variants.len())
     }
@@ -181,7 +181,7 @@ impl Played<'_> {
         })
     }
 
-    /// What was in force when, and the tries, for drawing.
+    /// Returns the active variant over time and the trials, for drawing.
     fn timeline(&self) -> Timeline {
         let mut timeline = Timeline { name: self.title(), modelled: true, ..Timeline::default() };
         let end = self.play.end().time;
@@ -201,7 +201,7 @@ impl Played<'_> {
             let device = self.players[player].shapes[0].src_device;
             let ends = played.in_force.iter().skip(1).map(|next| next.0).chain([end]);
             let in_force = played.in_force.iter().zip(ends).map(|(of, end)| (of.0, end, self.variant(player, of.2).to_owned()));
-            lane(format!("{} in force", self.transfers(player)), device, &mut in_force.into_iter());
+            lane(format!("{} active", self.transfers(player)), device, &mut in_force.into_iter());
             let tries = played.tried.iter().map(|&(at, variant)| (at, at, self.variant(player, variant).to_owned()));
             lane("tries".into(), device, &mut tries.into_iter());
         }

@@ -1,4 +1,4 @@
-//! What `mpgpu sim` may be told.
+//! Arguments of `mpgpu sim`.
 
 use crate::arguments::{StagedPaths, device, engine, named, size};
 use clap::Args;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 
 #[derive(Args)]
 pub struct SimArguments {
-    /// SOURCE:DESTINATION:BYTES as in `mpgpu plan`, or SOURCE:DESTINATION with --sizes
+    /// SOURCE:DESTINATION:BYTES as for `mpgpu plan`, or SOURCE:DESTINATION with --sizes
     #[arg(required = true)]
     pub transfers: Vec<Pair>,
-    /// A preset's name, a topology file, `discovered` or `probed`; by default what MPGPU_TOPOLOGY names, else this machine, else hgx-h200
+    /// A preset's name, a topology file, `discovered` or `probed`; by default the value of MPGPU_TOPOLOGY, else this machine, else hgx-h200
     #[arg(long)]
     pub topology: Option<String>,
     /// Bytes of each transfer: 1M,64M, or 1M..512M for every power of two between
@@ -20,28 +20,28 @@ pub struct SimArguments {
     /// Executors to compare
     #[arg(long, value_parser = engine(), value_delimiter = ',', default_value = "auto")]
     pub engine: Vec<Engine>,
-    /// The most paths of one transfer, each in a column of its own; without it one path and as many as the model likes
+    /// Largest number of paths of one transfer, one column for each value; by default one path, and the number that the model chooses
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Vec<u32>,
-    /// Whether copies between GPUs may pass through host memory
+    /// Allow copies between GPUs to pass through host memory
     #[arg(long, value_parser = named([("on", true), ("off", false)]), value_delimiter = ',', default_value = "on")]
     pub host: Vec<bool>,
-    /// Steps in flight at once, each in a stream of its own and with buffers of its own; all are waited for before the next round
+    /// Number of steps in flight, each with its own stream and buffers; all are waited for before the next round
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Vec<u32>,
-    /// Plan each transfer without knowledge of the others, and issue it from a process of its own, as one rank for each GPU does
+    /// Plan each transfer without knowledge of the others, and issue it from its own process, like one rank for each GPU
     #[arg(long)]
     pub apart: bool,
     #[command(flatten)]
     pub staged: StagedPaths,
-    /// A kernel on each GPU before the copies of each step: it moves so many times the bytes that the GPU sends, at so many 10^9 bytes/s, as
-    /// in 8@790. Each cell is then the time of a step
+    /// A kernel on each GPU before the copies of each step. It moves TIMES as many bytes as the GPU sends, at RATE 10^9 bytes/s, as in
+    /// 8@790. Each cell is then the time of a step
     #[arg(long, value_name = "TIMES@RATE", conflicts_with = "adapt")]
     pub kernel: Option<Kernel>,
     /// Host memory is not pinned
     #[arg(long)]
     pub pageable: bool,
-    /// Show what each link and shared resource carried, at the largest size and in the last column
+    /// Show the load of each link and shared resource, at the largest size and in the last column
     #[arg(long)]
     pub resources: bool,
     /// Print JSON
@@ -51,39 +51,39 @@ pub struct SimArguments {
     pub adapt: AdaptArguments,
 }
 
-/// Plans that measure themselves.
+/// Options for plans that choose their variant by measured times.
 #[derive(Args)]
 pub struct AdaptArguments {
-    /// Play plans that choose among their variants by how long executions take: one plan, or with --apart one for each transfer; each
-    /// of a --window by itself
+    /// Simulate plans that choose among variants by measured times: one plan, or with --apart one plan for each transfer. Each plan of a
+    /// --window chooses separately
     #[arg(long, conflicts_with_all = ["sizes", "max_paths", "engine", "host", "resources"])]
     pub adapt: bool,
-    /// Capacity of the real machine over the topology's: of `nvlink`, `pcie`, `host`, or of one resource that --resources lists
+    /// Capacity of the real machine relative to the topology's: of `nvlink`, `pcie`, `host`, or of one resource that --resources lists
     #[arg(long, value_name = "NAME=FACTOR", requires = "adapt")]
     pub real: Vec<Factor>,
-    /// Someone who leaves a part of a capacity between two executions of the first plan, as in host=0.4@2000..4000
+    /// Another user who leaves a part of a capacity between two executions of the first plan, as in host=0.4@2000..4000
     #[arg(long, value_name = "NAME=FACTOR@FROM..TO", requires = "adapt")]
     pub tenant: Vec<Visit>,
-    /// Executions of the first plan
+    /// Number of executions of the first plan
     #[arg(long, default_value_t = 10_000, requires = "adapt", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub executions: u32,
-    /// Standard deviation of the time of an execution, over its mean
+    /// Standard deviation of an execution's time, relative to its mean
     #[arg(long, default_value_t = 0.02, requires = "adapt", value_parser = noise)]
     pub noise: f64,
     /// Seed of noise and choices
     #[arg(long, default_value_t = 1, requires = "adapt")]
     pub seed: u64,
-    /// Draw what was chosen when into this file
+    /// Draw the choices over time to this file
     #[arg(long, value_name = "FILE", requires = "adapt")]
     pub svg: Option<std::path::PathBuf>,
 }
 
-/// Time of a kernel by the bytes that it moves.
+/// Model of a kernel's time, by the bytes that it moves.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Over the bytes that its GPU sends.
+    /// Ratio of the kernel's bytes to the bytes that its GPU sends.
     pub times: f64,
-    /// Bytes/s.
+    /// Memory rate of the kernel in bytes/s.
     pub rate: f64,
 }
 
@@ -98,7 +98,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// A part or a multiple of a capacity, `host=0.3`.
+/// Factor for a capacity, written `host=0.3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factor {
     pub name: String,
@@ -118,7 +118,7 @@ impl FromStr for Factor {
     }
 }
 
-/// A [`Factor`] for a while.
+/// A [`Factor`] that applies during a range of executions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Visit {
     pub leaves: Factor,
@@ -153,11 +153,11 @@ impl SimArguments {
         mpgpu sim --topology hgx-h200 host0:gpu0:1G --max-paths 1,2,4,8 --resources\n  \
         mpgpu sim --topology beluga gpu0:gpu1 gpu1:gpu2 gpu2:gpu3 gpu3:gpu0 --sizes 1M..256M --max-paths 1,2,3 --kernel 8@790\n  \
         mpgpu sim --adapt gpu0:gpu1:256M gpu1:gpu0:256M --apart --real host=0.5 --tenant host=0.4@2000..4000 --svg chosen.svg\n\n\
-        Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and how many times the first column's it \
-        is. All times are modelled: docs/reference/simulator.md says by what, and where it is wrong.";
+        Each cell is the rate of all transfers together in the steady state (10^9 bytes/s), and its ratio to the first column. \
+        All times are modelled; docs/reference/simulator.md describes the model and its errors.";
 }
 
-/// The two ends of a transfer, and its bytes where no sweep gives them.
+/// The two ends of a transfer, and its bytes if no sweep gives them.
 #[derive(Copy, Clone)]
 pub struct Pair {
     pub src: DeviceId,
@@ -179,7 +179,7 @@ impl FromStr for Pair {
     }
 }
 
-/// One size, or powers of two from one to another.
+/// One size, or the powers of two between two sizes.
 #[derive(Clone)]
 pub struct Sizes(pub Vec<u64>);
 

@@ -1,4 +1,4 @@
-//! `mpgpu tune partitions`: the trials that a program has made with its own kernels.
+//! `mpgpu tune partitions` shows the trials that a program has made with its own kernels.
 
 use crate::arguments::{Failure, write_file};
 use crate::draw::{HeatMap, heat};
@@ -11,16 +11,16 @@ use std::path::PathBuf;
 
 pub const EXAMPLES: &str = "Examples:\n  \
     MPGPU_TUNING_FILE=tuning.toml ./app               a program that tunes partitions with its kernels\n  \
-    mpgpu tune partitions tuning.toml                 what it has tried, and how long a step took\n  \
-    mpgpu tune partitions tuning.toml --svg tried.svg granularity against who moves, speed-up as colour\n\n\
-    Speed-ups are over one partition, which copy engines move after the kernel, of as many blocks.";
+    mpgpu tune partitions tuning.toml                 its trials, and the time of a step in each\n  \
+    mpgpu tune partitions tuning.toml --svg tried.svg granularity against mover, speed-up as colour\n\n\
+    Speed-ups are relative to one partition that copy engines move after a kernel of as many blocks.";
 
 #[derive(Args)]
 pub struct PartitionsArguments {
     /// The tuning file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Draw speed-ups as colours, into this file
+    /// Draw speed-ups as colours to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -35,7 +35,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
         )
         .into());
     }
-    let nature = if tuning.origin == tune::Origin::Cuda { "" } else { ", by CPU threads: nothing here says how fast GPUs are" };
+    let nature = if tuning.origin == tune::Origin::Cuda { "" } else { ", by CPU threads: these times do not describe GPUs" };
     let mut text = format!("{}{nature}\n", tuning.topology);
     text.extend(tried.iter().map(Tried::table));
     if let Some(svg) = &arguments.svg {
@@ -45,7 +45,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The trials of one batch, in order.
+/// Sorted trials of one batch.
 struct Tried(PartitionTuning);
 
 impl Tried {
@@ -58,12 +58,12 @@ impl Tried {
         format!("{} in a step (batch {})", size(self.0.bytes), self.0.shape)
     }
 
-    /// Bytes of a partition, of all transfers together.
+    /// Returns the size of one partition, over all transfers together.
     fn each(&self, count: u32) -> String {
         size(self.0.bytes.div_ceil(u64::from(count)))
     }
 
-    /// Over one partition that copy engines move.
+    /// Returns the speed-up over a single partition that copy engines move.
     fn gain(&self, of: &PartitionTrial) -> Option<f64> {
         let is_bulk = |trial: &&PartitionTrial| (trial.mover, trial.count, trial.blocks) == (PartitionMover::CopyEngine, 1, of.blocks);
         self.0.trials.iter().find(is_bulk).map(|bulk| bulk.ns as f64 / of.ns.max(1) as f64)

@@ -1,4 +1,4 @@
-//! What was found, for people and as JSON.
+//! Reports the results of tuning, for people and as JSON.
 
 use crate::text::table;
 use mpgpu_core::plan::Engine;
@@ -6,29 +6,29 @@ use mpgpu_core::units::{size, time};
 use mpgpu_measure::tune::{EngineResult, Origin, Setting, TunedPoint, Tuning};
 use serde_json::{Value, json};
 
-/// What came of one machine.
+/// Results of one machine.
 pub struct MachineReport {
     pub machine: String,
     pub digest: String,
     pub origin: Origin,
-    /// The tuning that is judged.
+    /// The tuning that is judged, if any.
     pub in_force: Option<Tuning>,
     pub points: Vec<TunedPoint>,
-    /// None of a judgement.
+    /// The new tuning; `None` for a judgement.
     pub tuning: Option<Tuning>,
 }
 
-/// Per cent by which the one is longer.
+/// Returns the per cent by which `seconds` exceeds `best`.
 fn loss(seconds: f64, best: f64) -> f64 {
     (seconds / best - 1.0) * 100.0
 }
 
-/// Whose choice everything is held against.
+/// Returns the name of the reference: the tuning or the model.
 fn chooser(tuned: bool) -> &'static str {
     if tuned { "tuning" } else { "model" }
 }
 
-/// One point, for progress.
+/// Describes one point in a line, for progress.
 pub fn line(point: &TunedPoint, tuned: bool) -> String {
     let (engine, seconds) = point.choice();
     let grid = match (point.exhaustive(), point.grid_evaluations()) {
@@ -51,13 +51,13 @@ fn way(point: &TunedPoint) -> String {
 fn heading(report: &MachineReport) -> String {
     let how = match report.origin {
         Origin::Simulator => "simulated: all times are modelled",
-        Origin::Host => "host backend: CPU threads move the bytes of virtual GPUs; nothing here says how fast GPUs are",
+        Origin::Host => "host backend: CPU threads move the bytes of virtual GPUs; these times do not describe GPUs",
         Origin::Cuda => "executed; medians",
     };
     format!("{}, {how}\n\n", report.machine)
 }
 
-/// The table of a tuning.
+/// Returns the table of a tuning.
 pub fn tuned(report: &MachineReport) -> String {
     let exhaustive = report.points.iter().any(|point| point.exhaustive().is_some());
     let mut rows = vec![["case", "", "size", "model's choice", "tuned choice", "gain", "scores", "setting"].map(str::to_owned).to_vec()];
@@ -121,23 +121,23 @@ fn words(setting: &Setting) -> String {
     if words.is_empty() { "the model's paths, shares and chunks".into() } else { words.join(", ") }
 }
 
-/// How far what is chosen is from the best, over all machines and cases.
+/// Distance of the chosen plans from the best ones, over all machines and cases.
 pub struct Judged {
-    /// Whether by a tuning, and not by the model.
+    /// True if a tuning chose the plans, not the model.
     pub tuned: bool,
-    /// Points.
+    /// Number of points.
     pub cases: usize,
-    /// Of them, those where the choice loses 3 % at most.
+    /// Number of points at which the choice loses at most 3 %.
     pub within: usize,
-    /// The largest loss, per cent.
+    /// Largest loss in per cent.
     pub worst: f64,
-    /// The same for the short search: largest loss, and the mean number of scores of both searches.
+    /// Largest loss of the short search in per cent. `short_scores` and `grid_scores` are the mean numbers of scores of both searches.
     pub short_worst: f64,
     pub short_scores: f64,
     pub grid_scores: f64,
 }
 
-/// The goal: so many per cent at most, in nine of ten cases.
+/// Largest loss in per cent that counts as reaching the goal. The goal is nine of ten cases.
 const GOAL: f64 = 3.0;
 
 impl Judged {
@@ -170,7 +170,7 @@ impl Judged {
     }
 }
 
-/// The table of a judgement.
+/// Returns the table of a judgement.
 pub fn judgement(reports: &[MachineReport], judged: &Judged) -> String {
     let chooser = chooser(judged.tuned);
     let loses = format!("{chooser} loses");
