@@ -1,9 +1,10 @@
-//! The GPU build of the fused copy kernel, one launch of which moves many segments, and of the one that waits for signals.
+//! Launches the GPU builds of the kernels: the fused copy kernel, which moves many segments in one launch, and the kernels for signals and
+//! actions.
 //!
-//! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver translates for the GPU at hand when one
-//! is first needed. `tests/gpu/ptx` compiles it from `cpp/segment_copy_kernel.cu` and tells when the two differ. Since Hopper a kernel
-//! of actions can be brought in while the kernel before it in the stream ends, and waits for that end itself; those kernels are PTX of
-//! their own.
+//! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver compiles for the GPU when a kernel is first
+//! needed. `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. Since Hopper, a kernel of
+//! actions can be launched while the preceding kernel of the stream ends. It then waits for that end itself. Those kernels have a separate
+//! PTX file.
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
@@ -14,16 +15,16 @@ use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
-/// Of compute capability 9.0, whose kernels of actions wait for the end of what they follow.
+/// PTX for compute capability 9.0, whose kernels of actions wait for the end of the preceding kernel.
 const EARLY_PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel_sm90.ptx"), "\0");
 
-/// As in `cpp/segment_copy.hpp`.
+/// Constants with the values of `cpp/segment_copy.hpp`.
 pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
 const FEW_SEGMENTS: usize = 32;
 const TILE_SHIFT: u32 = 14;
 const LANES: u32 = 256;
 
-/// The argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
+/// Argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
 struct SegmentList<const N: usize, const M: usize> {
     segments: [Segment; N],
@@ -35,11 +36,11 @@ struct SegmentList<const N: usize, const M: usize> {
 type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
 type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
 
-/// Kernel arguments may take this much on every architecture.
+/// Kernel arguments may have this size on every architecture.
 const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
-    /// As `mpgpu::fill`: at most `N` segments, their tiles numbered through.
+    /// Creates a list of at most `N` segments with consecutively numbered tiles, like `mpgpu::fill`.
     fn new(segments: &[Segment]) -> Self {
         let mut list = SegmentList {
             segments: [Segment { dst: 0, src: 0, bytes: 0 }; N],
@@ -59,10 +60,10 @@ impl<const N: usize, const M: usize> SegmentList<N, M> {
     }
 }
 
-/// As in `cpp/signal_wait.hpp`.
+/// Maximum number of signals per launch, equal to the constant of `cpp/signal_wait.hpp`.
 pub(super) const SIGNALS_PER_WAIT: usize = 32;
 
-/// The argument of a launch, `mpgpu::SignalList`.
+/// Argument of a launch, `mpgpu::SignalList`.
 #[repr(C)]
 struct SignalList {
     counters: [u64; SIGNALS_PER_WAIT],
@@ -70,14 +71,14 @@ struct SignalList {
     count: u64,
 }
 
-/// As in `cpp/actions.hpp`.
+/// Constants with the values of `cpp/actions.hpp`.
 const FEW_ACTIONS: usize = 8;
 const WIDE_LANES: c_uint = 512;
 
-/// CUDA 12.3 is the first that captures a launch that is brought in early.
+/// First CUDA version that can capture an early launch.
 const EARLY_IN_GRAPHS: i32 = 12030;
 
-/// The argument of a launch, `mpgpu::ActionListOf<N>`.
+/// Argument of a launch, `mpgpu::ActionListOf<N>`.
 #[repr(C)]
 struct ActionList<const N: usize> {
     actions: [Segment; N],
@@ -89,7 +90,7 @@ struct ActionList<const N: usize> {
 }
 
 impl<const N: usize> ActionList<N> {
-    /// Of at most `N`.
+    /// Creates a list of at most `N` actions.
     fn new(actions: &[Segment], ActionGrid { words, stop, turn, .. }: ActionGrid, tile_shift: u32) -> Self {
         let count = list_of(actions, turn).len() as u32;
         let actions_of = |index| actions.get(index).copied().unwrap_or(Segment { dst: 0, src: 0, bytes: 0 });
@@ -97,12 +98,12 @@ impl<const N: usize> ActionList<N> {
     }
 }
 
-/// The actions of one turn, where there are two.
+/// Returns the actions of one turn, which are half of all if there are two turns.
 fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
     if turn == 0 { actions } else { &actions[..actions.len() / 2] }
 }
 
-/// Blocks of a launch of actions, lanes of each, and the bytes that a block takes at a time, as a power of two.
+/// Launch width of a kernel of actions: blocks, lanes per block, and bytes of a block's tile as a power of two.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct ActionWidth {
     blocks: c_uint,
@@ -111,14 +112,14 @@ struct ActionWidth {
 }
 
 impl ActionWidth {
-    /// As in `cpp/segment_copy.hpp`.
+    /// Upper limit, equal to that of `cpp/segment_copy.hpp`.
     const MAX_TILE_SHIFT: u32 = 30;
 
     fn of(actions: &[Segment], grid: ActionGrid) -> Self {
         if grid.blocks <= 1 {
             return ActionWidth { blocks: 1, lanes: LANES, tile_shift: ActionWidth::MAX_TILE_SHIFT };
         }
-        // What is copied at a time.
+        // Copies between two non-copy actions run concurrently.
         let at_a_time = list_of(actions, grid.turn).split(|action| action.bytes == 0);
         let bytes: u64 = at_a_time.map(|copies| copies.iter().map(|copy| copy.bytes).sum()).max().unwrap_or(0);
         let share = bytes.div_ceil(u64::from(grid.blocks)).next_power_of_two().trailing_zeros();
@@ -126,51 +127,53 @@ impl ActionWidth {
     }
 }
 
-/// Has a launch brought in before the kernel that it follows has ended.
+/// Returns the launch attribute that allows a kernel to start before the preceding kernel has ended.
 fn early() -> sys::CUlaunchAttribute {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: integers and pointers, for which zero is a valid value.
     let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
     attribute
 }
 
-/// The kernels in one context.
+/// Kernels loaded in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
-    /// Takes a [`SignalList`].
+    /// Kernel with a [`SignalList`] as its argument.
     wait: usize,
-    /// Takes an [`ActionList`] of [`MOST_ACTIONS`].
+    /// Kernel with an [`ActionList`] of [`MOST_ACTIONS`] as its argument.
     actions: usize,
-    /// Takes one of [`FEW_ACTIONS`].
+    /// Kernel with an [`ActionList`] of [`FEW_ACTIONS`] as its argument.
     few_actions: usize,
-    /// Launches of both are brought in before what they follow has ended.
+    /// True if both kernels of actions are launched before the preceding kernel has ended.
     is_early: bool,
-    /// Takes a [`Many`].
+    /// Kernel with a [`Many`] as its argument.
     many: usize,
-    /// Takes a [`Few`].
+    /// Kernel with a [`Few`] as its argument.
     few: usize,
-    /// Blocks of a launch at most: one for each multiprocessor, as more only wait for each other, or what [`Kernel::limit`] says.
+    /// Maximum number of blocks of a launch: one per multiprocessor, because further blocks only wait for each other, or the value of
+    /// [`Kernel::limit`].
     most_blocks: AtomicU32,
 }
 
-/// What a plan does with host memory, which sets how many blocks a launch may have. More take nothing from the link, and much from copy engines at
-/// work beside them, most of all where they write (`core::plan::mechanism`).
+/// Use of host memory by a plan, which limits the blocks of a launch. Further blocks do not increase the rate of the link, but slow down
+/// concurrent copy engines, most of all when they write to host memory (`core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HostEnds {
     /// No end is in host memory.
     #[default]
     None,
-    /// Only sources are.
+    /// Only sources are in host memory.
     Read,
-    /// A destination is.
+    /// A destination is in host memory.
     Written,
 }
 
 impl HostEnds {
-    /// The most blocks of one of several launches that run at once, as four do in a graph. One H200, PCIe 5 x16, 4,096 pieces of 4 KiB: into the
-    /// GPU 29.2 GB/s by 4 blocks, 45.9 by 8 and 49.5 by 132; out of it 47.3 by 4, 48.9 by 8 and 48.4 by 132 (2026-11-22).
+    /// Returns the maximum number of blocks for one of several concurrent launches, such as the four in a graph. Measured on one H200, PCIe
+    /// 5 x16, 4,096 pieces of 4 KiB: to the GPU 29.2 GB/s with 4 blocks, 45.9 with 8 and 49.5 with 132; from the GPU 47.3 with 4, 48.9 with
+    /// 8 and 48.4 with 132 (2026-11-22).
     const fn most_at_once(self) -> u32 {
         match self {
             HostEnds::None => u32::MAX,
@@ -179,40 +182,41 @@ impl HostEnds {
         }
     }
 
-    /// The most blocks of a launch that others follow in a stream: by 32 blocks 34.1 GB/s into the GPU.
+    /// Returns the maximum number of blocks for one of several launches that follow each other in a stream: 32 blocks reach 34.1 GB/s to
+    /// the GPU.
     const fn most_in_stream(self) -> u32 {
         self.most_at_once().saturating_mul(4)
     }
 }
 
-/// The copy kernel of a GPU, as one plan uses it.
+/// Copy kernel of a GPU, with the limits of one plan.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Copier<'a> {
     kernel: &'a Kernel,
     host: HostEnds,
 }
 
-/// One launch, as both ways of making one take it.
+/// Parameters of one launch, used for streams and graphs.
 pub(super) struct KernelLaunch {
     pub function: CUfunction,
     pub blocks: c_uint,
     pub lanes: c_uint,
-    /// One argument, which lives as long as the call of [`Copier::with_launch`].
+    /// Single argument, which lives as long as the call of [`Copier::with_launch`].
     pub arguments: *mut *mut c_void,
 }
 
 impl Kernel {
-    /// Loads the kernel into the current context, which is that of `device`.
+    /// Loads the kernels into the current context, which belongs to `device`.
     pub fn load(driver: &Driver, device: CUdevice) -> Result<Kernel, BackendError> {
         let mut module: CUmodule = std::ptr::null_mut();
         let is_early = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) >= 9
             && driver.cuLaunchKernelEx.is_some()
             && driver.version() >= EARLY_IN_GRAPHS;
         let image = if is_early { EARLY_PTX } else { PTX };
-        // SAFETY: the image is PTX that ends with a NUL; the output is valid for the call.
+        // SAFETY: the image is PTX that ends with a NUL. The output is valid for the call.
         unsafe { call!(driver, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
         Kernel::in_module(driver, device, module, is_early).inspect_err(|_| {
-            // SAFETY: loaded above, and nobody else knows it.
+            // SAFETY: loaded above, and not used elsewhere.
             unsafe { (driver.cuModuleUnload)(module) };
         })
     }
@@ -220,12 +224,13 @@ impl Kernel {
     fn in_module(driver: &Driver, device: CUdevice, module: CUmodule, is_early: bool) -> Result<Kernel, BackendError> {
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
-            // SAFETY: the module has just been loaded; the name ends with a NUL; the output is valid for the call.
+            // SAFETY: the module has just been loaded, and the name ends with a NUL. The output is valid for the call.
             unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
-            // Has it loaded now. The driver would do that at its first launch, for which it may wait for the whole device, and so for ever
-            // where a stream waits for a signal that depends on that launch (CUDA C++ Programming Guide, "Lazy Loading").
+            // This call loads the function now. The driver would otherwise load it at its first launch and may then wait for the whole
+            // device, which never ends if a stream waits for a signal that depends on this launch (CUDA C++ Programming Guide, "Lazy
+            // Loading").
             let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
-            // SAFETY: a function of the module; the output is valid for the call.
+            // SAFETY: a function of the module. The output is valid for the call.
             unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
             Ok(function.expose_provenance())
         };
@@ -242,21 +247,21 @@ impl Kernel {
         })
     }
 
-    /// From now on a launch takes so many blocks at most.
+    /// Limits further launches to `blocks` blocks.
     pub fn limit(&self, blocks: u32) {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// The kernel for a plan with these ends in host memory.
+    /// Returns the copy kernel for a plan with these ends in host memory.
     pub fn copier(&self, host: HostEnds) -> Copier<'_> {
         Copier { kernel: self, host }
     }
 
-    /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which is current.
+    /// Enqueues a wait for all signals in `stream`, a stream of the kernel's context, which must be current.
     ///
     /// # Safety
     ///
-    /// The GPU reads the counters at the addresses that the CPU has; they stay valid until the wait is over.
+    /// The GPU can read the counters at the addresses used by the CPU. They stay valid until the wait is over.
     pub unsafe fn wait(&self, driver: &Driver, signals: &[Signal], stream: CUstream) -> Result<(), BackendError> {
         for signals in signals.chunks(SIGNALS_PER_WAIT) {
             let mut list = SignalList { counters: [0; SIGNALS_PER_WAIT], values: [0; SIGNALS_PER_WAIT], count: signals.len() as u64 };
@@ -265,29 +270,29 @@ impl Kernel {
             }
             let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
             let (function, lanes, none) = (handle(self.wait), SIGNALS_PER_WAIT as c_uint, std::ptr::null_mut());
-            // SAFETY: the function takes one argument, of this type, which the driver copies before it returns.
+            // SAFETY: the function has one argument of this type, which the driver copies before it returns.
             unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
         }
         Ok(())
     }
 
-    /// Blocks that run at once.
+    /// Returns the number of blocks that can run concurrently.
     pub fn processors(&self) -> u32 {
         self.most_blocks.load(Ordering::Relaxed)
     }
 
-    /// Enqueues actions, at most [`MOST_ACTIONS`], in `stream`, a stream of the kernel's context, which is current.
+    /// Enqueues at most [`MOST_ACTIONS`] actions in `stream`, a stream of the kernel's context, which must be current.
     ///
     /// # Safety
     ///
-    /// The GPU reaches all memory, flags and words at these addresses; they stay valid until the kernel has run.
+    /// The GPU can access all memory, flags and words at these addresses. They stay valid until the kernel has run.
     pub unsafe fn run(&self, driver: &Driver, actions: &[Segment], grid: ActionGrid, stream: CUstream) -> Result<(), BackendError> {
         let ActionWidth { blocks, lanes, tile_shift } = ActionWidth::of(actions, grid);
         let launch = |function: usize, list: *mut c_void| {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
             let (function, arguments) = (handle(function), arguments.as_mut_ptr());
             if !self.is_early {
-                // SAFETY: the function takes one argument, of the type that it is given below, which the driver copies before it returns.
+                // SAFETY: the function has one argument of the type passed below, which the driver copies before it returns.
                 return unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) };
             }
             let mut early = early();
@@ -303,7 +308,7 @@ impl Kernel {
                 attrs: &raw mut early,
                 numAttrs: 1,
             };
-            // SAFETY: as above, and the kernel waits for the end of what comes before it (`begin` in its source).
+            // SAFETY: as above. The kernel waits for the end of the preceding work (`begin` in its source).
             unsafe { call_optional!(driver, cuLaunchKernelEx(&config, function, arguments, none)) }
         };
         if actions.len() <= FEW_ACTIONS {
@@ -325,13 +330,14 @@ impl Kernel {
 }
 
 impl Copier<'_> {
-    /// Calls `make` with the launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`], as one of several that may run at once. `None`
-    /// where there are no bytes.
+    /// Calls `make` with a launch that copies these segments, at most [`SEGMENTS_PER_LAUNCH`], as one of several concurrent launches.
+    /// Returns `None` if there are no bytes to copy.
     pub fn with_launch<T>(&self, segments: &[Segment], make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         self.with_blocks(segments, self.host.most_at_once(), make)
     }
 
-    /// The driver copies the arguments of each launch, and the GPU fetches them: few segments come as a quarter of the bytes.
+    /// Chooses the argument type. The driver copies the argument of each launch and the GPU fetches it, so few segments use one of a
+    /// quarter of the size.
     fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         if segments.len() <= FEW_SEGMENTS {
             let mut list = Few::new(segments);
@@ -357,17 +363,17 @@ impl Copier<'_> {
         (blocks > 0).then(|| make(&launch))
     }
 
-    /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which is current.
+    /// Enqueues the copy of all segments in `stream`, a stream of the kernel's context, which must be current.
     ///
     /// # Safety
     ///
-    /// The GPU reaches every source and destination; they stay valid until the copies have run.
+    /// The GPU can access every source and destination. They stay valid until the copies have run.
     pub unsafe fn launch(&self, driver: &Driver, segments: &[Segment], stream: CUstream) -> Result<(), BackendError> {
         for segments in segments.chunks(SEGMENTS_PER_LAUNCH) {
             let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
                 let KernelLaunch { function, blocks, lanes, arguments } = *launch;
                 let none = std::ptr::null_mut();
-                // SAFETY: the function takes one argument, of the type that it was chosen for, which the driver copies before it returns.
+                // SAFETY: the function has one argument of the type for which it was chosen, which the driver copies before it returns.
                 unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) }
             });
             launched.unwrap_or(Ok(()))?;
@@ -399,7 +405,7 @@ mod tests {
         }
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(in_ptx(format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
-        // A launch that is brought in early has to wait, one in each kernel of actions.
+        // An early launch must wait for the preceding kernel, so each kernel of actions contains one wait.
         assert_eq!([PTX, EARLY_PTX].map(|ptx| ptx.matches("griddepcontrol.wait;").count()), [0, 2]);
     }
 

@@ -1,4 +1,4 @@
-//! A lane of an execution over streams.
+//! Holds the state of one lane of an execution on streams.
 
 use super::device::{Caller, Primary};
 use super::lanes::Placement;
@@ -6,21 +6,21 @@ use super::workers::{Divided, Job};
 use crate::backend::{Endpoints, PlanState};
 use std::sync::Arc;
 
-/// One lane of an execution.
+/// Lane of an execution.
 pub(super) struct Lane<'a> {
     pub at: Placement,
     pub primary: &'a Primary,
-    /// The `CUstream`.
+    /// `CUstream` handle.
     pub stream: usize,
-    /// The ends of the plan as its GPU has them, where they are not those of the execution.
+    /// Ends of the plan at the addresses used by the lane's GPU, if they differ from those of the execution.
     pub ends: Option<Arc<[Endpoints]>>,
-    /// Whether there is memory in the plan that its GPU must not enter.
+    /// True if the plan has memory that the lane's GPU may not access.
     pub is_shut_out: bool,
-    /// The stream of the execution.
+    /// Stream of the execution.
     pub caller: Caller,
     pub state: &'a PlanState,
-    /// What hands over to threads and takes over from them, where they do a part.
+    /// Job of the copy threads, if threads make some of the copies, with the signals exchanged with them.
     pub threads: Option<(&'a Job, &'a Divided)>,
-    /// Whether it has begun: its stream comes after what it has to wait for at its start.
+    /// True once the stream has been made to wait for the events that precede the lane's first operation.
     pub begun: bool,
 }

@@ -1,35 +1,35 @@
-//! Which stream each lane of a program gets, in what order lanes are fed, and which events they need. Nothing here calls the driver,
-//! so each decision is tested without a GPU.
+//! Decides which stream each lane of a program uses, in which order operations are enqueued, and which events they need. No function calls
+//! the driver, so each decision is tested without a GPU.
 //!
-//! Every event across GPUs takes 2.2 us one way (hardware readings) and each call that records one or waits for one about a
-//! microsecond of the calling thread. So a lane runs on the caller's GPU where the program allows it, streams wait only for what they
-//! do not come after anyway, and the lanes that start latest, those of other GPUs, are fed first.
+//! An event across GPUs takes 2.2 us one way (hardware readings), and each call that records an event or waits for one takes the calling
+//! thread about a microsecond. A lane therefore runs on the caller's GPU if the program allows it, and streams wait only if they are not
+//! ordered anyway. Lanes of other GPUs start latest, so they are enqueued first.
 
 use crate::plan::{Mechanism, Program};
 use crate::topology::DeviceId;
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 
-/// Where a lane runs.
+/// GPU and stream of a lane.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// Whether it is the caller's own stream, and not an internal one.
+    /// True for the caller's own stream, false for an internal stream.
     pub is_callers_stream: bool,
-    /// Whether it runs on the GPU of the caller's stream.
+    /// True if the lane runs on the GPU of the caller's stream.
     pub is_callers_gpu: bool,
-    /// The GPU that it runs on.
+    /// GPU on which the lane runs.
     pub gpu: usize,
 }
 
-/// Where each lane of a program runs that is executed in a stream of GPU `callers_gpu`. Only where that GPU reaches all memory of the plan
-/// does it take over lanes of others.
+/// Places each lane of a program that is executed in a stream of GPU `callers_gpu`. This GPU runs lanes of other GPUs only if it can reach
+/// all memory of the plan.
 ///
-/// The first lane of the caller's GPU has the caller's stream itself. Others have streams of their own, also those of that GPU: copies of one stream
-/// follow each other, and a push and a pull of one GPU shall not.
+/// The first lane of the caller's GPU uses the caller's stream. The others use streams of their own, even on the same GPU, because copies
+/// in one stream are serialized and a push and a pull of one GPU should overlap.
 pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> SmallVec<[Placement; 8]> {
     let here = DeviceId(callers_gpu as i32);
-    // A copy engine serves a stream of any GPU, so a single lane of plain copies stays in the caller's stream whatever the GPU:
-    // two events across devices would cost more than most such copies.
+    // A copy engine can serve a stream of any GPU, so a single lane of plain copies stays in the caller's stream. Two events across devices
+    // would cost more than most such copies.
     let plain = is_reached && program.lanes.len() == 1 && program.ops.iter().all(|op| op.mechanism == Mechanism::Copy);
     let mut is_taken = false;
     let at = |lane: &crate::plan::Lane| {
@@ -48,28 +48,28 @@ pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, calle
     placed[lane] = Placement { is_callers_stream: is_callers_gpu && !is_taken, is_callers_gpu, gpu };
 }
 
-/// In what order the operations of a program are enqueued, and who waits for whom.
+/// Order in which the operations of a program are enqueued, with the waits between lanes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LaneSchedule {
-    /// Indices of operations.
+    /// Indices of operations in the order of enqueueing.
     pub order: SmallVec<[u32; 32]>,
-    /// For each lane, whether it has to wait for the caller's stream before its first operation.
+    /// True for each lane that must wait for the caller's stream before its first operation.
     pub forks: SmallVec<[bool; 8]>,
-    /// For each lane the operation after which the caller's stream has to wait for it.
+    /// Operation of each lane after which the caller's stream must wait for the lane.
     pub joins: SmallVec<[Option<u32>; 8]>,
-    /// For each operation, whether one of another lane waits for it.
+    /// True for each operation that an operation of another lane waits for.
     pub awaited: SmallVec<[bool; 32]>,
 }
 
-/// How to enqueue `program` in streams that are placed like this.
+/// Determines how to enqueue `program` with these placements of its lanes.
 ///
-/// The order goes through all GPUs at once, and on each through its lanes: each has its first copy under way before any gets its
-/// second. An operation still comes after all that it waits for, whose events are recorded by then. Among those that could be next,
-/// lanes of other GPUs go first, because their start is still on its way to them, and the caller's stream last, because its copy
-/// starts at once.
+/// The order alternates between all GPUs, and on each GPU between its lanes: each lane starts its first copy before any lane gets its
+/// second. An operation follows all operations that it waits for, so their events have been recorded. Among operations that could be next,
+/// lanes of other GPUs come first, because the signal to start takes time to reach them. The caller's stream comes last, because its copy
+/// starts immediately.
 ///
-/// A lane whose first operation waits for one of another lane starts after the caller's stream without waiting for it itself; a lane
-/// whose last operation is waited for by another lane is joined with that one.
+/// A lane whose first operation waits for one of another lane is ordered after the caller's stream by that wait. A lane whose last
+/// operation is waited for by another lane is joined to the caller's stream through that lane.
 pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule {
     let ops = &program.ops;
     let mut awaited: SmallVec<[bool; 32]> = smallvec![false; ops.len()];
@@ -84,7 +84,7 @@ pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule 
         if before.is_none() {
             forks[lane] = !placed[lane].is_callers_stream && others().next().is_none();
         }
-        // Copies that one GPU issues follow each other, whatever their streams, so the second lane of a GPU can wait for its turn.
+        // Copies issued by one GPU are serialized whatever their streams, so the second lane of a GPU can be enqueued later.
         let lanes_before = || placed[..lane].iter().filter(|at| at.gpu == placed[lane].gpu).count() as u32;
         depths.push(others().chain(before).map(|before| depths[before as usize] + 1).max().unwrap_or_else(lanes_before));
     }
@@ -92,7 +92,7 @@ pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule 
     let mut order: SmallVec<[u32; 32]> = (0..ops.len() as u32).collect();
     let rank = |index: &u32| {
         let at = placed[ops[*index as usize].lane.0 as usize];
-        // Unequal indices, so that the order is one and the same however it is sorted.
+        // The indices are unique, so the result does not depend on the sorting algorithm.
         (depths[*index as usize], at.is_callers_stream, Reverse(!at.is_callers_gpu), *index)
     };
     order.sort_unstable_by_key(rank);

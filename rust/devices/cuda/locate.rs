@@ -1,4 +1,4 @@
-//! Memory of this backend and of anyone: allocating, finding, and which GPUs may enter it.
+//! Allocates and locates memory, and determines which GPUs may access it.
 
 use super::attributes::{Attributes, UNNUMBERED};
 use super::capture::free_spare_blocks;
@@ -10,13 +10,13 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Host memory is in a memory file, which other processes can map, where it `is_shared`. Memory of a GPU that is shared is in
-    /// no block of the driver's with other memory ([`chunk`](super::chunk)).
+    /// Allocates memory. With `is_shared`, host memory is a memory file that other processes can map, and GPU memory shares no block of the
+    /// driver with other memory ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
         let size = bytes.max(1);
-        // Host memory is pinned in the context of some GPU, and portable.
+        // Host memory is pinned as portable in the context of any GPU.
         let gpu = if device.is_host() { self.gpus.any_used() } else { device.0 as usize };
         if device.is_host() && is_shared {
             let (address, id) = self.sharing.allocate(&self.gpus, device, size)?;
@@ -45,7 +45,7 @@ impl Core {
         freed
     }
 
-    /// See [`register`](crate::backend::Backend::register).
+    /// Implements [`register`](crate::backend::Backend::register).
     pub fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         self.gpus.check_alive()?;
         let not_there = || BackendError::NotMapped(address.saturating_add(bytes));
@@ -66,7 +66,7 @@ impl Core {
         if let Some(allocation) = self.sharing.locate(address) {
             return Ok(Some(allocation));
         }
-        // Our own device memory stays until it is freed here, or its device reset.
+        // This backend's own device memory exists until it is freed here or the device is reset.
         if let Some((allocation, gpu)) = self.memory.located_at(address) {
             self.gpus.primary(gpu)?.check()?;
             return Ok(Some(allocation));
@@ -84,11 +84,11 @@ impl Core {
             if ordinal as usize >= self.gpus.devices.len() {
                 return Ok(None);
             }
-            // The GPU has memory of the caller's, hence a context already. From now on others may copy to and from it.
+            // The GPU has memory of the caller, so its context exists. From now on other GPUs may copy to and from it.
             self.gpus.primary(ordinal as usize)?;
             (DeviceId(ordinal), MemoryKind::Device)
         } else if attributes.is_host() {
-            // Of our own memory we know more than every driver tells.
+            // More is known about this backend's own memory than every driver reports.
             if let Some(allocation) = self.memory.host_memory_at(address) {
                 return Ok(Some(allocation));
             }
@@ -96,17 +96,18 @@ impl Core {
         } else {
             return Ok(None);
         };
-        // Not every driver tells the range of registered host memory. Then the address itself is all that is known to be inside.
+        // Some drivers do not report the range of registered host memory. Then only the address itself is known to be inside.
         let (base, bytes) = match (attributes.start, attributes.bytes as u64) {
             (start, bytes) if start <= address && address - start < bytes => (start, bytes),
             _ => (address, u64::MAX - address),
         };
-        // The end of our own device memory is where the caller asked for it.
+        // This backend's own device memory ends at the size that the caller requested.
         let bytes = self.memory.bytes_from(base).unwrap_or(bytes);
         if address - base >= bytes {
             return Ok(None);
         }
-        // Memory that the driver does not number has the number of its address, and is not told from what comes to lie there later.
+        // Memory to which the driver assigns no buffer id gets an id made from its address. It cannot be distinguished from later memory at
+        // this address.
         let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
         let allocation = Allocation { id, base, bytes, device, kind };
         if let Some(number) = number.filter(|_| kind == MemoryKind::Device && attributes.buffer != 0) {
@@ -115,12 +116,12 @@ impl Core {
         Ok(Some(allocation))
     }
 
-    /// Whether memory at an address is this backend's own or mapped by it, so that nobody else frees it.
+    /// True if the memory at an address was allocated or mapped by this backend, so that nobody else frees it.
     pub fn is_ours(&self, address: u64) -> bool {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }
 
-    /// Whether a kernel of `gpu` can read and write so many bytes at `address`, of which the driver knows this.
+    /// True if a kernel of `gpu` can read and write this range, whose attributes are `known`.
     pub fn kernel_reaches(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         if let Some(opened) = self.sharing.opened_for(&self.gpus, gpu, address) {
             return Ok(opened.is_some());
@@ -129,7 +130,7 @@ impl Core {
             return Ok(self.gpus.can_access(gpu, owner));
         }
         if known.is_host() {
-            // Elsewhere registered memory has another address on the GPU.
+            // On other systems registered memory has a different address on the GPU.
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
             return Ok(self.gpus.driver.attribute(attribute, self.gpus.devices[gpu].ordinal) != 0);
         }
@@ -137,7 +138,7 @@ impl Core {
             return Ok(false);
         }
         let owner = known.ordinal.max(0) as usize;
-        // Access is given between GPUs in use, and one whose memory is in a plan is.
+        // Access is enabled between GPUs in use, and a GPU with memory in a plan is in use.
         self.gpus.primary(owner)?;
         match known.plain {
             0 => self.gpus.is_let_in(gpu, address, bytes, owner),
@@ -145,8 +146,8 @@ impl Core {
         }
     }
 
-    /// Whether a copy that `gpu` makes may have an end there. What its kernels do not reach the driver stages, but not memory of pools and
-    /// mappings that it has not been let into, and memory of another process has another address there.
+    /// True if this range may be an end of a copy that `gpu` makes. The driver stages copies of memory that kernels cannot reach, except
+    /// memory of pools and mappings without granted access, and memory of another process, whose address differs there.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

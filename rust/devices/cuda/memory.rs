@@ -1,4 +1,4 @@
-//! Memory that this backend gives out, with the table of it. The table is not locked while the driver allocates or frees.
+//! Allocates this backend's memory and keeps a table of it. The table is not locked while the driver allocates or frees.
 
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
 use super::gpus::Gpus;
@@ -11,49 +11,49 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Host memory from this size on is spread over the sockets, and in huge pages unless other processes are to map it: few systems give memory
-/// files huge pages. Smaller buffers need neither: they go over one PCIe link, which one socket's memory feeds (plans take several links from
-/// 4 MiB on, docs/results.md), and have at most one huge page.
+/// Size from which host memory is spread over the sockets, and uses huge pages unless it is shared, because few systems offer huge pages
+/// for memory files. Smaller buffers need neither: they use one PCIe link, which the memory of one socket can saturate (plans use several
+/// links from 4 MiB on, docs/results.md), and have at most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
-/// Memory of another process is as fast as one's own where its allocation is a multiple of this. Two H200, driver 580, copies of 1 GiB into
-/// memory of CUDA IPC: every fourth took 2870 us, the others 2715, where the allocation was 1 GiB and 256 bytes; all took 2710 where it was
-/// 1 GiB, or 64 KiB, 1 MiB, 2 MiB or 64 MiB more. As if it were mapped in pages of 64 KiB, or else in smaller ones.
+/// Size unit with which memory of another process is as fast as local memory. Two H200, driver 580, copies of 1 GiB to memory of CUDA IPC:
+/// with an allocation of 1 GiB and 256 bytes, every fourth copy took 2870 us and the others 2715. All took 2710 with 1 GiB, or with 64 KiB,
+/// 1 MiB, 2 MiB or 64 MiB more. Presumably the memory is mapped in pages of 64 KiB if possible, and otherwise in smaller ones.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
-/// Device memory from this size on is given out in whole [`SHARED_PAGE`]s. The driver takes it from the GPU in pages of 2 MiB anyway, while
-/// smaller allocations lie together in one.
+/// Size from which device memory is allocated in whole [`SHARED_PAGE`]s. The driver allocates it in pages of 2 MiB anyway, while several
+/// smaller allocations share one page.
 pub(super) const PAGED_FROM: u64 = 1 << 20;
 
-/// Every GPU of the process reads and writes the memory directly, not only the one whose context is current. The same bit for
+/// Flag that lets every GPU of the process access the memory directly, not only the one whose context is current. The bit is equal for
 /// `cuMemHostAlloc` and `cuMemHostRegister`.
 const PORTABLE: c_uint = 1;
-/// For memory that may not be written.
+/// Flag for memory that may not be written.
 const READ_ONLY: c_uint = 8;
 
-/// What was given out, by the first address.
+/// Table of this backend's memory, by first address.
 #[derive(Debug, Default)]
 pub(super) struct Memory(Mutex<BTreeMap<u64, Owned>>);
 
-/// One allocation that this backend has given out.
+/// Allocation or registration of this backend.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub device: DeviceId,
-    /// As asked for, and at least 1.
+    /// Requested size in bytes, at least 1.
     pub bytes: u64,
-    /// The GPU whose context it was made in.
+    /// GPU in whose context the memory was allocated.
     pub gpu: usize,
-    /// Of host memory, because not every driver numbers registered memory. From [`own_id`].
+    /// Unique number from [`own_id`]. Needed because some drivers assign no buffer id to registered memory.
     pub id: u64,
-    /// Of device memory, what the driver has told of it.
+    /// Attributes reported by the driver, for device memory.
     pub located: Option<Allocation>,
-    /// Host memory in pages of our own, registered with the driver. Memory files are held by `share`.
+    /// Host memory in pages mapped by this library and registered with the driver. `share` holds memory files.
     pub pages: Option<HostPages>,
-    /// The program's own, which it has registered.
+    /// Memory of the program that it has registered.
     pub registered: Option<PageRange>,
 }
 
-/// A number that the driver, which counts up from 1, does not come to.
+/// Returns a unique number that the driver, which counts up from 1, does not reach.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -64,7 +64,7 @@ impl Memory {
         lock(&self.0).insert(address, owned);
     }
 
-    /// Takes memory out of the table, registered or not. Whoever does it frees it.
+    /// Removes memory from the table, registered or not. The caller frees it.
     pub fn take(&self, address: u64, is_registered: bool) -> Result<Owned, BackendError> {
         let mut given = lock(&self.0);
         match given.get(&address) {
@@ -74,31 +74,31 @@ impl Memory {
         .ok_or(BackendError::InvalidPointer(address))
     }
 
-    /// Somebody else has freed it.
+    /// Removes memory that was freed elsewhere.
     pub fn forget(&self, address: u64) {
         lock(&self.0).remove(&address);
     }
 
-    /// The host memory that an address lies in.
+    /// Returns the host memory that contains an address.
     pub fn host_memory_at(&self, address: u64) -> Option<Allocation> {
         let given = lock(&self.0);
         let (base, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
         Some(Allocation { id: owned.id, base: *base, bytes: owned.bytes, device: owned.device, kind: MemoryKind::Pinned })
     }
 
-    /// What was noted of the device memory that an address lies in, and the GPU in whose context it was made.
+    /// Returns the recorded attributes of the device memory that contains an address, and the GPU in whose context it was allocated.
     pub fn located_at(&self, address: u64) -> Option<(Allocation, usize)> {
         let given = lock(&self.0);
         let (_, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
         owned.located.map(|allocation| (allocation, owned.gpu))
     }
 
-    /// The number of the memory that an address lies in, which is never another's.
+    /// Returns the unique number of the memory that contains an address.
     pub fn number_at(&self, address: u64) -> Option<u64> {
         lock(&self.0).range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes).map(|(_, owned)| owned.id)
     }
 
-    /// Notes what the driver tells of memory that had this number before it was asked, if it has it still.
+    /// Records attributes reported by the driver, if the memory still has the number that it had before the query.
     pub fn note(&self, number: u64, allocation: Allocation) {
         lock(&self.0)
             .get_mut(&allocation.base)
@@ -107,17 +107,17 @@ impl Memory {
             .for_each(|owned| owned.located = Some(allocation));
     }
 
-    /// Whether an address lies in memory that was given out.
+    /// True if the address lies in memory of this backend.
     pub fn contains(&self, address: u64) -> bool {
         lock(&self.0).range(..=address).next_back().is_some_and(|(base, owned)| address - base < owned.bytes)
     }
 
-    /// The size of the memory that starts at an address, as it was asked for.
+    /// Returns the requested size of the memory that starts at an address.
     pub fn bytes_from(&self, base: u64) -> Option<u64> {
         lock(&self.0).get(&base).map(|owned| owned.bytes)
     }
 
-    /// Frees all. No work uses it.
+    /// Frees all memory. No work uses it.
     pub fn release(&self, gpus: &Gpus) {
         let left = std::mem::take(&mut *lock(&self.0));
         for (address, owned) in left {
@@ -133,14 +133,14 @@ impl Memory {
         lock(&self.0).values().filter(of_device).map(|owned| owned.bytes).sum()
     }
 
-    /// Whether `allocate` has given out the memory that starts at an address.
+    /// True if memory of this backend starts at an address.
     pub fn is_own(&self, base: u64) -> bool {
         lock(&self.0).contains_key(&base)
     }
 }
 
-/// Memory of a device that is the caller's alone, which other processes cannot map: it is in no table. Host memory is pinned in the
-/// context of `gpu`.
+/// Allocates memory of a device that other processes cannot map, without adding it to a table. Host memory is pinned in the context of
+/// `gpu`.
 pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Result<(u64, Option<HostPages>), BackendError> {
     let driver = gpus.driver;
     let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
@@ -165,13 +165,13 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     Ok((pointer.expose_provenance() as u64, None))
 }
 
-/// The NUMA node whose memory a host domain stands for; `None` for the first, which stands for host memory in general.
+/// Returns the NUMA node of a host domain. `None` for the first domain, which represents host memory in general.
 pub(super) fn domain_of(device: DeviceId) -> Option<usize> {
     if device == DeviceId::HOST { None } else { Some(!device.0 as usize) }
 }
 
-/// Host memory in pages of our own. `None` where it is not worth it, or where the driver or the system would not have it, which is
-/// logged: `cuMemHostAlloc` is the other way. An error where there is not so much memory. A context is current.
+/// Allocates host memory in pages mapped by this library. Returns `None` for small sizes, and if the driver or the system refuses, which is
+/// logged; the caller then uses `cuMemHostAlloc`. Returns an error if there is not enough memory. Requires a current context.
 fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Option<HostPages>> {
     if size < SPREAD_FROM {
         return Ok(None);
@@ -192,7 +192,7 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
     Ok(None)
 }
 
-/// Pins pages of the program's own, for all GPUs; whether they may be written. On an error none is pinned.
+/// Pins pages of the program for all GPUs. Returns true if all may be written. On an error none stays pinned.
 pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) -> Result<bool, BackendError> {
     let primary = gpus.primary(gpu)?;
     let (pinned, is_written) = (Mutex::new(Vec::new()), AtomicBool::new(true));
@@ -200,7 +200,8 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
         let _outside = OutsideCapture::enter(gpus.driver);
         let _current = primary.enter()?;
         let flags = if may_write { PORTABLE } else { PORTABLE | READ_ONLY };
-        // SAFETY: pages that were there a moment ago. The program vouches that they stay until they are unregistered; the driver holds them itself.
+        // SAFETY: pages that existed a moment ago. The program guarantees that they stay mapped until they are unregistered, and the driver
+        // keeps them itself.
         match unsafe { (gpus.driver.cuMemHostRegister)(handle(piece.base), piece.bytes, flags) } {
             0 => lock(&pinned).push(piece),
             code::HOST_MEMORY_ALREADY_REGISTERED => {
@@ -228,31 +229,31 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
     Ok(is_written.into_inner())
 }
 
-/// Takes back what [`register`] has pinned, all of it or a piece. Work that uses it has finished.
+/// Unpins pages that [`register`] has pinned, all of them or a piece. Work that uses them has finished.
 pub(super) fn unregister(gpus: &Gpus, gpu: usize, pages: PageRange) -> Result<(), BackendError> {
     let primary = gpus.primary(gpu)?;
     if primary.is_lost() {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Tried all the same where that fails: nobody else would.
+    // Unpinning is tried even if this fails, because nobody else would do it.
     let _current = primary.enter();
-    // SAFETY: pinned by `register`, which nobody takes back twice.
+    // SAFETY: pinned by `register`, and unpinned once.
     let unpin = |piece: PageRange| unsafe { call!(gpus.driver, cuMemHostUnregister(handle(piece.base))) };
     pages.pieces(REGISTERED_PIECE as usize).map(unpin).fold(Ok(()), Result::and)
 }
 
-/// Frees what [`make`] has made. The pages of host memory are the caller's to drop afterwards.
+/// Frees memory that [`make`] allocated. The caller drops the pages of host memory afterwards.
 pub(super) fn give_back(gpus: &Gpus, device: DeviceId, gpu: usize, address: u64, pages: Option<&HostPages>) -> Result<(), BackendError> {
     let primary = gpus.primary(gpu)?;
     if primary.is_lost() {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Tried all the same where that fails: nobody else would free it.
+    // Freeing is tried even if this fails, because nobody else would do it.
     let _current = primary.enter();
-    // SAFETY: made by `make`, and taken out of whatever table it was in, so nobody frees it again. The caller vouches that work
-    // which uses it has finished. Pages of our own are unmapped afterwards, whatever the driver said: it holds them by itself.
+    // SAFETY: allocated by `make` and removed from its table, so it is freed once. The caller guarantees that work which uses it has
+    // finished. Pages of this library are unmapped afterwards even after an error, because the driver keeps them itself.
     unsafe {
         if pages.is_some() {
             call!(gpus.driver, cuMemHostUnregister(handle(address as usize)))

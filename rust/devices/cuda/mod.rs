@@ -1,69 +1,68 @@
-//! NVIDIA GPUs through the CUDA driver, which is loaded at run time: nothing here links libcuda, so that one binary runs on a login
-//! node and on a GPU node.
+//! Implements the backend for NVIDIA GPUs through the CUDA driver. The driver is loaded at run time and nothing links libcuda, so that one
+//! binary runs on a login node and on a GPU node.
 //!
-//! Devices are numbered as the driver numbers them for this process (`CUDA_VISIBLE_DEVICES`). Each is used through its primary
-//! context, the one that the CUDA runtime uses too; it is retained when the device is first needed, so that a device of which no plan
-//! makes use costs neither a context nor memory, and then for the rest of the process, as the runtime does it. The calling thread's current context is left as it was on every path, and so is its
-//! stream capture mode.
+//! Devices have the numbers that the driver gives them in this process (`CUDA_VISIBLE_DEVICES`). Each is used through its primary context,
+//! like in the CUDA runtime. The context is retained when the device is first needed, so a device that no plan uses costs neither a context
+//! nor memory. It is then kept for the rest of the process, as in the runtime. Every path restores the calling thread's current context and
+//! its stream capture mode.
 //!
-//! Streams are `CUstream`s, of this backend or of anyone: 0 and 1 are the legacy default stream, 2 is the per-thread default stream,
-//! both of the calling thread's current context, or of GPU 0 where there is none. Streams of contexts other than primary ones are
-//! refused.
+//! Streams are `CUstream`s, of this backend or any other code. 0 and 1 are the legacy default stream and 2 is the per-thread default
+//! stream, of the calling thread's current context, or of GPU 0 if there is none. Streams of non-primary contexts are refused.
 //!
-//! Memory is located by the driver, so memory of `cudaMalloc`, of pools, of the virtual memory API, of `cudaHostAlloc` and registered
-//! host memory is accepted besides this backend's own. Managed memory is refused.
+//! The driver locates memory. Memory of `cudaMalloc`, of pools, of the virtual memory API and of `cudaHostAlloc`, and registered host
+//! memory, is therefore accepted besides this backend's own. Managed memory is refused.
 //!
-//! Host functions run on a thread of the driver. One that blocks may hold up others.
+//! Host functions run on a thread of the driver. A blocking one may delay others.
 //!
-//! # A copy's way
+//! # Path of a copy
 //!
 //! ```text
-//! mp_execute                 ffi: takes the plan's handle, makes the request
-//! Plan::execute              engine: checks that context and memory are alive; takes a turn in the plan's staging memory
+//! mp_execute                 ffi: reads the plan's handle, creates the request
+//! Plan::execute              engine: checks that context and memory exist; waits for its turn in the plan's staging memory
 //! Backend::submit            backend.rs
 //! Core::submit               submit.rs: the stream's GPU (streams.rs), access to the others' memory (gpus.rs)
-//! ├ capture                  a stream that is being captured: staging memory of the graph's own (capture.rs), then as over streams
+//! ├ capture                  a capturing stream: staging memory of the graph's own (capture.rs), then as on streams
 //! └ enqueue
 //!   ├ come_after             waits for executions that use the same staging memory
 //!   ├ launch_graph           graph.rs: an executable graph of the plan (graphs.rs, exec.rs, nodes.rs), one cuGraphLaunch
-//!   ├ enqueue_threads        submit.rs: the copies of threads go to their pool (workers.rs, pool.rs), the others over streams
+//!   ├ enqueue_threads        submit.rs: the copies of threads go to their pool (workers.rs, pool.rs), the others to streams
 //!   ├ enqueue_lanes          stream.rs: a stream for each lane (lanes.rs, device.rs), joined by events
 //!   │ └ enqueue_op           copies.rs: cuMemcpyDtoDAsync, cuMemcpyBatchAsync, or the fused kernel (kernel.rs)
-//!   └ end                    the comparison of bytes (verify.rs); an event behind all (completion.rs)
+//!   └ end                    comparison of bytes (verify.rs); an event after all work (completion.rs)
 //! ```
 //!
-//! `Backend::prepare` goes the same way up to where something is launched or enqueued, and makes what that takes.
+//! `Backend::prepare` follows the same path up to the first launch or enqueue, and creates the resources that are needed there.
 //!
 //! # Parts and locks
 //!
-//! `Core` holds the parts. Each is a struct with its own lock, and knows none of those above it: `Gpus` (no lock) below
-//! `Streams`, `Memory`, `Sharing` (memory and signals between processes), `Events`, `Graphs`, `Checks` (pairs that were tried) and
-//! `Verification`. What needs several parts is a method of `Core`, in a file named after what it does.
+//! `Core` holds the parts. Each part is a struct with its own lock and does not depend on the parts above it: `Gpus` (without a lock) below
+//! `Streams`, `Memory`, `Sharing` (memory and signals between processes), `Events`, `Graphs`, `Checks` (tested pairs) and `Verification`.
+//! Functions that need several parts are methods of `Core`, in a file named after their purpose.
 //!
-//! A call that puts something into the queue of a stream blocks while that is full, which it is after about a thousand operations behind one
-//! that waits (driver 580); one that waits for work blocks too. What they wait for may be a signal that another thread is about to have
-//! raised, or that the service thread (`mpgpu-share`) raises in place of a process that has died. So no lock that either may need is held
-//! across such a call.
+//! A call that adds an operation to the queue of a stream blocks while the queue is full, which happens after about a thousand operations
+//! behind a waiting one (driver 580). A call that waits for work blocks as well. Both may wait for a signal that another thread is about to
+//! enqueue, or that the service thread (`mpgpu-share`) sets in place of an exited process. No lock that either thread may need is therefore
+//! held across such a call.
 //!
-//! | lock | guards | held across calls of the driver |
+//! | lock | protects | held across calls of the driver |
 //! | --- | --- | --- |
-//! | `Sharing::waits`, `held`, `failed_waits` | waits for signals, memory of and for others: what the service thread needs | none |
+//! | `Sharing::waits`, `held`, `failed_waits` | waits for signals, and memory shared with or by others, as needed by the service thread | none |
 //! | `Events`, `Memory`, `Streams`, `Core::reached`, `capture::SPARE` | tables | none |
-//! | `Workers`: words and pool | words that are free; the jobs of copy threads | none |
-//! | `Turns` | a turn in a stream, while an execution of several calls is enqueued there | all of these calls: only others that enqueue into the same stream wait for it, as they would for room in its queue |
-//! | `Verification` | memory for comparing bytes | asking whether events have passed |
-//! | `Graphs::programs`, `Graphs::retired`, `exec::Pool` | graphs, and those of one program | making, changing and asking for graphs; not launching |
-//! | `Primary::lanes`, `retired`, `callers`, `events`, `timers` | streams and events that are free | asking for streams and creating them |
-//! | `Primary::kernel` (`OnceLock`) | the kernels of a GPU | loading, which waits for the GPU: it is done before anything waits |
+//! | `Workers`: words and pool | free words; jobs of copy threads | none |
+//! | `Turns` | exclusive enqueueing into a stream, for executions of several calls | all of these calls: only threads that enqueue into the same stream wait for it, as they would for room in its queue |
+//! | `Verification` | memory for comparing bytes | queries of events |
+//! | `Graphs::programs`, `Graphs::retired`, `exec::Pool` | graphs, and those of one program | creating, changing and querying graphs; not launching |
+//! | `Primary::lanes`, `retired`, `callers`, `events`, `timers` | free streams and events | querying and creating streams |
+//! | `Primary::kernel` (`OnceLock`) | kernels of a GPU | loading, which waits for the GPU and is done before any stream waits |
 //! | `Device::retaining` | retaining a context once | retaining |
-//! | `Pools::exported`, `Pools::imported` | pools of and for others | asking and importing; freeing and destroying not |
-//! | `Checks` | what was found of pairs | copies of its own, for at most a second, when a plan is made |
+//! | `Pools::exported`, `Pools::imported` | pools shared with and by others | queries and imports; not freeing and destroying |
+//! | `Checks` | results of testing pairs | copies of the test, for at most a second, when a plan is created |
 //!
-//! Of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`), `Staging::arenas`
-//! while memory is allocated for a new plan, `Sharing::importing` while memory is mapped or unmapped, which no execution and no raise
-//! needs. `NodePlan::part` is held while a step is enqueued, for which only other steps of the same plan wait. What
-//! plans choose their variants by (`SharedChoice`) is held while the times of events are read, which waits for nothing. The context's gate is held
-//! for reading by every call that enqueues, and taken for writing by closing alone.
+//! Locks of the engine: `Staging::users` is not held while an execution is enqueued (a turn in its bytes is, `engine::staging`).
+//! `Staging::arenas` is not held while memory is allocated for a new plan. `Sharing::importing` is held while memory is mapped or unmapped,
+//! but no execution and no setting of signals needs it. `NodePlan::part` is held while a step is enqueued, and only other steps of the same
+//! plan wait for it. The state by which plans choose their variants (`SharedChoice`) is held while the times of events are read, which does
+//! not block. Every call that enqueues holds the context's gate for reading, and only closing the context locks it for writing.
 
 mod addresses;
 mod attributes;
@@ -115,7 +114,7 @@ mod verify;
 mod waits;
 mod workers;
 
-/// Doubles of the driver, and what the backend does on them.
+/// Doubles of the driver, and tests of the backend on them.
 #[cfg(test)]
 #[path = "../../../tests/rust/cuda/mod.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! When a stream got to a place, by an event that takes the time.
+//! Records the time at which a stream reaches a point, by an event with a timestamp.
 
 use super::device::Mark;
 use super::driver::{OutsideCapture, code};
@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 struct RecordedMoment {
-    // Before `owner`, in which its pool lives.
+    // Declared before `owner`, so that it is dropped first: its pool lives in `owner`.
     mark: Mark,
     owner: Arc<dyn Owner>,
     gpu: usize,
 }
 
 impl Core {
-    /// [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
+    /// Implements [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
     pub fn mark_moment(self: &Arc<Core>, stream: StreamHandle) -> Result<Moment, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let primary = self.gpus.primary(found.gpu)?;
@@ -38,7 +38,7 @@ impl MomentState for RecordedMoment {
         let _outside = OutsideCapture::enter(gpus.driver);
         let _current = primary.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: the output is valid for the call; both events are of pools, and these moments' until they are dropped.
+        // SAFETY: the output is valid for the call. Both events come from pools and belong to these moments until they are dropped.
         match unsafe { elapsed(&mut milliseconds, earlier.mark.event(), self.mark.event()) } {
             code::NOT_READY => Ok(None),
             code => gpus.driver.check("cuEventElapsedTime", code).map(|()| Some((f64::from(milliseconds) * 1e6) as u64)),

@@ -1,4 +1,4 @@
-//! The nodes of a graph: what each does, what it comes after, and its parameters for the driver.
+//! Derives the nodes of a graph from a program: the work of each, its predecessors, and its parameters for the driver.
 
 use super::addresses::{address, segment};
 use super::device::Primary;
@@ -10,40 +10,42 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Where a lane's nodes run.
+/// GPU on which a lane's nodes run.
 pub(super) struct GraphLane<'a> {
     pub gpu: usize,
     pub primary: &'a Primary,
-    /// The ends of the plan as the GPU has them, where they are not those of the execution.
+    /// Ends of the plan at the addresses used by the GPU, if they differ from those of the execution.
     pub ends: Option<Arc<[Endpoints]>>,
-    /// The GPU's copy kernel, where the lane has a use for it and it reaches all ends of the plan.
+    /// Copy kernel of the GPU, if the lane has fused operations and the GPU can reach all ends of the plan.
     pub kernel: Option<Copier<'a>>,
 }
 
-/// What one node does.
+/// Work of one node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeWork<'a> {
     Copy(&'a Copy),
     Kernel(&'a [Copy]),
 }
 
-/// The GPU of each lane, and whether kernels do its fused operations.
+/// Returns the GPU of each lane, and true if kernels run its fused operations.
 pub(super) fn layout(lanes: &[GraphLane<'_>]) -> SmallVec<[(usize, bool); 8]> {
     lanes.iter().map(|lane| (lane.gpu, lane.kernel.is_some())).collect()
 }
 
-/// What the nodes of an operation do, each apart from the others: a launch of the kernel for as many segments as it takes, or a copy each.
+/// Returns the work of an operation's nodes: kernel launches, each with the maximum number of segments, or one node per copy.
 pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<'_>> {
     let fused = has_kernel && op.mechanism == Mechanism::Kernel;
     let (kernels, copies) = if fused { (&op.copies[..], &[][..]) } else { (&[][..], &op.copies[..]) };
     kernels.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel).chain(copies.iter().map(NodeWork::Copy))
 }
 
-/// How many nodes like this one of an operation are in no order. Each of the others follows the one so many before it.
+/// Returns the maximum number of parallel chains for an operation's nodes of this kind. A node beyond this number follows the node that
+/// many places before it.
 ///
-/// In a graph of many parallel kernels each is a branch, which the host launches by itself and the GPU signals by itself: 77 of them, between
-/// other work of their stream, took 144 us alone and 854 in a row, the launch 64 and 162 of these. In four chains they took 158 and 156 us, of which the
-/// launch 3, and in one 238 and 232 (one H200, driver 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps.
+/// In a graph with many parallel kernels each is a branch that the host launches separately and the GPU signals separately. 77 kernels
+/// between other work of their stream took 144 us when isolated and 854 us back to back, including 64 and 162 us for the launch. In four
+/// chains they took 158 and 156 us, including 3 us for the launch, and in one chain 238 and 232 us (one H200, driver 580.159.04,
+/// `tests/gpu/halo_row`). Copies in a chain have gaps, so copies are not chained.
 pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
     match work {
         NodeWork::Kernel(_) => 4,
@@ -52,7 +54,8 @@ pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
 }
 
 impl GraphLane<'_> {
-    /// Calls `copy` or `kernel` with the parameters of a node that does this, while the lane's context is current: kernels are of a context.
+    /// Calls `copy` or `kernel` with the parameters of a node for this work. The lane's context is current during `kernel`, because kernels
+    /// belong to a context.
     pub fn with_parameters(
         &self,
         execution: &Execution<'_>,
@@ -87,12 +90,12 @@ impl GraphLane<'_> {
     }
 }
 
-/// A program that was validated gives no such node.
+/// Returns the error for a node without work, which a validated program cannot produce.
 fn nothing_to_do() -> BackendError {
     BackendError::NotSupported("a kernel of no bytes, or on a GPU without the kernel, is no node of a graph".into())
 }
 
-/// For each operation those that it directly comes after, each once: the one before it in its lane, and [`Op::after`].
+/// Returns the direct predecessors of each operation without duplicates: the previous one of its lane, and [`Op::after`].
 pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
     let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
     let before = |(index, op): (usize, &Op)| {
@@ -105,7 +108,7 @@ pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
     program.ops.iter().enumerate().map(before).collect()
 }
 
-/// The parameters of a node that makes one contiguous copy. The driver finds out from the addresses whose memory they are.
+/// Returns the parameters of a node for one contiguous copy. The driver determines the owners of the memory from the addresses.
 fn parameters(execution: &Execution<'_>, copy: &Copy) -> sys::CUDA_MEMCPY3D {
     let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     sys::CUDA_MEMCPY3D {
@@ -174,7 +177,7 @@ mod tests {
         };
         assert!(works(&op, true).eq(op.copies.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel)));
         assert!(works(&op, false).eq(op.copies.iter().map(NodeWork::Copy)));
-        // A graph has no node for a batch.
+        // Graphs have no node for a batch.
         op.mechanism = Mechanism::Batch;
         assert!(works(&op, true).eq(op.copies.iter().map(NodeWork::Copy)));
     }

@@ -1,8 +1,8 @@
-//! NVML, loaded when it is first needed and then for as long as the process lives, as the driver's other library is.
+//! Loads NVML on first use, and keeps it loaded for the rest of the process, like the driver library.
 //!
-//! Code that is unmapped while other threads run is a crash in waiting. NVML works together with the driver in the same process, which calls
-//! back into it (NVIDIA/cuda-checkpoint, issue 58), and what a library has put into a thread ends with the thread, at a moment that nobody
-//! here knows. Opening a context would load and unload it each time.
+//! Unloading code while other threads run risks a crash. NVML cooperates with the driver library in the process, which calls back into it
+//! (NVIDIA/cuda-checkpoint, issue 58), and thread-local objects of a library end with their thread at an unknown time. Without caching,
+//! every context would load and unload it.
 
 use super::driver::lock;
 use crate::backend::static_program::check_can_load;
@@ -11,14 +11,14 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 use std::sync::{Mutex, OnceLock};
 
-/// NVML; why there is none is asked anew each time.
+/// Returns NVML. After a failure, loading is tried again at the next call.
 pub(super) fn nvml() -> Result<&'static Nvml, NvmlError> {
     static NVML: OnceLock<Nvml> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
     if check_can_load().is_err() {
         return Err(NvmlError::LibraryNotFound);
     }
-    // Held while it is loaded, so that no second one is, which would be dropped.
+    // Held during loading, so that it is not loaded twice: the second instance would be dropped.
     let _once = lock(&LOADING);
     match NVML.get() {
         Some(nvml) => Ok(nvml),

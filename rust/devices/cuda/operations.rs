@@ -1,4 +1,4 @@
-//! What streams and events are asked for besides executions and signals.
+//! Implements event operations of streams.
 
 use super::driver::{OutsideCapture, call, handle};
 use super::event::{Recording, is_ours, raw_event};
@@ -12,10 +12,10 @@ impl Core {
         let primary = self.gpus.primary(found.gpu)?;
         let _current = primary.enter()?;
         if !is_ours(event) {
-            // It may be recorded anew without a word to us, so it is taken for a stream by its address: streams have small numbers, or addresses of
-            // their own.
+            // The program may record the event without this library's knowledge. Its failed waits are therefore tracked like those of a
+            // stream with the event's address as its number, which no stream has.
             self.sharing.failed_waits.join(|| event.0 as u64, &self.behind(stream, &found));
-            // SAFETY: the caller's event and stream.
+            // SAFETY: the event and the stream belong to the caller.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
         let behind = self.behind(stream, &found);
@@ -38,7 +38,7 @@ impl Core {
                 None if is_ours(event) => return Ok(()),
                 None => raw_event(event)?,
             };
-            // SAFETY: an event of ours that `recorded` holds, or the caller's.
+            // SAFETY: an event of this backend that `recorded` holds, or an event of the caller.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(stream, raw, 0)) }
         })
     }
@@ -55,7 +55,7 @@ impl Core {
         self.gpus.check_alive()?;
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let _current = self.gpus.primary(gpu)?.enter()?;
-        // SAFETY: as above.
+        // SAFETY: as in `stream_wait_event`.
         unsafe { call!(self.gpus.driver, cuEventSynchronize(raw)) }?;
         match &recorded {
             Some(last) => failed_waits.report_behind(&last.behind),

@@ -1,10 +1,10 @@
-//! What outlives a call of the backend, and keeps it alive.
+//! Defines the interface by which completions use the backend and keep it alive.
 
 use super::gpus::Gpus;
 use crate::backend::failed_waits::FailedWaits;
 use std::fmt::Debug;
 
-/// The backend, as completions need it.
+/// Backend as needed by completions.
 pub(super) trait Owner: Debug + Send + Sync {
     fn gpus(&self) -> &Gpus;
     fn failed_waits(&self) -> &FailedWaits;

@@ -1,4 +1,4 @@
-//! What the backend and its completions share: the parts, each with its own lock, and nothing else.
+//! Combines the parts that the backend and its completions share, each with its own lock.
 
 use super::capture::free_spare_blocks;
 use super::device::Primary;
@@ -62,17 +62,17 @@ impl Core {
         self.streams.with(&self.gpus, stream, work)
     }
 
-    /// A number that no other stream has; of default streams and captured ones, too.
+    /// Returns a number that identifies the stream. For captured and default streams it is the handle, which may not be unique.
     pub fn number_of(&self, stream: StreamHandle) -> u64 {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// What work in a stream that was found comes after.
+    /// Returns the possible failed waits that precede further work in a stream.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }
 
-    /// Notes that a stream is about to wait for these counters. At which launch of a graph, and in which stream, is not known.
+    /// Records that a stream is about to wait for these counters. For a captured wait, the launch and its stream are unknown.
     pub fn note_waits(&self, stream: StreamHandle, counters: impl Iterator<Item = u64>) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let lines = counters.filter_map(|counter| self.sharing.line_of(counter));
@@ -99,11 +99,11 @@ impl Owner for Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let gpus = &self.gpus;
-        // Nothing to give back, and no context to make for it: a process may open all GPUs to look at them alone.
+        // No context was retained, and none is created for the release: a process may open all GPUs only to inspect them.
         if gpus.used.load(Ordering::Acquire) == 0 {
             return;
         }
-        // Errors were for whoever waited for the work.
+        // Errors were reported to callers that waited for the work.
         let _ = gpus.drain();
         free_spare_blocks(gpus);
         self.workers.release(gpus);
@@ -115,7 +115,7 @@ impl Drop for Core {
             self.memory.forget(base);
         }
         self.memory.release(gpus);
-        // Streams go with their contexts.
+        // Streams are destroyed with their contexts.
     }
 }
 

@@ -1,11 +1,11 @@
-//! Whether bytes arrive that GPUs copy to each other.
+//! Tests whether copies between GPUs deliver their bytes.
 //!
-//! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and succeed in copies that
-//! move nothing. So the first plan that relies on a pair of GPUs has it tried: a pattern goes each way, by the copy engine of either end, and
-//! comes back to be compared. What was found holds for the process, or where bytes were lost for the backend.
+//! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and successful copies that move
+//! nothing. The first plan that relies on a pair of GPUs therefore tests it: a pattern is copied in each direction by the copy engine of
+//! either end, and copied back for comparison. A good result is valid for the process, and a loss for the backend.
 //!
-//! This waits for its own copies, in streams of its own, for [`PATIENCE`] at most: it is called when plans are made and never where work is enqueued.
-//! What it allocates stays until the backend goes, because freeing memory waits for all work of a GPU.
+//! The test waits for its own copies in streams of its own, for at most [`PATIENCE`]. It runs when plans are created and never when work is
+//! enqueued. Its memory stays allocated until the backend is dropped, because freeing memory waits for all work of a GPU.
 
 use super::device::Primary;
 use super::driver::{CUdeviceptr, OutsideCapture, call, code, handle, lock};
@@ -23,25 +23,25 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of a pattern.
+/// Size of a pattern in bytes.
 const BYTES: u64 = 64 << 10;
 const MOVERS: [Mover; 3] = [Mover::Push, Mover::Pull, Mover::Kernel];
-/// Patterns in a GPU's memory: what leaves, and what each mover brings.
+/// Number of patterns in a GPU's memory: the source, and one destination per mover.
 const PLACES: u64 = 1 + MOVERS.len() as u64;
-/// For all copies of one pair, which take less than a millisecond on an idle machine.
+/// Time limit for all copies of one pair, which take less than a millisecond on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Pairs of GPUs between which nothing was lost: one bit for each GPU of higher number.
+/// Pairs of GPUs that passed the test: for each lower number, one bit for each higher number.
 static INTACT: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
 
-/// Who moves the bytes of a pair.
+/// Engine that moves the bytes of a test.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Mover {
-    /// The copy engine of the source.
+    /// Copy engine of the source.
     Push,
-    /// The copy engine of the destination.
+    /// Copy engine of the destination.
     Pull,
-    /// A kernel of the source.
+    /// Kernel on the source.
     Kernel,
 }
 
@@ -58,15 +58,15 @@ impl fmt::Display for Mover {
 /// Bytes that did not arrive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// From this GPU.
+    /// Source GPU.
     pub from: usize,
-    /// To this one.
+    /// Destination GPU.
     pub to: usize,
-    /// Moved by this.
+    /// Engine that moved the bytes.
     pub mover: Mover,
-    /// So many did not arrive.
+    /// Number of bytes that did not arrive.
     pub wrong: u64,
-    /// Of so many.
+    /// Number of bytes copied.
     pub of: u64,
 }
 
@@ -77,34 +77,34 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What was found of a pair.
+/// Result of testing a pair.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// The driver reports no access, and stages copies by itself.
+    /// The driver reports no peer access and stages copies itself.
     NoAccess,
     /// All bytes arrived.
     Intact,
-    /// The first loss.
+    /// Bytes were lost. Contains the first loss.
     Lost(Loss),
 }
 
-/// What a backend has tried.
+/// Results of a backend's tests.
 #[derive(Debug, Default)]
 pub(super) struct Checks(Mutex<CheckState>);
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// By numbers, the lower first. `false` also for pairs that could not be tried.
+    /// True for pairs that lose bytes, by GPU numbers with the lower first. False also for pairs that could not be tested.
     loses: HashMap<(usize, usize), bool>,
-    /// Of each GPU so many places.
+    /// Memory of each GPU, with [`PLACES`] patterns.
     device: HashMap<usize, u64>,
-    /// Pinned memory, the same of two GPUs.
+    /// Pinned memory for the patterns of both GPUs.
     host: Option<u64>,
-    /// Copies that did not finish in time, and may still do so.
+    /// True after copies did not finish in time. They may still run.
     given_up: bool,
 }
 
-/// A GPU that takes part, with memory and a stream.
+/// GPU of a tested pair, with its memory and stream.
 struct CheckEnd<'a> {
     gpu: usize,
     primary: &'a Primary,
@@ -125,7 +125,7 @@ impl Drop for CheckEnd<'_> {
 }
 
 impl Checks {
-    /// Those of these pairs that lose bytes.
+    /// Returns the pairs that lose bytes.
     pub fn losing_pairs(&self, gpus: &Gpus, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         let gpu = |device: DeviceId| usize::try_from(device.0).ok().filter(|gpu| *gpu < gpus.devices.len());
         let loses = |a: DeviceId, b: DeviceId| match (gpu(a), gpu(b)) {
@@ -136,7 +136,7 @@ impl Checks {
     }
 
     fn loses(&self, gpus: &Gpus, a: usize, b: usize) -> bool {
-        // Each test has a node of its own.
+        // In tests, each test has its own node.
         if !cfg!(test) && INTACT[a].load(Ordering::Relaxed) >> b & 1 != 0 {
             return false;
         }
@@ -169,19 +169,20 @@ impl Checks {
         loses
     }
 
-    /// Tries one pair now, whatever is known of it, and by kernels too.
+    /// Tests one pair now, whatever earlier results exist, including copies by kernels.
     pub fn try_peers(&self, gpus: &Gpus, a: usize, b: usize) -> Result<Tried, BackendError> {
         lock(&self.0).try_pair(gpus, a, b, true)
     }
 
-    /// Frees what was used. All work has finished.
+    /// Frees the memory. All work has finished.
     pub fn release(&self, gpus: &Gpus) {
         let checks = std::mem::take(&mut *lock(&self.0));
-        // Of a GPU that was reset they are gone. Otherwise tried also where no context can be made current: nobody else would.
+        // Memory of a GPU that was reset no longer exists. Otherwise it is freed even if no context can be made current, because nobody
+        // else would do it.
         for (gpu, base) in checks.device {
             if let Some(primary) = gpus.devices[gpu].used().filter(|primary| !primary.is_lost()) {
                 let _current = primary.enter();
-                // SAFETY: allocated in `memory_for`, in this context; nothing is enqueued any more.
+                // SAFETY: allocated in `memory_for` in this context. No work is enqueued any more.
                 unsafe { (gpus.driver.cuMemFree)(base) };
             }
         }
@@ -189,7 +190,7 @@ impl Checks {
             && !gpus.has_lost()
         {
             let _current = gpus.devices.iter().find_map(|device| device.used()).map(Primary::enter);
-            // SAFETY: as above, in `host_memory_for`.
+            // SAFETY: as above, allocated in `host_memory_for`.
             unsafe { (gpus.driver.cuMemFreeHost)(handle(base as usize)) };
         }
     }
@@ -201,7 +202,7 @@ impl CheckState {
             return Err(BackendError::NotSupported("earlier copies of this kind did not finish".into()));
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Access between GPUs in use, hence both first.
+        // Access is enabled between GPUs in use, so both come into use first.
         gpus.primary(a)?;
         gpus.primary(b)?;
         if !gpus.has_access(a, b)? && !gpus.has_access(b, a)? {
@@ -213,7 +214,7 @@ impl CheckState {
         let other = end(gpus, b, memory[1])?;
         let until = Instant::now() + PATIENCE;
         let found = try_ends(gpus, [&one, &other], host, by_kernels, until);
-        // The next pair takes the same memory.
+        // The next pair uses the same memory.
         let is_idle = found.is_ok() || [&one, &other].into_iter().all(|end| wait_for(gpus, end, until).is_ok());
         self.given_up = !is_idle || Instant::now() >= until;
         found.map(|loss| loss.map_or(Tried::Intact, Tried::Lost))
@@ -244,11 +245,12 @@ impl CheckState {
     }
 }
 
-/// The first loss. Copies of both GPUs are enqueued before any is waited for: beside a program that copies, each wait takes as long as one of its copies.
+/// Returns the first loss. Copies of both GPUs are enqueued before waiting for any, because a wait behind a copying program takes as long
+/// as one of its copies.
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
-    // What leaves a GPU is another part of the pattern than what leaves the other.
-    // SAFETY: pinned memory of so many bytes that this alone uses, under the lock; every copy is waited for before.
+    // The two GPUs send different parts of the pattern.
+    // SAFETY: pinned memory of this size, used only here under the lock. Every copy is waited for before.
     let words = |end, place, leaves: usize| unsafe { Words::new(image(end, place), (1 + leaves as u64) * BYTES / 8, BYTES / 8) };
     let wait = || ends.into_iter().try_for_each(|end| wait_for(gpus, end, until));
     for (index, end) in ends.into_iter().enumerate() {
@@ -265,7 +267,7 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
         if let Some(kernel) = kernel {
             let _current = from.primary.enter()?;
             let segment = Segment { dst: to.place(3), src: from.place(0), bytes: BYTES };
-            // SAFETY: memory of both ends, which this GPU reaches, and a stream of the kernel's context.
+            // SAFETY: the GPU can access the memory of both ends, and the stream belongs to the kernel's context.
             unsafe { kernel.copier(HostEnds::None).launch(gpus.driver, &[segment], handle(from.stream)) }?;
             has_kernel[index] = true;
         }
@@ -286,17 +288,17 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
     Ok(None)
 }
 
-/// A copy in the stream of `end`.
+/// Enqueues a copy in the stream of `end`.
 fn enqueue(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64) -> Result<(), BackendError> {
     let _current = end.primary.enter()?;
-    // SAFETY: memory that `checks` holds; a stream of the current context.
+    // SAFETY: memory that `checks` holds, and a stream of the current context.
     unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }
 }
 
-/// Asks again and again, because waiting would have no end behind work that waits for this thread.
+/// Polls until the stream is idle. A blocking wait would not return if the stream is behind work that waits for this thread.
 fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), BackendError> {
     loop {
-        // SAFETY: a stream of this backend's.
+        // SAFETY: a stream of this backend.
         match unsafe { (gpus.driver.cuStreamQuery)(handle(end.stream)) } {
             code::NOT_READY if Instant::now() >= until => {
                 return Err(BackendError::NotSupported(format!("its copies did not finish in {} s", PATIENCE.as_secs())));

@@ -1,22 +1,22 @@
-//! Threads that run whatever is ready, for executions in many streams.
+//! Runs ready steps of many streams' executions on a pool of threads.
 //!
-//! The part that threads have in an execution is a job: lanes of steps, each lane in its order. A thread takes any step that is ready: the stream
-//! has reached the job, the step before on the lane is done, and so is all else that the step waits for. A thread never waits for a step that it
-//! has taken, so streams may wait for each other in any way, however few threads there are. Of several ready steps the oldest job's goes first, so
-//! no job is overtaken for ever.
+//! The work of threads in an execution is a job: lanes of steps, each lane in order. A step is ready once the stream has reached the job,
+//! the previous step of its lane is done, and all other steps that it waits for are done. A thread takes any ready step and never waits for
+//! a step that it has taken. Streams may therefore wait for each other in any way, however few threads there are. Among ready steps, the
+//! one of the oldest job is taken first, so no job is delayed for ever.
 //!
-//! Jobs of one stream are given in the order in which the stream reaches them, so only the first of each stream is looked at.
+//! Jobs of one stream are added in the order in which the stream reaches them, so only the first job of each stream is examined.
 //!
-//! Executions may share the bytes of the rings that threads and streams pass through. One at a time holds them, from the moment at which its stream
-//! has reached it until the stream is past it: then nothing that it does waits for anything but itself, and whoever wants the bytes gets them. A
-//! stream that would write to a ring before any thread waits for the bytes to be granted. So that it need not wait where nobody else wants them, they
-//! are granted when the job is given, and taken back if another job needs them before the stream has come. Taking back and coming are ordered as in
-//! Dekker's algorithm: the stream says that it has come and then looks at the grant, the pool takes the grant back and then looks whether the stream
-//! has come.
+//! Executions may share the bytes of rings through which threads and streams pass data. One execution at a time holds them, from the moment
+//! when its stream reaches it until the stream has passed it. During this time it waits only for itself, so other executions eventually get
+//! the bytes. A stream that would write to a ring before any thread does waits until the bytes are granted. To avoid this wait when there
+//! is no competition, the bytes are granted when the job is added, and revoked if another job needs them before the stream arrives.
+//! Revoking and arriving are ordered as in Dekker's algorithm: the stream publishes its arrival and then reads the grant; the pool revokes
+//! the grant and then checks for an arrival.
 //!
-//! A stream wakes nobody when it sets a word. While steps are left and none is ready, one thread looks again and again, and the others sleep. It
-//! pauses for a sixteenth of the time for which nothing has been ready, 15 us to 1 ms: a step starts at most 6 % later than it might, and behind a
-//! stream that is busy for seconds looking takes less than 1 % of one CPU, whatever the number of threads.
+//! A stream wakes no thread when it sets a word. While steps are left and none is ready, one thread polls and the others sleep. The polling
+//! thread pauses for a sixteenth of the time for which nothing has been ready, within 15 us and 1 ms. A step therefore starts at most 6 %
+//! late, and behind a stream that is busy for seconds, polling takes less than 1 % of one CPU, whatever the number of threads.
 
 use crate::backend::BackendError;
 use crate::sync::{Condvar, Mutex, MutexGuard, held, lock, thread};
@@ -28,45 +28,46 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The part of threads in one execution.
+/// Work of the threads in one execution.
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     /// State of each thread.
     type Worker: Default;
-    /// The stream that reaches it, by a number that no other stream has. `None` if there is no such number.
+    /// Returns a unique number of the stream that reaches the job, or `None` if it has none.
     fn stream(&self) -> Option<u64>;
-    /// Steps of each lane, in order.
+    /// Returns the steps of each lane, in order.
     fn lanes(&self) -> &[Vec<u32>];
-    /// Ranges of bytes that it holds while it runs.
+    /// Returns the byte ranges that the job holds while it runs.
     fn bytes(&self) -> &[Range<u64>];
-    /// True if its stream waits until these are granted.
+    /// True if the stream waits until these bytes are granted.
     fn waits_for_grant(&self) -> bool;
     fn grant(&self);
     fn take_grant_back(&self);
     /// True once the stream has reached the job.
     fn has_begun(&self) -> bool;
-    /// True once the stream is past it.
+    /// True once the stream has passed the job.
     fn is_over(&self) -> bool;
-    /// True once all is done that a step waits for on other lanes and in streams.
+    /// True once all steps of other lanes and of streams that this step waits for are done.
     fn is_ready(&self, step: u32) -> bool;
-    /// Runs a step, and notifies those that wait for it. Called once for each.
+    /// Runs a step and notifies its waiters. Called once for each step.
     fn run(&self, step: u32, worker: &mut Self::Worker);
 }
 
-/// Time for which a thread looks without a pause.
+/// Time during which a thread polls without pauses.
 const SPIN: Duration = Duration::from_micros(10);
-/// Bounds of a pause between two looks. A copy of the largest chunk takes some 80 us.
+/// Minimum and maximum pause between two polls. A copy of the largest chunk takes about 80 us.
 const PAUSES: [Duration; 2] = [Duration::from_micros(15), Duration::from_millis(1)];
-/// The part of the time without a ready step that a pause takes.
+/// Divisor of the time without a ready step that gives the length of a pause.
 const PAUSE_PART: u32 = 16;
 
-/// Threads, which are started as jobs ask for them, and the jobs that are not done.
+/// Pool of threads, which start as jobs need them, with the unfinished jobs.
 #[derive(Debug)]
 pub(super) struct CopyPool<J: PoolJob>(Arc<Shared<J>>);
 
 #[derive(Debug)]
 struct Shared<J: PoolJob> {
     state: Mutex<PoolState<J>>,
-    /// Notified for threads that sleep, for the one that looks, and, after each look, for those that wait until a job is gone.
+    /// Condition variables: `woken` for sleeping threads, `looked` for the polling thread, and `gone` after each poll for threads that wait
+    /// for the end of a job.
     woken: Condvar,
     looked: Condvar,
     gone: Condvar,
@@ -74,19 +75,19 @@ struct Shared<J: PoolJob> {
 
 #[derive(Debug)]
 struct PoolState<J: PoolJob> {
-    /// By age.
+    /// Jobs, oldest first.
     entries: VecDeque<JobEntry<J>>,
     threads: Vec<thread::JoinHandle<()>>,
-    /// Steps that nobody has taken.
+    /// Number of steps that no thread has taken.
     untaken: usize,
     asleep: usize,
-    /// Jobs whose steps are done and whose stream is not past them.
+    /// Number of jobs whose steps are done but whose stream has not passed them.
     ending: usize,
-    /// Threads that wait until a job is gone.
+    /// Number of threads that wait for the end of a job.
     waiting: usize,
-    /// True while a thread looks again and again.
+    /// True while a thread polls.
     is_watched: bool,
-    /// When a step was last ready, or a job given.
+    /// Time when a step was last ready or a job was added.
     since: Instant,
     is_closed: bool,
 }
@@ -95,13 +96,13 @@ struct PoolState<J: PoolJob> {
 struct JobEntry<J: PoolJob> {
     job: Arc<J>,
     lanes: Box<[LaneState]>,
-    /// The lane that is looked at first.
+    /// Lane that is examined first.
     cursor: usize,
-    /// Steps that nobody has taken, and that are not done.
+    /// Number of steps that no thread has taken, and in `left` the number that are not done.
     untaken: usize,
     left: usize,
     has_begun: bool,
-    /// True if the bytes are its own: it has begun, or they were granted before that.
+    /// True if the job holds its bytes, because it has begun or they were granted in advance.
     holds: bool,
     /// True if no older job of its stream is left.
     is_first: bool,
@@ -113,12 +114,12 @@ struct LaneState {
     is_busy: bool,
 }
 
-/// A step that a thread has taken.
+/// Step that a thread has taken.
 struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
     step: u32,
-    /// True for the first of a job: others may be ready with it.
+    /// True for the first step of a job. Other steps may have become ready with it.
     is_first: bool,
 }
 
@@ -140,8 +141,8 @@ impl<J: PoolJob> Default for CopyPool<J> {
 }
 
 impl<J: PoolJob> CopyPool<J> {
-    /// Adds a job, and starts threads until there are as many as it has lanes. Jobs of one stream are given in the stream's order. An error if there
-    /// is no thread.
+    /// Adds a job, and starts threads until there are as many as it has lanes. Jobs of one stream must be added in the stream's order.
+    /// Returns an error if there is no thread.
     pub fn give(&self, job: &Arc<J>) -> Result<(), BackendError> {
         let mut state = lock(&self.0.state);
         while state.threads.len() < job.lanes().len() {
@@ -149,7 +150,7 @@ impl<J: PoolJob> CopyPool<J> {
             let named = thread::Builder::new().name(format!("mpgpu-copy-{}", state.threads.len()));
             match without_signals(|| named.spawn(move || shared.work())) {
                 Ok(thread) => state.threads.push(thread),
-                // Fewer are slower.
+                // The pool works with fewer threads, but slower.
                 Err(error) if !state.threads.is_empty() => {
                     log::warn!("{} threads copy pageable memory, because the system gives no more: {error}", state.threads.len());
                     break;
@@ -166,7 +167,7 @@ impl<J: PoolJob> CopyPool<J> {
         Ok(())
     }
 
-    /// Waits until all is done of a job whose stream is past it.
+    /// Waits until a job is finished whose stream has passed it.
     pub fn wait(&self, job: &Arc<J>) {
         let mut state = lock(&self.0.state);
         state.waiting += 1;
@@ -178,7 +179,7 @@ impl<J: PoolJob> CopyPool<J> {
         state.waiting -= 1;
     }
 
-    /// Ends the threads. What none has taken is left undone.
+    /// Ends the threads. Steps that no thread has taken are not executed.
     pub fn close(&self) {
         let threads = {
             let mut state = lock(&self.0.state);
@@ -201,7 +202,7 @@ impl<J: PoolJob> PoolState<J> {
         let untaken = job.lanes().iter().map(Vec::len).sum();
         let is_same = |entry: &JobEntry<J>| job.stream().is_some() && entry.job.stream() == job.stream();
         let is_first = !self.entries.iter().any(is_same);
-        // Jobs before it in its own stream have done with the bytes when the stream comes. Others may want them before.
+        // Earlier jobs of the same stream have released the bytes when the stream arrives. Jobs of other streams may need them before.
         let holds = job.waits_for_grant() && !self.entries.iter().any(|entry| !is_same(entry) && overlap(entry.job.bytes(), job.bytes()));
         if holds {
             job.grant();
@@ -217,10 +218,10 @@ impl<J: PoolJob> PoolState<J> {
         self.entries.iter().position(|entry| Arc::ptr_eq(&entry.job, job))
     }
 
-    /// A step that is ready, the oldest job's of several.
+    /// Takes a ready step, the oldest job's if there are several.
     fn take(&mut self) -> Option<Taken<J>> {
         self.remove_ended();
-        // Bytes of older jobs that wait for them.
+        // Byte ranges that older jobs wait for.
         let mut wanted: SmallVec<[Range<u64>; 4]> = SmallVec::new();
         for at in 0..self.entries.len() {
             let entry = &self.entries[at];
@@ -247,7 +248,7 @@ impl<J: PoolJob> PoolState<J> {
         None
     }
 
-    /// Gives a job that its stream has reached its bytes, unless another that has begun has them, or an older one wants them.
+    /// Grants the bytes to a job that its stream has reached, unless a job that has begun holds them or an older job needs them.
     fn hold(&mut self, at: usize, wanted: &[Range<u64>]) -> bool {
         if self.entries[at].holds {
             return true;
@@ -262,7 +263,7 @@ impl<J: PoolJob> PoolState<J> {
             }
             other.job.take_grant_back();
             if other.job.has_begun() {
-                // Its stream may have come to wait for the grant, or passed it.
+                // The other stream may be waiting for the grant, or have passed that wait.
                 other.job.grant();
                 return false;
             }
@@ -275,7 +276,7 @@ impl<J: PoolJob> PoolState<J> {
         true
     }
 
-    /// Notes that a step is done.
+    /// Records that a step is done.
     fn finish(&mut self, taken: &Taken<J>) {
         let Some(at) = self.find(&taken.job) else { return };
         let entry = &mut self.entries[at];
@@ -284,7 +285,7 @@ impl<J: PoolJob> PoolState<J> {
         self.ending += usize::from(entry.left == 0);
     }
 
-    /// Forgets jobs that are done and that their streams are past.
+    /// Removes jobs that are done and that their streams have passed.
     fn remove_ended(&mut self) {
         let mut at = 0;
         while self.ending > 0 && at < self.entries.len() {
@@ -298,7 +299,7 @@ impl<J: PoolJob> PoolState<J> {
         }
     }
 
-    /// The stream's next job is its first from now on.
+    /// Removes a job. The stream's next job becomes its first.
     fn remove(&mut self, at: usize) {
         let Some(JobEntry { job, .. }) = self.entries.remove(at) else { return };
         if job.stream().is_some()
@@ -328,8 +329,8 @@ impl<J: PoolJob> JobEntry<J> {
 impl<J: PoolJob> Shared<J> {
     /// Runs steps until the pool is closed.
     fn work(&self) {
-        // A pause is as long as it is meant to be, and not 50 us longer.
-        // SAFETY: an option of this thread that takes a number of nanoseconds.
+        // By default pauses would be 50 us too long.
+        // SAFETY: an option of this thread with a number of nanoseconds as its argument.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut worker = J::Worker::default();
         while let Some(taken) = self.next() {
@@ -338,7 +339,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Waits for a step that is ready. `None` once the pool is closed.
+    /// Waits for a ready step. Returns `None` once the pool is closed.
     fn next(&self) -> Option<Taken<J>> {
         let mut state = lock(&self.state);
         loop {
@@ -350,7 +351,7 @@ impl<J: PoolJob> Shared<J> {
                 self.gone.notify_all();
             }
             if let Some(taken) = taken {
-                // Somebody looks for the rest. Each that finds a step wakes the next.
+                // Another thread must look for the remaining steps. Each thread that finds a step wakes the next.
                 if state.asleep > 0 && state.untaken > 0 {
                     if taken.is_first {
                         self.woken.notify_all();
@@ -372,7 +373,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Lets some time pass, at most until a job is given.
+    /// Pauses for some time, at most until a job is added.
     #[cfg(not(shuttle))]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         let idle = state.since.elapsed();
@@ -385,7 +386,7 @@ impl<J: PoolJob> Shared<J> {
         held(self.looked.wait_timeout(state, pause)).0
     }
 
-    /// Lets the others run: a model has no time.
+    /// Yields to other threads. Time does not pass in a model.
     #[cfg(shuttle)]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         drop(state);

@@ -1,9 +1,9 @@
-//! Memory of pools (`cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`) between processes.
+//! Shares memory of pools (`cuMemAllocFromPoolAsync`, `cudaMallocFromPoolAsync`) between processes.
 //!
-//! A pool goes to another process as a descriptor, an allocation of it as 64 bytes that mean something in the imported pool alone. A
-//! backend imports a pool once, with the first allocation, and destroys what it imported with the last. The driver's rules: the pool
-//! was created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, an imported pool is at first open to the GPU that has the memory
-//! alone, and importers free before the exporter does.
+//! A pool is shared as a descriptor, and each allocation as 64 bytes that are meaningful only in the imported pool. A backend imports a
+//! pool with its first allocation and destroys the imported pool with the last. The driver requires that the pool was created with
+//! `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, and that importers free memory before the exporter does. At first only the GPU that owns the
+//! memory can access an imported pool.
 
 use super::driver::{CUdeviceptr, OutsideCapture, call, call_optional, code, handle, lock};
 use super::gpus::Gpus;
@@ -15,43 +15,44 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 
-/// Pools that others may import, and pools of theirs.
+/// Exported and imported pools.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    /// By the driver's handle.
+    /// Exported pools, by the driver's handle.
     exported: Mutex<HashMap<usize, Exported>>,
-    /// By the exporter's number.
+    /// Imported pools, by the exporter's number.
     imported: Mutex<HashMap<u64, Imported>>,
 }
 
-/// A pool of this process.
+/// Pool of this process.
 #[derive(Debug)]
 struct Exported {
     number: u64,
-    /// What was shared of it: first addresses, by id.
+    /// First addresses of the shared allocations, by id.
     shared: BTreeMap<u64, u64>,
-    /// With this many, those that were freed are dropped.
+    /// Number of shared allocations at which those that were freed are removed.
     sweep_at: usize,
 }
 
-/// A pool of another process.
+/// Pool of another process.
 #[derive(Debug)]
 struct Imported {
     pool: usize,
-    /// Allocations of it that are open.
+    /// Number of open allocations of the pool.
     open: usize,
 }
 
-/// As a handle type of the driver.
+/// Handle type of the driver for file descriptors.
 pub(super) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 
 const SWEEP_FROM: usize = 64;
 
-/// What an importer needs: the pool, its number, and the allocation in it.
+/// Information for an importer: the pool, its number, and the allocation in it.
 pub(super) type PoolShare = (OwnedFd, u64, [u8; PAYLOAD_BYTES]);
 
 impl Pools {
-    /// Exports an allocation of `pool`. `lives` says whether the allocation of an id is still at an address. A context is current.
+    /// Exports an allocation of `pool`. `lives` returns true if the allocation with an id still exists at an address. Requires a current
+    /// context.
     pub fn export(
         &self,
         gpus: &Gpus,
@@ -61,7 +62,8 @@ impl Pools {
     ) -> Result<PoolShare, BackendError> {
         let (driver, base) = (gpus.driver, allocation.base);
         let mut descriptor: c_int = -1;
-        // SAFETY: the pool that the driver has named for memory that the caller keeps; the output is a descriptor, as the type says.
+        // SAFETY: a pool that the driver named for memory that the caller keeps. The output is a descriptor, as required by the handle
+        // type.
         let exported = unsafe {
             call_optional!(
                 driver,
@@ -76,16 +78,16 @@ impl Pools {
             )),
             _ => error,
         })?;
-        // SAFETY: a new descriptor, and ours to close.
+        // SAFETY: a new descriptor, owned by this function.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: [0; PAYLOAD_BYTES] };
-        // SAFETY: the output is valid for the call; the address is the first of an allocation of that pool.
+        // SAFETY: the output is valid for the call. The address is the first of an allocation of that pool.
         unsafe { call_optional!(driver, cuMemPoolExportPointer(&mut pointer, base)) }?;
         Ok((descriptor, self.number_of(pool as usize, allocation, lives)?, pointer.reserved))
     }
 
-    /// The number by which importers know a pool. The driver may give the handle of a pool that was destroyed to another; but a pool
-    /// lives as long as memory of it does, so the number stays while anything that was shared under it lives, and no longer.
+    /// Returns the number by which importers identify a pool. The driver may reuse the handle of a destroyed pool, but a pool exists as
+    /// long as memory of it does. The number is therefore kept while any allocation that was shared under it exists, and no longer.
     fn number_of(&self, pool: usize, allocation: &Allocation, lives: impl Fn(u64, u64) -> bool) -> Result<u64, BackendError> {
         let mut all = lock(&self.exported);
         if let Some(known) = all.get_mut(&pool) {
@@ -102,7 +104,7 @@ impl Pools {
             }
         }
         all.retain(|_, known| known.shared.iter().any(|(id, base)| lives(*id, *base)));
-        // At random, so that pools of different processes have different numbers.
+        // The number is random, so that pools of different processes have different numbers.
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty()).map_err(|errno| BackendError::Driver {
             what: "getrandom".into(),
@@ -114,7 +116,7 @@ impl Pools {
         Ok(number)
     }
 
-    /// Opens memory of a pool of another process, through `gpu`: its address.
+    /// Opens memory of another process's pool through `gpu` and returns its address.
     pub fn open(&self, gpus: &Gpus, gpu: usize, share: (&OwnedFd, u64, &[u8; PAYLOAD_BYTES]), owner: usize) -> Result<u64, BackendError> {
         let (descriptor, number, payload) = share;
         let _outside = OutsideCapture::enter(gpus.driver);
@@ -124,7 +126,7 @@ impl Pools {
         let pool = known.map_or_else(|| import(gpus, descriptor, owner), Ok)?;
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: *payload };
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the output is valid for the call; a pool that we have imported.
+        // SAFETY: the output is valid for the call. The pool was imported by this backend.
         if let Err(error) = unsafe { call_optional!(gpus.driver, cuMemPoolImportPointer(&mut base, handle(pool), &mut pointer)) } {
             if known.is_none() {
                 destroy(gpus, pool);
@@ -135,16 +137,16 @@ impl Pools {
         Ok(base)
     }
 
-    /// Closes what [`Pools::open`] has returned, and with the last of its pool the pool.
+    /// Closes memory that [`Pools::open`] returned, and destroys the pool with its last allocation.
     pub fn close(&self, gpus: &Gpus, gpu: usize, number: u64, base: u64) -> Result<(), BackendError> {
         if gpus.is_lost(gpu) {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Tried all the same where that fails: nobody else would.
+        // Closing is tried even if this fails, because nobody else would do it.
         let _current = gpus.primary(gpu)?.enter();
-        // Not under the lock: it may wait for work. The pool stays for as long as this is counted.
-        // SAFETY: opened by `open`; whoever closes vouches that work which uses it has finished.
+        // The lock is not held, because freeing may wait for work. The pool exists until the count is decremented below.
+        // SAFETY: opened by `open`. The caller guarantees that work which uses it has finished.
         let freed = unsafe { call!(gpus.driver, cuMemFree(base)) };
         let last = {
             let mut imported = lock(&self.imported);
@@ -160,7 +162,7 @@ impl Pools {
     }
 }
 
-/// A pool of another process, open to every GPU that reaches its memory.
+/// Imports a pool of another process, and gives every GPU that can reach its memory access.
 fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, BackendError> {
     let driver = gpus.driver;
     let mut pool: CUmemoryPool = std::ptr::null_mut();
@@ -179,7 +181,7 @@ fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, Back
 }
 
 fn destroy(gpus: &Gpus, pool: usize) {
-    // SAFETY: imported by us, and nothing of it is open any more.
+    // SAFETY: imported by this backend, and none of its memory is open.
     if let Err(error) = unsafe { call_optional!(gpus.driver, cuMemPoolDestroy(handle(pool))) } {
         log::warn!("{error}");
     }

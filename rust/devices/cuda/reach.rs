@@ -1,4 +1,4 @@
-//! Which GPUs reach the memory of a plan by themselves. Found out once for each plan, because asking the driver for an address takes about
+//! Determines which GPUs can access all memory of a plan. The result is cached per plan, because querying an address takes the driver about
 //! as long as a launch.
 
 use super::device::Primary;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Core {
-    /// The copy kernel of `gpu`, where there is one and it reaches every end of the execution.
+    /// Returns the copy kernel of `gpu`, if it has one and can access every end of the execution.
     pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<Copier<'a>>, BackendError> {
         if !self.plan_is_reached(execution, gpu)? {
             return Ok(None);
@@ -23,9 +23,9 @@ impl Core {
         Ok(primary.kernel().map(|kernel| kernel.copier(host)))
     }
 
-    /// The GPU that does in place of `gpu` what a lane is for: itself, unless there is memory that it may not enter and another GPU whose
-    /// memory is in the plan may enter all. Memory of pools and mappings is open to its own GPU alone until the caller lets others in,
-    /// and that one reaches theirs.
+    /// Returns the GPU that runs a lane in place of `gpu`: `gpu` itself, unless some memory is not accessible to it and another GPU that
+    /// owns memory of the plan can access all. Only its own GPU can access memory of a pool or mapping until the program grants access to
+    /// others, and that GPU can usually access theirs.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
@@ -43,7 +43,7 @@ impl Core {
         Ok(gpu)
     }
 
-    /// [`plan_is_reached`](Core::plan_is_reached), for a plan that keeps the answer.
+    /// Returns [`plan_is_reached`](Core::plan_is_reached), cached in the plan's state.
     pub fn is_reached(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<bool, BackendError> {
         if kept.is_reached(gpu) {
             return Ok(true);
@@ -55,19 +55,19 @@ impl Core {
         Ok(is_reached)
     }
 
-    /// Whether `gpu` reads and writes every end of the execution by itself, as its kernels do. Found out once for a plan.
+    /// True if kernels of `gpu` can access every end of the execution. Determined once for each plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
             return Ok(reach.all >> gpu & 1 != 0);
         }
-        // For all GPUs in use at once, because asking the driver for an end is what takes time. Memory of CUDA IPC is opened for those alone
+        // All GPUs in use are examined together, because querying an end is the slow part. Memory of CUDA IPC is opened only for the GPUs
         // that work on it.
         let used = if self.sharing.has_opened.load(Ordering::Acquire) { 0 } else { self.gpus.used.load(Ordering::Acquire) };
         let mut asked = used | 1 << gpu;
         let (mut all, mut shut_out) = (asked, 0);
         let bits = |mask: u64| (0..self.gpus.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
         let mut host = HostEnds::None;
-        // What was found of an end holds for all of its allocation. The latest few, because many small pieces lie in few allocations.
+        // Result for an end is valid for its whole allocation. The last few are kept, because many small pieces lie in few allocations.
         const LATEST: usize = 8;
         let mut found: VecDeque<(Range<u64>, bool)> = VecDeque::with_capacity(LATEST);
         for (ends, &bytes) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
@@ -83,7 +83,7 @@ impl Core {
                 for one in bits(asked & !shut_out) {
                     let reaches = self.kernel_reaches(one, address, bytes, &known);
                     if one != gpu && reaches.is_err() {
-                        // For whoever asks for that GPU.
+                        // The error is reported when the result for that GPU is requested.
                         asked &= !(1 << one);
                         all &= asked;
                     } else if !reaches? {
@@ -109,12 +109,12 @@ impl Core {
         Ok(reached)
     }
 
-    /// Whether there is memory in a plan that not even copies of `gpu` may enter. Whether it reaches all has been asked.
+    /// True if the plan has memory that even copies by `gpu` may not access. Must be called after `plan_is_reached`.
     pub fn is_shut_out(&self, execution: &Execution<'_>, gpu: usize) -> bool {
         lock(&self.reached).of(execution.endpoints).is_some_and(|reach| reach.shut_out >> gpu & 1 != 0)
     }
 
-    /// The ends of an execution as `gpu` has them, where they are not those of the execution. Whether it reaches them has been asked.
+    /// Returns the ends of an execution at the addresses used by `gpu`, if they differ. Must be called after `plan_is_reached`.
     pub fn own_ends(&self, execution: &Execution<'_>, gpu: usize) -> Option<Arc<[Endpoints]>> {
         if !self.sharing.has_opened.load(Ordering::Acquire) {
             return None;
@@ -123,7 +123,7 @@ impl Core {
         reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 
-    /// The GPU that makes a copy in place of `gpu`: itself, or else one that has an end of it and may enter the other.
+    /// Returns the GPU that makes a copy in place of `gpu`: `gpu` itself, or one that owns an end and may access the other.
     pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());

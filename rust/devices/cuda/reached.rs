@@ -1,42 +1,42 @@
-//! What was found out of plans' memory: which GPUs reach all of it.
+//! Caches which GPUs can access all memory of a plan.
 
 use super::kernel::HostEnds;
 use crate::backend::Endpoints;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// What was found out, plan by plan.
+/// Cached results by plan.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
-    /// By the address of the plan's endpoints.
+    /// Results, by the address of the plan's endpoints.
     plans: HashMap<usize, Reach, ahash::RandomState>,
-    /// With this many, those that are gone are dropped.
+    /// Number of results at which those of dropped plans are removed.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Keeps the address from being used for another plan.
+    /// Keeps the address from being reused for another plan.
     plan: Weak<[Endpoints]>,
-    /// The GPUs of which it is known: one bit for each.
+    /// GPUs whose result is known, one bit for each.
     pub known: u64,
-    /// Those whose kernels reach all ends.
+    /// GPUs whose kernels can access all ends.
     pub all: u64,
-    /// Those whose copies may not enter all of them either.
+    /// GPUs whose copies may not access all ends either.
     pub shut_out: u64,
-    /// Which ends are in host memory.
+    /// Ends that are in host memory.
     pub host: HostEnds,
-    /// The ends as a GPU has them that has them at other addresses.
+    /// Ends for GPUs that use other addresses.
     pub ends: Vec<(usize, Arc<[Endpoints]>)>,
 }
 
 impl Reached {
-    /// What is known of a plan with these ends.
+    /// Returns the results for a plan with these ends.
     pub fn of(&self, ends: &Arc<[Endpoints]>) -> Option<&Reach> {
         self.plans.get(&Arc::as_ptr(ends).cast::<u8>().addr())
     }
 
-    /// Notes what was found out of the GPUs in `known`, of one of them with ends of its own.
+    /// Records results for the GPUs in `known`, and the ends of one GPU that uses other addresses.
     pub fn note(
         &mut self,
         ends: &Arc<[Endpoints]>,
@@ -48,7 +48,7 @@ impl Reached {
         const SWEEP_FROM: usize = 1024;
         if self.plans.len() >= self.sweep_at.max(SWEEP_FROM) {
             self.plans.retain(|_, reach| reach.plan.strong_count() > 0);
-            // At twice what lives, however much that is: a sweep looks at every one.
+            // The next sweep is at twice the number of live entries, because a sweep visits every entry.
             self.sweep_at = 2 * self.plans.len();
         }
         let new = || Reach { plan: Arc::downgrade(ends), known: 0, all: 0, shut_out: 0, host: HostEnds::None, ends: Vec::new() };
@@ -94,7 +94,7 @@ mod tests {
             reached.note(plan, 1, 1, 0, None);
             assert_eq!(reached.plans.len(), count + 1);
         }
-        // After 1024 and 2048, so not before twice as many.
+        // Sweeps happened at 1024 and 2048, so the next is not before twice as many.
         assert_eq!(reached.sweep_at, 4096);
         for address in 0..10_000 {
             reached.note(&ends(address), 1, 1, 0, None);

@@ -1,6 +1,6 @@
-//! Memory that other processes map, and memory of theirs that is mapped here: the table of it, and how it is made and given back.
+//! Allocates memory that other processes map, maps memory of other processes, and keeps a table of both.
 //!
-//! No lock is held across a call of the driver: the service thread needs the table when a process has ended.
+//! No lock is held across a call of the driver, because the service thread needs the table when a process has exited.
 
 use super::chunk::Chunk;
 use super::driver::{Driver, OutsideCapture, call, call_optional, handle, lock};
@@ -24,23 +24,23 @@ use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-/// What this backend shares and has mapped.
+/// Memory that this backend shares and has mapped.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, MappedImport>>,
-    /// Whether memory of CUDA IPC was ever opened: only then GPUs may have the ends of a plan at different addresses.
+    /// True once memory of CUDA IPC was opened. Only then may GPUs use different addresses for the ends of a plan.
     pub has_opened: AtomicBool,
     pub waits: Mutex<Waits>,
     pub failed_waits: FailedWaits,
 }
 
-/// An allocation whose pages this backend knows by itself.
+/// Allocation whose pages this backend manages.
 #[derive(Debug)]
 pub(super) struct MappedImport {
     pub allocation: Allocation,
     pub source: Source,
-    /// Who raises counters in it.
+    /// Parties that set counters in this allocation.
     pub signallers: Signallers,
 }
 
@@ -48,14 +48,14 @@ pub(super) struct MappedImport {
 pub(super) enum Source {
     /// Pinned memory of this process.
     Own(SharedRegion),
-    /// The same of another, pinned here too.
+    /// Pinned memory of another process, pinned here as well.
     Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     Ipc(Opened),
-    /// Memory of a GPU, made to be mapped by others.
+    /// GPU memory allocated to be mapped by others.
     OwnOnGpu(Chunk),
-    /// The same of another process.
+    /// GPU memory of another process.
     Mapped(Chunk),
-    /// Opened through this GPU, of the pool with this number.
+    /// Pool memory of another process: the GPU through which it was opened, and the number of the pool.
     OfPool(usize, u64),
 }
 
@@ -68,25 +68,26 @@ impl Sharing {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `look` with what an address lies in, which cannot be released meanwhile.
+    /// Calls `look` with the entry that contains an address. The entry cannot be released during the call.
     pub fn at<T>(&self, address: u64, look: impl FnOnce(&MappedImport) -> T) -> Option<T> {
         let held = self.held();
         let (_, found) = held.range(..=address).next_back()?;
         (address - found.allocation.base < found.allocation.bytes).then(|| look(found))
     }
 
-    /// The allocation that an address lies in, if it is one of these.
+    /// Returns the allocation that contains an address, if it is in this table.
     pub fn locate(&self, address: u64) -> Option<Allocation> {
         self.at(address, |held| held.allocation)
     }
 
-    /// The GPU whose memory an address lies in, where that is mapped for every GPU that can reach it. So none needs a context for that.
+    /// Returns the GPU that owns the memory at an address, if the memory is mapped for every GPU that can reach it. No GPU then needs a
+    /// context for it.
     pub fn chunk_at(&self, address: u64) -> Option<usize> {
         let chunk = |held: &MappedImport| matches!(held.source, Source::OwnOnGpu(_) | Source::Mapped(_)).then_some(held.allocation.device);
         self.at(address, chunk).flatten().map(|device| device.0 as usize)
     }
 
-    /// Returns its id.
+    /// Inserts an allocation and returns its new id.
     pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
         let id = own_id();
         let held = MappedImport { allocation: Allocation { id, ..allocation }, source, signallers: Signallers::default() };
@@ -94,7 +95,7 @@ impl Sharing {
         id
     }
 
-    /// Calls `change` with an allocation that has not been released.
+    /// Calls `change` with the entry of an allocation, unless it was released.
     pub fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut MappedImport)) {
         let mut held = self.held_mut();
         if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
@@ -102,12 +103,13 @@ impl Sharing {
         }
     }
 
-    /// The line that a counter belongs to.
+    /// Returns the line (allocation and signaller) that a counter belongs to.
     pub fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |held| Line { allocation: held.allocation.id, signaller: held.signallers.of(counter) })
     }
 
-    /// Pinned memory that others can map, and its id. From [`SPREAD_FROM`] on its pages are placed as those of other host memory.
+    /// Allocates pinned memory that others can map, and returns its address and id. From [`SPREAD_FROM`] on its pages are placed like those
+    /// of other host memory.
     pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<(u64, u64), BackendError> {
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let region = SharedRegion::new(bytes).map_err(|reason| match reason {
@@ -123,7 +125,8 @@ impl Sharing {
         Ok((allocation.base, self.insert(allocation, Source::Own(region))))
     }
 
-    /// Memory of a GPU that others can map whatever else of this process they have open, and its id. `None` where the driver has none.
+    /// Allocates GPU memory that others can map, whatever other memory of this process they have open. Returns its address and id, or
+    /// `None` if the driver does not support it.
     pub fn allocate_on(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
         let Some(chunk) = Chunk::new(gpus, gpu, bytes)? else { return Ok(None) };
         let base = chunk.base;
@@ -131,7 +134,7 @@ impl Sharing {
         Ok(Some((base, self.insert(allocation, Source::OwnOnGpu(chunk)))))
     }
 
-    /// Gives back what [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] has returned; false for any other address.
+    /// Releases memory that [`Sharing::allocate`], [`Sharing::allocate_on`] or [`Core::map`] returned. Returns false for any other address.
     pub fn release(&self, gpus: &Gpus, base: u64) -> Result<bool, BackendError> {
         let Some(held) = self.held_mut().remove(&base) else { return Ok(false) };
         lock(&self.waits).forget(&held.allocation);
@@ -140,7 +143,7 @@ impl Sharing {
             Source::Own(_) | Source::Pinned(_) => unpin(gpus, base)?,
             Source::Ipc(opened) => close(gpus, &opened)?,
             Source::OwnOnGpu(chunk) => {
-                // For work that uses it, as `cuMemFree` does by itself.
+                // Unmapping must wait for work that uses the memory, as `cuMemFree` does.
                 let drained = if gpus.has_lost() { Ok(()) } else { gpus.primary(held.allocation.device.0 as usize)?.drain() };
                 chunk.unmap(gpus).and(drained)?;
             }
@@ -150,7 +153,7 @@ impl Sharing {
         Ok(true)
     }
 
-    /// Gives everything back: the first byte of each. All work has finished.
+    /// Releases all memory and returns the first address of each allocation. All work has finished.
     pub fn release_all(&self, gpus: &Gpus) -> Vec<u64> {
         let left: Vec<u64> = self.held().keys().copied().collect();
         for base in &left {
@@ -170,7 +173,7 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: false })))
     }
 
-    /// Takes note of memory of CUDA IPC that the program has opened.
+    /// Records memory of CUDA IPC that the program has opened.
     pub fn adopt(&self, gpus: &Gpus, opened: &Shared, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let (base, owner) = (opened.offset, allocation.device.0 as usize);
         let known = gpus.attributes(base)?;
@@ -184,8 +187,8 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
     }
 
-    /// The address at which `gpu` has the byte that an import has at `address`: `None` if it is not memory of CUDA IPC, `Some(None)` if
-    /// the GPU cannot have it. Opens it through that GPU if that was not done.
+    /// Returns the address used by `gpu` for the byte that an import has at `address`. Opens the memory through that GPU if necessary.
+    /// Returns `None` if it is not memory of CUDA IPC, and `Some(None)` if the GPU cannot open it.
     pub fn opened_for(&self, gpus: &Gpus, gpu: usize, address: u64) -> Option<Option<u64>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -216,15 +219,15 @@ impl Sharing {
                 _ => None,
             }
         };
-        // Another thread was faster, or the memory was closed meanwhile, against the rules. The driver counts how often a GPU has opened the same
-        // memory, which has one address there.
+        // Another thread opened it first, or the memory was closed concurrently against the rules. The driver counts how often a GPU has
+        // opened the same memory, which has a single address there.
         if let Some(Err(error)) = base.map(|base| close_through(gpus, gpu, base)) {
             log::warn!("{error}");
         }
         Some(kept.map(|base| base + offset))
     }
 
-    /// The ends of a plan as `gpu` has them; `None` where these are the addresses that the plan was made for.
+    /// Returns the ends of a plan at the addresses used by `gpu`, or `None` if these are the addresses for which the plan was created.
     pub fn ends_for(&self, gpus: &Gpus, gpu: usize, ends: &[Endpoints]) -> Option<Arc<[Endpoints]>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -236,19 +239,20 @@ impl Sharing {
 }
 
 impl Sharing {
-    /// What the counter at an address stands at.
+    /// Reads the counter at an address.
     pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
-        // SAFETY: the engine has checked alignment and range, and the memory stays mapped meanwhile.
+        // SAFETY: the engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::load(counter) })
     }
 
-    /// Raises a counter by the CPU.
+    /// Sets a counter by the CPU.
     pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
         // SAFETY: as in `read_signal`.
         self.with_counter(counter, || unsafe { signal::store(counter, value) })
     }
 
-    /// Calls `touch` where a counter lies in memory that the CPU and the GPUs of all processes reach, which cannot be released meanwhile.
+    /// Calls `touch` if the counter is in memory that the CPU and the GPUs of all processes can access. The memory cannot be released
+    /// during the call.
     fn with_counter<T>(&self, counter: u64, touch: impl FnOnce() -> T) -> Result<T, BackendError> {
         let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
         self.at(counter, touched).flatten().ok_or_else(|| {
@@ -263,11 +267,11 @@ impl Sharing {
         self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Enters waits of which nobody says when they end: those of graphs, and of the caller's kernels.
+    /// Registers waits whose end is not reported: those of graphs and of the caller's kernels.
     pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
         let mut waits = lock(&self.waits);
         for wanted in signals {
-            // Also that the CPU reaches it, to raise it in place of a peer.
+            // Reading also checks that the CPU can access the counter, to set it in place of a peer.
             let now = self.read_signal(wanted.counter)?;
             if let Some(peer) = self.lost_peer(wanted) {
                 return Err(FailedWait { wanted, now, peer }.error());
@@ -277,7 +281,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Lets the streams and kernels go on that wait for counters which a party raises in an allocation.
+    /// Releases streams and kernels from waits for counters that a lost party sets in an allocation.
     pub fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let mut waits = lock(&self.waits);
         self.change(allocation, |held| held.signallers.lose(party, peer));
@@ -287,7 +291,7 @@ impl Sharing {
         };
         let Waits { pending, captured, failed } = &mut *waits;
         for wanted in pending.extract_if(.., |wanted| is_lost(*wanted)) {
-            // Before the stream goes on, so that whoever sees it finished is told.
+            // The failure is recorded before the stream continues, so that a thread that sees the stream finished also sees the failure.
             if self.raise_here(wanted, |now| self.note_failed(wanted, now, peer)) {
                 failed.push(wanted);
             }
@@ -295,7 +299,7 @@ impl Sharing {
         for (counter, value) in captured.extract_if(|&counter, &mut value| is_lost(Signal { counter, value })) {
             let wanted = Signal { counter, value };
             self.raise_here(wanted, |now| self.note_failed(wanted, now, peer));
-            // Reached or not: the program may set it back, and launch the graph again.
+            // Kept whether or not it was reached, because the program may reset the counter and launch the graph again.
             failed.push(wanted);
         }
     }
@@ -306,8 +310,8 @@ impl Sharing {
         }
     }
 
-    /// Raises the counters of failed waits again that were set back since, those of captured waits included. True for as long as there
-    /// is such a counter.
+    /// Sets the counters of failed waits again that were reset since, including those of captured waits. Returns true while there is a
+    /// failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);
         for &wanted in &waits.failed {
@@ -320,12 +324,12 @@ impl Sharing {
         !waits.failed.is_empty()
     }
 
-    /// Raises a counter by the CPU where it is not reached; what it stood at is told before.
+    /// Sets a counter by the CPU if it is not reached. Calls `before` with its old value first.
     fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
         match self.read_signal(wanted.counter) {
             Ok(now) if !signal::reached(now, wanted.value) => {
                 before(now);
-                // SAFETY: just read, and held until it is forgotten, which takes the lock that the caller has.
+                // SAFETY: just read, and held until it is removed from the table, which requires the lock that the caller holds.
                 unsafe { signal::store(wanted.counter, wanted.value) };
                 true
             }
@@ -334,7 +338,7 @@ impl Sharing {
     }
 }
 
-/// Makes every GPU of the process reach host memory directly, under the address that the CPU has.
+/// Pins host memory so that every GPU of the process can access it at the address used by the CPU.
 pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError> {
     let gpu = gpus.any_used();
     let primary = gpus.primary(gpu)?;
@@ -345,7 +349,7 @@ pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError
     const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
     let _outside = OutsideCapture::enter(gpus.driver);
     let _current = primary.enter()?;
-    // SAFETY: pages that are mapped until `unpin`.
+    // SAFETY: pages that stay mapped until `unpin`.
     unsafe { call!(gpus.driver, cuMemHostRegister(handle(base as usize), bytes as usize, PORTABLE_AND_MAPPED)) }
 }
 
@@ -354,14 +358,14 @@ fn unpin(gpus: &Gpus, base: u64) -> Result<(), BackendError> {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Tried all the same where that fails: nobody else would.
+    // Unpinning is tried even if this fails, because nobody else would do it.
     let _current = gpus.primary(gpus.any_used())?.enter();
-    // SAFETY: registered by `pin`; whoever frees vouches that work which uses it has finished.
+    // SAFETY: registered by `pin`. The caller guarantees that work which uses it has finished.
     unsafe { call!(gpus.driver, cuMemHostUnregister(handle(base as usize))) }
 }
 
 pub(super) fn release_handle(driver: &Driver, memory: u64) {
-    // SAFETY: retained or imported by us; what is mapped stays until it is unmapped.
+    // SAFETY: retained or imported by this backend. Mapped memory stays valid until it is unmapped.
     if let Err(error) = unsafe { call_optional!(driver, cuMemRelease(memory)) } {
         log::warn!("{error}");
     }

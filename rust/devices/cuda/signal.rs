@@ -1,18 +1,19 @@
-//! Signals: counters in pinned memory files, which GPUs of every process that maps them read and write, and which the CPU reads.
+//! Implements signals as counters in pinned memory files, which the GPUs of every process that maps them read and write, and which the CPU
+//! reads.
 //!
-//! A stream waits by a wait-value and raises by a write-value operation. A write-value comes after all earlier work of the stream, with
-//! a barrier of the whole system between. A wait that the CPU finds reached when it is asked for is not enqueued: by itself it takes a
-//! stream as long as one that is not, about 6 us on H200, and a value that is visible implies that the bytes are. With
-//! [`SignalWait::Kernel`] a warp waits in place of the operation, which goes on 4 us sooner.
+//! A stream waits by a wait-value operation and sets a counter by a write-value operation. A write-value follows all earlier work of the
+//! stream, with a system-wide barrier in between. A wait whose counter is already reached when it is requested is not enqueued: on a stream
+//! it would take as long as any other, about 6 us on H200, and a visible value implies that the bytes are visible. With
+//! [`SignalWait::Kernel`] a warp waits in place of the operation, which continues 4 us sooner.
 //!
-//! A stream's wait cannot be cancelled. So when a process that might have raised a counter has ended, this process raises the counter to
-//! the awaited value, and reports the failed wait to those that synchronise (`failed_waits`). It raises it again for as long as the
-//! memory is mapped, because another process may set it to less.
+//! A stream's wait cannot be cancelled. If a process that might have set a counter has exited, this process sets the counter to the awaited
+//! value, and reports the failed wait to threads that synchronize (`failed_waits`). It does so again as long as the memory is mapped,
+//! because another process may set the counter to a smaller value.
 //!
-//! A wait is entered in the table before the driver gets it, and no lock is held while the driver takes it, because that blocks while the
-//! stream's queue is full. So the thread that ends the waits of a lost peer finds all of them, and never blocks on one. A captured wait
-//! runs at every launch of its graph, and the program may set its counter back between launches; so it stays in the table until its memory
-//! is unmapped.
+//! A wait is entered in the table before it is passed to the driver. No lock is held during the driver's call, because it blocks while the
+//! stream's queue is full. The thread that ends the waits for a lost peer therefore finds all of them and never blocks on one. A captured
+//! wait runs at every launch of its graph, and the program may reset its counter between launches, so it stays in the table until its
+//! memory is unmapped.
 
 use super::driver::{CUstream, OutsideCapture, call_optional, handle, lock};
 use super::gpus::Gpus;
@@ -31,24 +32,25 @@ use smallvec::SmallVec;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-/// The driver takes so many operations in one call.
+/// Maximum number of operations per call of the driver.
 const MOST_OPERATIONS: usize = 256;
 
-/// What is done with the counters.
+/// Kind of an operation on counters.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalOperation {
     Wait,
     Raise,
 }
 
-/// One operation, as the driver takes it.
+/// Returns one operation in the driver's format.
 fn operation(purpose: SignalOperation, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
-    // SAFETY: a union of integers, for which zero is a value. Zero flags: at least, cyclically; with a barrier before a write.
+    // SAFETY: a union of integers, for which zero is a valid value. Flags of zero mean a cyclic greater-or-equal wait, and a write after a
+    // barrier.
     let mut params: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
     match purpose {
         SignalOperation::Wait => {
             params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64;
-            // SAFETY: the operation says which member it is; all of them start with it, and all are integers.
+            // SAFETY: the operation selects the member. All members start with it and consist of integers.
             let wait = unsafe { &mut params.waitValue };
             wait.address = counter;
             wait.__bindgen_anon_1.value64 = value;
@@ -77,8 +79,8 @@ impl Core {
             let kernel = primary.kernel().filter(|_| by == SignalWait::Kernel);
             for some in pending.chunks(if kernel.is_some() { SIGNALS_PER_WAIT } else { MOST_OPERATIONS }) {
                 match kernel {
-                    // SAFETY: counters are pinned memory that has one address for the CPU and all GPUs (`share`), and that the caller keeps for
-                    // as long as the stream works.
+                    // SAFETY: counters are pinned memory at one address for the CPU and all GPUs (`share`). The caller keeps it as long as
+                    // the stream works.
                     Some(kernel) => unsafe { kernel.wait(self.gpus.driver, some, raw) }?,
                     None => self.gpus.operate(raw, SignalOperation::Wait, some)?,
                 }
@@ -92,8 +94,8 @@ impl Core {
         enqueued
     }
 
-    /// Has a stream raise counters, then wait for flags and set each back. Nothing is looked at now, and every wait is enqueued: a flag that is up may be for an
-    /// earlier step, whose wait is still in the queue. So these are entered as captured waits are, once and for all.
+    /// Enqueues setting of counters, then a wait for each flag and its reset. All waits are enqueued without reading the flags, because a
+    /// set flag may belong to an earlier step whose wait is still in the queue. They are registered permanently, like captured waits.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;
@@ -107,7 +109,7 @@ impl Core {
         })
     }
 
-    /// The same, and the flags stay up.
+    /// Enqueues waits for flags without resetting them.
     pub fn await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
         self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
@@ -121,7 +123,8 @@ impl Core {
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
-    /// Flags and copies of one rank by one kernel, which waits in place of the stream.
+    /// Enqueues actions (flags and copies of one rank) as one kernel, which waits in place of the stream. Returns false if the kernel is
+    /// not available or there are too many actions.
     pub fn run_actions(&self, stream: StreamHandle, device: DeviceId, actions: &[Segment], grid: ActionGrid) -> Result<bool, BackendError> {
         if actions.len() > MOST_ACTIONS {
             return Ok(false);
@@ -131,14 +134,14 @@ impl Core {
                 return Ok(false);
             };
             self.enter_flags(stream, [grid.stop].into_iter())?;
-            // SAFETY: as `action_reach` has found, the GPU reaches every end and all flags. `stop` is pinned memory that has one address for the CPU
-            // and all GPUs (`share`). The caller keeps all of it for as long as the stream works.
+            // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is pinned memory at one address
+            // for the CPU and all GPUs (`share`). The caller keeps all of it as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, actions, grid, raw) }?;
             Ok(true)
         })
     }
 
-    /// How actions reach the ends of a program's transfers.
+    /// Returns the ends of a program's transfers for actions, and the number of blocks that can run concurrently.
     pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.load_kernels();
@@ -148,7 +151,7 @@ impl Core {
         Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
-    /// The ends of a program's transfers as kernels of a GPU have them.
+    /// Returns the ends of a program's transfers at the addresses used by kernels of a GPU.
     pub fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.gpus.check_device(device)?;
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
@@ -159,9 +162,9 @@ impl Core {
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
     }
 
-    /// Notes the waits that a stream is about to be given: those that are not reached, and in a capture all.
+    /// Registers the waits that are about to be enqueued: those not reached yet, or all of them in a capture.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
-        // What is captured runs when the counter may have been set back.
+        // A captured wait runs later, when the counter may have been reset.
         let is_captured = self.is_captured(stream)?;
         let may_fail =
             |wanted: &&Signal| is_captured || self.sharing.read_signal(wanted.counter).is_ok_and(|now| !signal::reached(now, wanted.value));
@@ -190,7 +193,8 @@ impl Core {
         Ok(pending)
     }
 
-    /// Whether the stream is being captured. What the driver does not tell, as of default streams during a capture, counts as such.
+    /// True if the stream is being captured. If the driver does not report it, as for default streams during a capture, the stream counts
+    /// as captured.
     pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
@@ -198,7 +202,7 @@ impl Core {
         self.with_stream(stream, |_, raw| Ok(self.gpus.is_captured_now(raw)))
     }
 
-    /// [`Backend::in_stream`](crate::backend::Backend::in_stream).
+    /// Implements [`Backend::in_stream`](crate::backend::Backend::in_stream).
     pub fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let _current = self.gpus.primary(found.gpu)?.enter()?;
@@ -208,7 +212,7 @@ impl Core {
         Ok(())
     }
 
-    /// [`Backend::is_idle`](crate::backend::Backend::is_idle).
+    /// Implements [`Backend::is_idle`](crate::backend::Backend::is_idle).
     pub fn is_idle(&self, stream: StreamHandle) -> bool {
         let asked = self.streams.find(&self.gpus, stream).and_then(|found| {
             if found.number.is_none() || found.is_capturing != Some(false) {
@@ -218,10 +222,10 @@ impl Core {
             let _outside = OutsideCapture::enter(driver);
             let _current = self.gpus.primary(found.gpu)?.enter()?;
             let mut flags = 0;
-            // SAFETY: the caller's stream; the output is valid for the call.
+            // SAFETY: a stream of the caller. The output is valid for the call.
             unsafe { call_optional!(driver, cuStreamGetFlags(handle(stream.0), &mut flags)) }?;
             let is_apart = flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint != 0;
-            // SAFETY: as above, and it is not being captured.
+            // SAFETY: as above. The stream is not being captured.
             Ok(is_apart && unsafe { (driver.cuStreamQuery)(handle(stream.0)) } == 0)
         });
         asked.unwrap_or(false)
@@ -229,7 +233,7 @@ impl Core {
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.with_stream(stream, |_, raw| {
-            // After a reset, which finding the stream notices, other memory may lie where the counters were.
+            // Finding the stream notices a reset, after which other memory may be at the addresses of the counters.
             signals.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
             self.gpus.operate(raw, SignalOperation::Raise, signals)
         })
@@ -237,20 +241,20 @@ impl Core {
 }
 
 impl Gpus {
-    /// Whether a stream, whose context is current, is being captured.
+    /// True if a stream, whose context is current, is being captured.
     fn is_captured_now(&self, raw: CUstream) -> bool {
         let mut status = 0;
-        // SAFETY: the caller's stream; the output is valid for the call.
+        // SAFETY: a stream of the caller. The output is valid for the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(raw, &mut status) };
         code != 0 || status != 0
     }
 
-    /// Has a stream wait for words that the library's threads set, which is in no table: they always do.
+    /// Enqueues waits for words that the library's threads set. They are not registered, because these threads always set them.
     pub fn wait_for_threads(&self, raw: CUstream, words: impl Iterator<Item = u64>, value: u64) -> Result<(), BackendError> {
         self.operate_all(raw, words.map(|counter| operation(SignalOperation::Wait, Signal { counter, value })))
     }
 
-    /// Has a stream set a word for which a thread of the library waits.
+    /// Enqueues setting of a word for which a thread of the library waits.
     pub fn tell_threads(&self, raw: CUstream, word: u64, value: u64) -> Result<(), BackendError> {
         self.operate(raw, SignalOperation::Raise, &[Signal { counter: word, value }])
     }
@@ -262,7 +266,7 @@ impl Gpus {
     fn operate_all(&self, raw: CUstream, operations: impl Iterator<Item = sys::CUstreamBatchMemOpParams>) -> Result<(), BackendError> {
         let mut operations: SmallVec<[_; 4]> = operations.collect();
         for some in operations.chunks_mut(MOST_OPERATIONS) {
-            // SAFETY: a list of this length, read during the call; the counters are pinned memory that the caller keeps for as long as the
+            // SAFETY: a list of this length, read during the call. The counters are pinned memory that the caller keeps as long as the
             // stream works.
             unsafe { call_optional!(self.driver, cuStreamBatchMemOp(raw, some.len() as c_uint, some.as_mut_ptr(), 0)) }?;
         }
@@ -280,10 +284,10 @@ mod tests {
 
     #[test]
     fn operations_are_laid_out_as_the_driver_reads_them() {
-        // cuda.h: operation, address, value, flags, alias, as 4, 8, 8, 4 and 8 bytes.
+        // Layout in cuda.h: operation, address, value, flags and alias, with 4, 8, 8, 4 and 8 bytes.
         for (purpose, number) in [(SignalOperation::Wait, 4), (SignalOperation::Raise, 5)] {
             let params = operation(purpose, Signal { counter: 0x7000_1008, value: 0xFFFF_0000_0001 });
-            // SAFETY: every member is integers, and all bytes were zeroed.
+            // SAFETY: every member consists of integers, and all bytes were zeroed.
             let words = unsafe { params.pad };
             assert_eq!(words[..4], [number, 0x7000_1008, 0xFFFF_0000_0001, 0]);
         }

@@ -1,9 +1,9 @@
-//! The stream executor: lanes are streams, joined by events.
+//! Executes a program on streams: lanes are streams, joined by events.
 //!
-//! The caller's stream itself is the first lane of its GPU, so a program of one lane there needs no event at all: a plain copy is one
-//! call of the driver, and a second one records its end for whoever asks. Other lanes are internal streams, which wait for the
-//! caller's stream before their first operation and which it waits for after their last; `lanes` has what is decided about them.
-//! Under stream capture the same calls make the lanes branches of the graph.
+//! The caller's stream is the first lane of its GPU, so a program with one lane there needs no event: a plain copy is one call of the
+//! driver, and a second call records its end if requested. Other lanes are internal streams. They wait for the caller's stream before their
+//! first operation, and the caller's stream waits for them after their last (`lanes` makes these decisions). Under stream capture the same
+//! calls make the lanes branches of the graph.
 
 use super::addresses::segment;
 use super::device::{Caller, Mark, Primary};
@@ -18,7 +18,7 @@ use crate::plan::Mechanism;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues the copies over streams. When it fails, what was enqueued has finished.
+    /// Enqueues the copies on streams. On an error, enqueued work has finished.
     #[inline(never)]
     pub fn enqueue_lanes(
         &self,
@@ -37,7 +37,7 @@ impl Core {
             let enqueued = copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, state, execution.stream.0));
             return enqueued.inspect_err(|_| {
                 let _outside = OutsideCapture::enter(self.gpus.driver);
-                // SAFETY: the caller's stream; as below.
+                // SAFETY: a stream of the caller. It is synchronized for the reason given below.
                 unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
             });
         }
@@ -75,8 +75,8 @@ impl Core {
         for lane in &lanes {
             if enqueued.is_err() && !capturing {
                 let _outside = OutsideCapture::enter(self.gpus.driver);
-                // SAFETY: a stream of ours or the caller's. Whoever gets the error may free the buffers, so nothing may be left at work
-                // on them; an error here is the one that is being reported, or comes from the same cause.
+                // SAFETY: a stream of this backend or of the caller. The caller may free the buffers after the error, so no work on them
+                // may remain. An error here is the one being reported, or has the same cause.
                 unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(lane.stream)) };
             }
             if !lane.at.is_callers_stream {
@@ -86,16 +86,16 @@ impl Core {
         enqueued
     }
 
-    /// Whether all there is to do is one operation of plain copies in the caller's stream, whose GPU is known to reach all memory at the addresses
-    /// that the execution has: as most small plans and messages are.
+    /// True if the execution is a single operation of plain copies in the caller's stream, whose GPU is known to reach all memory at the
+    /// addresses of the execution. This is the case for most small plans and messages.
     fn is_plain(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> bool {
         matches!((&execution.program.lanes[..], &execution.program.ops[..]), ([_], [op]) if op.mechanism == Mechanism::Copy)
             && state.is_reached(callers_gpu)
             && self.own_ends(execution, callers_gpu).is_none()
     }
 
-    /// Where each lane runs, and whether that is as the program has it, by GPUs that reach all memory of the plan. Refuses copies that no GPU
-    /// may make, and memory that was freed.
+    /// Places each lane. The boolean is true if the lanes are on the GPUs chosen by the program, which reach all memory of the plan.
+    /// Returns an error for copies that no GPU may make, and for freed memory.
     fn placed(
         &self,
         execution: &Execution<'_>,
@@ -123,12 +123,12 @@ impl Core {
         Ok((placed, is_reached))
     }
 
-    /// Makes the streams, events and kernels that [`enqueue_lanes`](Core::enqueue_lanes) takes.
+    /// Creates the streams, events and kernels that [`enqueue_lanes`](Core::enqueue_lanes) needs.
     pub fn prepare_lanes(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<(), BackendError> {
         let program = execution.program;
         let (placed, _) = self.placed(execution, callers_gpu, state)?;
         let caller = Caller::new(execution.stream.0, callers_gpu);
-        // All are taken before any is given back, and so are events.
+        // All streams and events are taken before any is returned, so that enough of them exist.
         let mut lanes: SmallVec<[(&Primary, usize); 8]> = SmallVec::new();
         let made = placed.iter().filter(|at| !at.is_callers_stream).try_for_each(|at| {
             let primary = self.gpus.peered(at.gpu)?;
@@ -152,13 +152,13 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the operations in the order and with the events that `lanes` explains.
+    /// Enqueues the operations in the order and with the events determined by `lanes`.
     ///
-    /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. That is needed in captures, because
-    /// nodes of a graph have a context each; and where the caller's GPU does not reach all memory of the plan, because the driver holds
-    /// the addresses of a copy against the current context and not the stream's (NVIDIA/cccl, pull requests 9615 and 9997).
-    /// Elsewhere the caller's GPU stays current: copies, recordings and waits go to a stream whichever context is current (CUDA C++
-    /// Programming Guide, "Stream and Event Behavior"). Kernels and batches see to theirs.
+    /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. Captures need this, because each node
+    /// of a graph has a context. It is also needed if the caller's GPU does not reach all memory of the plan, because the driver checks the
+    /// addresses of a copy against the current context, not the stream's (NVIDIA/cccl, pull requests 9615 and 9997). Otherwise the caller's
+    /// GPU stays current: copies, event records and waits may be enqueued in a stream whichever context is current (CUDA C++ Programming
+    /// Guide, "Stream and Event Behavior"). Kernels and batches enter their own context.
     fn enqueue_ops(
         &self,
         execution: &Execution<'_>,
@@ -177,16 +177,17 @@ impl Core {
         }
         let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
         let schedule = schedule(execution.program, &placed);
-        // Recorded before anything of this execution, so that no lane waits for the copies in the caller's own stream.
+        // Recorded before any work of this execution, so that no lane waits for the copies in the caller's own stream.
         let forks = schedule.forks.contains(&true);
         let start = if forks { Some(callers.record(execution.stream.0)?) } else { None };
-        // Held until all is enqueued: an event that goes back to its pool may be recorded anew by another thread.
+        // Held until everything is enqueued, because another thread may record an event again once it is back in its pool.
         let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
         let wait = |stream: usize, mark: &Mark| {
-            // SAFETY: `mark` holds the event; the stream is ours or the caller's.
+            // SAFETY: `mark` holds the event. The stream belongs to this backend or the caller.
             unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
-        // Where threads do a part, no operation is enqueued before one that it waits for by way of them: a queue that is full would hold both.
+        // If threads make some of the copies, operations are enqueued in program order. Otherwise an operation could be enqueued before one
+        // that it waits for through a thread, and a full queue would block both.
         let in_order = lanes.iter().any(|lane| lane.threads.is_some());
         for index in schedule.order.iter().enumerate().map(|(at, index)| if in_order { at } else { *index as usize }) {
             let op = &ops[index];

@@ -1,8 +1,7 @@
-//! Streams: those that callers have of this backend, and the GPU of any stream.
+//! Manages the streams that callers create through this backend, and finds the GPU of any stream.
 //!
-//! A stream of the caller's that it destroys is kept and given out again when it has nothing to do, because the driver would give its
-//! address to the next stream, and does not survive the use of a handle that is gone. The tables' locks are held across no call of the
-//! driver.
+//! A stream that the caller destroys is kept and reused when it has no work. The driver would give its address to the next stream, and
+//! crashes if a destroyed handle is used. No lock of the tables is held across a call of the driver.
 
 use super::device::Primary;
 use super::driver::{CUcontext, CUstream, Current, call, handle, lock};
@@ -18,46 +17,46 @@ use std::sync::{Mutex, PoisonError, RwLock};
 #[derive(Debug, Default)]
 #[repr(C)] // What every execution reads stands first.
 pub(super) struct Streams {
-    /// Streams of `create` that were destroyed, and how many they are: nobody takes the lock while there are none.
+    /// Streams of `create` that were destroyed, and their number. While it is 0, nobody takes the lock.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
-    /// By the driver's number of a stream.
+    /// GPUs of streams, by the driver's number of the stream.
     by_number: KnownGpus,
-    /// By its handle, which may be another stream's by now.
+    /// GPUs of streams, by handle. A handle may belong to another stream by now.
     by_handle: KnownGpus,
-    /// Streams of `create`, and the device that they were asked for.
+    /// Streams of `create`, with the requested device.
     created: Mutex<HashMap<usize, DeviceId>>,
 }
 
-/// Where a stream is.
+/// GPU and state of a stream.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Found {
     pub gpu: usize,
-    /// A number that no other stream of this process has or will have, unlike its handle. `None` for the default streams, whose handles
-    /// stand for several, where the driver gives none, and while the stream is being captured.
+    /// Unique number of the stream, which is never reused, unlike its handle. `None` for default streams, whose handles denote several
+    /// streams, for drivers without stream numbers, and while the stream is being captured.
     pub number: Option<u64>,
-    /// If that is known: a stream with a number is not.
+    /// True if the stream is being captured, or `None` if that is unknown. A stream with a number is not being captured.
     pub is_capturing: Option<bool>,
 }
 
-/// The stream of an execution when the execution was enqueued.
+/// State of an execution's stream at the time when it was enqueued.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
-    /// [`Found::number`].
+    /// Unique number of the stream ([`Found::number`]).
     pub number: Option<u64>,
-    /// What it was behind.
+    /// Possible failed waits that preceded the execution in the stream.
     pub behind: Behind,
 }
 
-/// The GPUs of streams that were met, by a number: one word for each, which holds both.
+/// GPUs of recently used streams, by a number of the stream. One word holds both.
 #[derive(Debug, Default)]
 pub(super) struct KnownGpus([AtomicU64; KnownGpus::MOST]);
 
 impl KnownGpus {
-    /// Fills a cache line. Two streams whose numbers share a word take turns in it.
+    /// Number of words, which fill a cache line. Two streams whose numbers share a word replace each other.
     const MOST: usize = 8;
-    /// Bits for the GPU, counted from 1, so that a word of 0 stands for nothing.
+    /// Number of bits for the GPU plus 1, so that a word of 0 is empty.
     const GPU_BITS: u32 = 8;
 
     fn word(&self, number: u64) -> &AtomicU64 {
@@ -70,7 +69,7 @@ impl KnownGpus {
         (gpu > 0 && word >> KnownGpus::GPU_BITS == number).then(|| gpu as usize - 1)
     }
 
-    /// Its primary context has been retained.
+    /// Stores the GPU of a stream. Its primary context has been retained.
     pub fn note(&self, number: u64, gpu: usize) {
         if number >> (u64::BITS - KnownGpus::GPU_BITS) == 0 {
             self.word(number).store(number << KnownGpus::GPU_BITS | (gpu as u64 + 1), Ordering::Relaxed);
@@ -79,13 +78,13 @@ impl KnownGpus {
 }
 
 thread_local! {
-    /// The stream that this thread is at work in, in which table, and where it is.
+    /// Stream in which this thread is working: the table it belongs to, its handle, and its state.
     static HELD: Cell<Option<HeldStream>> = const { Cell::new(None) };
 }
 
 type HeldStream = (usize, StreamHandle, Found);
 
-/// What [`Streams::hold`] has put aside.
+/// Guard of [`Streams::hold`] that restores the previous entry of `HELD`.
 pub(super) struct StreamHold(Option<HeldStream>);
 
 impl Drop for StreamHold {
@@ -95,12 +94,12 @@ impl Drop for StreamHold {
 }
 
 impl Streams {
-    /// What was found of a stream holds for this thread until the result is dropped, on the same thread.
+    /// Uses `found` as the state of a stream on this thread until the result is dropped, which must happen on the same thread.
     pub fn hold(&self, stream: StreamHandle, found: Found) -> StreamHold {
         StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
     }
 
-    /// A non-blocking stream. One of a host domain is a stream of a GPU that is in use, or of the first.
+    /// Creates a non-blocking stream. A stream of a host domain belongs to a GPU in use, or to the first GPU.
     pub fn create(&self, gpus: &Gpus, device: DeviceId) -> Result<StreamHandle, BackendError> {
         gpus.check_device(device)?;
         gpus.check_alive()?;
@@ -123,13 +122,13 @@ impl Streams {
             destroyed.insert(stream.0);
         });
         let primary = gpus.primary(gpu)?;
-        // It may be given out again, as one that is behind nothing.
+        // The stream may be reused, and then has no preceding waits.
         failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
         primary.retire_stream(stream.0);
         Ok(())
     }
 
-    /// Streams of `create` on a device.
+    /// Returns the number of streams that `create` made for a device.
     pub fn count(&self, device: DeviceId) -> u64 {
         lock(&self.created).values().filter(|owner| **owner == device).count() as u64
     }
@@ -146,18 +145,18 @@ impl Streams {
             && self.destroyed.read().unwrap_or_else(PoisonError::into_inner).contains(&stream.0)
     }
 
-    /// Finds a stream's GPU, which is looked up once for a stream that has a number, because it stays on its GPU.
+    /// Returns the GPU of a stream. It is looked up once for a stream with a number, because a stream stays on its GPU.
     pub fn find(&self, gpus: &Gpus, stream: StreamHandle) -> Result<Found, BackendError> {
         if let Some((_, _, found)) = HELD.get().filter(|(of, held, _)| *held == stream && *of == std::ptr::from_ref(self).addr()) {
             return Ok(found);
         }
         if stream.0 <= 2 || self.is_destroyed(stream) {
-            // A default stream is never gone, but what it is given may be.
+            // A default stream always exists, but memory used in it may be lost by a reset.
             let gpu = self.gpu_of_living(gpus, stream)?;
             gpus.primary(gpu)?.check()?;
             return Ok(Found { gpu, number: None, is_capturing: None });
         }
-        // The driver does not survive a stream that went with a reset. The one GPU is asked that the stream was of when it was last met.
+        // The driver crashes if it is given a stream that a reset destroyed. Only the GPU on which the stream was last seen is checked.
         let place = stream.0 as u64 >> 4;
         match self.by_handle.find(place) {
             Some(gpu) => gpus.primary(gpu)?.check()?,
@@ -180,20 +179,20 @@ impl Streams {
         Ok(Found { gpu, number, is_capturing: number.map(|_| false) })
     }
 
-    /// The GPU that a stream belongs to.
+    /// Returns the GPU that a stream belongs to.
     pub fn gpu_of(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         gpus.check_alive()?;
         self.gpu_of_living(gpus, stream)
     }
 
-    /// The same for a stream that did not go with a reset.
+    /// Returns the GPU of a stream that was not destroyed by a reset.
     fn gpu_of_living(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = gpus.driver;
         if self.is_destroyed(stream) {
             return Err(BackendError::InvalidHandle(stream.0, "stream"));
         }
         let mut context: CUcontext = std::ptr::null_mut();
-        // Default streams are those of the current context.
+        // Default streams belong to the current context.
         if stream.0 <= 2 {
             // SAFETY: the output is valid for the call.
             unsafe { call!(driver, cuCtxGetCurrent(&mut context)) }?;
@@ -201,7 +200,7 @@ impl Streams {
                 return gpus.primary(0).map(|_| 0);
             }
         } else {
-            // SAFETY: the caller's stream; the output is valid for the call.
+            // SAFETY: a stream of the caller. The output is valid for the call.
             unsafe { call!(driver, cuStreamGetCtx(handle(stream.0), &mut context)) }?;
         }
         let mut used = gpus.used.load(Ordering::Acquire);
@@ -255,7 +254,7 @@ mod tests {
         assert_eq!((known.find(0), known.find(9), known.find(1), known.find(17)), (Some(0), Some(63), None, None));
         known.note(17, 5);
         assert_eq!((known.find(9), known.find(17)), (None, Some(5)));
-        // A number that leaves no room for the GPU is not noted, and not taken for its lower bits.
+        // A number that leaves no room for the GPU is not stored, and not confused with its lower bits.
         known.note((1 << 56) + 9, 2);
         assert_eq!((known.find((1 << 56) + 9), known.find(9), known.find(17)), (None, None, Some(5)));
     }

@@ -1,8 +1,8 @@
-//! An execution on its way to the driver, from the top.
+//! Submits executions to the driver.
 //!
-//! [`Core::submit`] finds out where the caller's stream is and whether it is being captured. If it is, the copies become part of its graph,
-//! with staging memory of its own. If not, they go as one graph launch (`graph`) where the plan is for that, or else over streams
-//! (`stream`), and an event behind them marks their end (`completion`).
+//! [`Core::submit`] determines the GPU of the caller's stream and whether it is being captured. In a capture, the copies become part of the
+//! graph, with staging memory of its own. Otherwise they are one graph launch (`graph`) if the plan requests it, or operations on streams
+//! (`stream`). An event after them marks their end (`completion`).
 
 use super::capture::capture_rings;
 use super::completion::{Captured, Finished};
@@ -18,7 +18,7 @@ use crate::plan::Engine;
 use std::sync::Arc;
 
 impl Core {
-    /// Enqueues an execution: [`Backend::submit`](crate::backend::Backend::submit).
+    /// Enqueues an execution. Implements [`Backend::submit`](crate::backend::Backend::submit).
     pub fn submit(self: &Arc<Core>, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError> {
         if execution.program.lanes.len() > 1 {
             self.gpus.check_alive()?;
@@ -40,7 +40,8 @@ impl Core {
         }
     }
 
-    /// Makes what the first execution of a plan makes otherwise: [`Backend::prepare`](crate::backend::Backend::prepare).
+    /// Creates resources that the first execution of a plan would create otherwise. Implements
+    /// [`Backend::prepare`](crate::backend::Backend::prepare).
     pub fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.gpus.check_alive()?;
         let found = self.streams.find(&self.gpus, execution.stream)?;
@@ -51,20 +52,20 @@ impl Core {
         let divided = Divided::of(execution, found.gpu, state);
         let execution = &Execution { program: divided.as_ref().map_or(execution.program, |divided| &divided.streams), ..*execution };
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(execution.stream.0)), Ok)?;
-        // For the start and the end of an execution, or for the ends of two launches in a row.
+        // Two events exist afterwards: for the start and the end of an execution, or for the ends of two successive launches.
         let _ends = [primary.mark()?, primary.mark()?];
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let is_graph = execution.engine == Engine::Graph && !is_capturing;
         if is_graph && self.prepare_graph(execution, found.gpu, state)? { Ok(()) } else { self.prepare_lanes(execution, found.gpu, state) }
     }
 
-    /// Where the stream of an execution is, and whether it is being captured, if that is known.
+    /// Returns the state of an execution's stream, and whether it is being captured, if that is known.
     fn start_in(&self, execution: &Execution<'_>) -> Result<(Start, Option<bool>), BackendError> {
         let found = self.streams.find(&self.gpus, execution.stream)?;
         Ok((Start { gpu: found.gpu, number: found.number, behind: self.behind(execution.stream, &found) }, found.is_capturing))
     }
 
-    /// Enqueues an execution, and marks its end where somebody wants to know it.
+    /// Enqueues an execution, and records its end if requested.
     fn enqueue(self: &Arc<Core>, execution: &Execution<'_>, start: &Start, state: &PlanState) -> Result<Option<Completion>, BackendError> {
         let mut timing = if execution.report == Report::Times { Some(Timing::new(self.clone(), start.gpu)) } else { None };
         self.come_after(execution, start)?;
@@ -84,7 +85,7 @@ impl Core {
         }
         let end = self.end(execution, start, launched, threads).inspect_err(|_| {
             let _outside = OutsideCapture::enter(self.gpus.driver);
-            // SAFETY: the caller's stream. Whoever gets the error may free the buffers, so nothing may be left at work on them.
+            // SAFETY: a stream of the caller. The caller may free the buffers after the error, so no work on them may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
         })?;
         if let (Some(end), Some(timing)) = (&end, timing) {
@@ -93,8 +94,9 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues the operations of streams of a program of which threads do the rest, and gives threads theirs. The result reports what goes wrong
-    /// there. Nobody else enqueues into the stream meanwhile: threads and streams know the executions of a stream in one order.
+    /// Enqueues the stream operations of a program and passes its other copies to the threads. The result reports errors of the threads. No
+    /// other thread may enqueue into the stream during the call, so that threads and streams see the executions of a stream in the same
+    /// order.
     fn enqueue_threads(
         &self,
         execution: &Execution<'_>,
@@ -109,7 +111,7 @@ impl Core {
         let stream = handle(execution.stream.0);
         let job = self.workers.job(&self.gpus, execution, start, divided)?;
         let own = Execution { program: &divided.streams, ..*execution };
-        // First, so that threads fill slots while the rest is enqueued.
+        // The job starts first, so that threads fill slots while the operations are enqueued.
         self.workers.start(&job)?;
         let gpus = &self.gpus;
         let wait = |word: Option<u64>| gpus.wait_for_threads(stream, word.into_iter(), job.value);
@@ -121,7 +123,7 @@ impl Core {
             .and_then(|()| gpus.tell_threads(stream, job.over(), job.value));
         if let Err(error) = enqueued {
             job.cancel();
-            // SAFETY: the caller's stream. As where lanes are given back: nothing may be left at work on the buffers.
+            // SAFETY: a stream of the caller. As when lanes are returned, no work on the buffers may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(stream) };
             self.workers.abandon(&job);
             return Err(error);
@@ -129,7 +131,8 @@ impl Core {
         Ok(job.verdict.clone())
     }
 
-    /// What is enqueued behind the copies: the comparison of bytes, and the event that marks the end. A graph's launch has marked its own.
+    /// Enqueues the work after the copies: the comparison of bytes, and the event that marks the end. A graph launch has recorded its own
+    /// end.
     fn end(
         self: &Arc<Core>,
         execution: &Execution<'_>,
@@ -146,7 +149,7 @@ impl Core {
         Ok(Some(Arc::new(Finished::new(owner, mark, start, verdict))))
     }
 
-    /// Makes an execution part of the graph that its stream is being captured into. The context of the stream's GPU is current.
+    /// Adds an execution to the graph into which its stream is being captured. Requires the context of the stream's GPU to be current.
     #[cold]
     fn capture(&self, execution: &Execution<'_>, start: &Start, state: &PlanState) -> Result<Option<Completion>, BackendError> {
         check_capture(execution)?;
@@ -155,7 +158,7 @@ impl Core {
         Ok((execution.report != Report::Nothing).then(|| Arc::new(Captured) as Completion))
     }
 
-    /// Has the caller's stream wait for the executions that this one comes after, those in the same stream excepted.
+    /// Makes the caller's stream wait for the executions that must precede this one, except those in the same stream.
     fn come_after(&self, execution: &Execution<'_>, start: &Start) -> Result<(), BackendError> {
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Finished>().ok_or_else(|| {
@@ -170,7 +173,7 @@ impl Core {
     }
 }
 
-/// What a graph cannot do.
+/// Returns an error for an execution that a graph cannot contain.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let why = if by_threads(execution.program) {
         "threads copy its pageable memory, which a graph cannot ask for; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"

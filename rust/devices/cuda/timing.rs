@@ -1,12 +1,12 @@
-//! Timestamps of one execution: events with timing around each operation.
+//! Times the operations of one execution by events with timestamps.
 //!
-//! A GPU's events can be compared with each other alone (`cuEventElapsedTime`; the driver refuses those of two devices), so the clock of
-//! each further GPU is joined to that of the caller's stream by an exchange: the caller's stream records a timestamp, the other GPU waits
-//! for it and records one of its own, the caller's stream waits for that and records another. The middle one lies between the outer two;
-//! it is taken to be half way, and half the time between them bounds the error. The exchange follows the last operation, when everything
-//! has been issued and the copies are running or done: on a busy GPU it takes the events' own 4.5 us (H200, hardware readings), which
-//! bounds the error to 2.3 us. GPUs' clocks drift apart by parts in a million, which does not matter here. A timestamp itself is good to
-//! half a microsecond (the driver's manual, `cuEventElapsedTime`).
+//! Only events of the same GPU can be compared (`cuEventElapsedTime`; the driver refuses events of two devices). The clock of each further
+//! GPU is therefore aligned with that of the caller's stream by an exchange: the caller's stream records a timestamp, the other GPU waits
+//! for it and records its own, and the caller's stream waits for that and records another. The middle timestamp is assumed to be half way
+//! between the outer two, and half of their distance bounds the error. The exchange follows the last operation, when everything has been
+//! issued and the copies are running or finished. On a busy GPU it takes the events' own 4.5 us (H200, hardware readings), which bounds the
+//! error to 2.3 us. The drift between the clocks of GPUs, parts per million, is negligible here. A timestamp itself is accurate to half a
+//! microsecond (the driver's manual, `cuEventElapsedTime`).
 
 use super::driver::{CUevent, OutsideCapture, call, handle};
 use super::owner::Owner;
@@ -15,32 +15,32 @@ use cudarc::driver::sys;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-/// What the driver's timestamps are good for, seconds.
+/// Accuracy of the driver's timestamps in seconds.
 const RESOLUTION: f64 = 0.5e-6;
 
-/// The timestamps of one execution. Its events are destroyed with it.
+/// Timestamps of one execution. The events are destroyed on drop.
 #[derive(Debug)]
 pub(super) struct Timing {
     owner: Arc<dyn Owner>,
-    /// The GPU of the caller's stream, whose clock is the common one.
+    /// GPU of the caller's stream, whose clock is the common one.
     callers_gpu: usize,
-    /// The moment at which the execution could begin.
+    /// Time at which the execution could begin.
     start: Option<Stamp>,
-    /// The number of an operation, and the timestamps before and after it, in the order of issue.
+    /// Operation numbers with the timestamps before and after each operation, in the order of issue.
     ops: Vec<(usize, Stamp, Stamp)>,
     clocks: Vec<Clock>,
-    /// All events that were made, by GPU.
+    /// All events that were created, with their GPU.
     made: Vec<Stamp>,
 }
 
-/// A `CUevent` of a GPU that has been recorded.
+/// Recorded `CUevent` of a GPU.
 #[derive(Copy, Clone, Debug)]
 struct Stamp {
     gpu: usize,
     event: usize,
 }
 
-/// How another GPU's clock was joined to that of the caller's stream.
+/// Timestamps that align another GPU's clock with that of the caller's stream.
 #[derive(Copy, Clone, Debug)]
 struct Clock {
     sent: Stamp,
@@ -53,13 +53,13 @@ impl Timing {
         Timing { owner, callers_gpu, start: None, ops: Vec::new(), clocks: Vec::new(), made: Vec::new() }
     }
 
-    /// The execution could begin now: everything before it in the caller's stream is done.
+    /// Records the time at which the execution could begin, after all earlier work in the caller's stream.
     pub fn start(&mut self, stream: usize) -> Result<(), BackendError> {
         self.start = Some(self.record(self.callers_gpu, stream)?);
         Ok(())
     }
 
-    /// Puts operation `op` between two timestamps of its stream. Called once for each.
+    /// Enqueues operation `op` between two timestamps of its stream. Called once for each operation.
     pub fn around(
         &mut self,
         op: usize,
@@ -74,7 +74,7 @@ impl Timing {
         Ok(())
     }
 
-    /// Joins the clock of a GPU to that of the caller's stream, once.
+    /// Aligns the clock of a GPU with that of the caller's stream, once.
     pub fn join_clock(&mut self, (gpu, stream): (usize, usize), caller: usize) -> Result<(), BackendError> {
         if self.clocks.iter().any(|clock| clock.mirrored.gpu == gpu) {
             return Ok(());
@@ -98,18 +98,18 @@ impl Timing {
         unsafe { call!(driver, cuEventCreate(&mut event, flags)) }?;
         let stamp = Stamp { gpu, event: event.expose_provenance() };
         self.made.push(stamp);
-        // SAFETY: an event and a stream of the same context, which is current, as default streams need it.
+        // SAFETY: an event and a stream of the same context, which is current as default streams require.
         unsafe { call!(driver, cuEventRecord(event, handle(stream))) }?;
         Ok(stamp)
     }
 
     fn make_wait(&self, gpu: usize, stream: usize, stamp: Stamp) -> Result<(), BackendError> {
         let _current = self.owner.gpus().primary(gpu)?.enter()?;
-        // SAFETY: an event of this timing, a stream of the GPU whose context is current.
+        // SAFETY: an event of this value, and a stream of the GPU whose context is current.
         unsafe { call!(self.owner.gpus().driver, cuStreamWaitEvent(handle(stream), handle(stamp.event), 0)) }
     }
 
-    /// Seconds between two timestamps of one GPU, both of which have passed.
+    /// Returns the seconds between two timestamps of one GPU, both of which have been reached.
     fn elapsed(&self, from: Stamp, to: Stamp) -> Result<f64, BackendError> {
         let driver = self.owner.gpus().driver;
         let Some(elapsed) = driver.cuEventElapsedTime else {
@@ -118,14 +118,14 @@ impl Timing {
         let _outside = OutsideCapture::enter(driver);
         let _current = self.owner.gpus().primary(to.gpu)?.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: the output is valid for the call; both events are this timing's and of one context.
+        // SAFETY: the output is valid for the call. Both events belong to this value and to one context.
         driver.check("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, handle(from.event), handle(to.event)) })?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
-    /// The times, once the execution has finished.
+    /// Returns the times of the operations, once the execution has finished.
     pub fn read(&self) -> Result<OpTimes, BackendError> {
-        // Without a start nothing was enqueued.
+        // Without a start, nothing was enqueued.
         let Some(start) = self.start else { return Ok(OpTimes::default()) };
         let mut precision = RESOLUTION;
         let mut mirrors = Vec::with_capacity(self.clocks.len());
@@ -145,7 +145,7 @@ impl Timing {
     }
 }
 
-/// Where a moment between two others is taken to be, and by how much that may be wrong.
+/// Returns the estimated time of an event between two timestamps, and the bound of its error.
 fn middle(sent: f64, received: f64) -> (f64, f64) {
     ((sent + received) / 2.0, (received - sent).abs() / 2.0)
 }
@@ -156,7 +156,8 @@ impl Drop for Timing {
             if self.owner.gpus().primary(stamp.gpu).is_ok_and(|primary| primary.is_lost()) {
                 continue;
             }
-            // SAFETY: made by `record` and destroyed here alone, whichever context is current. The driver frees it when what is enqueued has passed it.
+            // SAFETY: created by `record` and destroyed only here, whichever context is current. The driver frees the event when enqueued
+            // work has passed it.
             unsafe { (self.owner.gpus().driver.cuEventDestroy)(handle(stamp.event)) };
         }
     }
@@ -170,8 +171,8 @@ mod tests {
     use mpgpu_contexts::{Config, Context, PlanOptions, Transfer};
     use std::sync::Arc;
 
-    /// The double does everything at once and each recording of an event takes a microsecond, so operations follow one another in the order
-    /// in which they are issued. Its GPUs' clocks are half a millisecond apart.
+    /// The double completes all work immediately and each record of an event takes a microsecond, so operations follow one another in the
+    /// order of issue. The clocks of its GPUs differ by half a millisecond.
     #[test]
     fn clocks_that_differ_show_one_order_of_operations_and_no_event_is_left() {
         double::start(4, true);
@@ -190,7 +191,7 @@ mod tests {
             let trace = plan.trace(stream).expect("it runs");
             let left = double::node(|node| node.events.values().filter(|event| event.timed).count());
             assert_eq!(left, 0, "events with timestamps that are left");
-            // Two recordings from the first of the exchange to the last, and half a microsecond.
+            // The precision is two event records, from the first to the last of the exchange, plus half a microsecond.
             assert!((trace.precision - 1.5e-6).abs() < 1e-8, "{}", trace.precision);
             let spans = &trace.timeline.spans;
             let mut in_time: Vec<_> = spans.iter().collect();
@@ -200,7 +201,7 @@ mod tests {
                 assert!(span.begin > now && span.end > span.begin && span.end < 1e-3, "{span:?} after {now} s");
                 now = span.end;
             }
-            // A span for each operation, and each after all that its operation comes after.
+            // There is a span for each operation, and each follows the spans of its predecessors.
             let ops = &plan.planned().program.ops;
             assert_eq!(spans.len(), ops.len());
             let mut last = std::collections::HashMap::new();

@@ -1,8 +1,8 @@
-//! The order of executions that several threads enqueue into one stream.
+//! Serializes executions that several threads enqueue into one stream.
 //!
-//! An execution over streams is many calls of the driver. Its calls into the caller's stream, and its job of the copy threads, are enqueued in one
-//! turn, so that streams, threads and later executions know all executions of a stream in the same order. Whatever may make a stream wait is enqueued
-//! in a turn too: an execution that has begun waits for nothing but itself.
+//! An execution on streams needs many calls of the driver. Its calls into the caller's stream and its job of the copy threads are enqueued
+//! in one turn, so that streams, threads and later executions see all executions of a stream in the same order. Any operation that may make
+//! a stream wait is enqueued in a turn as well, so that an execution that has begun waits only for itself.
 
 use super::driver::lock;
 use super::parts::Core;
@@ -10,23 +10,24 @@ use crate::backend::{BackendError, StreamHandle};
 use smallvec::SmallVec;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Streams that have a turn under way.
+/// Streams that have a turn in progress.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: Mutex<SmallVec<[u64; 4]>>,
     over: Condvar,
 }
 
-/// The right to enqueue into a stream, until it is dropped.
+/// Exclusive right to enqueue into a stream, until it is dropped.
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     stream: u64,
 }
 
 impl Turns {
-    /// Waits until no other thread enqueues an execution into the stream. `None` for the default stream of the calling thread, which is its alone.
+    /// Waits until no other thread enqueues an execution into the stream. Returns `None` for the per-thread default stream, which no other
+    /// thread uses.
     pub fn take(&self, stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<Turn<'_>> {
-        // A handle names a stream while a call uses it.
+        // A handle identifies a stream while a call uses it.
         let stream = own_number(stream, gpu, number).or_else(|| (stream.0 != PER_THREAD).then_some(stream.0 as u64))?;
         let mut taken = lock(&self.taken);
         while taken.contains(&stream) {
@@ -44,16 +45,16 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// `CU_STREAM_PER_THREAD`.
+/// Handle of the per-thread default stream (`CU_STREAM_PER_THREAD`).
 const PER_THREAD: usize = 2;
 
-/// A number that no other stream has or will have, where there is one: that of the driver, or one for the legacy default stream of a GPU.
+/// Returns a unique number of a stream, if it has one: the driver's number, or one for the legacy default stream of a GPU.
 pub(super) fn own_number(stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<u64> {
     if stream.0 < PER_THREAD { Some(u64::MAX - gpu as u64) } else { number }
 }
 
 impl Core {
-    /// A turn in a stream.
+    /// Takes a turn in a stream.
     pub fn turn(&self, stream: StreamHandle) -> Result<Option<Turn<'_>>, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         Ok(self.turns.take(stream, found.gpu, found.number))

@@ -1,7 +1,8 @@
-//! Comparing bytes after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
+//! Compares bytes after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
 //!
-//! Block by block, both ends come to pinned memory and a host function compares them. Executions of a stream share two blocks,
-//! so that checking a transfer of any size takes the same memory; events order them. It is slow, and meant to be: it finds errors.
+//! Both ends are copied block by block to pinned memory, where a host function compares them. Executions of a stream share two blocks and
+//! are ordered by events, so transfers of any size need the same amount of memory. The comparison finds errors and is not optimized for
+//! speed.
 
 use super::device::Mark;
 use super::driver::{Driver, OutsideCapture, call, code, handle, lock};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// The first difference found, if any.
+/// First difference found, if any.
 #[derive(Debug, Default)]
 pub(super) struct Verdict(Mutex<Option<BackendError>>);
 
@@ -22,27 +23,27 @@ impl Verdict {
         lock(&self.0).clone().map_or(Ok(()), Err)
     }
 
-    /// The first one counts.
+    /// Records an error. The first one is kept.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
         lock(&self.0).get_or_insert(error);
     }
 }
 
-/// Pinned memory for comparisons: pairs of blocks. A pair is one thread's while it enqueues, because that blocks while the queue of a
-/// stream is full; and what is enqueued comes after the pair's last use, so that must be in the same stream, or be over.
+/// Pinned memory for comparisons, in pairs of blocks. One thread owns a pair while it enqueues, because that blocks while the queue of a
+/// stream is full. New work follows the last use of the pair, which must therefore be in the same stream or finished.
 #[derive(Debug, Default)]
 pub(super) struct Verification(Mutex<Vec<Blocks>>);
 
-/// A pair of blocks.
+/// Pair of blocks.
 #[derive(Debug)]
 struct Blocks {
     base: u64,
-    /// The stream of their last use, and the event behind that.
+    /// Stream of the last use, and the event after it.
     last: Option<(StreamHandle, Mark)>,
 }
 
-/// One comparison, handed through the driver to a host function.
+/// One comparison, passed through the driver to a host function.
 struct Comparison {
     verdict: Arc<Verdict>,
     dst: u64,
@@ -53,10 +54,11 @@ struct Comparison {
 }
 
 unsafe extern "C" fn compare(comparison: *mut c_void) {
-    // SAFETY: made by `Box::into_raw` below, and the driver calls this once.
+    // SAFETY: created by `Box::into_raw` below. The driver calls this once.
     let comparison = unsafe { Box::from_raw(comparison.cast::<Comparison>()) };
     let Comparison { verdict, dst, src, bytes, transfer, offset } = *comparison;
-    // SAFETY: blocks of ours, or host memory for which the caller of `execute` vouches until completion, which comes later in the stream.
+    // SAFETY: blocks of this backend, or host memory that the caller of `execute` guarantees until completion, which is later in the
+    // stream.
     let dst = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(dst as usize), bytes) };
     // SAFETY: as above.
     let src = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(src as usize), bytes) };
@@ -70,7 +72,8 @@ unsafe extern "C" fn compare(comparison: *mut c_void) {
 }
 
 impl Verification {
-    /// Enqueues the comparison of every transfer in the caller's stream, which belongs to `gpu`, whose context is current.
+    /// Enqueues the comparison of every transfer in the caller's stream, which belongs to `gpu`. Requires the context of `gpu` to be
+    /// current.
     pub fn enqueue(&self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
         let free = {
             let mut free = lock(&self.0);
@@ -87,13 +90,13 @@ impl Verification {
     /// Frees the blocks. All work has finished.
     pub fn release(&self, gpus: &Gpus) {
         for blocks in std::mem::take(&mut *lock(&self.0)) {
-            // Allocated in the context of one of these; of a GPU that was reset it is gone.
+            // The blocks were allocated in the context of one of these GPUs. After a reset they no longer exist.
             if !gpus.has_lost()
                 && let Some(primary) = gpus.in_use().next()
             {
-                // Tried all the same where that fails: nobody else would.
+                // Freeing is tried even if this fails, because nobody else would do it.
                 let _current = primary.enter();
-                // SAFETY: allocated in `Blocks::new`; nothing is enqueued any more.
+                // SAFETY: allocated in `Blocks::new`. No work is enqueued any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
             }
         }
@@ -101,7 +104,7 @@ impl Verification {
 }
 
 impl Blocks {
-    /// A context is current.
+    /// Allocates a pair of blocks. Requires a current context.
     fn new(gpus: &Gpus) -> Result<Blocks, BackendError> {
         let _outside = OutsideCapture::enter(gpus.driver);
         let mut base: *mut c_void = std::ptr::null_mut();
@@ -112,7 +115,7 @@ impl Blocks {
 
     fn is_idle(&self, driver: &'static Driver) -> bool {
         let _outside = OutsideCapture::enter(driver);
-        // SAFETY: an event of ours, which was recorded.
+        // SAFETY: a recorded event of this backend.
         self.last.as_ref().is_none_or(|(_, last)| unsafe { (driver.cuEventQuery)(last.event()) } != code::NOT_READY)
     }
 
@@ -122,7 +125,7 @@ impl Blocks {
         let driver = gpus.driver;
         let stream = handle(execution.stream.0);
         if let Some((_, last)) = &self.last {
-            // SAFETY: the event is kept until a later one takes its place.
+            // SAFETY: the event is kept until a later one replaces it.
             unsafe { call!(driver, cuStreamWaitEvent(stream, last.event(), 0)) }?;
         }
         for (transfer, (&bytes, ends)) in (0_u32..).zip(execution.program.transfers.iter().zip(&**execution.endpoints)) {
@@ -137,16 +140,16 @@ impl Blocks {
                 for (side, block) in
                     sides.iter_mut().zip([self.base, self.base + BLOCK]).zip(on_gpu).filter(|(_, gpu)| *gpu).map(|(s, _)| s)
                 {
-                    // SAFETY: the block has room; the caller vouches for the buffer.
+                    // SAFETY: the block is large enough, and the caller guarantees the buffer.
                     unsafe { call!(driver, cuMemcpyDtoHAsync(handle(block as usize), *side, size, stream)) }?;
                     *side = block;
                 }
                 let [dst, src] = sides;
                 let comparison = Box::into_raw(Box::new(Comparison { verdict: verdict.clone(), dst, src, bytes: size, transfer, offset }));
-                // SAFETY: the function takes what it is given.
+                // SAFETY: the function takes ownership of its argument.
                 let enqueued = unsafe { call!(driver, cuLaunchHostFunc(stream, compare, comparison.cast())) };
                 if let Err(error) = enqueued {
-                    // SAFETY: not enqueued, so it is still ours.
+                    // SAFETY: not enqueued, so it still belongs to this thread.
                     drop(unsafe { Box::from_raw(comparison) });
                     return Err(error);
                 }

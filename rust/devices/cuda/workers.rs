@@ -1,13 +1,14 @@
-//! Copies between pageable host memory and slots of pinned memory by threads ([`Mechanism::Thread`]), beside copy engines.
+//! Copies between pageable host memory and slots of pinned memory by threads ([`Mechanism::Thread`]), concurrently with copy engines.
 //!
-//! Everything is enqueued when an execution is submitted, and nobody waits there. Streams and threads notify each other by words in pinned memory, one
-//! for each operation: a stream waits by an operation for the word of a thread's copy, and sets the word of its own operation where a thread waits for
-//! that. An execution sets its words to a number of its own, larger than that of any before it that used them, so nobody has to set them back.
+//! Everything is enqueued when an execution is submitted, without waiting. Streams and threads notify each other by words in pinned memory,
+//! one per operation: a stream waits for the word of a thread's copy by a stream operation, and sets the word of its own operation if a
+//! thread waits for it. An execution sets its words to a value of its own, larger than that of any earlier execution that used them, so the
+//! words are never reset.
 //!
-//! Threads run any copy that is ready, and wait for none ([`CopyPool`]). An operation waits for earlier ones of its program alone, and is enqueued after
-//! all of these. Executions that share rings come after each other in the order in which their streams reach them.
+//! Threads run any ready copy and never wait for one ([`CopyPool`]). An operation waits only for earlier ones of its program and is
+//! enqueued after all of these. Executions that share rings are ordered as their streams reach them.
 //!
-//! A thread works on the NUMA node of the memory that it copies first for an execution, where the system shows several.
+//! If the system has several NUMA nodes, a thread runs on the node of the memory that it copies first for an execution.
 
 use super::driver::{OutsideCapture, call, handle, lock};
 use super::gpus::Gpus;
@@ -26,36 +27,36 @@ use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// A program whose copies by threads are separated from the operations of streams.
+/// Program whose copies by threads are separated from the operations of streams.
 #[derive(Debug)]
 pub(super) struct Divided {
-    /// The whole program, which keeps its address from being another's.
+    /// Whole program, kept so that its address is not reused for another.
     whole: Arc<Program>,
-    /// The operations of streams.
+    /// Operations of streams.
     pub streams: Arc<Program>,
-    /// For each operation of `streams`, what it waits for and sets.
+    /// Words that each operation of `streams` waits for and sets.
     pub hands: Vec<StreamHand>,
-    /// The copies of threads, lane by lane, by their numbers in the whole program.
+    /// Copies of threads by lane, with their numbers in the whole program.
     lanes: Vec<Vec<u32>>,
-    /// Bytes of these.
+    /// Total bytes of the copies of threads.
     bytes: u64,
-    /// True if the caller's stream has to wait for the last copy: not all are waited for by its operations.
+    /// True if the caller's stream must wait for the last copy, because its operations do not wait for all copies.
     pub has_end: bool,
-    /// The rings that threads and streams pass through, and whether a stream writes to one.
+    /// Rings through which threads and streams pass data; `writes_rings` is true if a stream writes to one.
     rings: Vec<RingId>,
     pub writes_rings: bool,
 }
 
-/// The words of one operation of a stream, by numbers of operations in the whole program.
+/// Words of one stream operation, by numbers of operations in the whole program.
 #[derive(Debug, Default)]
 pub(super) struct StreamHand {
     pub waits: SmallVec<[u32; 2]>,
-    /// Its own, if a thread waits for it.
+    /// Number of the operation's own word, if a thread waits for it.
     pub tells: Option<u32>,
 }
 
 impl Divided {
-    /// The division of an execution's program, which its plan keeps. `None` where threads copy nothing.
+    /// Returns the division of an execution's program, which its plan caches. `None` if threads copy nothing.
     pub fn of(execution: &Execution<'_>, gpu: usize, state: &PlanState) -> Option<Arc<Divided>> {
         if !by_threads(execution.program) {
             return None;
@@ -73,7 +74,7 @@ impl Divided {
         let lanes = program.ops.iter().filter(|op| op.mechanism != Mechanism::Thread).map(|op| op.lane.0 as usize + 1).max().unwrap_or(0);
         let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..Program::clone(program) };
         let (mut hands, mut bytes): (Vec<StreamHand>, u64) = (Vec::new(), 0);
-        // Of operations of streams, in `streams`.
+        // Numbers in `streams` of the operations of streams.
         let mut number: Vec<u32> = Vec::with_capacity(program.ops.len());
         let mut awaited = vec![false; program.ops.len()];
         let mut copies: Vec<Vec<u32>> = vec![Vec::new(); program.lanes.len()];
@@ -108,21 +109,21 @@ impl Divided {
         Divided { whole: Arc::clone(program), streams: Arc::new(streams), hands, lanes: copies, bytes, has_end, rings, writes_rings }
     }
 
-    /// The copies of threads.
+    /// Returns the copies of threads.
     fn copies(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flatten().copied()
     }
 }
 
-/// True if threads copy a part of a program. Their lanes, which are the host's, stand last.
+/// True if threads copy a part of a program. Their lanes belong to the host and come last.
 pub(super) fn by_threads(program: &Program) -> bool {
     program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
 }
 
-/// Words beside those of operations.
+/// Number of words in addition to the words of operations.
 const OWN_WORDS: usize = 4;
 
-/// Pinned memory for the words of an execution at a time.
+/// Pinned memory for the words of one execution at a time.
 #[derive(Debug)]
 struct WordBlock {
     base: u64,
@@ -133,64 +134,64 @@ struct WordBlock {
 #[derive(Debug, Default)]
 struct WordBlocks {
     spare: Mutex<Vec<WordBlock>>,
-    /// Blocks of jobs that were cancelled, whose streams may still set words.
+    /// Blocks of cancelled jobs, whose streams may still set words.
     retired: Mutex<Vec<WordBlock>>,
 }
 
-/// The copies of threads for one execution.
+/// Copies of threads for one execution.
 #[derive(Debug)]
 pub(super) struct Job {
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     divided: Arc<Divided>,
-    /// Those of the rings that threads pass.
+    /// Byte ranges of the rings that threads use.
     ring_bytes: SmallVec<[Range<u64>; 4]>,
     stream: Option<u64>,
     words: WordBlock,
     all_words: Arc<WordBlocks>,
-    /// Value that its words are set to.
+    /// Value to which the words of the job are set.
     pub value: u64,
-    /// Copies that are not done.
+    /// Number of copies that are not done.
     left: AtomicUsize,
-    /// True once a copy has failed: no more bytes are copied.
+    /// True once a copy has failed. No more bytes are copied.
     has_failed: AtomicBool,
-    /// True once the execution has failed to be enqueued: its streams may never set a word.
+    /// True if enqueueing the execution has failed. Its streams may then never set a word.
     is_cancelled: AtomicBool,
-    /// Private memory of the process, found by the first thread that needs it, while the others copy as though there were none: that takes a
-    /// millisecond and more. Not looked for where few bytes are copied.
+    /// Private memory of the process. The first thread that needs it determines it, which takes a millisecond or more, while the others
+    /// copy by system calls. It is not determined if few bytes are copied.
     private: OnceLock<PrivateRanges>,
     is_looked_for: AtomicBool,
     pub verdict: Arc<Verdict>,
 }
 
 impl Job {
-    /// The word that the stream sets when it reaches the execution.
+    /// Returns the word that the stream sets when it reaches the execution.
     pub fn begin(&self) -> u64 {
         self.words.base
     }
 
-    /// The word that is set while the rings are granted to it.
+    /// Returns the word that is set while the rings are granted to the execution.
     pub fn granted(&self) -> u64 {
         self.words.base + 8
     }
 
-    /// The word that the last copy sets.
+    /// Returns the word that the last copy sets.
     pub fn end(&self) -> u64 {
         self.words.base + 16
     }
 
-    /// The word that the stream sets when it is past the execution.
+    /// Returns the word that the stream sets when it has passed the execution.
     pub fn over(&self) -> u64 {
         self.words.base + 24
     }
 
-    /// The word of an operation.
+    /// Returns the word of an operation.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }
 
     fn at(&self, word: u64) -> &AtomicU64 {
-        // SAFETY: a word of the block, which is looked at through atomics alone here; it is freed once no thread has a job.
+        // SAFETY: a word of the block, accessed here only through atomics. The block is freed once no thread has a job.
         unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
     }
 
@@ -203,7 +204,7 @@ impl Job {
         self.at(word).store(self.value, Ordering::Release);
     }
 
-    /// Nothing more is copied, and threads wait for no stream any longer. So streams that wait for threads go on.
+    /// Stops all copying. Threads no longer wait for streams, so streams that wait for threads continue.
     pub fn cancel(&self) {
         self.has_failed.store(true, Ordering::Release);
         self.is_cancelled.store(true, Ordering::Release);
@@ -224,13 +225,13 @@ impl Job {
             let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
             let reads = matches!(copy.to, Place::Slot { .. });
             if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
-                // Nobody else sets it.
+                // Only this thread sets it.
                 let _ = self.private.set(PrivateRanges::look());
             }
             let ordinary = if reads { from } else { to };
             if self.private.get().is_some_and(|ranges| ranges.has(ordinary, copy.bytes, !reads)) {
-                // SAFETY: the slot is this copy's by the order of the program, and lies in memory of the library. Private memory stays until the
-                // execution has completed, for which its caller vouches.
+                // SAFETY: the order of the program gives the slot to this copy, and the slot is memory of the library. Private memory
+                // exists until the execution has completed, as its caller guarantees.
                 unsafe { copy_in_process(to, from, bytes) };
                 continue;
             }
@@ -246,7 +247,7 @@ impl Job {
         Ok(())
     }
 
-    /// The address in ordinary memory at which the first copy of an operation begins or ends.
+    /// Returns the address in pageable memory at which the first copy of an operation begins or ends.
     fn ordinary_end(&self, op: u32) -> u64 {
         let copy = self.divided.whole.ops[op as usize].copies.first();
         copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
@@ -261,10 +262,10 @@ impl Drop for Job {
     }
 }
 
-/// Where a thread is.
+/// Current location of a thread.
 pub(super) struct Worker {
     near: NearMemory,
-    /// The job that it has gone to the memory of.
+    /// Value of the last job for which the thread moved to its memory.
     last: u64,
 }
 
@@ -299,7 +300,7 @@ impl PoolJob for Job {
 
     fn take_grant_back(&self) {
         self.at(self.granted()).store(self.value - 1, Ordering::SeqCst);
-        // Before the look at whether the stream has come.
+        // The store must be ordered before the check whether the stream has arrived.
         fence(Ordering::SeqCst);
     }
 
@@ -316,7 +317,7 @@ impl PoolJob for Job {
     }
 
     fn run(&self, op: u32, worker: &mut Worker) {
-        // Once for each execution: memory of several nodes has threads on each, in proportion.
+        // Done once for each execution. If its memory is on several nodes, threads are distributed in proportion.
         if worker.last != self.value {
             worker.near.go_to(self.ordinary_end(op));
             worker.last = self.value;
@@ -334,20 +335,20 @@ impl PoolJob for Job {
     }
 }
 
-/// Where fewer bytes are copied, looking for private memory takes longer than it saves: a process with a GPU has thousands of ranges.
+/// Number of bytes below which determining private memory takes longer than it saves, because a process with a GPU has thousands of ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
-/// The threads of a backend, and the words of their jobs.
+/// Threads of a backend, and the words of their jobs.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     pool: CopyPool<Job>,
     words: Arc<WordBlocks>,
-    /// The value of the last job.
+    /// Value of the last job.
     value: AtomicU64,
 }
 
 impl Workers {
-    /// The copies of threads for an execution of a program that was divided. Nothing begins before [`start`](Workers::start).
+    /// Creates the job of the threads for an execution of a divided program. No copy begins before [`start`](Workers::start).
     pub fn job(&self, gpus: &Gpus, execution: &Execution<'_>, start: &Start, divided: &Arc<Divided>) -> Result<Arc<Job>, BackendError> {
         let count = OWN_WORDS + execution.program.ops.len();
         let ring_bytes = divided.rings.iter().map(|ring| {
@@ -378,12 +379,12 @@ impl Workers {
         }))
     }
 
-    /// Gives a job to the threads, of which there are then as many as its program has lanes for them.
+    /// Passes a job to the threads, and starts threads until there are as many as the program has lanes for them.
     pub fn start(&self, job: &Arc<Job>) -> Result<(), BackendError> {
         self.pool.give(job)
     }
 
-    /// Waits until no thread is at work for a job that was cancelled, and whose streams have nothing left to do.
+    /// Waits until no thread works for a cancelled job. Its streams have no work left.
     pub fn abandon(&self, job: &Arc<Job>) {
         job.set(job.over());
         self.pool.wait(job);
@@ -398,7 +399,7 @@ impl Workers {
                 && let Some(primary) = gpus.in_use().next()
             {
                 let _current = primary.enter();
-                // SAFETY: allocated in `WordBlock::new`; no stream and no thread has it any more.
+                // SAFETY: allocated in `WordBlock::new`. No stream and no thread uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(words.base as usize)) };
             }
         }
@@ -406,7 +407,7 @@ impl Workers {
 }
 
 impl WordBlock {
-    /// A context is current.
+    /// Allocates a block of words. Requires a current context.
     fn new(gpus: &Gpus, count: usize) -> Result<WordBlock, BackendError> {
         let count = count.next_power_of_two().max(512);
         let _outside = OutsideCapture::enter(gpus.driver);
@@ -414,7 +415,7 @@ impl WordBlock {
         const PORTABLE: u32 = 1;
         // SAFETY: the output is valid for the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 8 * count, PORTABLE)) }?;
-        // SAFETY: just allocated, with so many bytes.
+        // SAFETY: just allocated with this size.
         unsafe { base.cast::<u8>().write_bytes(0, 8 * count) };
         Ok(WordBlock { base: base.expose_provenance() as u64, count })
     }
