@@ -1,11 +1,12 @@
-//! What is measured of a machine, and the files in which it is kept: measurements in, a topology or better options out.
+//! Turns measurements of a machine into a topology or into better planning options, and keeps them in files.
 //!
-//! | module | promise |
+//! | module | contents |
 //! | --- | --- |
-//! | [`probe`] | from measured times to a topology |
-//! | [`tune`] | better options than the model's, found by scoring plans |
+//! | [`probe`] | derives a topology from measured times |
+//! | [`tune`] | finds better options than the model's by scoring plans |
 //!
-//! Pure: no backend, no clock. Who implements [`probe::Harness`] or [`tune::Score`] measures; the runtime does.
+//! The crate is pure: no backend, no clock. Implementations of [`probe::Harness`] and [`tune::Score`], which the contexts provide, make the
+//! measurements.
 #![forbid(unsafe_code)]
 
 pub mod probe;

@@ -773,7 +773,7 @@ fn a_stale_or_foreign_file_is_refused_with_an_explanation() {
     };
     let beluga = machine("beluga");
     let foreign = refused(&small_for(&beluga, "simulator"), "narval");
-    for part in ["made for topology beluga", &digest(beluga.topology()), "in force is narval", "Tune again", "unset MPGPU_TUNING_FILE"] {
+    for part in ["made for topology beluga", &digest(beluga.topology()), "active one is narval", "Tune again", "unset MPGPU_TUNING_FILE"] {
         assert!(foreign.contains(part), "{part}: {foreign}");
     }
     assert!(refused(SMALL, "beluga").contains("digest 0123456789abcdef"), "figures have changed since");

@@ -1,18 +1,18 @@
-//! A fit as a topology: nodes, links and shared resources.
+//! Converts a fit to a topology: nodes, links and shared resources.
 //!
-//! Every hop becomes a link between its devices, and every capacity that hops share a shared resource. Where all copies between GPUs
-//! are limited by a port out of one and a port into the other, these links become one switch: fewer resources for the planner,
-//! which then sees at once that no relay adds anything.
+//! Every hop becomes a link between its devices, and every shared capacity becomes a shared resource. If a port out of one GPU and a port
+//! into the other limit all copies between GPUs, these links become one switch. The planner then has fewer resources, and sees immediately
+//! that no relay adds bandwidth.
 
 use super::fit::{Capacities, Shared};
 use super::{Ends, Group, rounded};
 use crate::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use ahash::AHashSet;
 
-/// How far the rate of a hop may be from the capacity of its ports.
+/// Relative difference allowed between the rate of a hop and the capacity of its ports.
 const LIKE_ITS_PORTS: f64 = 0.06;
 
-/// The topology without its costs, and every shared capacity under its name there.
+/// Returns the topology without costs, and every shared capacity with its name in the topology.
 pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: &[f64]) -> (Topology, Vec<Group>) {
     let devices: Vec<DeviceId> = base.devices().collect();
     let mut draft = Draft {
@@ -28,7 +28,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
         of_hop: vec![None; hops.len()],
         hops,
     };
-    // The cheapest start is the driver's part and stands in the costs; what others take longer is their links'.
+    // The smallest start is the driver's part and belongs to the costs. The excess of other hops is the latency of their links.
     let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
     let latency = |hop: usize| if starts[hop] > 1.2 * least { rounded(starts[hop] - least) } else { 0.0 };
 
@@ -55,7 +55,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
             Some(ports) => ports.links(resource, hops, &draft),
             None => Some(resource.hops().filter_map(|hop| draft.of_hop[hop]).collect()),
         };
-        // A port is a link already.
+        // A port is already a link.
         let links = links.unwrap_or_default();
         if links.len() > 1 {
             shared.push(SharedResource { name, capacity: rounded(resource.capacity), staged: resource.staged.map(rounded), links });
@@ -72,7 +72,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
     (topology, groups)
 }
 
-/// The kind of link that the machine as it was known before has between these devices.
+/// Returns the kind of link that the base machine has between these devices.
 fn kind(base: &Machine, from: DeviceId, to: DeviceId) -> LinkKind {
     let first = base.route(from, to).and_then(|route| route.links.first().copied());
     first.and_then(|link| base.topology().links.get(link.0 as usize)).map_or(LinkKind::Pcie, |link| link.kind)
@@ -83,7 +83,7 @@ struct Draft<'a> {
     nodes: Vec<Node>,
     links: Vec<Link>,
     hops: &'a [(DeviceId, DeviceId)],
-    /// The link of each hop that has one of its own.
+    /// Link of each hop that has its own link.
     of_hop: Vec<Option<LinkId>>,
 }
 
@@ -97,7 +97,7 @@ impl Draft<'_> {
         LinkId(self.links.len() as u32 - 1)
     }
 
-    /// The switch node follows the devices; GPU n has links 2n into the switch and 2n + 1 out of it.
+    /// Adds the switch node after the devices. GPU n has link 2n into the switch and link 2n + 1 out of it.
     fn add_switch(&mut self, ports: &Ports, fit: &Capacities, kinds: &[LinkKind], latency: &dyn Fn(usize) -> f64) {
         let switch = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node { name: "switch".into(), kind: NodeKind::Switch { peer: true } });
@@ -105,7 +105,7 @@ impl Draft<'_> {
             let mine = |hop: &usize| self.hops[*hop].0 == gpu && !self.hops[*hop].1.is_host();
             let first = (0..self.hops.len()).find(mine);
             let kind = first.map_or(LinkKind::Nvlink, |hop| kinds[hop]);
-            // A copy passes two links: each has half of what it takes longer.
+            // A copy passes through two links; each gets half of the extra latency.
             let half = first.map_or(0.0, |hop| rounded(latency(hop) / 2.0));
             let node = self.node(gpu);
             self.link(node, switch, kind, fit.shared[ports.out[index]].capacity, half);
@@ -114,7 +114,7 @@ impl Draft<'_> {
     }
 }
 
-/// For each GPU the resource that all copies to other GPUs leave by, and the one that they arrive by.
+/// Ports of the GPUs: for each GPU the resource that all copies to other GPUs use, and the one that all copies from other GPUs use.
 struct Ports {
     gpus: Vec<DeviceId>,
     out: Vec<usize>,
@@ -122,7 +122,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Of three GPUs or more, all of which reach each other.
+    /// Finds the ports of three or more GPUs if every GPU can copy to every other.
     fn find(hops: &[Ends], fit: &Capacities) -> Option<Ports> {
         let peers = || hops.iter().enumerate().filter(|(_, (from, to))| !from.is_host() && !to.is_host());
         let mut gpus: Vec<DeviceId> = peers().flat_map(|(_, hop)| [hop.0, hop.1]).collect();
@@ -146,7 +146,7 @@ impl Ports {
         self.gpus.iter().position(|other| *other == gpu).unwrap_or(0)
     }
 
-    /// Whether ports say all: every hop is as fast as its ports, and whatever else GPUs share is shared by whole ports.
+    /// True if the ports explain all rates: every hop is as fast as its ports, and every other resource of GPUs is shared by whole ports.
     fn carry(&self, hops: &[Ends], fit: &Capacities) -> bool {
         let as_fast = hops.iter().zip(&fit.rates).filter(|((from, to), _)| !from.is_host() && !to.is_host()).all(|(&(from, to), rate)| {
             let capacity = |port: usize| fit.shared[port].capacity;
@@ -156,16 +156,17 @@ impl Ports {
         as_fast && fit.shared.iter().all(|shared| self.whole(shared, hops).is_some() || self.is_remote(shared, hops, fit))
     }
 
-    /// Whether a resource is of host copies and of some between GPUs, and wider than any port. A way to host memory that copies between GPUs
-    /// pass too is no wider than what each of them has to itself; such a sum of both is the tail of a large set, whose copies end one after another.
+    /// True if a resource serves host copies and some copies between GPUs, and is wider than any port. A path to host memory that copies
+    /// between GPUs also pass cannot be wider than the rate of each of them. Such a sum of both is an artefact of a large set whose copies
+    /// end one after the other.
     fn is_remote(&self, resource: &Shared, hops: &[Ends], fit: &Capacities) -> bool {
         let widest = self.out.iter().chain(&self.into).map(|port| fit.shared[*port].capacity).fold(0.0, f64::max);
         let is_of_host = |hop: usize| hops[hop].0.is_host() || hops[hop].1.is_host();
         resource.capacity > widest && resource.hops().any(is_of_host) && !resource.hops().all(is_of_host)
     }
 
-    /// The GPUs all of whose copies out draw on a resource, and those all of whose copies in do; `None` where that is not all
-    /// that draws on it.
+    /// Returns the GPUs whose outgoing copies all use a resource, and those whose incoming copies all do. Returns `None` if other copies
+    /// use it too.
     fn whole(&self, resource: &Shared, hops: &[Ends]) -> Option<[Vec<DeviceId>; 2]> {
         let peers: Vec<(DeviceId, DeviceId, bool)> = hops
             .iter()
@@ -177,13 +178,13 @@ impl Ports {
             self.gpus.iter().copied().filter(|gpu| peers.iter().filter(|hop| of(hop) == *gpu).all(|hop| hop.2)).collect()
         };
         let (out, into) = (all(&|hop| hop.0), all(&|hop| hop.1));
-        // All ways out are all ways in: one of the two says it.
+        // If all outgoing copies use it, all incoming ones do too, so one list is enough.
         let into = if out.len() == self.gpus.len() { Vec::new() } else { into };
         let said = |hop: &(DeviceId, DeviceId, bool)| out.contains(&hop.0) || into.contains(&hop.1);
         peers.iter().all(|hop| hop.2 == said(hop)).then_some([out, into])
     }
 
-    /// The links that draw on a resource.
+    /// Returns the links that use a resource.
     fn links(&self, resource: &Shared, hops: &[Ends], draft: &Draft<'_>) -> Option<Vec<LinkId>> {
         let [out, into] = self.whole(resource, hops)?;
         let ports = out.iter().map(|gpu| 2 * self.index(*gpu)).chain(into.iter().map(|gpu| 2 * self.index(*gpu) + 1));
@@ -191,7 +192,7 @@ impl Ports {
     }
 }
 
-/// What to call a capacity that these hops share.
+/// Returns the name of a capacity that these hops share.
 fn name(hops: &[Ends]) -> String {
     let sources: AHashSet<DeviceId> = hops.iter().map(|hop| hop.0).collect();
     let targets: AHashSet<DeviceId> = hops.iter().map(|hop| hop.1).collect();

@@ -1,42 +1,43 @@
-//! Shared capacities from measured sets of copies, by one rule that can be redone on paper.
+//! Derives shared capacities from measured sets of copies, by one rule that can be repeated on paper.
 //!
-//! A set that takes longer than predicted, by more than the tolerance, shares a capacity: its bytes over its time. Sets are taken from the smallest to
-//! the largest, so that what a few copies share is known when more are looked at.
+//! A set that takes longer than predicted, by more than the tolerance, shares a capacity: its bytes divided by its time. Sets are processed
+//! from the smallest to the largest, so that capacities of a few copies are known when larger sets are examined.
 //!
-//! Each hop is timed at 4 KiB (*T₀*), 1 MiB (*b₁*, *T₁*) and a size that takes about 1 ms (*b₂*, *T₂*): its rate is `β = (b₂−b₁)/(T₂−T₁)`, its start
-//! `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource does, for the planner too:
+//! Each hop is timed at 4 KiB (*T₀*), at 1 MiB (*b₁*, *T₁*) and at a size that takes about 1 ms (*b₂*, *T₂*). Its rate is `β =
+//! (b₂−b₁)/(T₂−T₁)` and its start is `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource has finished; the planner
+//! uses the same rule:
 //!
 //! ```text
 //! T(S) = max( max_h b_h/β_h, max_r Σ_{h∈r} b_h/C_r )    over the hops h of S and the capacities r
 //! ```
 //!
-//! The largest start `α` and half of the issue are taken off the times. A set that is more than 5 % later (a quick probe: 10 %) than what is known so
-//! far shares a capacity, `C = Σb/T`, among the copies without which it is not late. A capacity that a larger one implies is dropped; those of one
-//! kind within 5 % become their median.
+//! The largest start `α` and half of the issue time are subtracted from the times. A set that is more than 5 % (in a quick probe 10 %)
+//! slower than the known capacities predict shares a capacity `C = Σb/T` among the copies without which it is not late. A capacity that a
+//! larger one implies is dropped. Capacities of one kind within 5 % are replaced by their median.
 //!
-//! **An example.** Two GPUs read host memory at 55 GB/s each. 55 MB each should take 1.00 ms and take 1.31 ms: 31 % late, so they share
-//! 110 MB / 1.31 ms = 84 GB/s. With a third GPU 165 MB take 1.96 ms: the three share 84 GB/s too, which implies each pair.
+//! **Example.** Two GPUs read host memory at 55 GB/s each. 55 MB each should take 1.00 ms, but they take 1.31 ms: 31 % late, so they share
+//! 110 MB / 1.31 ms = 84 GB/s. With a third GPU, 165 MB take 1.96 ms: the three share 84 GB/s too, which implies the capacity of each pair.
 
 use super::{Ends, median};
 use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, Resource, ResourceId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A single measurement founds no capacity.
+/// Smallest number of measurements from which a capacity is derived.
 const LEAST_REPEATS: usize = 2;
-/// In a set with copies between GPUs, a copy of host memory may take so many times as long as alone before it counts as contention: buffers of host
-/// memory differ, and others use it.
+/// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention.
+/// Buffers of host memory differ, and other programs use host memory.
 const HOST_SLACK: f64 = 2.0;
-/// Capacities and rates that differ by less are one: links of one make differ less than measurements do.
+/// Relative difference below which capacities and rates are merged. Links of the same make differ less than measurements do.
 const ALIKE: f64 = 0.05;
 
-/// Capacities are of the middle one of the samples of a set, the lower one of two.
+/// Rank of the sample of a set from which a capacity is derived: the middle one, or the lower of the two middle ones.
 pub(super) const MEDIAN: f64 = 0.5;
 
-/// Rates and capacities of a machine. Hops are numbered as in the list that they were measured from.
+/// Rates and capacities of a machine. Hops are identified by their index in the list of measured hops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Capacities {
-    /// Bytes/s of each hop alone.
+    /// Isolated rate of each hop in bytes/s.
     pub rates: Vec<f64>,
     pub shared: Vec<Shared>,
 }
@@ -44,41 +45,41 @@ pub(super) struct Capacities {
 /// A capacity that hops share.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shared {
-    /// One for each hop.
+    /// True for each hop that shares the capacity.
     pub members: Vec<bool>,
-    /// Bytes/s.
+    /// Capacity in bytes/s.
     pub capacity: f64,
-    /// Bytes/s of what is staged in host memory, where that differs.
+    /// Capacity for bytes that are staged in host memory, in bytes/s, if it differs.
     pub staged: Option<f64>,
 }
 
-/// Copies that started together, and the seconds that they took, fixed costs taken off.
+/// Copies that started together, and the seconds that they took, without fixed costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Hop and bytes.
+    /// Hop and bytes of each copy.
     pub copies: Vec<(usize, f64)>,
     pub seconds: f64,
 }
 
-/// The samples of each set of hops, which are sorted.
+/// Samples of each set of hops. The hops of a set are sorted.
 pub(super) type Samples = BTreeMap<Vec<usize>, Vec<Sample>>;
 
 impl Sample {
-    /// Bytes/s of all copies.
+    /// Returns the combined rate of all copies in bytes/s.
     pub fn rate(&self) -> f64 {
         self.copies.iter().map(|copy| copy.1).sum::<f64>() / self.seconds
     }
 }
 
 impl Shared {
-    /// A capacity of these hops, of so many in all.
+    /// Creates a capacity that `hops` share; `all` is the total number of hops.
     pub fn of(hops: impl IntoIterator<Item = usize>, all: usize, capacity: f64) -> Shared {
         let mut members = vec![false; all];
         hops.into_iter().for_each(|hop| members[hop] = true);
         Shared { members, capacity, staged: None }
     }
 
-    /// Bytes that these copies draw from it.
+    /// Returns the bytes that `copies` move through the capacity.
     pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
     }
@@ -93,24 +94,24 @@ impl Shared {
 }
 
 impl Capacities {
-    /// Seconds of the slowest copy, had each its hop to itself.
+    /// Returns the seconds of the slowest copy if each hop were used by one copy only.
     pub fn alone(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
     }
 
-    /// Seconds for these copies together: as long as the busiest resource has work. The planner predicts by the same rule.
+    /// Returns the seconds that copies take together: the work of the busiest resource. The planner predicts by the same rule.
     pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
         self.shared.iter().map(|shared| shared.load(copies) / shared.capacity).fold(self.alone(copies), f64::max)
     }
 
-    /// The same where every copy is a hop of a pipeline through host memory.
+    /// Returns the seconds that copies take together if every copy is a hop of a pipeline through host memory.
     pub fn staged_seconds(&self, copies: &[(usize, f64)]) -> f64 {
         let of = |shared: &Shared| shared.load(copies) / shared.staged.unwrap_or(shared.capacity);
         self.shared.iter().map(of).fold(self.alone(copies), f64::max)
     }
 
-    /// Whether a set of copies takes longer than predicted, by more than a tolerance. What disturbs a measurement makes it longer, so a third of the samples
-    /// that says no is enough.
+    /// True if a set of copies takes longer than predicted, by more than a tolerance. Disturbances make measurements longer, so it is
+    /// enough that one third of the samples are not late.
     pub fn is_late(&self, ends: &[Ends], of_set: &[Sample], tolerance: f64) -> bool {
         let sample = self.ranked(of_set, 1.0 / 3.0);
         let is_of_host = |hop: usize| ends[hop].0.is_host() || ends[hop].1.is_host();
@@ -119,7 +120,7 @@ impl Capacities {
         sample.seconds > self.seconds(&sample.copies).max(slack) * (1.0 + tolerance)
     }
 
-    /// Bytes/s of each of these hops at once, shared max-min fairly.
+    /// Returns the rate of each of these hops in bytes/s when all are used, shared max-min fairly.
     pub fn fair_rates(&self, hops: &[usize]) -> Vec<f64> {
         let resource = |capacity: f64| Resource { name: String::new(), capacity, staged: 1.0 };
         let resources: Vec<Resource> =
@@ -134,7 +135,7 @@ impl Capacities {
         flows.iter().map(|flow| flow.rate).collect()
     }
 
-    /// The capacities that explain these samples.
+    /// Derives the capacities that explain these samples.
     pub fn fit(rates: Vec<f64>, ends: &[Ends], samples: &Samples, tolerance: f64) -> Capacities {
         let mut fit = Capacities { rates, shared: Vec::new() };
         let sets: Vec<(Sample, &[Sample])> = samples.values().map(|of_set| (fit.ranked(of_set, MEDIAN), &of_set[..])).collect();
@@ -146,7 +147,8 @@ impl Capacities {
                 continue;
             }
             let mut shared = Shared::of(sample.copies.iter().map(|copy| copy.0), ends.len(), sample.rate());
-            // No less than any set drew from it: what reads and writes of a memory move together is less than what either moves alone.
+            // A capacity is at least the rate that any set reached. Host memory moves less in total when reads and writes mix than when
+            // only one of them runs.
             let drawn = sets.iter().map(|(sample, _)| shared.load(&sample.copies) / sample.seconds).fold(0.0, f64::max);
             shared.capacity = shared.capacity.max(drawn * (1.0 - tolerance));
             fit.shared.push(shared);
@@ -155,7 +157,8 @@ impl Capacities {
         fit
     }
 
-    /// Of one or more samples of a set the one of this rank, by time over time alone: 0 is the fastest, 1 the slowest.
+    /// Returns the sample of this rank among the samples of a set, ordered by time over isolated time: rank 0 is the fastest, 1 the
+    /// slowest.
     pub fn ranked(&self, of_set: &[Sample], rank: f64) -> Sample {
         let slowdown = |sample: &Sample| sample.seconds / self.alone(&sample.copies);
         let mut sorted: Vec<&Sample> = of_set.iter().collect();
@@ -163,7 +166,7 @@ impl Capacities {
         sorted[((sorted.len() - 1) as f64 * rank) as usize].clone()
     }
 
-    /// Drops what a capacity of more hops implies.
+    /// Drops capacities that a capacity of more hops implies.
     pub fn drop_implied(&mut self, tolerance: f64) {
         let all = self.shared.clone();
         let is_implied = |shared: &Shared| {
@@ -174,9 +177,10 @@ impl Capacities {
         self.shared.retain(|shared| !is_implied(shared));
     }
 
-    /// Makes one value of capacities of a kind that noise alone tells apart, and of a capacity and the rate of hops that pass it as fast alone.
+    /// Replaces capacities of one kind that differ only by noise by one value. Also gives a capacity the rate of its hops if the hops are
+    /// as fast when isolated.
     pub fn level(&mut self, ends: &[Ends]) {
-        // How many of its hops go between GPUs, into host memory, out of it, and between host memories.
+        // Number of hops between GPUs, into host memory, out of it, and between host memories.
         let kind = |shared: &Shared| {
             let count =
                 |from: bool, to: bool| shared.hops().filter(|hop| (ends[*hop].0.is_host(), ends[*hop].1.is_host()) == (from, to)).count();
@@ -196,7 +200,8 @@ impl Capacities {
     }
 }
 
-/// Whether these are reads and writes of one host memory by different GPUs. Memory moves less where both mix, whichever GPUs it is; no link does.
+/// True if the sample consists of reads and writes of one host memory by different GPUs. Host memory moves less if both mix, whatever the
+/// GPUs. No link behaves this way.
 fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     let of = |hop: usize| match ends[hop] {
         (from, to) if from.is_host() && !to.is_host() => Some((from, to, true)),
@@ -209,7 +214,8 @@ fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     copies.iter().all(|copy| copy.0 == copies[0].0) && !readers.is_empty() && !writers.is_empty() && readers != writers
 }
 
-/// Gives values of `members` that lie within such a part of their median that median; then the others in the same way.
+/// Replaces the values of `members` that lie within a relative distance of their median by the median, then treats the remaining ones in
+/// the same way.
 pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut left = members.to_vec();
     while !left.is_empty() {
@@ -263,9 +269,9 @@ mod tests {
         let fit = |sets: &[(&[(usize, f64)], f64)]| found(&Capacities::fit(vec![10.0; 4], &ends(4), &samples(sets), 0.05));
         assert_eq!(fit(&[(a, 12.5), (free, 10.3)]), [(vec![0, 1], 16.0)]);
         assert_eq!(fit(&[(a, 12.5), (all, 18.75)]), [(vec![0, 1, 2], 16.0)]);
-        // Slower before it is full: two capacities.
+        // The memory slows down before it is saturated: two capacities.
         assert_eq!(fit(&[(a, 12.5), (all, 15.0)]), [(vec![0, 1], 16.0), (vec![0, 1, 2], 20.0)]);
-        // One capacity is no less than what some set drew from it.
+        // A capacity is at least the rate that some set reached.
         let both: &[(usize, f64)] = &[(0, 100.0), (1, 100.0), (3, 10.0)];
         assert_eq!(fit(&[(a, 10.0), (both, 21.0)]), [(vec![0, 1, 3], 19.0)]);
     }

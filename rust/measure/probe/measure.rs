@@ -1,37 +1,37 @@
-//! Measurements of one probe: how many bytes, how often, and what is measured again.
+//! Makes the measurements of one probe: sizes, repetitions, and which measurements are repeated.
 //!
-//! One rule: what is as predicted is measured once; a set that takes longer than predicted, and a hop that is not as fast as the others of its kind, is measured
-//! three times, and the median counts.
+//! There is one rule. A result that matches the prediction is measured once. A set that takes longer than predicted, and a hop that is
+//! slower or faster than the others of its kind, is measured three times, and the median counts.
 
 use super::fit::{Capacities, MEDIAN, Sample, Samples, level};
 use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Timing, Work, median, sets};
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 
-/// Copies are multiples of this, so that engines see page-aligned pieces.
+/// Sizes of copies are multiples of this, so that engines get page-aligned pieces.
 const GRAIN: f64 = 4096.0;
-/// A copy whose time is all start.
+/// Bytes of a copy whose time is only start-up time.
 pub(super) const TINY: u64 = 4096;
-/// Enough for a first idea of a rate.
+/// Bytes of a copy that gives a first estimate of a rate.
 const SMALL: u64 = 1 << 20;
-/// How often a late set is measured.
+/// Number of measurements of a late set.
 const REPEATS: usize = 3;
-/// How often all copies of host memory are measured in the course of a probe: what host memory delivers changes within seconds.
+/// Number of times that all host copies are measured during a probe, because the rate of host memory changes within seconds.
 const VISITS: usize = 4;
-/// In a set with copies between GPUs, copies of host memory take this part of the time: slow host memory is not to pass for contention.
+/// Fraction of the time that host copies take in a set with copies between GPUs, so that slow host memory is not mistaken for contention.
 const HOST_PART: f64 = 0.5;
 
-/// What one probe knows so far.
+/// State of one probe.
 pub(super) struct Session<'a, H: Harness> {
     pub harness: &'a mut H,
     pub options: &'a ProbeOptions,
     progress: &'a mut dyn FnMut(Progress),
     stage: (&'static str, u32, u32),
-    /// Everything else speaks of hops by their index here.
+    /// Hops; everything else refers to them by index.
     pub hops: Vec<Ends>,
-    /// Seconds of a few bytes on each hop.
+    /// Seconds of a copy of a few bytes on each hop.
     pub starts: Vec<f64>,
-    /// Seconds that each further copy of a set adds to its issue.
+    /// Seconds that each further copy of a set adds to the submission.
     step: f64,
     pub fit: Capacities,
     samples: Samples,
@@ -57,7 +57,7 @@ impl<'a, H: Harness> Session<'a, H> {
         }
     }
 
-    /// Tells the caller that `done` of `of` parts of a stage are done.
+    /// Reports to the caller that `done` of `of` parts of a stage are complete.
     pub fn at(&mut self, stage: &'static str, done: usize, of: usize) {
         self.stage = (stage, done as u32, of as u32);
         self.tell();
@@ -78,7 +78,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(timing)
     }
 
-    /// Whether there is budget for more.
+    /// True if the budget allows more measurements.
     pub fn may_measure(&self) -> bool {
         (self.readings.len() as u32) < self.options.measurements
     }
@@ -87,7 +87,8 @@ impl<'a, H: Harness> Session<'a, H> {
         !self.hops[hop].0.is_host() && !self.hops[hop].1.is_host()
     }
 
-    /// Measures every hop by itself: a few bytes, 1 MiB, and what takes about [`ProbeOptions::copy_seconds`]; then a few bytes on many hops at once.
+    /// Measures every hop separately: a few bytes, 1 MiB, and a size that takes about [`ProbeOptions::copy_seconds`]. Then measures a few
+    /// bytes on many hops concurrently.
     pub fn measure_alone(&mut self) -> Result<(), H::Error> {
         let (room, seconds) = (self.harness.room(), self.options.copy_seconds);
         let small = SMALL.min(room / 4).max(TINY * 4);
@@ -98,7 +99,7 @@ impl<'a, H: Harness> Session<'a, H> {
             let start = total(TINY)?;
             let first = total(small)?;
             let mut rate = slope(TINY, start, small, first);
-            // Of a short copy the start is most: the second guess is made from a long one.
+            // A short copy is mostly start-up time, so the second estimate is made from a long copy.
             for _ in 0..2 {
                 let bytes = grained(rate * seconds).clamp(2 * small, room.max(2 * small));
                 let found = slope(small, first, bytes, total(bytes)?);
@@ -110,7 +111,8 @@ impl<'a, H: Harness> Session<'a, H> {
             }
         }
         self.take_singles();
-        // Others of its kind are no measure of a link, but reason to measure it again, for half of the budget at most.
+        // The other hops of the same kind do not determine a link's rate, but a difference is a reason to measure it again. This uses at
+        // most half of the budget.
         for index in 0..self.hops.len() {
             let kind = |hop: usize| [self.hops[hop].0.is_host(), self.hops[hop].1.is_host()];
             let mut alike: Vec<f64> = (0..self.hops.len()).filter(|hop| kind(*hop) == kind(index)).map(|hop| self.fit.rates[hop]).collect();
@@ -138,7 +140,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Rates, starts and the step of issue from readings. The rate is the slope between the second shortest copy and the longest, which leaves the start out.
+    /// Computes rates, starts and the issue time per copy from the readings. The rate is the slope between the second shortest and the
+    /// longest copy, which excludes the start.
     fn take_singles(&mut self) {
         for index in 0..self.hops.len() {
             let mut of_hop: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
@@ -154,7 +157,7 @@ impl<'a, H: Harness> Session<'a, H> {
                 self.fit.rates[index] = slope(small, first, large, last);
             }
         }
-        // Links of one make differ by less than measurements do.
+        // Links of the same make differ by less than measurements do.
         let class = |&(from, to): &Ends| (from.is_host(), to.is_host());
         for class_of in [(false, false), (true, false), (false, true), (true, true)] {
             let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();
@@ -172,28 +175,28 @@ impl<'a, H: Harness> Session<'a, H> {
         self.hops.iter().position(|ends| *ends == (hop.from, hop.to))
     }
 
-    /// A session that knows these readings, fitted.
+    /// Loads earlier readings into the session, and fits them.
     pub fn take(&mut self, readings: &[Reading]) {
         self.readings = readings.to_vec();
         self.take_singles();
         for reading in readings.iter().filter(|reading| reading.is_plain()) {
             self.take_set(reading);
         }
-        // Shorter ones serve costs.
+        // Shorter copies were made for measuring costs.
         let (fit, least) = (&self.fit, 0.25 * self.options.copy_seconds);
         self.samples.values_mut().for_each(|of_set| of_set.retain(|sample| fit.alone(&sample.copies) > least));
         self.samples.retain(|_, of_set| !of_set.is_empty());
         self.refit(&[]);
     }
 
-    /// Makes a sample of a reading of several long copies, if it is one.
+    /// Makes a sample from a reading of several long copies, if it is one.
     fn take_set(&mut self, reading: &Reading) {
         let copies: Option<Vec<(usize, f64)>> = reading.direct.iter().map(|hop| Some((self.number(hop)?, hop.bytes as f64))).collect();
         let Some(mut copies) = copies.filter(|copies| copies.len() > 1 && reading.direct.iter().any(|hop| hop.bytes > TINY)) else {
             return;
         };
         copies.sort_by_key(|copy| copy.0);
-        // Copies start one by one: on average they start half of the issue late.
+        // Copies start one by one, so on average they start late by half of the issue time.
         let start = copies.iter().map(|copy| self.starts[copy.0]).fold(0.0, f64::max);
         let total = reading.timing().total;
         let seconds = (total - start - self.step * (copies.len() - 1) as f64 / 2.0).max(total / 2.0);
@@ -201,18 +204,18 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.entry(set).or_default().push(Sample { copies, seconds });
     }
 
-    /// Measures these hops together, as many bytes of each as make all end at the same time by what is known: else the last ones would leave
-    /// a capacity idle that they shared with the others.
+    /// Measures a set of hops together. The byte counts are chosen so that all copies should end at the same time; otherwise the last ones
+    /// would leave a shared capacity idle.
     fn together(&mut self, set: &[usize]) -> Result<(), H::Error> {
         let mixed = set.iter().any(|hop| self.is_between_gpus(*hop));
         let part = |hop: usize| if mixed && !self.is_between_gpus(hop) { HOST_PART } else { 1.0 };
         let wanted: Vec<(usize, f64)> = set.iter().zip(self.fit.fair_rates(set)).map(|(&hop, rate)| (hop, rate * part(hop))).collect();
-        // Issuing takes a while too: longer sets are made of longer copies, so that it stays below a few per cent.
+        // Submission also takes time. Longer sets use longer copies, so that its share stays below a few per cent.
         let target = self.options.copy_seconds.max(20.0 * self.step * set.len() as f64);
         let mut scale = target / self.fit.seconds(&wanted).max(f64::MIN_POSITIVE);
         for device in self.hops.iter().map(|hop| hop.1) {
             let arriving: f64 = wanted.iter().filter(|copy| self.hops[copy.0].1 == device).map(|copy| copy.1).sum();
-            // One grain for each copy may come on top by rounding.
+            // Rounding may add one grain to each copy.
             let room = self.harness.room() as f64 - GRAIN * set.len() as f64;
             scale = if arriving * scale > room { room / arriving } else { scale };
         }
@@ -228,7 +231,7 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.get(set).map(|of_set| self.fit.ranked(of_set, MEDIAN))
     }
 
-    /// Whether these hops together take longer than predicted; measures them by the rule above. No, where the budget is spent.
+    /// True if a set of hops takes longer than predicted, measured by the rule above. False if the budget is spent.
     fn is_late(&mut self, set: &[usize]) -> Result<bool, H::Error> {
         let mut set = set.to_vec();
         set.sort_unstable();
@@ -246,14 +249,14 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(true)
     }
 
-    /// Fits anew, as if these hops had not been measured together.
+    /// Fits again, ignoring the measurements of exactly these hops together.
     fn refit(&mut self, without: &[usize]) {
         let left_out = self.samples.remove_entry(without);
         self.fit = Capacities::fit(std::mem::take(&mut self.fit.rates), &self.hops, &self.samples, self.options.tolerance);
         self.samples.extend(left_out);
     }
 
-    /// Measures pairs, what pairs make likely, families, and random sets.
+    /// Measures pairs, sets suggested by the pairs, families, and random sets.
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), H::Error> {
         let pairs = sets::pairs(&self.hops);
         let mut late = Vec::new();
@@ -261,7 +264,7 @@ impl<'a, H: Harness> Session<'a, H> {
             self.at("pairs", index, pairs.len());
             let is_late = self.is_late(pair)?;
             let Some(sample) = self.sample(pair) else { break };
-            // Nothing is known to be shared yet, so this is over the time of the slower one alone.
+            // No shared capacity is known yet, so this is relative to the time of the slower copy when isolated.
             let slowdown = sample.seconds / self.fit.seconds(&sample.copies);
             self.pairs.push(Pair { first: self.hops[pair[0]], second: self.hops[pair[1]], slowdown });
             if is_late {
@@ -295,8 +298,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Measures these hops together. If they are late, looks for the fewest of them that are, and for the others that share the same, until what smaller
-    /// sets share explains the time, or nothing more comes of it.
+    /// Measures a set of hops together. If the set is late, searches for the smallest late subset and for the other hops that share the
+    /// same resource. Ends when capacities shared by smaller sets explain the time, or when no progress is made.
     fn explain(&mut self, set: &[usize]) -> Result<(), H::Error> {
         const ROUNDS: usize = 4;
         if set.len() < 2 || !self.is_late(set)? {
@@ -315,7 +318,7 @@ impl<'a, H: Harness> Session<'a, H> {
             }
             let rate = |set: &[usize]| self.sample(set).map_or(0.0, |sample| sample.rate());
             if (rate(&set) / rate(&core) - 1.0).abs() < self.options.tolerance {
-                // All of them share it.
+                // All hops of the set share the resource.
                 break;
             }
             self.refit(&set);
@@ -334,8 +337,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// The fewest of these hops that are still late, sorted: halves are left out first, then quarters, down to single hops (delta debugging: Zeller and
-    /// Hildebrandt 2002).
+    /// Returns the smallest late subset of these hops, sorted. Halves are left out first, then quarters, down to single hops (delta
+    /// debugging: Zeller and Hildebrandt 2002).
     fn narrow(&mut self, set: &[usize]) -> Result<Vec<usize>, H::Error> {
         let mut core = set.to_vec();
         let mut piece = core.len().div_ceil(2);
@@ -357,7 +360,8 @@ impl<'a, H: Harness> Session<'a, H> {
         }
     }
 
-    /// Random sets of copies that take equally long alone, and how far predictions are off. Nothing is fitted to them.
+    /// Measures random sets of copies that take equally long when isolated, and returns the errors of the predictions. Nothing is fitted to
+    /// these sets.
     pub fn validate(&mut self) -> Result<Residuals, H::Error> {
         const SETS: usize = 24;
         let mut random = sets::Random(0x6d70_6770_7500_0002);
@@ -376,7 +380,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(Residuals { count: errors.len() as u32, median: median(&mut errors).unwrap_or(0.0), worst })
     }
 
-    /// What stayed open.
+    /// Adds notes on open questions.
     pub fn notes(&self, notes: &mut Vec<String>) {
         if !self.may_measure() {
             notes.push(format!("stopped looking for shared capacities after {} measurements", self.readings.len()));
@@ -384,7 +388,7 @@ impl<'a, H: Harness> Session<'a, H> {
     }
 }
 
-/// Sets of hops every two of which are late together, at least half as late as the slowest two of the set.
+/// Returns sets of hops in which every two hops are late together, at least half as much as the slowest two of the set.
 fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut cliques: Vec<Vec<usize>> = Vec::new();
@@ -406,7 +410,7 @@ fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     cliques
 }
 
-/// Bytes/s between two copies of one hop.
+/// Returns the rate in bytes/s from two copies of one hop.
 fn slope(few: u64, first: f64, many: u64, last: f64) -> f64 {
     (many.saturating_sub(few) as f64 / (last - first).max(0.1 * last).max(1e-9)).clamp(1e6, 1e14)
 }

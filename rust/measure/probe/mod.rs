@@ -1,18 +1,19 @@
-//! From measured times to a topology: which copies slow each other down, and by how much.
+//! Derives a topology from measured times: which copies slow each other down, and by how much.
 //!
-//! A [`Harness`] copies and tells seconds; everything here decides what to copy next and what to make of it. It knows nothing of how a
-//! machine is wired beyond which pairs of devices can be copied between. `docs/reference/probe.md` has the method and its limits.
+//! A [`Harness`] makes copies and returns seconds. This module decides what to copy next and interprets the times. It knows nothing about
+//! the machine except the pairs of devices between which copies are possible. `docs/reference/probe.md` describes the method and its
+//! limits.
 //!
-//! | file | one idea |
+//! | file | contents |
 //! | --- | --- |
-//! | `sets` | the sets of copies that are measured |
-//! | `measure` | how many bytes, how often, and what is measured again |
-//! | `fit` | rates and shared capacities: what they predict, and how they follow from samples |
+//! | `sets` | the sets of copies to measure |
+//! | `measure` | sizes, repetitions, and which measurements are repeated |
+//! | `fit` | rates and shared capacities: predictions from them, and fitting them to samples |
 //! | `costs` | fixed costs: issue, batches, kernels, fork and join |
-//! | `pipelines` | what pipelines cost beside a direct copy, and what they carry together |
-//! | `build` | the fit as a topology |
+//! | `pipelines` | costs of pipelines that run together with a direct copy, and their combined capacity |
+//! | `build` | conversion of the fit to a topology |
 //!
-//! Pure: no backend, no clock, and the same times give the same topology.
+//! The module is pure: no backend, no clock. Equal times give equal topologies.
 
 mod build;
 mod costs;
@@ -26,45 +27,45 @@ pub use crate::topology::Residuals;
 use crate::topology::{CostUnit, Costs, DeviceId, MAX_TIME, Machine, Topology};
 use measure::Session;
 
-/// From and to.
+/// Source and destination.
 type Ends = (DeviceId, DeviceId);
 
 /// One plain copy.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// Where the bytes are.
+    /// Source device.
     pub from: DeviceId,
-    /// Where they go.
+    /// Destination device.
     pub to: DeviceId,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// What a harness measures.
+/// Work whose time a harness measures.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub enum Work<'a> {
-    /// Plain copies that start together, each on its own lane.
+    /// Plain copies that start together, each on its own internal stream.
     Together(&'a [Hop]),
-    /// `count` copies like `hop` on one lane: as many plain copies, one batched call, or one kernel.
+    /// `count` copies like `hop` on one internal stream, made as plain copies, one batched call, or one kernel.
     Many {
-        /// One of them.
+        /// One of the copies.
         hop: Hop,
-        /// How many.
+        /// Number of copies.
         count: u32,
-        /// How they are made.
+        /// Mechanism of the copies.
         mechanism: Mechanism,
     },
-    /// Plain copies and pipelines that start together, run as plans run them.
+    /// Plain copies and pipelines that start together, executed in the same way as plans.
     Paths {
-        /// Each in a lane of its own.
+        /// Plain copies, each on its own internal stream.
         direct: &'a [Hop],
-        /// Each in two.
+        /// Pipelines, each on two internal streams.
         staged: &'a [Pipeline],
     },
 }
 
 impl Work<'_> {
-    /// Whether bytes leave host memory, enter it or are staged in it.
+    /// True if bytes leave host memory, enter it or are staged in it.
     pub fn touches_host(&self) -> bool {
         let of_hop = |hop: &Hop| hop.from.is_host() || hop.to.is_host();
         match self {
@@ -77,38 +78,38 @@ impl Work<'_> {
     }
 }
 
-/// A copy through a third memory.
+/// A copy that is staged in a third memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
-    /// Both ends, and the bytes.
+    /// Both ends, and the number of bytes.
     pub hop: Hop,
-    /// Where chunks are staged.
+    /// Device in whose memory the chunks are staged.
     pub via: DeviceId,
-    /// Pieces that the bytes are cut into.
+    /// Number of chunks into which the bytes are divided.
     pub chunks: u32,
 }
 
 /// Seconds of one run.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// The calling thread's part: until everything was issued.
+    /// Seconds until the calling thread has submitted everything.
     pub issue: f64,
-    /// From issue until the host sees the last byte arrived.
+    /// Seconds from submission until the host sees that the last byte has arrived.
     pub total: f64,
 }
 
-/// What was measured, and what came.
+/// One measurement: the work and its times.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
-    /// Copies that start together: plain ones, and pipelines.
+    /// Plain copies that start together.
     pub direct: Vec<Hop>,
-    /// See [`Work::Paths`].
+    /// Pipelines that start together with the plain copies; see [`Work::Paths`].
     pub staged: Vec<Pipeline>,
-    /// Of [`Work::Many`] its mechanism and how many: the only one of `direct` so often.
+    /// Mechanism and number of copies of [`Work::Many`]; `direct` then holds one of the copies.
     pub many: Option<(Mechanism, u32)>,
-    /// Whether as plans run pipelines: [`Work::Paths`].
+    /// True if the work was executed in the same way as a plan ([`Work::Paths`]).
     pub as_plan: bool,
-    /// One for each repetition.
+    /// One timing for each repetition.
     pub runs: Vec<Timing>,
 }
 
@@ -122,70 +123,71 @@ impl Reading {
         Reading { direct, staged, many, as_plan: matches!(work, Work::Paths { .. }), runs }
     }
 
-    /// Whether it is of plain copies that start together.
+    /// True if the work consists of plain copies that start together.
     fn is_plain(&self) -> bool {
         self.many.is_none() && !self.as_plan && !self.direct.is_empty()
     }
 
-    /// The medians.
+    /// Returns the medians of the runs.
     fn timing(&self) -> Timing {
         let middle = |of: fn(&Timing) -> f64| median(&mut self.runs.iter().map(of).collect::<Vec<f64>>()).unwrap_or(0.0);
         Timing { issue: middle(|run| run.issue), total: middle(|run| run.total) }
     }
 }
 
-/// Whether the bytes of a copy arrive.
+/// Result of checking the bytes of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Integrity {
     /// Every byte of the pattern arrived.
     Intact,
-    /// Copies report success and this is not what arrived.
+    /// The copy reports success, but some bytes are wrong.
     Lost {
-        /// Bytes of the pattern that are wrong.
+        /// Number of wrong bytes.
         wrong: u64,
-        /// Bytes of the pattern.
+        /// Number of bytes of the pattern.
         of: u64,
     },
 }
 
-/// What measures copies for a probe: the runtime on a machine, which nothing else may use meanwhile; a model or stored readings in tests.
+/// Measures copies for a probe: on a machine that nothing else uses meanwhile, or in tests from a model or stored readings.
 pub trait Harness {
-    /// Why a copy could not be made.
+    /// Reason why a copy could not be made.
     type Error;
 
-    /// Runs `work` once to warm up, and then `repetitions` times, which it gives. Where host memory takes part, repetitions use different
-    /// buffers of it: a plan will have yet another one.
+    /// Runs `work` once to warm up and then `repetitions` times, and returns the times of the repetitions. If host memory is involved,
+    /// repetitions use different buffers of it, because a plan uses yet another one.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
-    /// Seconds in which two streams, of these devices, raise and take flags by turns, so many rounds, once for each repetition. Nothing where
-    /// streams cannot.
+    /// Measures how long two streams of these devices take to set and wait for flags in turn, for `rounds` rounds. Returns the seconds of
+    /// each repetition, or nothing if the streams do not support it.
     fn pass_flags(&mut self, between: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Self::Error>;
-    /// Moves a pattern and compares every byte.
+    /// Copies a pattern and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Self::Error>;
-    /// The most bytes that copies of one measurement may bring to one device.
+    /// Returns the largest number of bytes that the copies of one measurement may write on one device.
     fn room(&self) -> u64;
 }
 
-/// How thoroughly to measure.
+/// Options for the effort of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeOptions {
-    /// Seconds that one copy alone should take where capacities are measured.
+    /// Seconds that one isolated copy should take when capacities are measured.
     pub copy_seconds: f64,
-    /// Runs of which the median is taken.
+    /// Number of runs from which the median is taken.
     pub repetitions: u32,
-    /// The part by which a set of copies may be slower than predicted before a reason is looked for.
+    /// Fraction by which a set of copies may be slower than predicted before the probe searches for a reason.
     pub tolerance: f64,
-    /// The most measurements of concurrent copies. What is still unexplained then stays so, and the record says it.
+    /// Largest number of measurements of concurrent copies. The record notes if contention is still unexplained at that point.
     pub measurements: u32,
-    /// Bytes of single copies from and to host memory, and of each transfer of an all-to-all, for which a context's probe then looks for better
-    /// plans than the model's, by executing them. On the host backend those of more than 4 MiB are left out, since CPUs move every byte. None: no search.
+    /// Bytes of single copies from and to host memory, and of each transfer of an all-to-all, for which the probe of a context then
+    /// searches for better plans by executing them. On the host backend sizes above 4 MiB are skipped, because CPU threads move every byte.
+    /// An empty list disables the search.
     pub tuned_bytes: Vec<u64>,
-    /// Median error of the check above which a probe is not tuned from and not kept.
+    /// Median error of the check above which nothing is tuned for a probe and the probe is not kept.
     pub most_error: f64,
 }
 
 impl Default for ProbeOptions {
-    /// On eight GPUs 2500 to 4000 measurements of 4 runs of 1 to 3 ms: 15 to 25 s. Then 1.1 s for each of the tuned sizes, each way, and each
-    /// rate at which GPUs reach host memory (four H200).
+    /// Default effort. On eight GPUs a probe makes 2500 to 4000 measurements of 4 runs of 1 to 3 ms, which takes 15 to 25 s. Tuning then
+    /// takes 1.1 s for each tuned size, each direction, and each rate at which GPUs access host memory (four H200).
     fn default() -> Self {
         let tuned_bytes = [4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20].into();
         ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes, most_error: Residuals::MOST }
@@ -193,7 +195,7 @@ impl Default for ProbeOptions {
 }
 
 impl ProbeOptions {
-    /// A first look: single copies, and the sets that matter most. Nothing is tuned.
+    /// Options for a first look: single copies, and the sets that matter most. Nothing is tuned.
     pub fn quick() -> Self {
         ProbeOptions {
             copy_seconds: 0.5e-3,
@@ -206,81 +208,82 @@ impl ProbeOptions {
     }
 }
 
-/// How far a probe is.
+/// Progress of a probe.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// What is being measured.
+    /// Name of the current stage.
     pub stage: &'static str,
-    /// Of this stage.
+    /// Number of completed parts of the stage.
     pub done: u32,
-    /// Of this stage.
+    /// Number of parts of the stage.
     pub of: u32,
-    /// Measurements so far.
+    /// Number of measurements so far.
     pub measurements: u32,
 }
 
-/// What was found of one hop.
+/// Results for one hop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HopFound {
-    /// From.
+    /// Source device.
     pub from: DeviceId,
-    /// To.
+    /// Destination device.
     pub to: DeviceId,
-    /// Whether bytes arrive. A hop that loses some is in no topology.
+    /// Result of checking the bytes. A hop that loses bytes is not in the topology.
     pub verdict: Integrity,
-    /// Bytes/s alone; 0 where it loses bytes.
+    /// Rate of an isolated copy in bytes/s; 0 if the hop loses bytes.
     pub rate: f64,
-    /// Seconds for a few bytes.
+    /// Seconds of a copy of a few bytes.
     pub start: f64,
 }
 
 /// Hops that share a capacity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// As in the topology, where it is a resource of its own there.
+    /// Name of the shared resource, as in the topology if the topology has it.
     pub name: String,
-    /// Bytes/s of all together.
+    /// Combined capacity in bytes/s.
     pub capacity: f64,
-    /// Bytes/s of what is staged in host memory, where that is another.
+    /// Combined capacity for bytes that are staged in host memory, in bytes/s, if it differs.
     pub staged: Option<f64>,
-    /// Who shares it.
+    /// Hops that share the capacity.
     pub hops: Vec<(DeviceId, DeviceId)>,
 }
 
-/// Two hops at once, against each alone.
+/// Slowdown of two concurrent hops.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// One.
+    /// First hop.
     pub first: (DeviceId, DeviceId),
-    /// The other.
+    /// Second hop.
     pub second: (DeviceId, DeviceId),
-    /// Time together over time alone, for byte counts that take equally long alone: 1 is independent, 2 takes turns.
+    /// Time together over time of an isolated copy, for byte counts that take equally long when isolated: 1 means independent, 2 means that
+    /// the hops alternate.
     pub slowdown: f64,
 }
 
-/// The result of a probe.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// The machine as measured.
+    /// The measured machine.
     pub topology: Topology,
     /// Every hop that was tried.
     pub hops: Vec<HopFound>,
     /// Every shared capacity.
     pub groups: Vec<Group>,
-    /// Every pair of hops that was measured by itself.
+    /// Every pair of hops that was measured separately.
     pub pairs: Vec<Pair>,
-    /// Of random sets of copies, measured last.
+    /// Errors of the predictions for random sets of copies, which are measured last.
     pub residuals: Residuals,
-    /// Measurements made.
+    /// Number of measurements.
     pub measurements: u32,
-    /// All of them, in order.
+    /// All measurements, in order.
     pub readings: Vec<Reading>,
-    /// What a reader of the topology should know: pairs that lose bytes, what stayed unexplained.
+    /// Notes for readers of the topology: pairs that lose bytes, and slowdowns that remain unexplained.
     pub notes: Vec<String>,
 }
 
-/// Measures the machine. `base` says which devices there are, which of them copies join, and by which kind of link; nothing else of
-/// it is used, and its fixed costs only where they cannot be measured.
+/// Measures the machine. `base` supplies the devices, the pairs between which copies are possible, and the kinds of links. Nothing else of
+/// it is used, except fixed costs that cannot be measured.
 pub fn probe<H: Harness>(
     base: &Machine,
     harness: &mut H,
@@ -316,8 +319,8 @@ pub fn probe<H: Harness>(
     Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: readings.len() as u32, readings, notes })
 }
 
-/// The topology that the capacities of these readings give, without measuring any anew. Costs are measured with `harness`; `failed` hears which of
-/// them could not be, and those of `base` stand in.
+/// Derives the topology from earlier readings, without measuring capacities again. Costs are measured with `harness`. `failed` is called
+/// for each cost that could not be measured; the value of `base` is then used.
 pub fn probe_from<H: Harness>(
     base: &Machine,
     readings: &[Reading],
@@ -337,14 +340,14 @@ pub fn probe_from<H: Harness>(
     }
 }
 
-/// The pairs of devices that copies join.
+/// Returns the pairs of devices between which copies are possible.
 fn joined(base: &Machine) -> Vec<Ends> {
     let devices: Vec<DeviceId> = base.devices().collect();
     let pairs = devices.iter().flat_map(|&from| devices.iter().map(move |&to| (from, to)));
     pairs.filter(|(from, to)| from != to && base.route(*from, *to).is_some()).collect()
 }
 
-/// Costs, and the topology of it all.
+/// Measures the costs and builds the topology.
 fn finish<H: Harness, E>(
     session: &mut Session<'_, H>,
     base: &Machine,
@@ -367,9 +370,10 @@ fn finish<H: Harness, E>(
     Ok((topology, groups))
 }
 
-/// By how much readings of host memory differ between their repetitions, each of which is in another buffer: a plan's buffer is yet another.
+/// Returns a note on the differences between repetitions of host copies. Each repetition uses another buffer, and a plan uses yet another
+/// one.
 fn spread(readings: &[Reading]) -> Option<String> {
-    /// Bytes of a copy that lasts long against its start.
+    /// Bytes of a copy whose start-up time is negligible.
     const LONG: u64 = 8 << 20;
     let of_host = |hop: &Hop| hop.bytes >= LONG && (hop.from.is_host() || hop.to.is_host());
     let mut spreads: Vec<f64> = readings
@@ -385,24 +389,24 @@ fn spread(readings: &[Reading]) -> Option<String> {
     Some(format!("from buffer to buffer copies of host memory differ by {:.1} % (median), {:.1} % at most", middle * 100.0, worst * 100.0))
 }
 
-/// The middle one, or the mean of the middle two; `None` of none.
+/// Returns the middle value, or the mean of the two middle values; `None` for an empty list.
 fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;
     Some((values[last / 2] + values[last.div_ceil(2)]) / 2.0)
 }
 
-/// To three significant digits: what a measurement is worth, and what a person reads.
+/// Rounds to three significant digits, which matches the precision of measurements and is easy to read.
 fn rounded(value: f64) -> f64 {
     if !(value.is_finite() && value > 0.0) {
         return value;
     }
     let unit = 10_f64.powi(value.log10().floor() as i32 - 2);
-    // Dividing by a power of ten gives the nearest number to the decimal one; multiplying would not.
+    // Dividing by a power of ten gives the nearest decimal number; multiplying would not.
     if unit < 1.0 { (value / unit).round() / 10_f64.powi(2 - value.log10().floor() as i32) } else { (value / unit).round() * unit }
 }
 
-/// What costs may be in a topology.
+/// Limits costs to the values that a topology accepts.
 fn bounded(mut costs: Costs) -> Costs {
     for cost in Costs::TABLE {
         let value = (cost.of_mut)(&mut costs);

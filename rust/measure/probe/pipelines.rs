@@ -1,7 +1,7 @@
-//! Pipelines as plans have them: beside a direct copy, and several at once.
+//! Measures pipelines as plans use them: together with a direct copy, and several at the same time.
 //!
-//! A pipeline alone hands its chunks over faster than one beside a direct copy, two opposite pipelines may move less at once than two plain copies do,
-//! and many together more, because their rings stay in the processor's caches.
+//! An isolated pipeline passes its chunks on faster than one that runs with a direct copy. Two opposite pipelines may move less at the same
+//! time than two plain copies. Many pipelines together may move more, because their rings stay in the processor's caches.
 
 use super::fit::{Sample, Shared};
 use super::measure::{Session, TINY, grained};
@@ -9,21 +9,22 @@ use super::{Harness, Hop, Pipeline, Work, median};
 use crate::model::{HOST_RINGS, PathModel, SLOTS};
 use crate::topology::{Costs, DeviceId, Machine};
 
-/// Seconds of the bytes of a pipeline, in units of a single copy's: as long as in plans from some tens of MiB to 1 GiB.
+/// Durations of a pipeline's bytes, relative to a single copy. They correspond to plans of some tens of MiB to 1 GiB.
 const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
-/// The direct copy is done when this part of the pipeline is, where the pipeline is measured.
+/// Fraction of the pipeline's time after which the direct copy ends, when pipelines are measured.
 const DIRECT_ENDS: f64 = 0.85;
-/// The pipeline is done when this part of the direct copy is, where fork and join are measured.
+/// Fraction of the direct copy's time after which the pipeline ends, when fork and join are measured.
 const PIPELINE_ENDS: f64 = 0.5;
-/// The most bytes of a direct copy and of a pipeline, as parts of the room: one of each arrives on a device, and two rings may lie there.
+/// Largest size of a direct copy, as a fraction of the room. `STAGED` is the same limit for a pipeline. One of each arrives on a device,
+/// and two rings may lie there.
 const DIRECT: f64 = 0.5;
-/// See [`DIRECT`].
+/// Largest size of a pipeline, as a fraction of the room; see [`DIRECT`].
 const STAGED: f64 = 0.125;
 
-/// A pipeline is in plans if this part of its rate comes on top of its direct copy.
+/// Plans use a pipeline only if at least this fraction of its rate adds to the rate of its direct copy.
 const ADDED: f64 = 0.75;
 
-/// A pipeline, and the plain copy beside which plans run it.
+/// A pipeline, and the plain copy together with which plans run it.
 struct PipelinePath {
     from: DeviceId,
     via: DeviceId,
@@ -33,7 +34,7 @@ struct PipelinePath {
 }
 
 impl PipelinePath {
-    /// `None` where there is no such pipeline, or no plan that has it, because it shares what limits it with the direct copy.
+    /// Returns `None` if the pipeline does not exist, or if no plan uses it because its bottleneck is shared with the direct copy.
     fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<PipelinePath> {
         let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
         let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
@@ -55,7 +56,7 @@ impl PipelinePath {
     }
 }
 
-/// The host memory that this GPU copies with fastest, the first of several.
+/// Returns the host memory to which copies of this GPU are fastest; the first if there are several.
 fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
     let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
     let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));
@@ -66,13 +67,14 @@ fn gpus(machine: &Machine) -> Vec<DeviceId> {
     machine.devices().filter(|device| !device.is_host()).collect()
 }
 
-/// Between the first two GPUs through host memory.
+/// Returns a pipeline between the first two GPUs through host memory.
 fn through_host(machine: &Machine) -> Option<PipelinePath> {
     let [a, b, ..] = gpus(machine)[..] else { return None };
     PipelinePath::new(machine, a, nearest(machine, a)?, b)
 }
 
-/// Between the first two GPUs through another one; where no plan has that, out of host memory and into it through a GPU.
+/// Returns a pipeline between the first two GPUs through another GPU. If no plan uses one, returns pipelines from and to host memory
+/// through a GPU.
 fn through_gpu(machine: &Machine) -> Vec<PipelinePath> {
     let gpus = gpus(machine);
     let [a, b, ..] = gpus[..] else { return Vec::new() };
@@ -81,8 +83,9 @@ fn through_gpu(machine: &Machine) -> Vec<PipelinePath> {
     through(a, b).map_or_else(of_host, |between| vec![between])
 }
 
-/// What a direct copy takes longer because a pipeline runs beside it that ends earlier: the caller's stream waits for both. Held against the copy alone a
-/// moment before, because a rate that is wrong by 1 % would be 1 to 3 us of it. Short ones, six times: the median.
+/// Measures by how much a direct copy takes longer because a pipeline that ends earlier runs at the same time: the caller's stream waits
+/// for both. The reference is the isolated copy a moment before, because an error of 1 % in the rate would amount to 1 to 3 us. The result
+/// is the median of six short measurements.
 pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let Some((staged, direct)) = through_host(machine).and_then(|staged| Some((staged.direct.clone()?, staged))).map(|(a, b)| (b, a))
     else {
@@ -97,12 +100,12 @@ pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine
         longer.push((both - alone).max(0.0));
     }
     costs.fork_join_staged = median(&mut longer).unwrap_or(costs.fork_join_staged);
-    // Several GPUs wait for an event of another stream, and have one waited for, as well.
+    // Several GPUs also wait for an event of another stream, and another stream waits for one of theirs.
     costs.fork_join_gpus = costs.fork_join_gpus.max(costs.fork_join_staged);
     Ok(())
 }
 
-/// What a chunk costs through host memory, and what an operation of a pipeline takes to issue.
+/// Measures the cost of a chunk through host memory, and the time to issue an operation of a pipeline.
 pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, issue) = each_chunk(session, through_host(machine).as_slice(), costs)?;
     costs.chunk_via_host = each.unwrap_or(costs.chunk_via_host);
@@ -110,16 +113,16 @@ pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine:
     Ok(())
 }
 
-/// What a chunk costs through a GPU.
+/// Measures the cost of a chunk through a GPU.
 pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, _) = each_chunk(session, &through_gpu(machine), costs)?;
     costs.chunk_via_gpu = each.unwrap_or(costs.chunk_via_gpu);
     Ok(())
 }
 
-/// Pipelines of several lengths, each with `n` chunks, as many as the model would take, and with `2 n`, beside a direct copy that ends earlier. What the latter
-/// take longer is `n` chunks: what a rate that drifts adds is in both. Over all lengths together; and the median of the seconds of the calling thread for an
-/// operation.
+/// Measures pipelines of several lengths, each with `n` chunks, the number that the model would choose, and with `2 n`, while a direct copy
+/// runs that ends earlier. The difference is the cost of `n` chunks; a drift of the rate affects both equally. Returns the cost of a chunk
+/// over all lengths together, and the median of the calling thread's seconds per operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,
     staged: &[PipelinePath],
@@ -137,7 +140,7 @@ fn each_chunk<H: Harness>(
             let direct: Vec<Hop> = staged.direct.iter().map(beside).collect();
             let timing = session.measure(&Work::Paths { direct: &direct, staged: &[staged.pipeline(bytes, chunks)] })?;
             let alone = staged.direct.iter().zip(&direct).map(|(path, hop)| path.seconds(costs, hop.bytes, 1)).fold(0.0, f64::max);
-            // Where the direct copy was last, the pipeline's end is not known.
+            // If the direct copy was last, the time at which the pipeline ended is unknown.
             if timing.total > 1.05 * alone {
                 late.push(timing.total - staged.path.seconds(&free, bytes, chunks));
                 issues.push(timing.issue / f64::from(2 * chunks + direct.len() as u32));
@@ -147,12 +150,12 @@ fn each_chunk<H: Harness>(
             (later, further) = (later + of_many - of_few, further + few);
         }
     }
-    // A chunk is two operations, which a graph issues one after another.
+    // A chunk consists of two operations, which a graph issues one after the other.
     let each = (further > 0).then(|| f64::max(later / f64::from(further), 2.0 * costs.graph_node));
     Ok((each, median(&mut issues)))
 }
 
-/// What host memory carries of bytes that are staged in it, by pipelines through it from each GPU to the next.
+/// Measures the capacity of host memory for staged bytes, with pipelines through it from each GPU to the next.
 pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let gpus = gpus(machine);
     let next = |(&from, &to): (&DeviceId, &DeviceId)| PipelinePath::new(machine, from, nearest(machine, from)?, to);
@@ -164,7 +167,7 @@ pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &M
     Ok(())
 }
 
-/// A capacity carries at least what these pipelines drew from it.
+/// Raises capacities to at least the rates that these pipelines reached.
 fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) {
     for shared in &mut session.fit.shared {
         let drawn = shared.load(&pipelines.copies) / pipelines.seconds;
@@ -174,8 +177,8 @@ fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) 
     }
 }
 
-/// The same by two opposite pipelines between two GPUs. If they are later than all capacities say, the links of their GPUs, and of others like them,
-/// carry less in both directions at once.
+/// Measures staged capacities with two opposite pipelines between two GPUs. If they take longer than all capacities predict, the links of
+/// these GPUs, and of others like them, carry less when both directions are used at the same time.
 pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let tolerance = session.options.tolerance;
     let gpus = gpus(machine);
@@ -184,15 +187,16 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
         let host = nearest(machine, a)?;
         Some(vec![PipelinePath::new(machine, a, host, b)?, PipelinePath::new(machine, b, host, a)?])
     };
-    // With the GPU with which least else is shared: an uplink that both use hides what their own links carry.
+    // The partner is the GPU with which the fewest other resources are shared: an uplink that both use would hide the capacity of their own
+    // links.
     let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
     let Some((_, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(()) };
     let (two, gaps) = together(session, machine, costs, &pair)?;
     carries_staged(session, &two);
-    // While one waits between two chunks the other has a link to itself that it nearly fills already.
+    // While one pipeline waits between two chunks, the other has a link to itself and almost fills it already.
     let seconds = two.seconds - gaps;
     if session.fit.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
-        // Each link carries the first hop of one and the second of the other.
+        // Each link carries the first hop of one pipeline and the second hop of the other.
         let carried = two.copies.iter().map(|copy| copy.1).sum::<f64>() / pair.len() as f64 / seconds;
         let links: Vec<[DeviceId; 2]> = pair.iter().map(|one| [one.from, one.via]).collect();
         slow_both_ways(session, &links, carried);
@@ -200,8 +204,8 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
     Ok(())
 }
 
-/// Takes all links between GPUs and host memory to carry as much less of staged bytes in both directions at once as the narrowest of these, which carried so
-/// many bytes/s.
+/// Reduces the capacity for staged bytes in both directions of all links between GPUs and host memory. The factor is that of the narrowest
+/// of `links`, which carried `carried` bytes/s.
 fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 2]], carried: f64) {
     let hops = session.hops.clone();
     let fit = &mut session.fit;
@@ -215,7 +219,7 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
             fit.shared.push(Shared::of([there, back], hops.len(), fit.rates[there] + fit.rates[back]));
             fit.shared.len() - 1
         });
-        // Either direction alone is as fast as before.
+        // Each direction by itself is as fast as before.
         of_link.push(([gpu, host], index, fit.rates[there].max(fit.rates[back])));
     }
     let known = of_link.iter().filter(|of| links.contains(&of.0)).map(|of| fit.shared[of.1].capacity).fold(f64::INFINITY, f64::min);
@@ -226,9 +230,9 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
     }
 }
 
-/// These pipelines at once, each beside its direct copy: their bytes with the seconds that these took, gaps between chunks included, and the seconds of the
-/// gaps. The slowest of a few measurements, in which the direct copies end earlier: a path that is faster than the model says costs a little of the gain,
-/// one that is slower makes a plan slower than the plain copy.
+/// Measures pipelines at the same time, each with its direct copy. Returns their bytes with the seconds that they took, including gaps
+/// between chunks, and the seconds of the gaps. The times are the slowest of a few measurements in which the direct copies end earlier: a
+/// path that is faster than the model expects costs a little of the gain, but one that is slower makes a plan slower than the plain copy.
 fn together<H: Harness>(
     session: &mut Session<'_, H>,
     machine: &Machine,
@@ -236,20 +240,20 @@ fn together<H: Harness>(
     staged: &[PipelinePath],
 ) -> Result<(Sample, f64), H::Error> {
     const TIMES: u32 = 3;
-    /// Buffers of host memory that differ by more than this part are not alike.
+    /// Relative difference above which buffers of host memory count as different.
     const UNEVEN: f64 = 0.2;
     let bytes = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / seconds_for_each_byte(machine, staged);
     let bytes = bounded(session, STAGED, bytes);
     let largest = HOST_RINGS / (u64::from(SLOTS) * staged.len() as u64);
     let chunks = staged[0].path.best_chunks(costs, bytes).max(bytes.div_ceil(largest) as u32).max(2);
     let pipelines: Vec<Pipeline> = staged.iter().map(|one| one.pipeline(bytes, chunks)).collect();
-    // As long as each takes alone at least.
+    // The first estimate is the longest isolated time.
     let mut slowest = staged.iter().map(|one| one.path.seconds(costs, bytes, chunks)).fold(0.0, f64::max);
     for _ in 0..TIMES {
         let beside = |one: &PipelinePath| Some(one.hop(bounded(session, DIRECT, DIRECT_ENDS * slowest * one.direct.as_ref()?.rate)));
         let direct: Vec<Hop> = staged.iter().filter_map(beside).collect();
         let median = session.measure(&Work::Paths { direct: &direct, staged: &pipelines })?.total;
-        // Each run is in another buffer of host memory. A plan may meet the slow one of buffers that differ.
+        // Each run uses another buffer of host memory. If the buffers differ, a plan may get the slow one.
         let worst = session.readings.last().map_or(median, |reading| reading.runs.iter().map(|run| run.total).fold(median, f64::max));
         let total = if worst > median * (1.0 + UNEVEN) { worst } else { median };
         slowest = slowest.max(total - costs.fork_join_staged);
@@ -263,7 +267,7 @@ fn together<H: Harness>(
     Ok((Sample { copies, seconds }, (overhead(costs) - fill).min(seconds / 2.0)))
 }
 
-/// Seconds for each byte of each of these pipelines at once, of what plain copies share.
+/// Returns the seconds for each byte of each of these pipelines at the same time, from the capacities that plain copies share.
 fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     let mut work = vec![0.0; machine.resources().len()];
     for &(resource, weight) in staged.iter().flat_map(|one| &one.path.weights) {
@@ -272,7 +276,7 @@ fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     work.into_iter().fold(0.0, f64::max)
 }
 
-/// Whole grains, enough for a few chunks and no more than this part of the room.
+/// Limits bytes to `part` of the room and to at least a few chunks, in whole grains.
 fn bounded<H: Harness>(session: &Session<'_, H>, part: f64, bytes: f64) -> u64 {
     let least = 64 * TINY;
     grained(bytes.min(session.harness.room() as f64 * part)).max(least)

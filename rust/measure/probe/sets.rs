@@ -1,8 +1,8 @@
-//! The sets of copies that are measured: those that one piece of hardware would serve, and those that plans have.
+//! Selects the sets of copies to measure: those that one piece of hardware would serve, and those that plans use.
 //!
-//! Only sets whose time cannot depend on the order of issue. The plain copies that one GPU issues to other GPUs run one after another, whatever their
-//! streams, so a copy may wait behind one whose entry into its destination is busy: that is no capacity. Copies of host memory have engines
-//! of their own.
+//! Only sets whose time does not depend on the order of submission are used. The plain copies that one GPU makes to other GPUs run one
+//! after the other, whatever their streams. So a copy may wait behind one whose destination port is busy, and the delay would look like a
+//! capacity. Host copies have engines of their own.
 
 use super::Ends;
 use crate::topology::DeviceId;
@@ -11,14 +11,15 @@ fn is_between_gpus(ends: Ends) -> bool {
     !ends.0.is_host() && !ends.1.is_host()
 }
 
-/// Whether the time of these hops at once cannot depend on the order of issue: each GPU issues at most one copy to another GPU, or one issues all.
+/// True if the time of these hops together does not depend on the order of submission: each GPU issues at most one copy to another GPU, or
+/// one GPU issues all.
 pub(super) fn is_free_of_order(hops: &[Ends], set: &[usize]) -> bool {
     let sources: Vec<DeviceId> = set.iter().map(|hop| hops[*hop]).filter(|ends| is_between_gpus(*ends)).map(|ends| ends.0).collect();
     let once = |(index, source): (usize, &DeviceId)| !sources[..index].contains(source);
     sources.iter().enumerate().all(once) || sources.iter().all(|source| *source == sources[0])
 }
 
-/// What is left of a set when each GPU issues only its first copy to another one.
+/// Returns the part of a set in which each GPU issues only its first copy to another GPU.
 pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     let repeats = |index: usize| {
         let ends = hops[set[index]];
@@ -27,7 +28,7 @@ pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     (0..set.len()).filter(|index| !repeats(*index)).map(|index| set[index]).collect()
 }
 
-/// The set itself if it is free of order; else one set for each distance between GPUs, with all copies of host memory.
+/// Returns the set itself if it is free of order. Otherwise returns one set for each distance between GPUs, each with all host copies.
 fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     if is_free_of_order(hops, set) {
         return vec![set.to_vec()];
@@ -38,8 +39,11 @@ fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     (1..gpus).map(turn).filter(|turn| turn.iter().any(|hop| distance(*hop).is_some())).collect()
 }
 
-/// Pairs that hardware often joins: both directions between two devices, all copies of one direction between GPUs and a host memory, and in each GPU a
-/// copy to or from a peer beside one of host memory.
+/// Returns pairs that hardware often connects:
+///
+/// - both directions between two devices,
+/// - copies of one direction between two GPUs and a host memory,
+/// - for each GPU, a copy to or from a peer and a host copy.
 pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
     let mut pairs = Vec::new();
     let mut seen: Vec<(DeviceId, bool, bool, bool)> = Vec::new();
@@ -52,7 +56,7 @@ pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
                 pairs.push([first, second]);
                 continue;
             }
-            // The first of each kind in each GPU.
+            // Only the first of each kind for each GPU.
             let (peer, host) = if is_between_gpus(*a) { (a, b) } else { (b, a) };
             if !is_between_gpus(*peer) || is_between_gpus(*host) {
                 continue;
@@ -69,8 +73,12 @@ pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
     pairs
 }
 
-/// Larger sets, small ones first: what leaves or enters a device, or both; all copies of host memory by direction, and without each of them; all between
-/// GPUs, and each to the one so many further on; everything.
+/// Returns larger sets, small ones first:
+///
+/// - all copies that leave a device, enter it, or both,
+/// - all host copies by direction, and each such set without one of its copies,
+/// - all copies between GPUs, also by distance,
+/// - all copies.
 pub(super) fn families(hops: &[Ends], devices: &[DeviceId]) -> Vec<Vec<usize>> {
     let select = |wanted: &dyn Fn(DeviceId, DeviceId) -> bool| -> Vec<usize> {
         hops.iter().enumerate().filter(|(_, hop)| wanted(hop.0, hop.1)).map(|(index, _)| index).collect()
@@ -97,7 +105,8 @@ pub(super) fn families(hops: &[Ends], devices: &[DeviceId]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// All copies out of host memory, into it, and both, and the former two without each of their copies: memory slows down before it is full.
+/// Returns all copies from host memory, to it, and both; the first two also without each of their copies, because memory slows down before
+/// it is saturated.
 pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     let select = |wanted: &dyn Fn(bool, bool) -> bool| -> Vec<usize> {
         hops.iter().enumerate().filter(|(_, hop)| wanted(hop.0.is_host(), hop.1.is_host())).map(|(index, _)| index).collect()
@@ -112,10 +121,10 @@ pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Copies that pass from one host memory's side of the machine to another's, GPUs being on the side of the one that they copy with fastest: a link
-/// between sockets serves them. GPUs may have links of their own, so there are two sets: without copies between GPUs, and with them.
+/// Returns copies that cross from one host domain to another. A GPU belongs to the domain with which it copies fastest. A link between
+/// sockets serves these copies. GPUs may have links of their own, so there are two sets: without copies between GPUs, and with them.
 pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[DeviceId]) -> Vec<Vec<usize>> {
-    /// A host memory is near if no other comes within this part of its rate.
+    /// A host memory is near a GPU if the rate of every other is below this fraction of its rate.
     const NEAR: f64 = 0.9;
     let hosts: Vec<DeviceId> = devices.iter().copied().filter(|device| device.is_host()).collect();
     let rate = |a, b| hops.iter().zip(rates).filter(|(hop, _)| **hop == (a, b) || **hop == (b, a)).map(|(_, rate)| rate).sum::<f64>();
@@ -137,7 +146,7 @@ pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[Devi
     sets
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): the same sets in every probe.
+/// SplitMix64 (Steele, Lea, Flood 2014). The fixed seed gives the same sets in every probe.
 pub(super) struct Random(pub u64);
 
 impl Random {
@@ -149,7 +158,7 @@ impl Random {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
-    /// From two to `most` hops that are free of order.
+    /// Returns two to `most` random hops, reduced to a set that is free of order.
     pub fn set(&mut self, hops: &[Ends], most: usize) -> Vec<usize> {
         let count = 2 + self.below(most.saturating_sub(1));
         let mut all: Vec<usize> = (0..hops.len()).collect();
@@ -188,7 +197,8 @@ mod tests {
     #[test]
     fn sets_of_eight_gpus_are_bounded_and_free_of_order_and_have_every_hop() {
         let (hops, devices) = all(8);
-        // 36 pairs of directions, 28 pairs of GPUs for each direction of host memory, four kinds of meeting in each GPU.
+        // 36 pairs of directions, 28 pairs of GPUs for each direction of host memory, and four kinds of pairs with a host copy for each
+        // GPU.
         assert_eq!(pairs(&hops).len(), 36 + 2 * 28 + 32);
         let families = families(&hops, &devices);
         assert!(families.len() <= 128 && families.is_sorted_by_key(Vec::len), "{}", families.len());

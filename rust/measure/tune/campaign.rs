@@ -1,4 +1,4 @@
-//! All cases and sizes, and the size from which several paths pay.
+//! Tunes all cases and sizes, and finds the size from which several paths gain.
 
 use super::cases::Case;
 use super::class::Class;
@@ -12,46 +12,46 @@ use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Shape, plan};
 use crate::topology::Machine;
 
-/// How to search.
+/// Search method.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// Which paths alone, with the model's shares and chunks.
+    /// Searches paths only, with the model's shares and chunks.
     Paths,
-    /// From the model's plan, coordinate by coordinate.
+    /// Starts from the model's plan and searches coordinate by coordinate.
     Short,
-    /// The short search and the whole grid, to judge the one by the other.
+    /// Makes the short search and scores the whole grid, to compare the two.
     Both,
 }
 
-/// What is tuned.
+/// Parameters of a tuning run.
 #[derive(Clone, Debug)]
 pub struct Campaign<'a> {
-    /// Whose plans.
+    /// Machine for which plans are made.
     pub machine: &'a Machine,
-    /// Bytes of each transfer, any order.
+    /// Bytes of each transfer, in any order.
     pub sizes: &'a [u64],
-    /// What no search changes: the staging bound.
+    /// Options that no search changes: the staging bound.
     pub base: Options,
-    /// How.
+    /// Search method.
     pub search: Search,
-    /// The tuning to judge, if one is to be judged: results are then compared with what contexts choose by it, and not with the model's
-    /// choice. Searches start from the model in any case.
+    /// Tuning to judge, if any. Results are then compared with the choice of contexts that use it, instead of the model's choice. Searches
+    /// start from the model in any case.
     pub in_force: Option<&'a Tuning>,
 }
 
-/// What was found for one batch with one engine.
+/// Results for one batch with one engine.
 #[derive(Clone, Debug)]
 pub struct EngineResult {
-    /// By the short search.
+    /// Result of the short search.
     pub short: Found,
-    /// By the grid, where it was asked for.
+    /// Result of the grid, if it was requested.
     pub grid: Option<Found>,
-    /// Whether the better of the two won a duel against the plan that is chosen now, which may use another engine.
+    /// True if the better of the two beat the currently chosen plan, which may use another engine, in a direct comparison.
     pub beats_choice: bool,
 }
 
 impl EngineResult {
-    /// The better of the two.
+    /// Returns the better of the two results.
     pub fn best(&self) -> &Trial {
         match &self.grid {
             Some(grid) if grid.best.seconds < self.short.best.seconds => &grid.best,
@@ -60,27 +60,27 @@ impl EngineResult {
     }
 }
 
-/// What was found for one batch.
+/// Results for one batch.
 #[derive(Clone, Debug)]
 pub struct TunedPoint {
-    /// The case that it belongs to.
+    /// Case to which the batch belongs.
     pub case: Case,
-    /// What is moved.
+    /// The transfers.
     pub batch: Vec<Shape>,
-    /// Which batches it holds for.
+    /// Class of batches to which the results apply.
     pub class: Class,
     /// Bytes of each transfer.
     pub size: u64,
-    /// Seconds of the plan that is chosen now: the model's, or that of a context with the tuning that is judged.
+    /// Seconds of the currently chosen plan: the model's, or that of a context with the judged tuning.
     pub chosen: f64,
-    /// With streams.
+    /// Results with streams.
     pub stream: EngineResult,
-    /// With graphs.
+    /// Results with graphs.
     pub graph: EngineResult,
 }
 
 impl TunedPoint {
-    /// The engine to prefer, and the seconds of its best plan: what is chosen now unless another gains enough.
+    /// Returns the preferred engine, and the seconds of its best plan: the current choice, unless another engine gains enough.
     pub fn choice(&self) -> (Engine, f64) {
         [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
             .into_iter()
@@ -90,33 +90,34 @@ impl TunedPoint {
             .unwrap_or((Engine::Auto, self.chosen))
     }
 
-    /// Seconds of the best plan of the short searches, what is chosen now included.
+    /// Returns the seconds of the best plan among the short searches and the current choice.
     pub fn short(&self) -> f64 {
         self.chosen.min(self.stream.short.best.seconds).min(self.graph.short.best.seconds)
     }
 
-    /// Seconds of the best plan of all, where the grid was searched.
+    /// Returns the seconds of the best plan of all, if the grid was searched.
     pub fn exhaustive(&self) -> Option<f64> {
         let grids = [self.stream.grid.as_ref()?, self.graph.grid.as_ref()?];
         Some(grids.into_iter().map(|grid| grid.best.seconds).fold(self.short(), f64::min))
     }
 
-    /// Plans that the short searches scored, both engines, and what is chosen now.
+    /// Returns the number of plans that the short searches of both engines scored, plus one for the current choice.
     pub fn short_evaluations(&self) -> usize {
         1 + self.stream.short.evaluations + self.graph.short.evaluations
     }
 
-    /// The same for the grid, where it was searched.
+    /// Returns the number of plans that the grid searches scored, if the grid was searched.
     pub fn grid_evaluations(&self) -> Option<usize> {
         Some(self.stream.grid.as_ref()?.evaluations + self.graph.grid.as_ref()?.evaluations)
     }
 }
 
-/// Scores of one bisection for a threshold: to within a factor of 4^(1/8), a fifth, between sizes that are four times apart.
+/// Number of comparisons of the bisection for a threshold. Three reduce the uncertainty between sizes that differ by a factor of four to
+/// 4^(1/8), about a fifth.
 const BISECTIONS: usize = 3;
 
 impl Campaign<'_> {
-    /// The batches of a case: class by class, each from large to small, so that buffers are allocated once.
+    /// Returns the batches of a case: class by class, each from large to small, so that buffers are allocated once.
     pub fn batches(&self, case: Case) -> Vec<(u64, Vec<Shape>)> {
         let mut sizes = self.sizes.to_vec();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -126,7 +127,7 @@ impl Campaign<'_> {
         largest.iter().flat_map(|batch| sizes.iter().map(|size| (*size, at(batch, *size)))).collect()
     }
 
-    /// Searches for one batch. `progress` hears the engine and, of the grid, how many settings are done.
+    /// Searches for one batch. `progress` receives the engine and the number of scored and of all settings of the grid.
     pub fn point<S: Score>(
         &self,
         case: Case,
@@ -150,8 +151,8 @@ impl Campaign<'_> {
                 }
             };
             let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
-            // The best of many noisy scores was partly lucky, and was scored at another time than the plan that is chosen now. So results
-            // are taken from duels.
+            // The best of many noisy scores was partly lucky, and it was scored at another time than the currently chosen plan. So results
+            // are taken from direct comparisons.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
                 let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
                 trial.seconds = chosen.seconds * verdict.ratio;
@@ -167,8 +168,8 @@ impl Campaign<'_> {
         Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
     }
 
-    /// Combines the points to a tuning. Where one path is best at one size and several are at the next, more scores find the size from which
-    /// several pay.
+    /// Combines the points to a tuning. If one path is best at one size and several are best at the next, further scores find the size from
+    /// which several gain.
     pub fn tuning<S: Score>(&self, points: &[TunedPoint], origin: Origin, score: &mut S) -> Result<Tuning, TuneError<S::Error>> {
         let mut classes: Vec<ClassTuning> = Vec::new();
         for first in points {
@@ -217,7 +218,7 @@ impl Campaign<'_> {
         let mut min_bytes = None;
         if let Some(at) = points.iter().position(|point| several(point)).filter(|at| *at > 0) {
             let threshold = self.threshold(points[at - 1].size, points[at], &sizes[at], engine, score)?;
-            // What was found for the larger size holds from there on.
+            // The setting of the larger size applies from the threshold on.
             sizes[at].from_bytes = threshold;
             min_bytes = Some(threshold);
         }
@@ -225,7 +226,8 @@ impl Campaign<'_> {
         Ok(EngineTuning { min_bytes, sizes })
     }
 
-    /// The least size, between one at which one path is best and this point's, from which the point's setting beats one path.
+    /// Returns the smallest size from which the point's setting beats one path. It lies between `one`, at which one path is best, and the
+    /// size of the point.
     fn threshold<S: Score>(
         &self,
         mut one: u64,
@@ -256,8 +258,8 @@ impl Campaign<'_> {
     }
 }
 
-/// Where the setting of each size begins: half way to the one below on a logarithmic scale. The first reaches as far down as half of the
-/// next gap, or to half its size where it is the only one.
+/// Returns the size at which the setting of each point begins: half way to the next smaller one on a logarithmic scale. The first setting
+/// extends down by half of the gap to the next size, or to half its size if there is only one.
 fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
     let first = points.first().map_or(0, |point| point.size);
     let next = points.get(1).map_or(first.saturating_mul(4), |point| point.size);
@@ -265,12 +267,12 @@ fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
     std::iter::once(whole(below.max(1))).chain(points.windows(2).map(|two| between(two[0].size, two[1].size))).collect()
 }
 
-/// The geometric mean.
+/// Returns the geometric mean.
 fn between(a: u64, b: u64) -> u64 {
     whole((a as f64 * b as f64).sqrt() as u64)
 }
 
-/// Multiples of [`GRAIN`] read better, where there is room for them.
+/// Rounds down to a multiple of [`GRAIN`], which is easier to read, unless the size is small.
 fn whole(bytes: u64) -> u64 {
     if bytes >= 16 * GRAIN { bytes / GRAIN * GRAIN } else { bytes }
 }

@@ -1,4 +1,4 @@
-//! The communication steps that are tuned: those of the papers' figures, and the way to and from the host.
+//! The communication steps that are tuned: those of the papers' figures, and copies from and to the host.
 
 use super::class::Class;
 use crate::plan::Shape;
@@ -13,7 +13,7 @@ pub enum Case {
     H2d,
     /// One copy from a GPU to pinned host memory.
     D2h,
-    /// Two GPUs, both ways at once.
+    /// Two GPUs, in both directions at the same time.
     Bidir,
     /// Every GPU to the next, the last to the first.
     Ring,
@@ -22,10 +22,10 @@ pub enum Case {
 }
 
 impl Case {
-    /// Every case.
+    /// All cases.
     pub const ALL: [Case; 6] = [Case::D2d, Case::H2d, Case::D2h, Case::Bidir, Case::Ring, Case::AllToAll];
 
-    /// `d2d`, `h2d`, `d2h`, `bidir`, `ring`, `all_to_all`.
+    /// Returns the name: `d2d`, `h2d`, `d2h`, `bidir`, `ring` or `all_to_all`.
     pub const fn name(self) -> &'static str {
         match self {
             Case::D2d => "d2d",
@@ -37,13 +37,13 @@ impl Case {
         }
     }
 
-    /// The case of this name.
+    /// Returns the case of this name.
     pub fn named(name: &str) -> Option<Case> {
         Case::ALL.into_iter().find(|case| case.name() == name)
     }
 
-    /// Batches of `bytes` in each transfer, one for each class that this machine has of the case: pairs of one and of two NVLinks are two.
-    /// None where the machine has too few GPUs.
+    /// Returns batches with `bytes` in each transfer, one for each class that the machine has of the case: for example, pairs with one and
+    /// with two NVLinks are two classes. Returns none if the machine has too few GPUs.
     pub fn batches(self, machine: &Machine, bytes: u64) -> Vec<Vec<Shape>> {
         let gpus: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).collect();
         let hosts: Vec<DeviceId> = (0..machine.host_count()).map(DeviceId::host).collect();

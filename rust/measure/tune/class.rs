@@ -1,14 +1,14 @@
-//! Which transfers a tuned value holds for.
+//! Classes of batches that share tuned values.
 //!
-//! A tuner measures a few batches; a context plans any. Two batches are alike if their bytes go between the same kinds of memory, in the
-//! same pattern, over direct links of the same rate. Batches that are like no tuned one are planned by the model.
+//! A tuner measures a few batches, but a context plans arbitrary ones. Two batches are alike if their bytes go between the same kinds of
+//! memory, in the same pattern, over direct links of the same rate. The model plans batches that are not like any tuned one.
 
 use crate::plan::Shape;
 use crate::topology::{DeviceId, Machine, MemoryKind};
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-/// What holds the bytes at one end.
+/// Kind of memory at one end.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -23,7 +23,7 @@ impl Side {
         if device.is_host() { Side::Host } else { Side::Gpu }
     }
 
-    /// As in a tuning file.
+    /// Returns the name that a tuning file uses.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Gpu => "gpu",
@@ -32,7 +32,7 @@ impl Side {
     }
 }
 
-/// How many transfers there are, and who takes part.
+/// Number of transfers and pattern of their devices.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
@@ -40,15 +40,15 @@ pub enum Pattern {
     Single,
     /// Two transfers, there and back.
     BothWays,
-    /// Several; no device sends or receives more than one.
+    /// Several transfers; no device sends or receives more than one.
     Shift,
-    /// Every GPU of the machine to every other. The results do not apply to fewer GPUs, because the gain of several paths depends on who else
-    /// uses host memory.
+    /// Every GPU of the machine sends to every other. The results do not apply to fewer GPUs, because the gain of several paths depends on
+    /// the other users of host memory.
     Exchange,
 }
 
 impl Pattern {
-    /// As in a tuning file.
+    /// Returns the name that a tuning file uses.
     pub const fn name(self) -> &'static str {
         match self {
             Pattern::Single => "single",
@@ -59,27 +59,34 @@ impl Pattern {
     }
 }
 
-/// Batches that one tuned value holds for.
+/// Class of batches to which the same tuned values apply.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Class {
-    /// Where the bytes come from.
+    /// Kind of memory of the sources.
     pub from: Side,
-    /// Where they go.
+    /// Kind of memory of the destinations.
     pub to: Side,
-    /// How many transfers, and whose.
+    /// Number of transfers and pattern of their devices.
     pub pattern: Pattern,
-    /// Bytes/s of the slowest direct route among the transfers; 0 where one has none.
+    /// Rate of the slowest direct route among the transfers in bytes/s; 0 if a transfer has none.
     pub direct: f64,
 }
 
-/// Part of a rate by which routes of one class may differ: less than between links of one and two lanes, more than between two readings.
+/// Relative difference allowed between rates of one class. It is less than the difference between links of one and two lanes, and more than
+/// between two readings.
 const ALIKE: f64 = 0.05;
 
 impl Class {
-    /// The class of a batch, and the bytes of its largest transfer. `None` where nothing that is tuned stands for it: copies inside a
-    /// device, pageable memory, transfers in different directions between GPUs and host, two transfers between the same two devices (a
-    /// halo of faces and edges), several of which some device sends or receives more than one (unless all GPUs send to all), or sizes that
-    /// differ by more than a factor of two. O(n log n), and nothing on the heap for 16 transfers.
+    /// Returns the class of a batch and the bytes of its largest transfer. Takes O(n log n), without heap allocation for up to 16
+    /// transfers.
+    ///
+    /// Returns `None` if no tuned batch can represent it:
+    ///
+    /// - copies inside a device, or pageable memory;
+    /// - transfers in different directions between GPUs and host;
+    /// - two transfers between the same two devices (a halo of faces and edges);
+    /// - several transfers of which a device sends or receives more than one, unless all GPUs send to all;
+    /// - sizes that differ by more than a factor of two.
     pub fn of(machine: &Machine, batch: &[Shape]) -> Option<(Class, u64)> {
         let first = batch.first()?;
         let (from, to) = (Side::of(first.src_device), Side::of(first.dst_device));
@@ -111,7 +118,7 @@ impl Class {
             &[(a, b), back] if back == (b, a) => Pattern::BothWays,
             pairs if pairs.windows(2).any(|two| two[0] == two[1]) => return None,
             pairs if repeats(&mut pairs.iter().map(|p| p.0)) || repeats(&mut pairs.iter().map(|p| p.1)) => {
-                // Different pairs of GPUs, so many: all.
+                // The number of different pairs is that of all pairs of GPUs.
                 let gpus = machine.gpu_count() as usize;
                 if (from, to) != (Side::Gpu, Side::Gpu) || pairs.len() != gpus * (gpus - 1) {
                     return None;
@@ -123,7 +130,7 @@ impl Class {
         Some((Class { from, to, pattern, direct }, most))
     }
 
-    /// Whether what holds for the one holds for the other.
+    /// True if tuned values of one class apply to the other.
     pub fn is_like(&self, other: &Class) -> bool {
         (self.from, self.to, self.pattern) == (other.from, other.to, other.pattern)
             && (self.direct - other.direct).abs() <= ALIKE * self.direct.max(other.direct)

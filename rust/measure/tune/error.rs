@@ -1,9 +1,9 @@
-//! Why tuning stopped, and what can be wrong with a tuning file.
+//! Errors of tuning and of tuning files.
 
 use crate::plan::{PlanError, Violation};
 use std::path::PathBuf;
 
-/// Why a search stopped.
+/// Reason why a search stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError<E> {
     /// The batch cannot be planned at all.
@@ -17,28 +17,28 @@ pub enum TuneError<E> {
     Invalid(Violation),
 }
 
-/// Why a tuning file cannot be used.
+/// Reason why a tuning file cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // Of the fields, which say what they are.
+#[allow(missing_docs)] // The names of the fields are sufficient.
 pub enum TuningError {
-    /// A file that cannot be read.
+    /// The file cannot be read.
     #[error("tuning file {}: {reason}; make one with `mpgpu tune --output {}`, or unset MPGPU_TUNING_FILE", path.display(), path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// An error in a file that was read.
+    /// The file was read but contains an error.
     #[error("tuning file {}: {source}", path.display())]
     InFile { path: PathBuf, source: Box<TuningError> },
-    /// A text that is no tuning: the line, the key, the value and what is accepted.
+    /// The text is not a tuning. The message names the line, the key, the value and the accepted values.
     #[error("{0}")]
     Invalid(String),
-    /// Made for another machine, or for other figures of this one.
+    /// The tuning was made for another machine, or for other figures of this one.
     #[error(
-        "made for topology {made_for} (digest {made_digest}), and the one in force is {in_force} (digest {digest}): tuned values correct the \
+        "made for topology {made_for} (digest {made_digest}), and the active one is {in_force} (digest {digest}): tuned values correct the \
          figures of one topology and mean nothing for others. Tune again (`mpgpu tune --output FILE`), set MPGPU_TOPOLOGY to the topology \
          that it was made for, or unset MPGPU_TUNING_FILE"
     )]
     Foreign { made_for: String, made_digest: String, in_force: String, digest: String },
-    /// Measured on another backend.
+    /// The tuning was measured on another backend.
     #[error(
         "made on the {made_on} backend, and this is the {backend} backend, whose times have nothing to do with it: tune again here \
          (`mpgpu tune --output FILE`), or unset MPGPU_TUNING_FILE"

@@ -1,4 +1,4 @@
-//! The TOML form of a tuning. `docs/reference/tuning.md` says when it applies.
+//! Reads and writes tunings as TOML. `docs/reference/tuning.md` describes when they apply.
 //!
 //! ```toml
 //! version = 1
@@ -17,8 +17,8 @@
 //! sizes = [{ from_bytes = 28213248, max_paths = 2, chunk_bytes = 2097152, at_bytes = 67108864, host_share = 0.951 }]
 //! ```
 //!
-//! An entry holds up to the next size. `chunk_bytes` was found at `at_bytes` and scales with the square root of the size; without `at_bytes` it is
-//! constant. Absent keys are the model's. Trials of partitions:
+//! An entry applies up to the next size. `chunk_bytes` was found at `at_bytes` and scales with the square root of the size; without
+//! `at_bytes` it is constant. Absent keys leave the value to the model. Trials of partitions:
 //!
 //! ```toml
 //! [[partitions]]
@@ -43,15 +43,15 @@ use std::io::Read;
 use std::path::Path;
 use toml::Spanned;
 
-/// The format that is written and read.
+/// Version of the format that is written and read.
 const VERSION: u64 = 1;
-/// The longest text that [`parse`] looks at.
+/// Largest text in bytes that [`parse`] accepts.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileEntry {
-    /// Looked at before, by [`VersionEntry`].
+    /// Checked before, by [`VersionEntry`].
     #[serde(rename = "version")]
     _version: u64,
     topology: String,
@@ -73,7 +73,7 @@ struct PartitionsEntry {
     trials: Vec<Spanned<PartitionTrial>>,
 }
 
-/// Read before anything else, so that a file of another version is not refused for a key that this one lacks.
+/// Parsed before anything else, so that a file of another version is not refused because of a key that this version lacks.
 #[derive(Deserialize)]
 struct VersionEntry {
     version: u64,
@@ -101,7 +101,7 @@ struct PreferenceEntry {
     engine: EngineName,
 }
 
-/// The engines that are tuned.
+/// Engines that are tuned.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum EngineName {
@@ -130,9 +130,9 @@ struct SizeEntry {
     relay_share: Option<Spanned<f64>>,
 }
 
-/// The tuning that a TOML text describes.
+/// Parses a tuning from a TOML text.
 ///
-/// Strict: an unknown key, a wrong type, a value out of range or sizes out of order are errors that say where they are.
+/// Parsing is strict: an unknown key, a wrong type, a value out of range or sizes out of order are errors that name the line.
 pub fn parse(text: &str) -> Result<Tuning, TuningError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(too_long());
@@ -182,7 +182,7 @@ fn not_valid(why: &str) -> TuningError {
     TuningError::Invalid(format!("not valid: {why}"))
 }
 
-/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path does no harm.
+/// Reads and parses a file. Reads at most [`MAX_FILE_BYTES`], so that a wrong path does no harm.
 pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     let mut bytes = Vec::new();
     open_regular(path)
@@ -196,15 +196,15 @@ pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     parse(&text).map_err(in_file)
 }
 
-/// Reads the file, and refuses what was not made for this machine and backend.
+/// Reads a file, and refuses a tuning that was not made for this machine and backend.
 pub fn load(path: &Path, machine: &Machine, backend: &str) -> Result<Tuning, TuningError> {
     let tuning = read(path)?;
     tuning.check(machine, backend).map_err(|source| TuningError::InFile { path: path.into(), source: Box::new(source) })?;
-    log::info!("tuned values of {} are in force", path.display());
+    log::info!("tuned values of {} are active", path.display());
     Ok(tuning)
 }
 
-/// Where in the text something stands.
+/// Text of the file, to find the line of an entry.
 struct Lines<'a>(&'a str);
 
 impl Lines<'_> {
@@ -216,7 +216,7 @@ impl Lines<'_> {
         TuningError::Invalid(format!("line {}: {key} = {value}: must be {must}", self.of(place.span().start)))
     }
 
-    /// Refuses anything but the digits of a hash.
+    /// Refuses any text that is not the 16 hexadecimal digits of a hash.
     fn digits(&self, text: &Spanned<String>, key: &str) -> Result<(), TuningError> {
         if text.as_ref().len() == 16 && text.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(());
@@ -298,7 +298,7 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
 
-/// A factor, in thousandths.
+/// Converts a factor to thousandths.
 fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
     let Some(factor) = factor else { return Ok(None) };
     let thousandths = (factor.as_ref() * 1000.0).round();
@@ -311,7 +311,7 @@ fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<
 }
 
 impl Tuning {
-    /// The text of a file from which [`parse`] gives this tuning back.
+    /// Returns the text of a file from which [`parse`] restores this tuning.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

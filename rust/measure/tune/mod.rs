@@ -1,24 +1,24 @@
-//! Better options than the model's, found by scoring plans, and the file that keeps them.
+//! Finds better options than the model's by scoring plans, and keeps them in a file.
 //!
-//! The papers that this library grew out of search their configuration offline and exhaustively: number of paths, number of chunks of each
+//! The papers on which this library builds search their configuration offline and exhaustively: number of paths, number of chunks of each
 //! path, with and without the host, for each message size, once for streams and once for graphs (Sojoodi et al. 2024, section 3.2; 2026,
-//! section 4.4). Here the search starts from the model's plan, so a few dozen scores are enough; the full grid serves to check it.
+//! section 4.4). Here the search starts from the model's plan, so a few dozen scores are enough. The full grid serves as a check.
 //!
-//! | file | one idea |
+//! | file | contents |
 //! | --- | --- |
 //! | `cases` | the communication steps that are tuned |
-//! | `class` | which transfers a tuned value holds for |
-//! | `score` | what a plan takes: a trait, decided by noise where there is any |
-//! | `simulated` | the score in virtual time |
-//! | `trial` | plans that were scored, none of them twice |
+//! | `class` | classes of transfers that share tuned values |
+//! | `score` | measures the time of a plan; compares plans in the presence of noise |
+//! | `simulated` | scores in virtual time |
+//! | `trial` | scored plans; no plan is scored twice |
 //! | `short` | the search that starts from the model |
 //! | `grid` | the exhaustive search |
-//! | `partitions` | in how many partitions a transfer moves |
-//! | `campaign` | all cases and sizes, and the size from which several paths pay |
-//! | `tuning` | what was found, and what it says about a batch |
-//! | `file` | the same as TOML |
+//! | `partitions` | the search for the number of partitions of a transfer |
+//! | `campaign` | all cases and sizes, and the size from which several paths gain |
+//! | `tuning` | results of tuning, and the advice for a batch |
+//! | `file` | the TOML form of a tuning |
 //!
-//! Pure: no backend, no driver, no clock. An implementation of [`Score`] may use all three.
+//! The module is pure: no backend, no driver, no clock. An implementation of [`Score`] may use all three.
 
 mod campaign;
 mod cases;

@@ -1,18 +1,20 @@
-//! The search for the number of partitions into which a transfer is divided.
+//! Searches for the number of partitions into which a transfer is divided.
 //!
-//! From the best of some numbers, first by factors of two, then by half of that, while it helps (PROACT, Muthukrishnan et al. 2021, section 5, searched
-//! a grid for each application). Scores are the caller's: its kernels decide what is best.
+//! The search starts from the best of some numbers and continues by factors of two, then by factors of 1.5, while that helps. (PROACT,
+//! Muthukrishnan et al. 2021, section 5, searched a grid for each application.) The caller supplies the scores, because its kernels decide
+//! which number is best.
 
 use crate::program::MOST_PARTITIONS;
 
-/// An improvement of less is taken for noise.
+/// An improvement by less than this fraction is regarded as noise.
 const LEAST_GAIN: f64 = 0.01;
 
-/// Partitions of fewer bytes are not tried in the beginning, nor so many.
+/// Smallest partition in bytes that the first trials use. `MOST_SPREAD` is their largest number of partitions.
 const LEAST_BYTES: u64 = 64 << 10;
 const MOST_SPREAD: u32 = 256;
 
-/// Numbers over the whole range in which the largest transfer has so many bytes, and the model's own: where the search begins, and enough for a picture.
+/// Returns the numbers of partitions from which the search starts: numbers over the whole range for a largest transfer of `largest` bytes,
+/// and the model's choice. They are also enough for a picture.
 pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     let powers = (0..).map(|power| 4_u32.pow(power)).take_while(|count| *count == 1 || largest / u64::from(*count) >= LEAST_BYTES);
     let mut all: Vec<u32> = powers.take_while(|count| *count <= MOST_SPREAD).chain([model]).collect();
@@ -21,7 +23,8 @@ pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     all
 }
 
-/// The best number near the best of `starts`, with its score in seconds; `None` where all are refused. `score` gives `None` for a number that is refused.
+/// Returns the best number near the best of `starts`, with its score in seconds, or `None` if all are refused. `score` returns `None` for a
+/// number that is refused.
 pub fn search_partitions<E>(starts: &[u32], mut score: impl FnMut(u32) -> Result<Option<f64>, E>) -> Result<Option<(u32, f64)>, E> {
     let (mut scored, mut found) = (starts.to_vec(), None);
     for &start in starts {

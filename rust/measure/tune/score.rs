@@ -1,40 +1,42 @@
-//! What a plan takes, and when one plan counts as faster than another.
+//! Measures the time of plans, and decides when one plan counts as faster than another.
 
 use crate::plan::Plan;
 
-/// Says how long plans take. Plans that it is asked about were made for one machine; their shapes and options are part of them.
+/// Scores plans by measured or simulated time. All plans were made for one machine; a plan contains its shapes and options.
 pub trait Score {
-    /// Why a plan could not be scored.
+    /// Reason why a plan could not be scored.
     type Error;
 
-    /// Seconds of one execution of the plan, from issue until the host sees it done. Where times vary, the median of several.
+    /// Returns the seconds of one execution of the plan, from submission until the host sees the completion. If times vary, returns the
+    /// median of several executions.
     fn seconds(&mut self, plan: &Plan) -> Result<f64, Self::Error>;
 
-    /// The least gain, as a part of the time, for which the model's plan is given up.
+    /// Returns the smallest gain, as a fraction of the time, for which the model's plan is replaced.
     fn least_gain(&self) -> f64;
 
-    /// Holds two plans against each other. Where times vary, by executing them in turns.
+    /// Compares two plans. If times vary, both are executed in alternation.
     fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Self::Error> {
         let pair = (self.seconds(incumbent)?, self.seconds(challenger)?);
         Ok(Verdict { ratio: pair.1 / pair.0, faster: pair.1 < pair.0 * (1.0 - self.least_gain()) })
     }
 }
 
-/// The result of a duel.
+/// Result of a comparison of two plans.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The challenger's time over the incumbent's: the median over the rounds, in each of which both found the machine in one state.
+    /// Time of the challenger over the time of the incumbent: the median over the rounds. Both plans of a round find the machine in the
+    /// same state.
     pub ratio: f64,
-    /// The challenger is faster, by more than the least gain and by more than chance.
+    /// True if the challenger is faster by more than the least gain and by more than chance.
     pub faster: bool,
 }
 
 impl Verdict {
-    /// Decides by rounds in which both were executed: (incumbent, challenger), seconds.
+    /// Decides from rounds in which both plans were executed: (incumbent, challenger) in seconds.
     ///
-    /// Two conditions. The median of the rounds' ratios has to show the least gain. And the challenger has to have won so many rounds that
-    /// plans of equal speed would do so in one of a hundred duels at most: the sign test, which assumes nothing about the noise but that it
-    /// strikes both alike.
+    /// There are two conditions. The median of the rounds' ratios must show the least gain. And the challenger must win so many rounds that
+    /// plans of equal speed would do so in at most one of a hundred comparisons. This is the sign test, which assumes nothing about the
+    /// noise except that it affects both plans equally.
     pub fn of(rounds: &[(f64, f64)], least_gain: f64) -> Verdict {
         let ratio = median(rounds.iter().map(|(incumbent, challenger)| challenger / incumbent).collect());
         let wins = rounds.iter().filter(|(incumbent, challenger)| challenger < incumbent).count();
@@ -42,7 +44,7 @@ impl Verdict {
     }
 }
 
-/// Probability that at least `wins` of `rounds` fair coins show heads.
+/// Returns the probability that at least `wins` of `rounds` fair coins show heads.
 fn chance_of(wins: usize, rounds: usize) -> f64 {
     let mut ways = 0.5_f64.powi(rounds as i32);
     let mut chance = 0.0;
@@ -55,7 +57,7 @@ fn chance_of(wins: usize, rounds: usize) -> f64 {
     chance
 }
 
-/// The middle one, or between the middle two; not a number for none.
+/// Returns the middle value, or the mean of the two middle values; NaN for an empty list.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     if values.is_empty() {
         return f64::NAN;
@@ -86,11 +88,11 @@ mod tests {
         rounds.extend([(1.0, 1.1); 4]);
         assert!(!verdict(&rounds), "seven of eleven");
         assert!(!verdict(&[]));
-        // One round in which the machine did something else decides nothing.
+        // A single round in which the machine was disturbed decides nothing.
         let mut rounds = vec![(1.0, 0.95); 10];
         rounds.push((1.0, 50.0));
         assert!(verdict(&rounds));
-        // Nor does a machine that gets slower from round to round, for both.
+        // A machine that gets slower from round to round affects both plans, so it decides nothing either.
         let drifts: Vec<_> = (1..=21).map(|round| (f64::from(round), 0.95 * f64::from(round))).collect();
         assert!((Verdict::of(&drifts, 0.01).ratio - 0.95).abs() < 1e-12);
     }

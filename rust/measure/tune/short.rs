@@ -1,13 +1,16 @@
 //! The search that starts from the model, with a few scores for each coordinate.
 //!
-//! First which paths: steps of one from the number that the model takes, and the host path off. Then, for the best two of these outlines,
-//! the chunk size by factors of two from the model's, and the weights of the shares by bracketing and golden section on a logarithmic
-//! scale, all staged paths together and then each sort by itself; twice around where the first round changed something. Two outlines,
-//! because one may look poor only for its shares: one path beats two of which the second carries too much. Chunks before shares, because
-//! shares that are fitted to the wrong chunks hide what better chunks would bring.
+//! First the search varies the paths: one path more or less at a time than the model's plan has, and the host path off. Each such plan is
+//! an outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's, and the weights of the shares.
+//! The weights are searched by bracketing and golden section on a logarithmic scale, for all staged paths together and then for each kind
+//! separately. This is repeated once if the first round changed something.
 //!
-//! Each coordinate is a descent that ends at the first step that brings nothing, so it finds the optimum where there is one, and else a
-//! place that is no worse than the start. The best plan has to win a duel against the model's; if it does not, the model's is kept.
+//! Two outlines are searched because one may look poor only because of its shares: one path beats two paths if the second carries too much.
+//! Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
+//!
+//! Each coordinate is a descent that ends at the first step without a gain. It finds the optimum if there is only one, and otherwise a
+//! point that is no worse than the start. The best plan must beat the model's plan in a direct comparison; otherwise the model's plan is
+//! kept.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -17,20 +20,21 @@ use crate::model::GRAIN;
 use crate::plan::{Mechanism, WEIGHTS};
 use crate::topology::DeviceId;
 
-/// Rounds over the coordinates.
+/// Number of rounds over the coordinates.
 const ROUNDS: usize = 2;
-/// The first step of a share's weight: more than measured and modelled shares differ by (docs/reference/model.md: 10 % against 11.3 %).
+/// First step of a share's weight. It is larger than the difference between measured and modelled shares (docs/reference/model.md: 10 %
+/// against 11.3 %).
 const FIRST_STEP: f64 = 0.15;
-/// Scores of golden section inside a bracket: four narrow ± 15 % to ± 2 %.
+/// Number of golden-section steps inside a bracket: four narrow ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;
-/// Steps while a bracket is looked for.
+/// Largest number of steps to find a bracket.
 const MARCH: usize = 6;
-/// 1 / φ².
+/// 1 / φ², the golden-section ratio.
 const GOLDEN: f64 = 0.381_966;
 
-/// Outlines whose shares and chunks are searched.
+/// Number of outlines whose shares and chunks are searched.
 const OUTLINES: usize = 2;
-/// How much slower than the best one an outline may be and still be searched: more than shares and chunks can gain.
+/// Factor by which an outline may be slower than the best one and still be searched. It is more than shares and chunks can gain.
 const NEAR: f64 = 1.5;
 
 /// Searches from the model's plan.
@@ -46,7 +50,7 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
         for _ in 0..ROUNDS {
             let before = climb.best.seconds;
             climb.chunks()?;
-            // First all staged paths by one factor: costs of staging that the model misses affect all of them.
+            // First all staged paths are scaled by one factor: staging costs that the model misses affect all of them.
             for kinds in [&[Staged::Host, Staged::Relay][..], &[Staged::Host], &[Staged::Relay]] {
                 climb.weights(kinds)?;
             }
@@ -61,8 +65,8 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Searches for the paths alone, by a few scores: shares are the model's. Where paths are staged in host memory, the best shares depend on
-/// which memory the staging has got, and too large a share of a slow path costs more than too small a one.
+/// Searches only the paths, by a few scores; the shares are the model's. If paths are staged in host memory, the best shares depend on the
+/// memory that the staging has got, and too large a share of a slow path costs more than too small a one.
 pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;
@@ -71,12 +75,12 @@ pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// The model's plan, and plans with other paths: more while that helps, else fewer, and without the host. Where the model takes one path, one
-/// plan has all paths there are, because two may gain nothing where more would. No two have the same program.
+/// Returns the model's plan and plans with other paths: more while that helps, otherwise fewer, and without the host. If the model uses one
+/// path, one plan has all possible paths, because two may gain nothing where more would. No two outlines have the same program.
 fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> Result<Vec<Trial>, TuneError<S::Error>> {
     let (used, most) = (start.paths(), trials.most_paths());
     let mut outlines = vec![start.clone()];
-    // Whether it is faster than all before.
+    // Returns true if the setting is faster than all earlier ones.
     let mut add = |setting: Setting| -> Result<bool, TuneError<S::Error>> {
         let Some(trial) = trials.at(setting)? else { return Ok(false) };
         let faster = outlines.iter().all(|known| trial.seconds < known.seconds * (1.0 - step));
@@ -108,13 +112,13 @@ fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> R
 struct Climb<'t, 'a, S> {
     trials: &'t mut Trials<'a, S>,
     best: Trial,
-    /// Part of the time that a step has to gain to be taken.
+    /// Fraction of the time that a step must gain to be accepted.
     step: f64,
 }
 
 impl<S: Score> Climb<'_, '_, S> {
-    /// Seconds with the setting, which becomes the best if it is a step faster. Infinite where the planner leaves a path out: that is
-    /// another outline, which is searched by itself.
+    /// Returns the seconds with the setting, which becomes the best if it is a step faster. Returns infinity if the planner leaves a path
+    /// out, because that plan belongs to another outline, which is searched separately.
     fn seconds(&mut self, setting: Setting) -> Result<f64, TuneError<S::Error>> {
         let Some(trial) = self.trials.at(setting)?.filter(|trial| trial.paths() >= self.best.paths()) else {
             return Ok(f64::INFINITY);
@@ -126,16 +130,16 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(seconds)
     }
 
-    /// Whether chunks of this size are a step faster; then they are kept.
+    /// Returns true if chunks of this size are faster by a step; they are then kept.
     fn chunk(&mut self, bytes: u64) -> Result<bool, TuneError<S::Error>> {
         let bound = self.best.seconds * (1.0 - self.step);
         Ok(self.seconds(Setting { chunk_bytes: Some(bytes), ..self.best.setting })? < bound)
     }
 
-    /// The weights of the shares of these paths together.
+    /// Searches the common weight of the shares of these paths.
     fn weights(&mut self, of: &[Staged]) -> Result<(), TuneError<S::Error>> {
         let has = |&kind: &Staged| self.best.staged().any(|(via, _)| Staged::at(via) == kind);
-        // Where a transfer has no other paths, their weight changes nothing.
+        // If a transfer has no other paths, the weight changes nothing.
         let weighs = self.best.plan.transfers.iter().any(|transfer| {
             let there = transfer.paths.iter().filter(|path| path.via.is_some_and(|via| of.contains(&Staged::at(via)))).count();
             0 < there && there < transfer.paths.len()
@@ -144,13 +148,13 @@ impl<S: Score> Climb<'_, '_, S> {
             return Ok(());
         }
         let base = self.best.setting;
-        // By a common factor, on a logarithmic scale.
+        // All weights are scaled by a common factor, on a logarithmic scale.
         let mut seconds_at = |x: f64| {
             let mut setting = base;
             of.iter().for_each(|kind| kind.scale(&mut setting, x.exp()));
             self.seconds(setting)
         };
-        // A bracket: a point that is better than both of its neighbours. The middle has been scored.
+        // A bracket is a point that is better than both of its neighbours. The middle has already been scored.
         let mut low = (-FIRST_STEP, seconds_at(-FIRST_STEP)?);
         let mut middle = (0.0, seconds_at(0.0)?);
         let mut high = (FIRST_STEP, seconds_at(FIRST_STEP)?);
@@ -168,7 +172,7 @@ impl<S: Score> Climb<'_, '_, S> {
             }
         }
         for _ in 0..SECTIONS {
-            // Into the wider half.
+            // Continues in the wider half.
             let below = middle.0 - low.0 > high.0 - middle.0;
             let edge = if below { low.0 } else { high.0 };
             let x = middle.0 + GOLDEN * (edge - middle.0);
@@ -183,10 +187,10 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(())
     }
 
-    /// Chunks twice as large while that helps, else half as large while that helps.
+    /// Doubles the chunk size while that helps; otherwise halves it while that helps.
     fn chunks(&mut self) -> Result<(), TuneError<S::Error>> {
         let staged = self.best.staged().filter(|(_, path)| path.mechanism == Mechanism::Copy);
-        // That of the path that carries most.
+        // Chunk size of the path with the most bytes.
         let Some(first) = staged.max_by_key(|(_, path)| path.bytes).map(|(_, path)| path.chunk_bytes) else { return Ok(()) };
         let mut bytes = first.saturating_mul(2);
         while self.chunk(bytes)? {
@@ -203,7 +207,7 @@ impl<S: Score> Climb<'_, '_, S> {
     }
 }
 
-/// Where a path is staged, as far as weights tell.
+/// Staging location of a path, as far as weights distinguish it.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Staged {
     Host,

@@ -1,14 +1,14 @@
-//! The score in virtual time.
+//! Scores plans in virtual time.
 
 use super::score::Score;
 use crate::model::simulate::{Executor, Scenario, SimulationError};
 use crate::plan::{Plan, Shape};
 use crate::topology::Machine;
 
-/// Scores plans in the simulator, as the CUDA backend would execute them: graphs are instantiated before.
+/// Scores plans in the simulator as the CUDA backend would execute them. Graphs are instantiated before the measured execution.
 #[derive(Copy, Clone, Debug)]
 pub struct Simulated<'a> {
-    /// The machine that is simulated.
+    /// The simulated machine.
     pub machine: &'a Machine,
 }
 

@@ -1,4 +1,4 @@
-//! Plans that were scored, none of them twice.
+//! Scores plans for settings; no program is scored twice.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -8,37 +8,37 @@ use crate::plan::{Engine, Options, PathPlan, Plan, Program, Shape, plan, validat
 use crate::topology::{DeviceId, Machine};
 use std::sync::Arc;
 
-/// A setting, its plan, and what the plan takes.
+/// A setting, its plan, and the time of the plan.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// What was tried.
+    /// The tried setting.
     pub setting: Setting,
-    /// Its plan.
+    /// Plan for the setting.
     pub plan: Arc<Plan>,
-    /// Its score.
+    /// Time of the plan in seconds.
     pub seconds: f64,
 }
 
 impl Trial {
-    /// The most paths that a transfer of the plan has.
+    /// Returns the largest number of paths that a transfer of the plan has.
     pub fn paths(&self) -> u32 {
         self.plan.transfers.iter().map(|transfer| transfer.paths.len()).max().unwrap_or(0) as u32
     }
 
-    /// The staged paths of all transfers, each with where it is staged.
+    /// Returns the staged paths of all transfers, each with the device that stages it.
     pub(super) fn staged(&self) -> impl Iterator<Item = (DeviceId, &PathPlan)> {
         self.plan.transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| Some((path.via?, path)))
     }
 }
 
-/// What a search has found.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// The model's plan.
     pub start: Trial,
-    /// The best plan; the model's where nothing is faster by more than the least gain.
+    /// The best plan, or the model's plan if no other is faster by more than the least gain.
     pub best: Trial,
-    /// Plans that were scored. A setting that gives a program which was scored before costs nothing and does not count.
+    /// Number of scored plans. A setting whose program was scored before costs nothing and does not count.
     pub evaluations: usize,
 }
 
@@ -47,18 +47,18 @@ pub struct Trials<'a, S> {
     machine: &'a Machine,
     batch: &'a [Shape],
     base: Options,
-    /// Says what plans take.
+    /// Measures the time of plans.
     pub score: &'a mut S,
     seen: Vec<(Arc<Program>, f64)>,
 }
 
 impl<'a, S: Score> Trials<'a, S> {
-    /// `base` is what no search changes: the staging bound, and whatever the settings leave open.
+    /// Prepares scoring. `base` holds the options that no search changes: the staging bound, and all options that the settings leave open.
     pub fn new(machine: &'a Machine, batch: &'a [Shape], base: &Options, engine: Engine, score: &'a mut S) -> Self {
         Trials { machine, batch, base: Options { engine, ..*base }, score, seen: Vec::new() }
     }
 
-    /// Plans with a setting and scores the plan. `None` where the batch cannot be planned that way.
+    /// Plans with a setting and scores the plan. Returns `None` if the batch cannot be planned in this way.
     pub fn at(&mut self, setting: Setting) -> Result<Option<Trial>, TuneError<S::Error>> {
         match plan(self.machine, self.batch, &setting.options(&self.base)) {
             Ok(plan) => self.scored(setting, Arc::new(plan)).map(Some),
@@ -66,14 +66,14 @@ impl<'a, S: Score> Trials<'a, S> {
         }
     }
 
-    /// The model's plan: it must exist.
+    /// Plans with the model's choices and scores the plan. Fails if the batch cannot be planned.
     pub fn start(&mut self) -> Result<Trial, TuneError<S::Error>> {
         let plan = plan(self.machine, self.batch, &self.base).map_err(TuneError::Plan)?;
         self.scored(Setting::default(), Arc::new(plan))
     }
 
     fn scored(&mut self, setting: Setting, plan: Arc<Plan>) -> Result<Trial, TuneError<S::Error>> {
-        // Most differ in the number of operations.
+        // Programs usually differ in the number of operations, so this is compared first.
         let same = |program: &Program| program.ops.len() == plan.program.ops.len() && *program == *plan.program;
         if let Some((_, seconds)) = self.seen.iter().find(|(program, _)| same(program)) {
             return Ok(Trial { setting, plan, seconds: *seconds });
@@ -96,20 +96,20 @@ impl<'a, S: Score> Trials<'a, S> {
         Ok(Trial { setting, plan, seconds })
     }
 
-    /// What a search has found: `best`, where it wins a duel against the model's plan.
+    /// Returns the result of a search: `best` if it beats the model's plan in a direct comparison, otherwise the model's plan.
     pub(super) fn found(self, start: Trial, best: Trial) -> Result<Found, TuneError<S::Error>> {
         let evaluations = self.seen.len();
         let wins = best.setting != Setting::default() && self.score.duel(&start.plan, &best.plan).map_err(TuneError::Score)?.faster;
         Ok(Found { best: if wins { best } else { start.clone() }, start, evaluations })
     }
 
-    /// How many devices could relay, and the direct path: no transfer has more paths.
+    /// Returns the largest number of paths that a transfer can have: one for each device that could relay, and the direct path.
     pub fn most_paths(&self) -> u32 {
         (self.machine.gpu_count() + self.machine.host_count()).saturating_sub(1).max(1)
     }
 }
 
-/// What each path of each transfer carries, for the log: `host0>gpu0 9056K, via gpu1 7328K in 2`.
+/// Formats the bytes of each path of each transfer for the log: `host0>gpu0 9056K, via gpu1 7328K in 2`.
 fn parts(plan: &Plan) -> String {
     let part = |shape: &Shape, path: &PathPlan| {
         let kib = path.bytes >> 10;

@@ -1,4 +1,4 @@
-//! What was found, and what it says about a batch.
+//! Results of tuning, and the advice that they give for a batch.
 
 use super::class::Class;
 use super::error::TuningError;
@@ -7,23 +7,23 @@ use crate::plan::{Engine, Options, Shape, Tuned};
 use crate::topology::{Machine, Topology};
 use serde::{Deserialize, Serialize};
 
-/// What a tuner may change about a plan. `None` leaves it to the model.
+/// Options that a tuner may change in a plan. `None` leaves the value to the model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// The most paths of one transfer. Two or more are taken without asking the model whether they pay.
+    /// Largest number of paths of one transfer. Two or more paths are used without asking the model whether they gain.
     pub max_paths: Option<u32>,
-    /// Whether a copy between GPUs may pass through host memory.
+    /// True if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
     /// Bytes of one chunk on staged paths.
     pub chunk_bytes: Option<u64>,
-    /// Weight of the shares of paths through host memory, thousandths of the model's.
+    /// Weight of the shares of paths through host memory, in thousandths of the model's.
     pub host_share: Option<u16>,
-    /// The same for paths through another GPU.
+    /// Weight of the shares of paths through another GPU, in thousandths of the model's.
     pub relay_share: Option<u16>,
 }
 
 impl Setting {
-    /// These options with the setting in place.
+    /// Returns the options with this setting applied.
     pub fn options(&self, base: &Options) -> Options {
         Options {
             max_paths: self.max_paths.unwrap_or(base.max_paths),
@@ -34,7 +34,7 @@ impl Setting {
         }
     }
 
-    /// What it says to the split.
+    /// Returns the part of the setting that the split of shares uses.
     pub fn tuned(&self) -> Tuned {
         Tuned {
             host_share: self.host_share.unwrap_or(1000),
@@ -44,20 +44,20 @@ impl Setting {
     }
 }
 
-/// Where scores came from.
+/// Origin of the scores.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The simulator: holds on every backend, as far as the topology does.
+    /// The simulator. The tuning applies to every backend, as far as the topology is right.
     Simulator,
-    /// Virtual devices on CPU threads.
+    /// The host backend: virtual devices on CPU threads.
     Host,
-    /// GPUs.
+    /// The CUDA backend.
     Cuda,
 }
 
 impl Origin {
-    /// As in a tuning file.
+    /// Returns the name that a tuning file uses.
     pub const fn name(self) -> &'static str {
         match self {
             Origin::Simulator => "simulator",
@@ -70,60 +70,60 @@ impl Origin {
 /// The content of a tuning file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
-    /// Name of the topology that it corrects.
+    /// Name of the topology to which the tuning applies.
     pub topology: String,
-    /// [`digest`] of it.
+    /// The topology's [`digest`].
     pub digest: String,
-    /// Where scores came from.
+    /// Origin of the scores.
     pub origin: Origin,
-    /// No two alike.
+    /// Tunings of classes. No two classes are equal up to the tolerance of [`Class::is_like`].
     pub classes: Vec<ClassTuning>,
-    /// Of transfers that move in partitions; no two of one shape.
+    /// Tunings of transfers that move in partitions; no two have the same shape.
     pub partitions: Vec<PartitionTuning>,
 }
 
-/// What was best for transfers of one shape, with the kernel that was at hand.
+/// Best results for transfers of one shape, with the kernel of the program that tuned them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionTuning {
-    /// [`shape_of`] them.
+    /// Hash of the transfers, from [`shape_of`].
     pub shape: String,
-    /// Bytes of all together, for people.
+    /// Bytes of all transfers together; for people who read the file.
     pub bytes: u64,
-    /// In how many partitions copy engines were fastest, each transfer.
+    /// Number of partitions of each transfer with which copy engines were fastest.
     pub count: u32,
-    /// All that was tried.
+    /// All trials.
     pub trials: Vec<PartitionTrial>,
 }
 
-/// A trial of how transfers move in partitions.
+/// A trial of moving transfers in partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionTrial {
-    /// Who moved them.
+    /// Mover of the partitions.
     pub mover: PartitionMover,
-    /// Partitions of each transfer.
+    /// Number of partitions of each transfer.
     pub count: u32,
-    /// Blocks of the kernel that produced them, where the program has varied that; else 0.
+    /// Number of blocks of the producing kernel if the program has varied it; otherwise 0.
     #[serde(default)]
     pub blocks: u32,
     /// Median nanoseconds of a step on the slowest rank.
     pub ns: u64,
 }
 
-/// Who moves partitions.
+/// Agent that moves partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// Whoever steps had found to be fastest.
+    /// The mover that steps had found to be fastest.
     Automatic,
     /// Copy engines.
     CopyEngine,
-    /// The producers.
+    /// The producing kernel.
     Producer,
 }
 
 impl PartitionMover {
-    /// As in a tuning file.
+    /// Returns the name that a tuning file uses.
     pub const fn name(self) -> &'static str {
         match self {
             PartitionMover::Automatic => "automatic",
@@ -134,7 +134,7 @@ impl PartitionMover {
 }
 
 impl PartitionTuning {
-    /// The same with newer trials, which replace those with as many blocks. Of equal ones the first is best.
+    /// Adds newer trials, which replace trials with the same number of blocks. Of equally fast trials the first counts as best.
     pub fn with(mut self, newer: &[PartitionTrial]) -> PartitionTuning {
         self.trials.retain(|known| newer.iter().all(|trial| trial.blocks != known.blocks));
         self.trials.extend(newer);
@@ -144,7 +144,7 @@ impl PartitionTuning {
     }
 }
 
-/// Tells batches apart by devices, kinds of memory and bytes: 16 hexadecimal digits.
+/// Returns a hash of a batch's devices, memory kinds and bytes, as 16 hexadecimal digits.
 pub fn shape_of(batch: &[Shape]) -> String {
     let words = batch.iter().map(|shape| {
         let Shape { dst_device, src_device, dst_kind, src_kind, bytes, source } = shape;
@@ -158,51 +158,51 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// What holds for one class of batches.
+/// Tuned values for one class of batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassTuning {
-    /// Which.
+    /// Class of batches.
     pub class: Class,
-    /// The engine to take where the caller leaves it open, by size; ascending.
+    /// Engine to use if the caller selects none, by size; ascending.
     pub engine: Vec<Preference>,
-    /// With streams.
+    /// Values for streams.
     pub stream: EngineTuning,
-    /// With graphs.
+    /// Values for graphs.
     pub graph: EngineTuning,
 }
 
-/// An engine from some size on.
+/// An engine that applies from a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Bytes of the largest transfer from which it holds.
+    /// Size of the largest transfer, in bytes, from which the preference applies.
     pub from_bytes: u64,
-    /// [`Engine::Auto`] leaves everything to the model.
+    /// Preferred engine; [`Engine::Auto`] leaves everything to the model.
     pub engine: Engine,
 }
 
-/// What holds for one class with one engine.
+/// Tuned values for one class and one engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineTuning {
-    /// Transfers below this size take one path.
+    /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// By size; ascending. Each holds up to the next, the last without end.
+    /// Settings by size; ascending. Each applies up to the next, the last without limit.
     pub sizes: Vec<SizeTuning>,
 }
 
-/// A setting from some size on.
+/// A setting that applies from a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SizeTuning {
-    /// Bytes of the largest transfer from which it holds.
+    /// Size of the largest transfer, in bytes, from which the setting applies.
     pub from_bytes: u64,
-    /// Bytes of the largest transfer for which the chunk size was found. For other sizes it scales with the square root of the size, as in the
-    /// model (`docs/reference/model.md`). `None`: the chunk size is the same for all.
+    /// Size of the largest transfer, in bytes, for which the chunk size was found. For other sizes the chunk size scales with the square
+    /// root of the size, as in the model (`docs/reference/model.md`). `None` if the chunk size is the same for all sizes.
     pub at_bytes: Option<u64>,
-    /// What was found.
+    /// The setting.
     pub setting: Setting,
 }
 
 impl SizeTuning {
-    /// What was found, for a largest transfer of this size.
+    /// Returns the setting for a largest transfer of this size.
     pub fn setting_for(&self, bytes: u64) -> Setting {
         let scaled = |chunk: u64, at: u64| {
             let chunk = chunk as f64 * (bytes as f64 / at.max(1) as f64).sqrt();
@@ -216,28 +216,28 @@ impl SizeTuning {
     }
 }
 
-/// What a tuning says about one batch.
+/// Advice of a tuning for one batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// The engine.
+    /// Engine to use.
     pub engine: Engine,
-    /// Transfers below this size take one path.
+    /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
     /// Paths, shares and chunks.
     pub setting: Setting,
 }
 
 impl Advice {
-    /// These options with the advice in place: those of a context that leaves everything open.
+    /// Returns the options with the advice applied, for a context that leaves everything open.
     pub fn options(&self, base: &Options) -> Options {
         let options = self.setting.options(&Options { engine: self.engine, ..*base });
-        // Set also where only an engine or a threshold was found, so that the description of the plan says that it is tuned.
+        // `tuned` is set even if only an engine or a threshold was found, so that the plan's description shows that it is tuned.
         Options { min_bytes: self.min_bytes.or(base.min_bytes), tuned: Some(self.setting.tuned()), ..options }
     }
 }
 
 impl Tuning {
-    /// Refuses a tuning that was made for other figures than this machine's, or measured on another backend than this one.
+    /// Refuses a tuning that was made for other figures than this machine's, or measured on another backend.
     pub fn check(&self, machine: &Machine, backend: &str) -> Result<(), TuningError> {
         let in_force = digest(machine.topology());
         if self.digest != in_force {
@@ -254,8 +254,8 @@ impl Tuning {
         Ok(())
     }
 
-    /// What holds for this batch with this engine, where [`Engine::Auto`] leaves the engine open too. `None` where nothing was tuned that is
-    /// like it, or where the model was found to be best.
+    /// Returns the advice for this batch with this engine; [`Engine::Auto`] leaves the engine open too. Returns `None` if no similar batch
+    /// was tuned, or if the model was found to be best.
     pub fn advice(&self, machine: &Machine, batch: &[Shape], engine: Engine) -> Option<Advice> {
         let (class, bytes) = Class::of(machine, batch)?;
         let tuned = self.classes.iter().find(|tuned| tuned.class.is_like(&class))?;
@@ -275,7 +275,7 @@ impl Tuning {
         Some(Advice { engine, min_bytes: of_engine.min_bytes, setting: setting.unwrap_or_default() })
     }
 
-    /// Where it comes from and what it holds, in one line.
+    /// Describes the origin and the contents in one line.
     pub fn summary(&self) -> String {
         let sizes: usize = self.classes.iter().map(|tuned| tuned.stream.sizes.len() + tuned.graph.sizes.len()).sum();
         format!(
@@ -289,13 +289,13 @@ impl Tuning {
     }
 }
 
-/// The last entry that begins at `bytes` or below.
+/// Returns the last entry that begins at `bytes` or below.
 fn holding<T>(ascending: &[T], bytes: u64, from: impl Fn(&T) -> u64) -> Option<&T> {
     ascending[..ascending.partition_point(|entry| from(entry) <= bytes)].last()
 }
 
-/// Tells topologies apart: FNV-1a, 64 bits, over nodes, links, shared resources and costs in the form of a topology file. Name and
-/// description are left out; they change nothing about a plan.
+/// Returns a hash of the topology: 64-bit FNV-1a over nodes, links, shared resources and costs, in the form of a topology file. Name and
+/// description are excluded, because they do not affect plans.
 pub fn digest(topology: &Topology) -> String {
     let bare = Topology { name: String::new(), description: String::new(), ..topology.clone() };
     format!("{:016x}", fnv(bare.to_toml().bytes()))
