@@ -1,9 +1,9 @@
-//! Named batches: what moves in a broadcast, a scatter, a gather, an all-gather and an all-to-all, as pieces between participants.
+//! Collectives: the copies between participants that form a broadcast, a scatter, a gather, an all-gather or an all-to-all.
 //!
-//! Participants are devices of a process, or ranks of a node. Each has a block of memory that it sends from and one that it receives into. Blocks of
-//! several participants lie one behind the other, in the participants' order, as with MPI.
+//! Participants are devices of a process, or ranks of a node. Each sends from one buffer and receives into another. Blocks of several
+//! participants are contiguous, in the order of the participants, as in MPI.
 //!
-//! | collective | a participant sends from | and receives into |
+//! | collective | send buffer of a participant | receive buffer |
 //! | --- | --- | --- |
 //! | broadcast | the root: a block | a block |
 //! | scatter | the root: a block for each participant | its block |
@@ -11,51 +11,51 @@
 //! | all-gather | its block | a block of each participant |
 //! | all-to-all | a block for each participant | a block of each participant |
 //!
-//! These are copies alone: nothing is reduced.
+//! These collectives copy only: they contain no reductions.
 
 use crate::rank::refuse_elsewhere;
 
-/// Which.
+/// Kind of a collective.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// The root's bytes to all.
+    /// The root's block goes to all participants.
     Broadcast,
-    /// Of the root's blocks one to each.
+    /// One of the root's blocks goes to each participant.
     Scatter,
-    /// A block of each to the root.
+    /// A block of each participant goes to the root.
     Gather,
-    /// A block of each to all.
+    /// A block of each participant goes to all.
     AllGather,
-    /// A block of each to each.
+    /// Each participant sends a different block to each participant.
     AllToAll,
 }
 
-/// What one participant sends another, or itself.
+/// Copy from one participant to another, or to itself.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Who sends.
+    /// Sender.
     pub from: u32,
-    /// Who receives.
+    /// Receiver.
     pub to: u32,
-    /// Bytes from the start of what the sender sends from.
+    /// Offset in the sender's send buffer, bytes.
     pub send_offset: u64,
-    /// Bytes from the start of what the receiver receives into.
+    /// Offset in the receiver's receive buffer, bytes.
     pub receive_offset: u64,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// Bytes of blocks.
+/// Sizes of the blocks, bytes.
 #[derive(Copy, Clone, Debug)]
 pub enum Sizes<'a> {
-    /// All have so many.
+    /// One size for all blocks.
     Equal(u64),
-    /// Of an all-to-all those of each sender for each receiver, sender by sender; of the others those of each participant, and of a broadcast the
-    /// first.
+    /// A size for each block. An all-to-all has one for each pair, sender by sender; a broadcast has one for the root's block. The others
+    /// have one for each participant.
     Each(&'a [u64]),
 }
 
-/// Why there is no such collective.
+/// Reason for which a collective is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CollectiveError {
@@ -73,7 +73,7 @@ fn root_refused(root: u32, participants: u32) -> String {
 }
 
 impl Collective {
-    /// How many sizes it has where blocks differ.
+    /// Returns the number of entries that [`Sizes::Each`] must have.
     pub fn size_count(self, participants: u32) -> usize {
         let all = participants as usize;
         match self {
@@ -83,7 +83,7 @@ impl Collective {
         }
     }
 
-    /// What moves, without pieces of no bytes. `root` is read where there is one.
+    /// Returns the copies of the collective, without those of 0 bytes. `root` is ignored if the collective has no root.
     pub fn pieces(self, participants: u32, root: u32, sizes: Sizes<'_>) -> Result<Vec<BlockCopy>, CollectiveError> {
         let has_root = matches!(self, Collective::Broadcast | Collective::Scatter | Collective::Gather);
         if has_root && root >= participants {
@@ -98,7 +98,7 @@ impl Collective {
             Sizes::Equal(bytes) => bytes,
             Sizes::Each(each) => each[at],
         };
-        // Of each participant where its next block begins, in what it sends from and in what it receives into.
+        // Offset of each participant's next block, in its send and in its receive buffer.
         let (mut sent, mut received) = (vec![0_u64; participants as usize], vec![0_u64; participants as usize]);
         let mut pieces = Vec::new();
         let mut add = |from: u32, to: u32, bytes: u64, send_offset: u64, receive_offset: u64| {

@@ -1,21 +1,21 @@
-//! Whether memory can be had for what grows with a caller's counts. Lists that grow one by one end the process where the system refuses them, so
-//! whoever is about to fill many asks for all of it beforehand, and gives it back at once.
+//! Check that enough memory is available for lists whose length a caller determines. If the system refuses memory to a growing list, the
+//! process ends. So a function that is about to fill many lists first allocates their total size and frees it again.
 
-/// Fewer are not asked for: they take some ten KiB.
+/// Number of items up to which no check is made: they take some ten KiB.
 const FEW: usize = 64;
 
-/// What is asked for at least, bytes. The C library maps more than 32 MiB apart and unmaps it at once; whenever it gives back less that it has mapped
-/// apart, it keeps as much in each thread's heap from then on.
+/// Smallest size of the trial allocation, bytes. The C library maps blocks of more than 32 MiB separately and unmaps them when they are
+/// freed. After freeing a smaller mapped block, it keeps that much memory in each thread's heap from then on.
 const LEAST: usize = (32 << 20) + 4096;
 
-/// The system does not give so many bytes now.
+/// Error: the system does not have enough memory now.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHeadroom {
-    /// At once.
+    /// Size of the refused allocation, bytes.
     pub bytes: u64,
 }
 
-/// Whether there is memory for `count` things of `each` bytes now. Other threads may take it meanwhile.
+/// Checks that memory for `count` items of `each` bytes is available now. Other threads may use it up afterwards.
 pub fn headroom(count: usize, each: usize) -> Result<(), NoHeadroom> {
     if count <= FEW {
         return Ok(());
@@ -23,7 +23,7 @@ pub fn headroom(count: usize, each: usize) -> Result<(), NoHeadroom> {
     let bytes = count.checked_mul(each).ok_or(NoHeadroom { bytes: u64::MAX })?;
     let mut all: Vec<u8> = Vec::new();
     let got = all.try_reserve_exact(bytes.max(LEAST));
-    // A compiler may leave out what is allocated and not used.
+    // A compiler may otherwise remove the unused allocation.
     std::hint::black_box(&all);
     got.map_err(|_| NoHeadroom { bytes: bytes as u64 })
 }

@@ -1,19 +1,19 @@
-//! The pure part of mpgpu: a machine and a batch of transfers in, a plan and its program out, and a simulator that runs programs in
-//! virtual time. No driver, no clock, no global.
+//! Pure part of mpgpu: plans a batch of transfers for a machine, lowers the plan to a program, and simulates programs in virtual time. It
+//! uses no driver, no clock and no global state.
 //!
-//! Each module imports only modules above it:
+//! Each module imports only modules above it in this table:
 //!
-//! | module | promise |
+//! | module | content |
 //! | --- | --- |
-//! | [`units`] | sizes and times as people write them |
-//! | [`rank`] | numbers that callers pass in place of a rank |
-//! | [`headroom`] | whether there is memory for what a caller counts |
+//! | [`units`] | text form of sizes and times |
+//! | [`rank`] | special numbers that callers may pass instead of a rank |
+//! | [`headroom`] | check of available memory for lists whose length the caller determines |
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
-//! | [`program`] | operations with dependencies, and the validator that proves a program right |
-//! | [`model`] | what a path and a set of paths cost, in seconds; the simulator |
-//! | [`plan`] | transfers and a machine in, [`plan::Plan`] out |
-//! | [`collective`] | what moves in a broadcast, a scatter, a gather, an all-gather, an all-to-all |
-//! | [`adapt`] | which variant of a plan to execute, by how long its executions took; played in virtual time |
+//! | [`program`] | operations with dependencies, and the validator that proves a program correct |
+//! | [`model`] | cost in seconds of a path and of a set of paths; the simulator |
+//! | [`plan`] | the planner: transfers and a machine in, a [`plan::Plan`] out |
+//! | [`collective`] | the copies of a broadcast, a scatter, a gather, an all-gather and an all-to-all |
+//! | [`adapt`] | choice of a plan variant by measured execution times, and its simulation |
 #![forbid(unsafe_code)]
 
 pub mod adapt;

@@ -1,4 +1,4 @@
-//! Numbers that callers pass in place of a rank of a node.
+//! Special numbers that callers may pass instead of a rank of a node.
 
 /// Number that stands for any rank in receives. No function returns it.
 pub const ANY: i32 = -i32::MAX;
@@ -11,13 +11,13 @@ pub const fn elsewhere(rank: u32) -> i32 {
     ELSEWHERE.wrapping_sub_unsigned(rank)
 }
 
-/// Says which rank of another node a number stands for, and what to do; `None` if it stands for none.
+/// Returns an error text if the number stands for a rank on another node; otherwise `None`.
 pub fn refuse_elsewhere(number: u32) -> Option<String> {
     let number = number.cast_signed();
     (ANY < number && number <= ELSEWHERE).then(|| format!("rank {} is on another node: use MPI, or mpgpu's halo::plan", ELSEWHERE - number))
 }
 
-/// Says why a number is none of the ranks of a node, and what to do; `None` if it is one.
+/// Returns an error text if the number is not a rank of the node; `None` if it is one.
 pub fn refuse(name: &str, number: u32, ranks: u32) -> Option<String> {
     if number < ranks {
         return None;

@@ -1,13 +1,13 @@
-//! Sizes and times as people write and read them.
+//! Text form of sizes and times.
 
 use std::fmt;
 
-/// Why a size can't be read.
+/// Reason for which a text is not a size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SizeError {
-    /// Not a number with a known unit.
+    /// Text that is not a number with a known unit.
     Malformed,
-    /// More than 64 bits.
+    /// Number that needs more than 64 bits.
     Overflow,
 }
 
@@ -22,7 +22,7 @@ impl fmt::Display for SizeError {
     }
 }
 
-/// Reads `4096`, `64M`, `1GiB`. `MB` and its like are refused: they mean 10^6 to some and 2^20 to others.
+/// Parses a size such as `4096`, `64M` or `1GiB`. Refuses `MB` and similar units, because they mean 10^6 or 2^20.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -40,14 +40,14 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(SizeError::Overflow)
 }
 
-/// `512.0 MiB`.
+/// Formats a size, for example `512.0 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = (bytes.max(1).ilog2() / 10).min(4);
     if unit == 0 { format!("{bytes} B") } else { format!("{:.1} {}", bytes as f64 / 1024_f64.powi(unit as i32), UNITS[unit as usize]) }
 }
 
-/// `3.72 ms`.
+/// Formats a time, for example `3.72 ms`.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.1} us", s * 1e6),
@@ -56,7 +56,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// The devices of a machine as callers number them, for messages: `GPUs 0 to 3, the host and host NUMA domain 1`.
+/// Formats the devices of a machine for messages, as callers number them: `GPUs 0 to 3, the host and host NUMA domain 1`.
 pub fn devices(gpus: u32, hosts: u32) -> String {
     let gpus = match gpus {
         0 => "no GPU".to_owned(),

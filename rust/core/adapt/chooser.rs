@@ -1,87 +1,92 @@
-//! The rule that chooses among the variants of a plan.
+//! Rule that chooses among the variants of a plan.
 
 use super::times::{News, Times};
 
-/// The most variants of a plan.
+/// Largest number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// The part of the time spent that tries of variants not in force may cost. Less than 1 %, the rest is for what a try turns out to cost more.
+/// Fraction of the elapsed time that tries may cost. It is less than 1 %; the difference covers tries that cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
-/// Executions of the variant in force whose time may be saved up for tries.
+/// Upper limit of the saved budget, in executions of the active variant.
 const SAVED: f64 = 8.0;
 
-/// Executions of the variant in force whose time may be spent in advance: where a change was noticed, and else, because tries are at random times.
+/// Time that may be spent in advance of the budget, in executions of the active variant: after a detected change or for a variant with few
+/// times (`ADVANCE`), and otherwise (`LITTLE`), because tries are made at random moments.
 const ADVANCE: f64 = 6.0;
 const LITTLE: f64 = 2.0;
 
-/// To come into force a variant has to be faster by so many standard errors, and one that takes more of what others use by this part at least:
-/// what it gains, others may lose.
+/// Conditions for a variant to become active: its gain in standard errors (`SIGNIFICANT`), and the smallest relative gain of a variant that
+/// uses more of what others use (`LEAST_GAIN`), because others may lose what it gains.
 const SIGNIFICANT: f64 = 2.0;
 const LEAST_GAIN: f64 = 0.02;
 
-/// Executions between tries of a variant that seems to be the faster one.
+/// Mean number of executions between tries of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
 
-/// Tries of other variants are as many times as seldom as measuring the one in force, or more seldom.
+/// Smallest ratio of the interval between tries of another variant to the interval between measurements of the active one.
 const SELDOM: u64 = 4;
 
-/// Executions after which the time of a try is no longer waited for, and up to which tries are not saved up for: what the first ones lose
-/// while nothing is known is lost once.
+/// Number of executions after which a missing time of a try is given up. It is also the number of first executions in which tries of
+/// unmeasured variants do not count against the budget, because that loss occurs only once.
 const OVERDUE: u64 = 32;
 
-/// A time of the variant in force that is so many times what was expected is acted on before another one confirms it.
+/// Ratio of a time of the active variant to its expected time at which the chooser reacts before a second time confirms the change.
 const ALARM: f64 = 1.25;
 
-/// Times of the variant in force that are as expected before it is measured half as often.
+/// Number of expected times of the active variant after which it is measured half as often.
 const QUIET: u32 = 8;
 
-/// Switches that are not delayed; each further one doubles the mean delay, from this many executions on.
+/// Number of switches without delay (`FREE_SWITCHES`). Each further switch doubles the mean delay, which starts at `DELAY` executions, up
+/// to `MOST_SWITCHES`.
 const FREE_SWITCHES: u32 = 3;
 const DELAY: u64 = 16;
 const MOST_SWITCHES: u32 = 9;
 
-/// Executions after which one switch is forgotten.
+/// Number of executions after which one switch is forgotten.
 const FORGOTTEN: u64 = 1024;
 
-/// What to execute.
+/// Decision for one execution.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Index of the variant.
+    /// Index of the variant to execute.
     pub variant: usize,
-    /// Whether to measure this execution, and to report its time with [`Chooser::measured`].
+    /// True if the caller should measure this execution and report its time with [`Chooser::measured`].
     pub measure: bool,
 }
 
-/// Chooses among the variants of one plan: see [the module](super).
+/// Chooser among the variants of one plan; see [the module](super) for the rule.
 #[derive(Clone, Debug)]
 pub struct Chooser {
-    /// Executions so far, and the one at which something is to be thought about: in between nothing is.
+    /// Number of executions so far, and the execution at which the next decision is due (`event`). Executions before it use the active
+    /// variant.
     tick: u64,
     event: u64,
     in_force: usize,
     variants: usize,
     times: [Times; MAX_VARIANTS],
-    /// When each is tried next.
+    /// Execution at which each variant is tried next.
     due: [u64; MAX_VARIANTS],
-    /// For each a try whose time is not known yet: since when, and what was set aside for it.
+    /// Try of each variant whose time is not known yet: its execution, and the cost reserved for it.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
-    /// Executions whose tries cost nothing.
+    /// Number of first executions whose tries do not count against the budget.
     free: u64,
-    /// Nanoseconds that tries may cost, and up to which execution that is counted.
+    /// Budget for tries in nanoseconds, and the execution up to which it has been updated (`counted`).
     budget: f64,
     counted: u64,
-    /// When the variant in force is measured next, after how many executions again, at most, and how many times were as expected.
+    /// Next execution at which the active variant is measured, the interval of its measurements (`period`), the largest interval
+    /// (`steady`), and the number of successive expected times (`quiet`).
     measure_at: u64,
     period: u64,
     steady: u64,
     quiet: u32,
-    /// The last time of the variant in force was much longer than expected: until that is settled, the one that seems fastest is executed.
+    /// True after a time of the active variant that was much longer than expected. Until the change is confirmed or rejected, the variant
+    /// that seems fastest is executed.
     alarm: bool,
-    /// Switches that are not forgotten, and since when.
+    /// Number of switches that are not forgotten yet, and the execution since which they are counted.
     recent: u32,
     recent_since: u64,
-    /// The variant that is to come into force if it is still faster at this execution.
+    /// Variant that becomes active if it is still faster at this execution.
     intent: Option<(usize, u64)>,
     switches: u64,
     tries: u64,
@@ -89,11 +94,12 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// For as many variants as `known` has entries, 1 to [`MAX_VARIANTS`]; further ones are never chosen. An entry is the median time of the
-    /// variant in an earlier run, in nanoseconds, where there is one. The fastest of those is in force at first, else variant 0.
+    /// Creates a chooser for as many variants as `known` has entries, 1 to [`MAX_VARIANTS`]; further entries are ignored. An entry is the
+    /// variant's median time in an earlier run, in nanoseconds, if there is one. The fastest of them is active at first, or variant 0 if
+    /// there are none.
     ///
-    /// `steady` is the number of executions from one measured one to the next while nothing changes. Choosers that share a machine and
-    /// choose alone need different seeds; those that are told the same and have the same seed choose the same.
+    /// `steady` is the number of executions between two measured ones while nothing changes. Independent choosers on one machine need
+    /// different seeds. Choosers with the same seed that receive the same reports make the same choices.
     pub fn new(known: &[Option<u64>], steady: u32, seed: u64) -> Chooser {
         let variants = known.len().clamp(1, MAX_VARIANTS);
         let mut times = [Times::new(); MAX_VARIANTS];
@@ -107,7 +113,7 @@ impl Chooser {
             in_force: fastest.unwrap_or(0),
             variants,
             times,
-            // The plain copies first: they are what the caller would have done.
+            // Try the plain copies first, because the caller would have used them without the library.
             due: std::array::from_fn(|v| variants.saturating_sub(v) as u64),
             pending: [None; MAX_VARIANTS],
             free: OVERDUE,
@@ -127,12 +133,12 @@ impl Chooser {
         }
     }
 
-    /// The same where plain copies are what others expect, who copy at the same time and begin with them as well: they are in force at first,
-    /// and every try is paid for. Not all try at the same moment.
+    /// Creates a chooser for a process in which other streams copy at the same time and start with the plain copies too. The plain copies
+    /// are active at first, and every try counts against the budget. The first tries of different choosers are at different moments.
     pub fn among_others(variants: usize, steady: u32, seed: u64) -> Chooser {
         let mut chooser = Chooser::new(&vec![None; variants], steady, seed);
         (chooser.in_force, chooser.alarm, chooser.free) = (chooser.variants - 1, false, 0);
-        // One after the other, so that what the first try costs is known before the next.
+        // Tries follow one after the other, so that the cost of one is known before the next.
         let mut at = 0;
         for variant in (0..chooser.in_force).rev() {
             at += chooser.around(OVERDUE);
@@ -141,7 +147,7 @@ impl Chooser {
         chooser
     }
 
-    /// What the next execution is to be. Mostly a count and a comparison.
+    /// Returns the decision for the next execution. Most calls only count and compare.
     #[inline]
     pub fn next_execution(&mut self) -> Choice {
         self.tick += 1;
@@ -151,7 +157,7 @@ impl Chooser {
         self.think()
     }
 
-    /// A measured execution of `variant` took `ns`. Executions may be reported late, in any order, or never.
+    /// Reports that a measured execution of `variant` took `ns` nanoseconds. Reports may arrive late, in any order, or never.
     pub fn measured(&mut self, variant: usize, ns: u64) {
         if variant >= self.variants || self.variants == 1 || ns == 0 {
             return;
@@ -168,44 +174,44 @@ impl Chooser {
             }
             let is_faster = ns < before;
             match news {
-                // Slower than it was is no news: it is not in force.
+                // A slower time of an inactive variant changes nothing.
                 News::Changed if is_faster => self.noticed(),
                 News::Outlier if is_faster => self.due[variant] = self.tick,
                 _ => self.due[variant] = self.tick + self.interval(variant),
             }
         }
         self.decide();
-        // The next execution finds out when there is something to do.
+        // The next execution checks whether a decision is due.
         self.event = 0;
     }
 
-    /// How many there are.
+    /// Returns the number of variants.
     pub fn variants(&self) -> usize {
         self.variants
     }
 
-    /// The variant that is executed but for tries.
+    /// Returns the active variant, which all executions except tries use.
     pub fn in_force(&self) -> usize {
         self.in_force
     }
 
-    /// What an execution takes that nobody measures although it is to be: the plain copies while nothing is known, which many executions may
-    /// be asked for before the first time is.
+    /// Returns the variant for an execution that should be measured but cannot be. While no time is known, these are the plain copies,
+    /// because many executions may start before the first time is reported.
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
     }
 
-    /// Median of the last measured times of a variant, nanoseconds: what a later run may start from.
+    /// Returns the median of a variant's recent times in nanoseconds. A later run may start from it.
     pub fn median(&self, variant: usize) -> Option<u64> {
         self.times.get(variant).filter(|times| times.count() > 0).map(Times::median)
     }
 
-    /// How often another variant came into force.
+    /// Returns how often the active variant has changed.
     pub fn switches(&self) -> u64 {
         self.switches
     }
 
-    /// Executions of variants that were not in force.
+    /// Returns the number of executions of inactive variants.
     pub fn tries(&self) -> u64 {
         self.tries
     }
@@ -242,7 +248,7 @@ impl Chooser {
         choice
     }
 
-    /// The variant that this execution tries, if one is due and can be afforded.
+    /// Returns the variant that this execution tries, if one is due and the budget allows it.
     fn try_now(&mut self) -> Option<usize> {
         let due = (0..self.variants).filter(|&v| v != self.in_force && self.pending[v].is_none() && self.due[v] <= self.tick);
         let variant = due.min_by_key(|&v| self.due[v])?;
@@ -250,12 +256,12 @@ impl Chooser {
         let unit = self.unit();
         let cost = match times.count() {
             0 if self.tick <= self.free => 0.0,
-            // What it costs is to be known before another one is tried.
+            // The cost of one unmeasured variant must be known before another is tried.
             0 if self.pending.iter().any(Option::is_some) => return None,
             0 => unit,
             _ => self.cost_of(times.expected()),
         };
-        // Little is known of it, or something has changed.
+        // Few times are known, or something has changed.
         let advance = if times.count() < 3 || !times.fresh { ADVANCE * unit } else { LITTLE * unit };
         if cost > 0.0 && cost > self.budget + advance {
             let wait = ((cost - self.budget - advance) / (TRIES * unit)).min(1e6) as u64;
@@ -267,23 +273,23 @@ impl Chooser {
         Some(variant)
     }
 
-    /// The variant with the least time, by what was seen last; the plain copies while nothing is known of them.
+    /// Returns the variant with the shortest expected time. The plain copies count as fastest while no time of them is known.
     fn seems_fastest(&self) -> usize {
         let is_open = |&v: &usize| self.times[v].count() > 0 || v == self.variants - 1;
         (0..self.variants).filter(is_open).min_by_key(|&v| self.times[v].expected()).unwrap_or(self.in_force)
     }
 
-    /// What an execution of the variant in force takes.
+    /// Returns the time of an execution of the active variant.
     fn unit(&self) -> f64 {
         self.times[self.in_force].median() as f64
     }
 
-    /// What an execution of `ns` loses to one of the variant in force.
+    /// Returns the time that an execution of `ns` loses to one of the active variant.
     fn cost_of(&self, ns: u64) -> f64 {
         ns.saturating_sub(self.times[self.in_force].expected()) as f64
     }
 
-    /// Executions until a variant is tried again: its tries cost their part of the budget.
+    /// Returns the number of executions until a variant is tried again, chosen so that its tries cost their share of the budget.
     fn interval(&mut self, variant: usize) -> u64 {
         let (times, force) = (self.times[variant], self.times[self.in_force]);
         let mean = if times.count() < 3 {
@@ -298,7 +304,7 @@ impl Chooser {
         self.around(mean)
     }
 
-    /// Time that passed pays for tries.
+    /// Adds the share of the elapsed time to the budget, and forgets old switches.
     fn count(&mut self) {
         let unit = self.unit();
         let passed = (self.tick - self.counted) as f64;
@@ -316,7 +322,7 @@ impl Chooser {
                 self.alarm = is_alarming && self.budget > -SAVED * self.unit();
                 self.noticed();
             }
-            // Not where many alarms were false: the budget is in debt by what they cost.
+            // No alarm if many earlier alarms were false: their cost has put the budget into debt.
             News::Outlier if is_alarming && !self.alarm && self.budget > -SAVED * self.unit() => {
                 self.alarm = true;
                 self.noticed();
@@ -336,8 +342,8 @@ impl Chooser {
         }
     }
 
-    /// Times have changed: what is known of all variants is old. They are tried as soon as can be afforded, after the one in force and in an
-    /// order of this chooser's own.
+    /// Handles a detected change: all known times count as old. The variants are tried as soon as the budget allows, after the active one
+    /// and in a random order.
     fn noticed(&mut self) {
         for variant in 0..self.variants {
             self.times[variant].fresh = false;
@@ -347,13 +353,13 @@ impl Chooser {
         self.dense();
     }
 
-    /// Measures the variant in force as often as makes sense: while another one seems to be faster, now and then.
+    /// Measures the active variant as often as useful: every execution, or every fourth while another variant seems faster.
     fn dense(&mut self) {
         (self.period, self.quiet) = (if self.alarm { 4 } else { 1 }, 0);
         self.measure_at = self.measure_at.min(self.tick + self.period - 1);
     }
 
-    /// Whether `variant` is faster than the one in force by more than noise, as far as times since the last change tell.
+    /// True if `variant` is faster than the active one by more than noise, according to the times since the last change.
     fn is_faster(&self, variant: usize) -> bool {
         let (times, force) = (&self.times[variant], &self.times[self.in_force]);
         let error = (times.error().powi(2) + force.error().powi(2)).sqrt();
@@ -362,8 +368,8 @@ impl Chooser {
         is_known(times) && is_known(force) && (times.median() as f64) < self.unit() * (1.0 - least.max(SIGNIFICANT * error))
     }
 
-    /// Lets the fastest variant come into force. After several switches in a short time it has to be faster still after a random delay: others
-    /// who share the machine may have switched meanwhile, and made it slow.
+    /// Makes the fastest variant the active one. After several switches in a short time, it must still be faster after a random delay,
+    /// because others on the machine may have switched meanwhile and made it slow.
     fn decide(&mut self) {
         let faster = (0..self.variants).filter(|&v| v != self.in_force && self.is_faster(v));
         let Some(variant) = faster.min_by_key(|&v| self.times[v].median()) else {
@@ -395,13 +401,14 @@ impl Chooser {
         }
     }
 
-    /// A number of executions with this mean, from half to one and a half of it: choosers that choose alone must not do so in step.
+    /// Returns a random number of executions with this mean, from half to one and a half of it, so that independent choosers do not act in
+    /// step.
     fn around(&mut self, mean: u64) -> u64 {
         mean / 2 + split_mix(&mut self.random) % (mean + 1)
     }
 }
 
-/// The next random number: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+/// Returns the next random number: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 pub(super) fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

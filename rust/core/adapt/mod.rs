@@ -1,47 +1,52 @@
-//! Which of the variants of a plan is executed, by how long measured executions took.
+//! Selection among the variants of a plan by the measured times of executions.
 //!
-//! A model knows one machine on one day. [`variants`] makes a plan into a few, all prepared by whoever executes them; a [`Chooser`] says before
-//! each execution which of them it is to be and whether to measure it, and is told the times of those later. It is a value: no clock, no memory
-//! beyond its own, and the same inputs give the same choices. [`World`] plays choosers in virtual time on a machine that is not the model's.
+//! A model knows one machine on one day. [`variants`] derives a few variants from a plan; the caller prepares all of them for execution.
+//! Before each execution, a [`Chooser`] returns the variant to execute and whether to measure it. The caller reports measured times later.
+//! A chooser is a plain value: it reads no clock and has no memory outside itself, and the same inputs give the same choices. [`World`]
+//! simulates choosers in virtual time on a machine that differs from the model's.
 //!
 //! # The rule
 //!
 //! *Follow the leader with a budget for tries*:
 //!
-//! - **In force** is the variant with the least median of its last 15 measured times. Another one takes over where it is faster by two standard
-//!   errors, and by 2 % if it takes more of what others may use. The one in force is measured often at first and after a change, then ever more
-//!   seldom.
-//! - **Before the first time** is known, whatever is not measured takes the plain copies: a program that keeps a window of copies in flight asks for many.
-//! - **Tries.** The others are tried, one execution at a time. Each execution pays 1/128 of its time into a budget, and a try takes out of it what
-//!   it loses to the variant in force. After the first executions tries cost less than 1 % of the time, and what a change makes them cost beyond that is saved afterwards. A
-//!   variant is tried the more seldom the slower it was when last measured.
-//! - **Changes.** Two times in a row outside of the noise, on the same side, of the variant in force, or of another one that has become faster: then all
-//!   that is known is old. Every variant is tried soon, out of an advance of six executions' time, and one time confirms its old times or replaces them.
-//!   Where a single time of the one in force is longer by a quarter, the variant that seems fastest is executed until that is settled.
-//! - **Others who choose.** When tries are made is random, from the chooser's own seed. The fourth switch in a short time and each further one is
-//!   delayed at random, each time twice as long, as senders on one wire do after collisions; after the delay the variant has to be faster still.
-//!   One switch is forgotten in 1,024 executions, which is the rate to which swings are held.
-//! - **Beside others who are known**, streams of the same process, a chooser of its own begins with the plain copies, which keep off the links that
-//!   are not theirs; one variant after the other is tried, and each try is paid for from the beginning.
+//! - **The active variant** has the smallest median of its last 15 measured times. Another variant replaces it if it is faster by two
+//!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
+//!   after a change, then less and less often.
+//! - **Before the first measured time** is known, every execution that is not measured uses the plain copies, because a program that keeps
+//!   several copies in flight makes many executions in that time.
+//! - **Tries.** The other variants are tried, one execution at a time. Each execution adds 1/128 of its time to a budget. A try takes from
+//!   the budget the time that it loses to the active variant. After the first executions, tries cost less than 1 % of the time. If a change
+//!   makes them cost more, the excess is saved afterwards. The slower a variant was when last measured, the less often it is tried.
+//! - **Changes.** A change is detected by two successive times outside of the noise, on the same side: of the active variant, or of another
+//!   variant that has become faster. All earlier times then count as old. Every variant is tried soon, out of an advance of six executions'
+//!   time, and a single time confirms its old times or replaces them. If a single time of the active variant is longer by a quarter, the
+//!   variant that seems fastest is executed until the change is confirmed or rejected.
+//! - **Other choosers.** Tries are made at random moments, from the chooser's own seed. The fourth switch in a short time and each further
+//!   one is delayed at random, and each delay is twice as long on average, as in the back-off of senders on a shared medium. After the
+//!   delay the variant must still be faster. One switch is forgotten per 1,024 executions, which bounds the rate of oscillations.
+//! - **Known other choosers.** If other streams of the same process choose too, a chooser starts with the plain copies, which use no links
+//!   of other GPUs. It then tries one variant after the other, and every try counts against the budget from the beginning.
 //!
-//! # What it is in the literature
+//! # Related work
 //!
-//! A bandit with switching costs whose arms are restless: their times change while they are not played (Whittle 1988). The Whittle index and
-//! discounted or sliding-window UCB (Garivier and Moulines 2011) need a law of the changes, or explore at a rate that does not depend on what exploring
-//! costs. This is follow-the-leader with forced exploration under a budget, as in budgeted and "conservative" bandits (Wu et al. 2016: never
-//! below a part of a baseline), restarted when a change is detected (as Liu, Lee and Shroff 2018 do with CUSUM; here two outliers). Each of several
-//! choosers plays a best response, with inertia; in congestion games (Rosenthal 1973) that ends in an equilibrium if they do not switch at the
-//! same moment, which is what delays are for. No theorem about this combination is claimed: it is played in virtual time, in `tests/rust/adapt.rs`.
+//! The problem is a bandit with switching costs and restless arms: their times change while they are not played (Whittle 1988). The Whittle
+//! index and discounted or sliding-window UCB (Garivier and Moulines 2011) need a law of the changes, or explore at a rate that does not
+//! depend on the cost of exploring. The rule here is follow-the-leader with forced exploration under a budget, as in budgeted and
+//! "conservative" bandits (Wu et al. 2016: never below a fraction of a baseline). It restarts when a change is detected (Liu, Lee and
+//! Shroff 2018 use CUSUM; here two outliers). Several choosers each play a best response, with inertia. In congestion games (Rosenthal
+//! 1973) this ends in an equilibrium if players do not switch at the same moment; the delays prevent that. No theorem about this
+//! combination is claimed. `tests/rust/adapt.rs` simulates it in virtual time.
 //!
-//! # What no such rule can do
+//! # Limits of any such rule
 //!
-//! - A change that does not show in the variant in force shows at the next try. Let a variant have taken `r` times longer when last measured
-//!   (0.5: half as much again) and let it now gain `g`. With three variants it is tried every `256 · r` executions, so `256 · r · g` executions'
-//!   time is lost: 5 % of 500 where `r · g` is 0.1. A bound on tries and a bound on this loss exclude each other beyond that.
-//! - A slowdown of the variant in force is seen `steady` executions later at worst, when that one's time is reported. With 16 and reports two
-//!   executions late, 500 executions lose 5 % where it takes twice as long, and more beyond that.
-//! - Choosers look at their own times alone. What one gains by what others lose is a gain to it, and their equilibrium may be slower than
-//!   what they would agree on.
+//! - A change that does not affect the active variant is seen at the next try. Assume that a variant took `r` times longer when last
+//!   measured (0.5: half as much again) and now gains `g`. With three variants it is tried every `256 · r` executions, so the time of `256
+//!   · r · g` executions is lost: 5 % of 500 if `r · g` is 0.1. A bound on the cost of tries and a tighter bound on this loss exclude each
+//!   other.
+//! - A slowdown of the active variant is seen at most `steady` executions later, when their time is reported. With `steady` 16 and reports
+//!   two executions late, 500 executions lose 5 % if the variant takes twice as long, and more if it is slower than that.
+//! - A chooser sees its own times only. A gain at the expense of others is a gain to it, so the equilibrium may be slower than a joint
+//!   optimum.
 
 mod chooser;
 mod times;

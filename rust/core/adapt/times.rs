@@ -1,25 +1,25 @@
-//! The last measured times of one variant: their median, their noise, and whether they have changed.
+//! Recent measured times of one variant: their median, their noise, and detection of changes.
 
-/// Times that are kept: with so many a median is off by a third of the noise.
+/// Number of times that are kept. The median of 15 times is off by a third of the noise.
 const KEPT: usize = 15;
 
-/// The least part of the median by which a time has to differ to count as outside of the noise.
+/// Smallest relative difference from the median at which a time counts as outside of the noise.
 const LEAST_BAND: f64 = 0.04;
 
-/// Mean absolute deviations that are taken for noise: four standard deviations of a normal distribution.
+/// Width of the noise band in mean absolute deviations. Five correspond to four standard deviations of a normal distribution.
 const BAND: f64 = 5.0;
 
-/// Noise at first, and at least: mean absolute deviation over the median.
+/// Initial and smallest noise: mean absolute deviation relative to the median.
 const NOISE: (f64, f64) = (0.015, 0.003);
 
-/// What a time says.
+/// Classification of a new time.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// It is as the others, or the first ones.
+    /// Within the noise, or one of the first times.
     Expected,
-    /// It is outside of the noise, alone; the next one decides.
+    /// Outside of the noise. The next time confirms or rejects a change.
     Outlier,
-    /// It is the second in a row outside of the noise, on the same side: the earlier times are forgotten.
+    /// Second time in succession outside of the noise, on the same side. The earlier times are forgotten.
     Changed,
 }
 
@@ -29,11 +29,11 @@ pub(super) struct Times {
     count: usize,
     next: usize,
     median: u64,
-    /// Mean absolute deviation from the median, over the median.
+    /// Mean absolute deviation from the median, relative to the median.
     noise: f64,
-    /// Whether one of them was taken since the last change was noticed.
+    /// True if a time was added since the last detected change.
     pub fresh: bool,
-    /// The last one, if it was an outlier.
+    /// Last time, if it was an outlier.
     outlier: Option<u64>,
 }
 
@@ -42,7 +42,7 @@ impl Times {
         Times { ring: [0; KEPT], count: 0, next: 0, median: 0, noise: NOISE.0, fresh: false, outlier: None }
     }
 
-    /// Times of which only the median is known.
+    /// Returns times of which only the median is known.
     pub fn known(median: u64) -> Times {
         let mut times = Times::new();
         (0..3).for_each(|_| times.push(median));
@@ -53,17 +53,18 @@ impl Times {
         self.count
     }
 
-    /// Nanoseconds; 0 without times.
+    /// Returns the median in nanoseconds; 0 without times.
     pub fn median(&self) -> u64 {
         self.median
     }
 
-    /// What the next time is thought to be: as an outlier that has not been confirmed yet, or as the median.
+    /// Returns the expected next time: that of an unconfirmed outlier, or the median.
     pub fn expected(&self) -> u64 {
         self.outlier.unwrap_or(self.median)
     }
 
-    /// The standard error of the median, over the median. A sample's median has 1.25 times that of its mean.
+    /// Returns the standard error of the median, relative to the median. The standard error of a sample's median is 1.25 times that of its
+    /// mean.
     pub fn error(&self) -> f64 {
         1.25 * 1.25 * self.noise / (self.count.max(1) as f64).sqrt()
     }
@@ -72,14 +73,14 @@ impl Times {
         let deviation = ns.abs_diff(self.median) as f64 / self.median.max(1) as f64;
         let band = BAND * self.noise;
         if self.count >= 2 {
-            // Outliers count as the edge of the band, so that it grows where there are many.
+            // An outlier counts as a time at the edge of the band, so that the band grows if there are many.
             self.noise += (deviation.min(band) - self.noise) / 16.0;
             self.noise = self.noise.max(NOISE.1);
         }
         if self.count >= 2 && deviation > band.max(LEAST_BAND) {
             let fresh = std::mem::replace(&mut self.fresh, true);
             match self.outlier.take() {
-                // The world has changed since: old times say nothing any more.
+                // A change was detected since, so the old times are obsolete.
                 None if !fresh => self.forget(),
                 Some(before) if (before > self.median) == (ns > self.median) => {
                     self.forget();

@@ -1,13 +1,14 @@
-//! The variants of a plan.
+//! Variants of a plan: the plan that the model prefers, a cautious one, and the plain copies.
 
 use crate::plan::{Options, Plan, Tuned, WEIGHTS};
 use std::borrow::Borrow;
 
-/// `all`, which is the plan of `options` that the model prefers; the same with half of the bytes that are staged in host memory, or where none are, in
-/// other GPUs; and the plain copies. One plan alone where the model sees no gain in several paths. `plan` is to plan the same batch with other options.
+/// Returns the variants of a batch. The first is `all`, the plan that the model prefers for `options`. The second stages half as many
+/// bytes: in host memory, or in other GPUs if none are staged in host memory. The last is the plain copies. Returns `all` alone if the
+/// model expects no gain from several paths. `plan` plans the same batch with other options.
 pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl FnMut(&Options) -> Result<P, E>) -> Result<Vec<P>, E> {
     let staged = || all.borrow().transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| path.via);
-    // Only of what is staged does one operation wait for another, and operations are few where transfers are many.
+    // Only in staged paths does one operation wait for another. The check is cheap because a plan of many transfers has few operations.
     let waits = all.borrow().program.ops.iter().any(|op| !op.after.is_empty());
     let (is_staged, has_threads) = (waits && staged().next().is_some(), all.borrow().threads.is_some());
     if !is_staged && !has_threads {
@@ -27,7 +28,7 @@ pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl Fn
     Ok(variants)
 }
 
-/// What a variant of a plan that has so many is called.
+/// Returns the name of variant number `variant` of a plan with `count` variants.
 pub fn variant_name(variant: usize, count: usize) -> &'static str {
     match variant {
         _ if variant + 1 == count => "plain copies",

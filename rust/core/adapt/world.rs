@@ -1,9 +1,9 @@
-//! A machine that is not the model's, and players on it who execute plans again and again and choose alone.
+//! Simulated game: players execute plans repeatedly and choose variants independently, on a machine that differs from the model's.
 //!
-//! While all of them keep to their variants, each execution takes what the simulator says of that joint choice: all players run at once, each one
-//! execution after the other, and share links max-min fairly. These times are found once for each joint choice and set of tenants; an
-//! execution during which others change theirs progresses at the rate that each of them gives it. So 10,000 executions cost as many steps
-//! and not as many simulations.
+//! The time of an execution depends on the joint choice of all players. For each joint choice and set of tenants, the simulator runs all
+//! players together, each with one execution after the other, and links are shared max-min fairly. The result is cached. If other players
+//! change their variant during an execution, it progresses at the rate of each joint choice in turn. So 10,000 executions cost as many
+//! steps and not as many simulations.
 
 use super::chooser::{Chooser, split_mix};
 use crate::model::simulate::{Executor, Scenario, SimulationError};
@@ -13,47 +13,47 @@ use crate::topology::{Machine, ResourceId};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// Executions of each player from which the time of one is taken.
+/// Number of executions of each player from which its time is computed.
 const RUNS: usize = 3;
-/// The most, of a player whose executions are short beside those of others.
+/// Largest number of executions, for a player whose executions are short compared with those of others.
 const MOST_RUNS: usize = 12;
-/// All joint choices are compared where there are so many, else one player's choice after the other is improved.
+/// Number of joint choices up to which all are compared. If there are more, one player's choice after the other is improved.
 const ENUMERATED: usize = 81;
 
-/// Who executes a plan: a rank, or a stream of one.
+/// Player: a rank, or a stream of a rank, that executes a plan.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Players of one process share staging memory.
+    /// Process of the player. Players of one process share staging memory.
     pub process: usize,
-    /// The transfers.
+    /// Transfers of the plan.
     pub shapes: Vec<Shape>,
-    /// What it chooses from; the last are the plain copies.
+    /// Variants that the player chooses from. The last one is the plain copies.
     pub variants: Rc<[Plan]>,
 }
 
-/// Someone who takes a part of resources for a while.
+/// Foreign load that takes a share of resources for a while.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// What it takes a part of.
+    /// Resources that the tenant uses.
     pub resources: Vec<ResourceId>,
-    /// The part of their capacity that it leaves, more than 0.
+    /// Fraction of each resource's capacity that the tenant leaves, more than 0.
     pub leaves: f64,
-    /// It is there while the first player is at these executions.
+    /// Executions of the first player during which the tenant is present.
     pub during: std::ops::Range<u64>,
 }
 
-/// How a play is run.
+/// Conditions of a game.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Conditions {
-    /// Executions of the first player, after which all end.
+    /// Number of executions of the first player, after which the game ends.
     pub executions: u64,
-    /// Standard deviation of the time of an execution, over its mean. One in 200 takes twice as long.
+    /// Standard deviation of an execution's time, relative to its mean. One execution in 200 takes twice as long.
     pub noise: f64,
-    /// Executions after which a time is known; one in 100 never is.
+    /// Number of executions after which a time is reported. One time in 100 is never reported.
     pub late: u64,
-    /// See [`Chooser::new`].
+    /// Interval of measurements in the steady state; see [`Chooser::new`].
     pub steady: u32,
-    /// Of all that is random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -63,95 +63,95 @@ impl Default for Conditions {
     }
 }
 
-/// Bytes that all players moved up to the end of an execution of the first one, noise left out.
+/// Bytes moved by all players up to the end of an execution of the first player, without noise.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// Seconds.
+    /// Time in seconds.
     pub time: f64,
-    /// What was done.
+    /// Bytes that the choosers have moved.
     pub did: f64,
-    /// What the best joint choice of each moment would have done by now.
+    /// Bytes that the best joint choice of each moment would have moved by now.
     pub best: f64,
-    /// What plain copies would have.
+    /// Bytes that plain copies would have moved.
     pub plain: f64,
-    /// What the model's choice would have.
+    /// Bytes that the model's choice would have moved.
     pub model: f64,
 }
 
-/// What came of a play.
+/// Result of a game.
 #[derive(Clone, Debug)]
 pub struct Game {
-    /// For each player.
+    /// History of each player.
     pub players: Vec<Trail>,
-    /// The start, and the end of each execution of the first player.
+    /// State at the start, and at the end of each execution of the first player.
     pub moments: Vec<Moment>,
-    /// The best joint choice that the tenants of each part of the play allow, in the order in which they came.
+    /// Best joint choice for each set of tenants, in the order in which the sets occurred.
     pub best: Vec<Vec<u8>>,
 }
 
-/// What one player did.
+/// History of one player.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
-    /// Executions of each variant.
+    /// Number of executions of each variant.
     pub executed: Vec<u64>,
-    /// Executions of variants that were not in force.
+    /// Number of executions of inactive variants.
     pub tries: u64,
-    /// When which variant came into force: seconds, the first player's execution, variant.
+    /// Changes of the active variant: time in seconds, execution of the first player, variant.
     pub in_force: Vec<(f64, u64, usize)>,
-    /// Seconds at which each try began, and its variant.
+    /// Start of each try in seconds, and its variant.
     pub tried: Vec<(f64, usize)>,
 }
 
 impl Game {
-    /// The part of the time between two executions of the first player that was lost to the best.
+    /// Returns the fraction of time that was lost to the best joint choice between two executions of the first player.
     pub fn lost(&self, from: u64, to: u64) -> f64 {
         let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
         (end.best - begin.best) / (end.did - begin.did) - 1.0
     }
 
-    /// The largest loss over so many executions in a row, and where they begin.
+    /// Returns the largest loss over this number of successive executions, and the execution at which they begin.
     pub fn worst(&self, executions: u64) -> (f64, u64) {
         let starts = (0..).take_while(|from| from + executions < self.moments.len() as u64);
         let lost = starts.map(|from| (self.lost(from, from + executions), from));
         lost.fold((0.0, 0), |worst, next| if next.0 > worst.0 { next } else { worst })
     }
 
-    /// Switches of a player between two executions of the first one.
+    /// Returns the number of switches of a player between two executions of the first player.
     pub fn switches(&self, player: usize, from: u64, to: u64) -> usize {
         self.players[player].in_force.iter().skip(1).filter(|(_, at, _)| (from..to).contains(at)).count()
     }
 
-    /// The whole play.
+    /// Returns the state at the end of the game.
     pub fn end(&self) -> Moment {
         self.moments.last().copied().unwrap_or_default()
     }
 }
 
-/// Executions of each player in a second, bytes times that of all, for one joint choice.
+/// Rates for one joint choice: executions per second of each player, and bytes per second of all together.
 #[derive(Clone, Debug)]
 struct Rates {
     each: Vec<f64>,
     all: f64,
 }
 
-/// The joint choices that a play is held against.
+/// Joint choices with which a game is compared.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,
     model: f64,
 }
 
-/// A machine with players and tenants.
+/// Machine with players and tenants.
 pub struct World {
     real: Machine,
     players: Vec<Player>,
     tenants: Vec<Tenant>,
-    /// By tenants that are there, one bit each, and joint choice.
+    /// Cached rates by the set of present tenants, one bit each, and joint choice.
     known: BTreeMap<(u64, Vec<u8>), Rc<Rates>>,
 }
 
 impl World {
-    /// Tenants beyond the 64th are left out.
+    /// Creates a world. Tenants beyond the 64th are ignored.
     pub fn new(real: Machine, players: Vec<Player>, mut tenants: Vec<Tenant>) -> World {
         tenants.truncate(64);
         World { real, players, tenants, known: BTreeMap::new() }
@@ -178,7 +178,8 @@ impl World {
         Ok(rates)
     }
 
-    /// Seconds of an execution of each player, from the first one's end until a player has no more to do.
+    /// Returns the time of an execution of each player in seconds, measured from the end of its first execution until a player has no more
+    /// to do.
     fn seconds(&self, machine: &Machine, joint: &[u8], runs: &[usize]) -> Result<Vec<f64>, SimulationError> {
         let chosen = || self.players.iter().zip(joint).map(|(player, variant)| (player, &player.variants[usize::from(*variant)]));
         let mut scenario = Scenario::new(machine, chosen().map(|(_, plan)| plan.options.staging_bytes).max().unwrap_or(0));
@@ -198,8 +199,8 @@ impl World {
         Ok(seconds.collect())
     }
 
-    /// What the best joint choice does in a second: of all, or where those are many of the ones that are reached from every player's doing
-    /// the same by improving one player's choice at a time.
+    /// Returns the best joint choice and the rates of the reference choices. If there are many joint choices, the search starts from those
+    /// in which all players choose the same variant, and improves one player's choice at a time.
     fn reference(&mut self, tenants: u64) -> Result<Reference, SimulationError> {
         let counts: Vec<u8> = self.players.iter().map(|player| player.variants.len() as u8).collect();
         let all: Option<usize> = counts.iter().try_fold(1_usize, |all, count| all.checked_mul(usize::from(*count)));
@@ -245,7 +246,7 @@ impl World {
         Ok(Reference { plain: self.rates(tenants, &plain)?.all, model: self.rates(tenants, &vec![0; counts.len()])?.all, best })
     }
 
-    /// The most that a player gains who changes its variant while the others keep to theirs, at this execution of the first player.
+    /// Returns the largest relative gain of a player that changes its variant alone, at this execution of the first player.
     pub fn gain_alone(&mut self, execution: u64, joint: &[u8]) -> Result<f64, SimulationError> {
         let tenants = self.present(execution);
         let now = self.rates(tenants, joint)?;
@@ -260,13 +261,13 @@ impl World {
         Ok(most)
     }
 
-    /// The tenants that are there, one bit each.
+    /// Returns the set of present tenants, one bit each.
     fn present(&self, execution: u64) -> u64 {
         let there = self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.during.contains(&execution));
         there.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    /// Lets all players execute and choose.
+    /// Runs the game: all players execute and choose.
     pub fn play(&mut self, conditions: &Conditions) -> Result<Game, SimulationError> {
         let mut random = conditions.seed;
         let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
@@ -325,22 +326,22 @@ impl World {
     }
 }
 
-/// A player in a play.
+/// State of a player during a game.
 struct Seat {
     chooser: Chooser,
     played: Trail,
     random: u64,
-    /// Times that the chooser is told at these executions.
+    /// Pending reports to the chooser: execution at which the report arrives, variant, time in nanoseconds.
     reports: VecDeque<(u64, usize, u64)>,
     executions: u64,
-    /// Variant, begin, and whether it is measured.
+    /// Current execution: its variant, its start, and true if the chooser measures it.
     current: Option<(usize, f64, bool)>,
-    /// The part of an execution that is left, noise included.
+    /// Fraction of the current execution that remains, including noise.
     left: f64,
 }
 
 impl Seat {
-    /// Begins an execution; which variant it is.
+    /// Begins an execution and returns its variant.
     fn begin(&mut self, conditions: &Conditions, now: f64, first_player: u64) -> u8 {
         while let Some(&(_, variant, ns)) = self.reports.front().filter(|report| report.0 <= self.executions) {
             self.reports.pop_front();
@@ -356,7 +357,7 @@ impl Seat {
         }
         self.played.executed[choice.variant] += 1;
         self.current = Some((choice.variant, now, choice.measure));
-        // Four uniform numbers between -1 and 1 have the variance 4/3.
+        // The sum of four uniform numbers between -1 and 1 has the variance 4/3.
         let noise: f64 = (0..4).map(|_| 2.0 * unit(&mut self.random) - 1.0).sum::<f64>() * (0.75_f64).sqrt() * conditions.noise;
         let outlier = if conditions.noise > 0.0 && unit(&mut self.random) < 0.005 { 2.0 } else { 1.0 };
         self.left = (1.0 + noise).max(0.1) * outlier;
@@ -373,7 +374,7 @@ impl Seat {
     }
 }
 
-/// From 0 to 1.
+/// Returns a random number from 0 to 1.
 fn unit(state: &mut u64) -> f64 {
     (split_mix(state) >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -1,28 +1,28 @@
-//! When a set of flows that start together is done: the one place where the time of a plan is modelled.
+//! Finishing time of a set of flows that start together. The time of a plan is modelled only here.
 
 use super::path::PathModel;
 use crate::topology::{Costs, Machine, ResourceId};
 use smallvec::SmallVec;
 
-/// Bytes on a path, as part of a set: of one flow, or of several that start together and differ in nothing but their bytes.
+/// Flow of bytes on a path, or several flows that start together and differ only in their size.
 #[derive(Clone, Debug)]
 pub struct Flow<'a> {
-    /// The path.
+    /// Path of the flow.
     pub path: &'a PathModel,
-    /// Bytes on it; of several flows those of the largest.
+    /// Size of the flow in bytes; of several flows that of the largest.
     pub bytes: u64,
-    /// How many flows, and the bytes of all of them.
+    /// Number of flows, and the total of their bytes.
     pub alike: (u32, f64),
-    /// Pieces that they are cut into.
+    /// Number of chunks of each flow.
     pub chunks: u32,
-    /// Seconds from the start of the set until this flow's first byte may move: what its first operation costs to start.
+    /// Time from the start of the set until the first byte may move, seconds: the start-up cost of the first operation.
     pub head: f64,
-    /// The part of the path's rate that its mechanism reaches.
+    /// Fraction of the path's rate that its mechanism reaches.
     pub efficiency: f64,
 }
 
 impl<'a> Flow<'a> {
-    /// One flow that uses its path's whole rate.
+    /// Returns a single flow that uses the whole rate of its path.
     pub fn new(path: &'a PathModel, bytes: u64, chunks: u32, head: f64) -> Self {
         Flow { path, bytes, alike: (1, bytes as f64), chunks, head, efficiency: 1.0 }
     }
@@ -33,40 +33,40 @@ impl<'a> Flow<'a> {
         self.alike = (self.alike.0 + 1, self.alike.1 + bytes as f64);
     }
 
-    /// When this flow, or the last of several, would be done if it had its path to itself.
+    /// Returns the finishing time if the flow, or the largest of several, had its path to itself.
     pub fn alone(&self, costs: &Costs) -> f64 {
         self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
     }
 }
 
-/// What issuing the operations of a set of flows takes.
+/// Cost of issuing the operations of a set of flows.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Issue {
-    /// How many the calling thread issues.
+    /// Number of operations that the calling thread issues.
     pub operations: usize,
-    /// Seconds for each after the first.
+    /// Time of each operation after the first, seconds.
     pub each: f64,
-    /// Whether the caller's stream waits for copies that other GPUs issue.
+    /// True if the caller's stream waits for copies that other GPUs issue.
     pub joins_gpus: bool,
 }
 
 impl Issue {
-    /// So many plain copies of one GPU.
+    /// Returns the cost of issuing this number of plain copies of one GPU.
     pub fn copies(costs: &Costs, operations: usize) -> Issue {
         Issue { operations, each: costs.issue, joins_gpus: false }
     }
 }
 
-/// When the last of a set of flows that start together is done, in seconds.
+/// Returns the time at which the last of a set of flows that start together finishes, in seconds.
 pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, issue: &Issue) -> f64 {
     let costs = machine.costs();
     let issued = if issue.operations == 0 { 0.0 } else { costs.copy + issue.each * (issue.operations - 1) as f64 };
     let resources = machine.resources();
     let flows: SmallVec<[Flow<'a>; 16]> = flows.into_iter().collect();
-    // Per resource: seconds of work, the earliest moment at which any of it can begin, and whether pipelines are among several flows.
+    // Work on each resource: its seconds, its earliest start, its number of flows, and true if pipelines are among them.
     let mut work = vec![Work::default(); resources.len()];
     let mut done = 0.0_f64;
-    // The operations of pipelines are issued last, chunk by chunk: after the last one is issued its chunk still has its way to go.
+    // The operations of pipelines are issued last, chunk by chunk. After the last one is issued, its chunk still has to pass.
     let mut last_chunk = f64::INFINITY;
     for flow in &flows {
         done = done.max(flow.alone(costs));
@@ -96,7 +96,7 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     }
 }
 
-/// What a set of flows makes of a resource.
+/// Load of a set of flows on one resource.
 #[derive(Clone)]
 struct Work {
     seconds: f64,
@@ -111,10 +111,10 @@ impl Default for Work {
     }
 }
 
-/// Seconds of its capacity that a resource which several flows share loses while not all of them use it: pipelines draw on their second hop from
-/// when their first chunk is there, and no longer on their first hop while their last one passes the second.
+/// Returns the seconds of capacity that a shared resource loses while only some of its flows use it. A pipeline starts to use its second
+/// hop when its first chunk has arrived, and stops using its first hop while its last chunk passes the second.
 fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) -> f64 {
-    // When each begins to draw on it, how long before its end it ceases to, and how much it draws at most.
+    // Draw of each flow: when it starts to use the resource, how long before its end it stops, and the most that it draws.
     let mut draws: SmallVec<[(f64, f64, f64); 16]> = SmallVec::new();
     for flow in flows {
         let Ok(at) = flow.path.weights.binary_search_by_key(&resource, |weight| weight.0) else { continue };
@@ -136,7 +136,7 @@ fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) 
         drawn += two[0].2;
         lost += (two[1].0 - two[0].0) * (capacity - drawn).max(0.0);
     }
-    // Backwards from the end.
+    // Compute the loss at the end backwards in the same way.
     draws.sort_by(|a, b| a.1.total_cmp(&b.1));
     let mut drawn = 0.0;
     for two in draws.windows(2) {

@@ -1,67 +1,68 @@
-//! Max-min fair rates: every flow as fast as it can be without slowing one that is no faster.
+//! Max-min fair rates: no flow can be faster without slowing one that is no faster.
 //!
-//! Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2): the rates of all flows rise together until a resource is
-//! full; the flows on it keep their rate, the others rise on.
+//! The algorithm is progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2). The rates of all flows rise together until
+//! a resource is full. The flows on that resource keep their rate, and the others continue to rise.
 
 use crate::topology::{Resource, ResourceId};
 use std::borrow::BorrowMut;
 
-/// What a flow draws on, and what it gets.
+/// Flow: the resources that it uses, and its rate.
 #[derive(Copy, Clone, Debug)]
 pub struct FlowRate<'a> {
-    /// Everything that the flow draws on, as often as a byte of it passes. Not empty.
+    /// Resources that the flow uses, each as often as a byte passes it. Not empty.
     pub resources: &'a [ResourceId],
-    /// Capacity that a byte/s takes: 1, or more for a mechanism that does not use all that it occupies.
+    /// Capacity that each byte/s takes: 1, or more for a mechanism that does not use all the capacity that it occupies.
     pub draw: f64,
-    /// The part of its bytes that is staged in host memory and stays in the cache there, which may draw more or less on a resource than others do.
+    /// Fraction of the bytes that is staged in host memory and stays in the cache there. Such bytes may draw more or less on a resource
+    /// than others.
     pub staged: f64,
-    /// Bytes/s.
+    /// Rate in bytes/s.
     pub rate: f64,
 }
 
 impl<'a> FlowRate<'a> {
-    /// A flow that uses all that it occupies.
+    /// Returns a flow that uses all the capacity that it occupies.
     pub fn new(resources: &'a [ResourceId]) -> Self {
         FlowRate { resources, draw: 1.0, staged: 0.0, rate: 0.0 }
     }
 }
 
-/// The resources of a machine, and the memory in which rates are found.
+/// Resources of a machine, with the working memory of the algorithm.
 #[derive(Debug)]
 pub struct MaxMin<'m> {
     resources: &'m [Resource],
-    /// Resources that flows draw on at present, in the order in which flows name them.
+    /// Resources that flows currently use, in the order in which flows name them.
     pub touched: Vec<u32>,
     uses: Vec<Load>,
     fixed: Vec<bool>,
-    /// Resources that may still bind.
+    /// Resources that may still limit a flow.
     limits: Vec<u32>,
 }
 
-/// What flows make of one resource.
+/// Load of all flows on one resource.
 #[derive(Clone, Debug, Default)]
 struct Load {
-    /// Capacity drawn by the flows at their rates.
+    /// Capacity that flows with a fixed rate draw.
     load: f64,
-    /// The draw of flows whose rates still rise, and their number.
+    /// Draw of the flows whose rates still rise, and the number of these flows (`open`).
     rising: f64,
     open: u32,
     flows: Vec<u32>,
 }
 
 impl<'m> MaxMin<'m> {
-    /// No flows yet.
+    /// Creates an instance without flows.
     pub fn new(resources: &'m [Resource]) -> Self {
         let uses = vec![Load::default(); resources.len()];
         MaxMin { resources, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
     }
 
-    /// Capacity of resource `r` that flows draw on at their rates.
+    /// Returns the capacity that flows draw on resource `r` at their rates.
     pub fn load(&self, r: u32) -> f64 {
         self.uses[r as usize].load
     }
 
-    /// Sets the rates of all flows.
+    /// Computes the rates of all flows.
     pub fn share<'a>(&mut self, flows: &mut [impl BorrowMut<FlowRate<'a>>]) {
         for r in self.touched.drain(..) {
             let of = &mut self.uses[r as usize];
@@ -84,7 +85,7 @@ impl<'m> MaxMin<'m> {
         self.fixed.resize(flows.len(), false);
         self.limits.clone_from(&self.touched);
         loop {
-            // By count: draws are subtracted in another order than added, so that what is left of them need not be exactly zero.
+            // Flows are counted, because draws are subtracted in another order than added, so the rest need not be exactly zero.
             let uses = &self.uses;
             self.limits.retain(|r| uses[*r as usize].open > 0);
             let level = |r: u32| (self.resources[r as usize].capacity - uses[r as usize].load) / uses[r as usize].rising;

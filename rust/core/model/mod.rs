@@ -1,17 +1,18 @@
-//! What a path, and a set of paths together, cost in seconds.
+//! Cost model: the time of a path, and of a set of paths together, in seconds.
 //!
 //! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
 //!
-//! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines
-//!   two hops; the slower hop sets the rate, the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds come on top:
-//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
-//! - A resource. All bytes that draw on it pass at its capacity: it can't be done before `head + Σ weight · bytes / capacity`.
-//! - The issuing thread, which needs `issue` seconds for each operation, and the last chunk after that.
+//! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines two
+//!   hops. The slower hop sets the rate; the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds are added: `head + latency
+//!   + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//! - A resource. All bytes that use it pass at its capacity, so it cannot finish before `head + Σ weight · bytes / capacity`.
+//! - The issuing thread. It needs `issue` seconds for each operation, and the last chunk follows after that.
 //!
-//! A set of flows finishes when the last of these does, and `join` later if any of them is staged: the caller's stream waits for lanes. That is a lower bound which the planner minimises; it is not a
-//! simulation: two flows on one link are assumed to share it without loss. [`simulate`] is one, and [`timeline`] what it draws.
+//! A set of flows finishes when the last of these terms does. If any flow is staged, `join` seconds are added, because the caller's stream
+//! waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two flows on one link are
+//! assumed to share it without loss. [`simulate`] simulates, and [`timeline`] is the form in which its runs are drawn.
 //!
-//! Pure: no backend, no clock.
+//! The model is pure: no backend, no clock.
 
 mod finish;
 mod max_min;
@@ -25,7 +26,7 @@ pub use path::{BOTH_WAYS, GRAIN, HOST_RINGS, MAX_CHUNKS, PathModel, SLOTS};
 
 use crate::topology::{DeviceId, Machine};
 
-/// Bytes/s of a CPU thread that copies between pageable and pinned memory.
+/// Returns the rate of a CPU thread that copies between pageable and pinned memory, in bytes/s.
 pub fn thread_rate(machine: &Machine) -> f64 {
     let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
     let links = gpus.filter_map(|gpu| machine.route(DeviceId::HOST, gpu)).map(|route| route.bandwidth);

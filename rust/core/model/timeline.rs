@@ -1,53 +1,53 @@
-//! What happened when: the one form in which simulated runs and device timestamps are drawn and exported.
+//! Timelines: the common form in which simulated runs and device timestamps are drawn and exported.
 
 use crate::topology::DeviceId;
 
-/// What happened when: of a simulated run, or of device timestamps.
+/// Record of when each operation ran, in a simulated run or by device timestamps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// What ran, for a title.
+    /// Title.
     pub name: String,
-    /// Whether the times are a model's and not a clock's.
+    /// True if the times are modelled, false if they were measured.
     pub modelled: bool,
-    /// Rows.
+    /// Rows of the drawing.
     pub lanes: Vec<TimelineLane>,
-    /// Bars, each on one lane.
+    /// Bars, each on one row.
     pub spans: Vec<Span>,
-    /// Dependencies across lanes.
+    /// Dependencies between rows.
     pub arrows: Vec<Arrow>,
 }
 
-/// A row of a timeline: a lane of an execution, or a host thread.
+/// Row of a timeline: a lane of an execution, or a host thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineLane {
-    /// `gpu0 lane 0: gpu0>gpu1`.
+    /// Name of the row, for example `gpu0 lane 0: gpu0>gpu1`.
     pub name: String,
-    /// The device that issues its operations; host memory for a host thread.
+    /// Device that issues the operations; host memory for a host thread.
     pub device: DeviceId,
 }
 
-/// A bar of a timeline.
+/// Bar of a timeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     /// Index into [`Timeline::lanes`].
     pub lane: usize,
-    /// Which operation of its program; `None` for what is none, such as issuing.
+    /// Number of the operation in its program; `None` for other work, such as issuing.
     pub op: Option<u32>,
-    /// `gpu0>gpu2 1.0 MiB`.
+    /// Label, for example `gpu0>gpu2 1.0 MiB`.
     pub name: String,
-    /// Seconds.
+    /// Start, seconds.
     pub begin: f64,
-    /// Seconds.
+    /// End, seconds.
     pub end: f64,
     /// Bytes moved.
     pub bytes: u64,
 }
 
-/// A dependency across lanes.
+/// Dependency between bars of different rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrow {
-    /// Index into [`Timeline::spans`]: what had to end.
+    /// Bar that must end first, as an index into [`Timeline::spans`].
     pub from: usize,
-    /// Index into [`Timeline::spans`]: what waited for it.
+    /// Bar that waits for `from`, as an index into [`Timeline::spans`].
     pub to: usize,
 }

@@ -1,9 +1,9 @@
-//! Who runs a program.
+//! Executors of programs.
 
-/// Which executor a plan is made for.
+/// Executor that a plan is made for.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// The one that the model finds fastest.
+    /// Executor that the model finds fastest.
     #[default]
     Auto,
     /// Copies on internal streams, joined by events.

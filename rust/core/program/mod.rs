@@ -1,10 +1,10 @@
-//! The program: what is copied from where to where, in what order, through which staging slots.
+//! Programs: lists of copy operations with their order, mechanisms and staging slots.
 //!
-//! A program speaks of places, not of addresses: a byte of a transfer's source or destination, or a byte of a staging slot.
-//! So one program serves every set of addresses of the same shape, and every backend runs the same program.
+//! A program names places, not addresses: a byte of a transfer's source or destination, or a byte of a staging slot. So one program serves
+//! every set of addresses of the same shape, and every backend runs the same program.
 //!
-//! Order. Operations on one lane run in the order in which they stand in [`Program::ops`]. Across lanes only
-//! [`Op::after`] orders. Nothing else is promised, and the validator (`validate`) assumes nothing else.
+//! Operations on one lane run in the order of [`Program::ops`]. Across lanes, only [`Op::after`] orders operations. Nothing else is
+//! guaranteed, and the validator (`validate`) assumes nothing else.
 
 mod engine;
 mod partitioned;
@@ -31,28 +31,28 @@ pub struct LaneId(pub u32);
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RingId(pub u32);
 
-/// A set of GPUs.
+/// Set of GPUs.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Gpus([u64; Gpus::WORDS]);
 
 impl Gpus {
-    /// No GPU.
+    /// Empty set.
     pub const NONE: Gpus = Gpus([0; Gpus::WORDS]);
 
-    /// Words of 64 GPUs each, enough for all that a machine may have.
+    /// Number of 64-bit words, enough for the largest number of GPUs of a machine.
     const WORDS: usize = MAX_DEVICES / 64;
 
-    /// Whether this GPU is in the set; host memory never is.
+    /// True if this GPU is in the set. Host memory never is.
     pub fn contains(self, gpu: DeviceId) -> bool {
         u32::try_from(gpu.0).is_ok_and(|gpu| self.0.get(gpu as usize / 64).is_some_and(|word| word >> (gpu % 64) & 1 == 1))
     }
 
-    /// Whether there is none.
+    /// True if the set is empty.
     pub fn is_empty(self) -> bool {
         self == Gpus::NONE
     }
 
-    /// The GPUs, by number.
+    /// Returns the GPUs in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = DeviceId> + Clone {
         (0..).zip(self.0).flat_map(|(at, word): (u32, u64)| {
             let mut left = word;
@@ -66,7 +66,7 @@ impl Gpus {
 }
 
 impl FromIterator<DeviceId> for Gpus {
-    /// Collects GPUs of a machine; host memory is left out.
+    /// Collects GPUs of a machine and ignores host memory.
     fn from_iter<T: IntoIterator<Item = DeviceId>>(gpus: T) -> Self {
         let mut set = Gpus::NONE;
         for gpu in gpus.into_iter().filter_map(|gpu| u32::try_from(gpu.0).ok()) {
@@ -78,90 +78,90 @@ impl FromIterator<DeviceId> for Gpus {
     }
 }
 
-/// A sequence of operations that one device issues in order: a stream on CUDA. Of host memory, what one CPU thread does after the other.
+/// Sequence of operations that one device issues in order: a stream on CUDA. On host memory, the work of one CPU thread.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// The device whose copy engine does the work; for a copy out of or into host memory the GPU concerned.
+    /// Device whose copy engine does the work. For a copy from or to host memory it is the GPU at the other end.
     pub device: DeviceId,
-    /// Other GPUs that may do the work in its place, where whoever does it is of less weight than starting a lane on one GPU after work on
-    /// another: the other end of copies between two GPUs, or for a kernel all GPUs of a batch. Only plain copies and kernels stand on such a
-    /// lane.
+    /// Other GPUs that may do the work instead, because the choice of the GPU costs less than starting a lane on one GPU after work on
+    /// another. For copies between two GPUs this is the other end; for a kernel, all GPUs of a batch. Only plain copies and kernels run on
+    /// such a lane.
     pub also: Gpus,
 }
 
 impl Lane {
-    /// A lane that only `device` can work on.
+    /// Returns a lane that only `device` can work on.
     pub fn new(device: DeviceId) -> Lane {
         Lane { device, also: Gpus::NONE }
     }
 
-    /// The devices that may work on this lane.
+    /// Returns the devices that may work on this lane.
     pub fn devices(self) -> impl Iterator<Item = DeviceId> + Clone {
         std::iter::once(self.device).chain(self.also.iter())
     }
 
-    /// The device that works on this lane where the caller's stream belongs to `home`: that one, if it may.
+    /// Returns the device that works on this lane if the caller's stream belongs to `home`: `home` itself, if it may.
     pub fn device_for(&self, home: DeviceId) -> DeviceId {
         if self.also.contains(home) { home } else { self.device }
     }
 }
 
-/// A ring of staging slots on one device, used by one path, or by several between the same two devices that follow each other.
+/// Ring of staging slots on one device. One path uses it, or several paths between the same two devices one after the other.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ring {
-    /// Whose memory it is.
+    /// Device that holds the memory.
     pub device: DeviceId,
-    /// Bytes of one slot.
+    /// Size of one slot, bytes.
     pub slot_bytes: u64,
     /// Number of slots.
     pub slots: u32,
 }
 
 impl Ring {
-    /// Bytes of all slots.
+    /// Returns the size of all slots, bytes.
     pub fn bytes(&self) -> u64 {
         self.slot_bytes * u64::from(self.slots)
     }
 }
 
-/// A byte position in a buffer that the program knows.
+/// Byte position in a buffer of the program.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// In the source of a transfer of the batch.
+    /// Position in the source of a transfer.
     Source {
         /// Index into the batch.
         transfer: u32,
-        /// Bytes from its start.
+        /// Offset from the start, bytes.
         offset: u64,
     },
-    /// In the destination of a transfer of the batch.
+    /// Position in the destination of a transfer.
     Destination {
         /// Index into the batch.
         transfer: u32,
-        /// Bytes from its start.
+        /// Offset from the start, bytes.
         offset: u64,
     },
-    /// In a staging slot.
+    /// Start of a staging slot.
     Slot {
-        /// Which ring.
+        /// Ring of the slot.
         ring: RingId,
-        /// Which slot of it.
+        /// Number of the slot in the ring.
         slot: u32,
     },
 }
 
-/// One contiguous copy.
+/// Contiguous copy.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
-    /// Where the bytes come from.
+    /// Source.
     pub from: Place,
-    /// Where they go.
+    /// Destination.
     pub to: Place,
-    /// How many. Never zero.
+    /// Size in bytes. Never zero.
     pub bytes: u64,
 }
 
-/// How an operation moves its copies.
+/// Mechanism by which an operation moves its copies.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Mechanism {
     /// One plain copy by a copy engine.
@@ -170,52 +170,52 @@ pub enum Mechanism {
     Batch,
     /// All copies in one kernel launch.
     Kernel,
-    /// All copies by a CPU thread, between ordinary host memory and slots of pinned memory.
+    /// All copies by a CPU thread, between pageable host memory and slots of pinned memory.
     Thread,
 }
 
-/// A step of a program.
+/// Operation of a program.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Op {
-    /// The lane that it runs on.
+    /// Lane of the operation.
     pub lane: LaneId,
-    /// How.
+    /// Mechanism of the copies.
     pub mechanism: Mechanism,
-    /// What it moves; exactly one for [`Mechanism::Copy`], one or more otherwise. Copies of one operation are unordered.
+    /// Copies of the operation; exactly one for [`Mechanism::Copy`], one or more otherwise. They are unordered.
     pub copies: SmallVec<[Copy; 1]>,
-    /// Operations on other lanes that must have finished first. Each stands earlier in [`Program::ops`].
+    /// Operations on other lanes that must finish first. Each comes earlier in [`Program::ops`].
     pub after: SmallVec<[OpId; 2]>,
 }
 
-/// A list of operations that moves a batch of transfers.
+/// List of operations that moves a batch of transfers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Program {
-    /// Bytes of each transfer of the batch.
+    /// Size of each transfer of the batch, bytes.
     pub transfers: Vec<u64>,
-    /// [`Shape::source`] of each; none where all have sources of their own.
+    /// [`Shape::source`] of each transfer; empty if no two transfers share a source.
     pub sources: Vec<u32>,
     /// Lanes in use.
     pub lanes: Vec<Lane>,
-    /// Staging in use.
+    /// Staging rings in use.
     pub rings: Vec<Ring>,
-    /// In an order that respects every dependency.
+    /// Operations, in an order that respects every dependency.
     pub ops: Vec<Op>,
 }
 
 impl Program {
-    /// Staging bytes that the program uses on `device`.
+    /// Returns the staging bytes that the program uses on `device`.
     pub fn staging_bytes(&self, device: DeviceId) -> u64 {
         self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
     }
 
-    /// The number of rings before those that threads pass, which stand last.
+    /// Returns the number of rings in front of those that threads use, which come last.
     pub fn own_rings(&self) -> usize {
         let of_slot = |place: Place| if let Place::Slot { ring, .. } = place { Some(ring.0 as usize) } else { None };
         let by_threads = self.ops.iter().filter(|op| op.mechanism == Mechanism::Thread).flat_map(|op| &op.copies);
         by_threads.flat_map(|copy| [copy.to, copy.from]).filter_map(of_slot).min().unwrap_or(self.rings.len())
     }
 
-    /// The device that a place of the program of this batch lies on.
+    /// Returns the device that holds a place of the program of this batch.
     pub fn device(&self, batch: &[Shape], place: Place) -> DeviceId {
         match place {
             Place::Source { transfer, .. } => batch[transfer as usize].src_device,
@@ -224,7 +224,8 @@ impl Program {
         }
     }
 
-    /// The pairs of GPUs of which one reads or writes the other's memory, or may, each once: the ends of copies, and who works on them.
+    /// Returns the pairs of GPUs of which one may access the other's memory, without duplicates. They follow from the ends of copies and
+    /// the devices that work on them.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);
         let mut copies = BTreeSet::new();

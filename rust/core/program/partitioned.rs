@@ -1,33 +1,35 @@
-//! Transfers that move in partitions: the flags by which a step waits until what it reads is ready, and says what has arrived.
+//! Transfers that move in partitions: flags by which a step waits for its input, and flags that signal arrivals.
 //!
-//! Each partition of a transfer has a flag that whoever produces it raises and that every lane awaits which reads from it, and, where
-//! arrivals are told, a flag for every lane that writes to its destination. All of them stay up until the next step begins: so whoever
-//! receives asks as often as it likes, and what is not up has not come. Lanes that have nothing of a partition have their flag of arrival
-//! too, so that all partitions of a transfer have as many: it is raised with another lane's. Of a transfer whose bytes the producers
-//! themselves store at the destination both kinds are one, and where nobody is told there are none. Nor are there where all partitions move after
-//! their producers, in stream order.
+//! Each partition of a transfer has a ready flag. Its producer sets the flag, and every lane that reads the partition waits for it. If
+//! arrivals are signalled, the partition also has one flag for every lane that writes to the transfer's destination. All these flags stay
+//! set until the next step begins. So a receiver may read them as often as it likes, and a flag that is not set means that bytes are
+//! missing.
+//!
+//! All partitions of a transfer have the same number of arrival flags. A lane that moves no byte of a partition has one too, which another
+//! lane sets. If producers store the bytes at the destination themselves, the ready flag is the arrival flag, and without arrival signals
+//! there are no flags. There are none either if all partitions move after their producers, in stream order.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// How a transfer is divided: into partitions of equal size, of which the last may be shorter.
+/// Division of a transfer into partitions of equal size. The last one may be shorter.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Partitions {
-    /// Bytes of the transfer.
+    /// Size of the transfer, bytes.
     pub total: u64,
-    /// Bytes of each partition but the last.
+    /// Size of each partition but the last, bytes.
     pub bytes: u64,
-    /// How many there are; none of a transfer without bytes.
+    /// Number of partitions; 0 for a transfer without bytes.
     pub count: u32,
 }
 
-/// The most partitions of a transfer: each costs its lanes a wait and a copy, and a kernel's argument may name few flags.
+/// Largest number of partitions of a transfer. Each costs its lanes a wait and a copy, and a kernel's argument can hold few flags.
 pub const MOST_PARTITIONS: u32 = 4096;
 
 impl Partitions {
-    /// `count` partitions of `total` bytes; fewer where whole ones of that size are enough.
+    /// Divides `total` bytes into `count` partitions, or fewer if fewer of the rounded size are enough.
     pub fn new(total: u64, count: u32) -> Partitions {
         if total == 0 {
             return Partitions::default();
@@ -36,13 +38,13 @@ impl Partitions {
         Partitions { total, bytes, count: total.div_ceil(bytes) as u32 }
     }
 
-    /// Where a partition lies in its transfer.
+    /// Returns the range of a partition within its transfer, in bytes.
     pub fn range(&self, partition: u32) -> Range<u64> {
         let begin = u64::from(partition) * self.bytes;
         begin..(begin + self.bytes).min(self.total)
     }
 
-    /// The partitions that a range of the transfer touches.
+    /// Returns the partitions that a range of the transfer touches.
     pub fn touched(&self, offset: u64, bytes: u64) -> Range<u32> {
         if bytes == 0 {
             return 0..0;
@@ -51,50 +53,50 @@ impl Partitions {
     }
 }
 
-/// The flags of a transfer's partitions.
+/// Flags of a transfer's partitions.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartitionFlags {
-    /// That of partition 0 which its producer raises; the others' follow.
+    /// Ready flag of partition 0; those of the other partitions follow.
     pub ready: u32,
-    /// The first one that tells of arrival.
+    /// First arrival flag.
     pub arrived: u32,
-    /// Flags that tell of one partition's arrival: all are raised. None where nobody asks.
+    /// Number of arrival flags of each partition. A partition has arrived when all are set. 0 if arrivals are not signalled.
     pub writers: u32,
 }
 
 impl PartitionFlags {
-    /// Those that tell of a partition's arrival.
+    /// Returns the arrival flags of a partition.
     pub fn arrived(&self, partition: u32) -> impl Iterator<Item = FlagId> {
         let first = self.arrived + partition * self.writers;
         (first..first + self.writers).map(FlagId)
     }
 }
 
-/// A transfer that is not read by the rank whose memory it is: then nobody there could tell that rank's lanes.
+/// Error: a rank other than the source's reads the transfer. The producer could not signal that rank's lanes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ReadElsewhere {
-    /// The transfer.
+    /// Number of the transfer.
     pub transfer: u32,
-    /// The rank that reads it.
+    /// Rank that reads the transfer.
     pub rank: u32,
 }
 
-/// A lane of a rank, and the number that it has among those of a transfer.
+/// Lanes, each a rank and a lane number, with the lane's index among the lanes of a transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// How partitions get to their destinations. The last is the largest as a number.
+/// Way in which partitions reach their destinations. The last value must be the largest as a number.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum PartitionMove {
-    /// The program moves each as soon as it is ready.
+    /// The program moves each partition as soon as it is ready.
     Early,
-    /// The program moves all of them after their producers, in stream order, and nobody is told of arrivals.
+    /// The program moves all partitions after their producers, in stream order. Arrivals are not signalled.
     After,
-    /// Producers store their bytes, and the program does not move them.
+    /// Producers store the bytes at the destination; the program does not move them.
     Stored,
 }
 
 impl PartitionMove {
-    /// Whether anybody looks at what producers say, where receivers are told of arrivals or not.
+    /// True if any party reads the producers' flags. `tells` is true if arrivals are signalled.
     pub fn counts(self, tells: bool) -> bool {
         match self {
             PartitionMove::Early => true,
@@ -104,7 +106,7 @@ impl PartitionMove {
     }
 }
 
-/// The lanes that write to the destination of each transfer, numbered.
+/// Returns the lanes that write to the destination of each transfer, numbered.
 fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     let mut writers: Vec<Lanes> = vec![Lanes::new(); transfers];
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -119,8 +121,8 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     writers
 }
 
-/// Adds the flags of `partitions`, one entry for each transfer, to a division of a program, in which receivers are told of arrivals or not. A copy
-/// awaits all partitions that it reads from; none does where all move after their producers.
+/// Adds the flags of partitions to a divided program. `partitions` has one entry for each transfer; `tells` is true if arrivals are
+/// signalled. Each copy waits for all partitions that it reads, except if all partitions move after their producers.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
@@ -149,7 +151,7 @@ pub fn add_partition_flags(
         }
         first
     };
-    // First all of one kind, then all of the other: so those that lie with a rank lie together.
+    // All flags of one kind come first, so that those in one rank's memory are contiguous.
     for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
         flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
@@ -174,7 +176,7 @@ pub fn add_partition_flags(
         return Ok(flags);
     }
     for part in &mut parts.parts {
-        // By lane and flag.
+        // Pairs of a lane and a flag.
         let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
             for (transfer, offset, bytes) in step.copies.iter().filter_map(source) {
@@ -189,16 +191,17 @@ pub fn add_partition_flags(
     }
     raise_arrivals(parts, partitions, &flags, &writers);
     for part in parts.parts.iter_mut().filter(|part| !part.lanes.is_empty()) {
-        // The first lane is the caller's stream, in which the producers are: nothing that waits for them may stand there.
+        // The first lane is the caller's stream, which contains the producers, so nothing that waits for them may be enqueued in it.
         part.lanes.insert(0, part.lanes[0]);
         part.steps.iter_mut().for_each(|step| step.lane += 1);
     }
     Ok(flags)
 }
 
-/// Has the last step of each lane that writes to a partition raise its flag, and one of them those of lanes that do not.
+/// Makes the last step of each lane that writes to a partition set the lane's arrival flag. One of these steps also sets the flags of lanes
+/// that write nothing to the partition.
 fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[PartitionFlags], writers: &[Lanes]) {
-    // By flag: the rank and the step.
+    // Rank and step that set each flag.
     let mut last: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
         for (number, step) in (0..).zip(&part.steps) {
@@ -224,12 +227,12 @@ fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[Partiti
     }
 }
 
-/// The range of a transfer that a copy reads.
+/// Returns the range of a transfer that a copy reads.
 fn source(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Source { transfer, offset } = copy.from { Some((transfer, offset, copy.bytes)) } else { None }
 }
 
-/// The range of a transfer that a copy writes.
+/// Returns the range of a transfer that a copy writes.
 fn destination(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Destination { transfer, offset } = copy.to { Some((transfer, offset, copy.bytes)) } else { None }
 }

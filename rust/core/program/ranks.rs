@@ -1,20 +1,20 @@
-//! A program that several processes execute together: who does what, and the flags by which they hand over to each other.
+//! Division of a program among several ranks: the work of each rank, and the flags by which the ranks synchronize.
 //!
-//! The *source's* rank pushes: into the destination, or into a staging slot; so does a destination's that passes bytes on. The *destination's* rank
-//! pulls from the slot. A rank acts for
-//! others only where no one else can: a copy between host memory and a GPU is its rank's, because that GPU's PCIe link moves it.
+//! The rank of the *source* writes the bytes into the destination or into a staging slot. A rank whose destination is forwarded does the
+//! same. The rank of the *destination* reads them from the slot. A rank works for others only where no other rank can: a copy between host
+//! memory and a GPU belongs to that GPU's rank, because the GPU's PCIe link moves it.
 //!
-//! Ranks hand over by flags. A flag has one rank that raises it (0 to 1) and one that takes it (waits for 1, sets it back to 0), each once
-//! in a step. So a captured graph can be launched again and again: no value changes from step to step. There are three kinds:
+//! Ranks synchronize by flags. One rank sets a flag (0 to 1), and one rank waits for it (for 1) and resets it to 0, each once per step. No
+//! value changes from step to step, so a captured graph can be launched repeatedly. There are three kinds of flags:
 //!
-//! | flag | raised | taken |
+//! | flag | set | waited for and reset |
 //! | --- | --- | --- |
-//! | ready | when a rank has reached the step in its stream | by a lane of another rank, before it touches memory of the first one, or as the first a slot that the first one uses |
-//! | hand-over | after an operation | before an operation of another rank that depends on it |
-//! | done | after a lane's last operation that touches memory of another rank | by that rank, before later work of its stream |
+//! | ready | when a rank has reached the step in its stream | by a lane of another rank, before it accesses memory of the first one, or before the first access to a slot that the first one uses |
+//! | hand-over | after an operation | before a dependent operation of another rank |
+//! | done | after a lane's last operation that accesses memory of another rank | by that rank, before later work of its stream |
 //!
-//! [`check_parts`] proves, for any such division, that no order of ranks ends in a deadlock, that no flag is raised before it was taken, and
-//! that every step's bytes are apart from the last one's.
+//! [`check_parts`] proves for any such division that no order of ranks ends in a deadlock, that no flag is set again before it was reset,
+//! and that successive steps do not overwrite each other's bytes.
 
 use super::{Copy, LaneId, Mechanism, OpId, Place, Program, Shape};
 use crate::topology::DeviceId;
@@ -25,86 +25,86 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlagId(pub u32);
 
-/// Whose memory the ends of a transfer are, as numbers of ranks.
+/// Ranks whose memory holds the two ends of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndRanks {
-    /// The rank that reads it, or lets others read it.
+    /// Rank of the source. It reads the source, or lets others read it.
     pub src: u32,
-    /// The rank that has the bytes after the step.
+    /// Rank of the destination, which has the bytes after the step.
     pub dst: u32,
 }
 
-/// Which ranks pass a flag to each other.
+/// Flag between two ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flag {
-    /// Sets it to 1.
+    /// Rank that sets the flag to 1.
     pub raiser: u32,
-    /// Waits for 1 and sets it back to 0.
+    /// Rank that waits for 1 and resets it to 0.
     pub taker: u32,
 }
 
-/// One operation of a rank.
+/// Operation of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
-    /// The operation of the program that it is, or is a piece of.
+    /// Operation of the program that this one executes, entirely or in part.
     pub op: OpId,
     /// Index into [`Part::lanes`].
     pub lane: u32,
-    /// Flags that are taken before it.
+    /// Flags to wait for and reset before the operation.
     pub takes: SmallVec<[FlagId; 2]>,
-    /// Flags of partitions that it waits for, and leaves as they are.
+    /// Flags of partitions to wait for before the operation, without a reset.
     pub awaits: SmallVec<[FlagId; 1]>,
-    /// Steps of the same rank on other lanes that must have finished: indices into [`Part::steps`], each smaller than its own.
+    /// Steps of the same rank on other lanes that must finish first: indices into [`Part::steps`], each smaller than that of this step.
     pub after: SmallVec<[u32; 2]>,
-    /// How it moves its copies.
+    /// Mechanism of the copies.
     pub mechanism: Mechanism,
-    /// What it moves.
+    /// Copies of the operation.
     pub copies: SmallVec<[Copy; 1]>,
-    /// Flags that are raised after it.
+    /// Flags to set after the operation.
     pub raises: SmallVec<[FlagId; 2]>,
 }
 
-/// What one rank does in each step.
+/// Work of one rank in each step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Raised in the caller's stream before everything else.
+    /// Flags set in the caller's stream before everything else.
     pub begins: Vec<FlagId>,
-    /// Taken in the caller's stream after that, before its kernels write to memory of other ranks.
+    /// Flags waited for and reset in the caller's stream after that, before its kernels write to memory of other ranks.
     pub arms: Vec<FlagId>,
-    /// The device whose copy engine serves each lane.
+    /// Device whose copy engine serves each lane.
     pub lanes: Vec<DeviceId>,
-    /// In an order that respects every dependency, those through other ranks included.
+    /// Operations, in an order that respects every dependency, including dependencies through other ranks.
     pub steps: Vec<PartStep>,
-    /// Raised in the caller's stream after all steps have finished, where its kernels have written to memory of other ranks.
+    /// Flags set in the caller's stream after all operations have finished, if its kernels have written to memory of other ranks.
     pub written: Vec<FlagId>,
-    /// Taken in the caller's stream after all of that.
+    /// Flags waited for and reset in the caller's stream at the end of the step.
     pub ends: Vec<FlagId>,
 }
 
-/// A program divided among ranks.
+/// Program divided among ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts {
-    /// One for each rank.
+    /// Part of each rank.
     pub parts: Vec<Part>,
-    /// All flags.
+    /// Flags of all parts.
     pub flags: Vec<Flag>,
 }
 
-/// A batch whose memory belongs to ranks.
+/// Batch of transfers whose memory belongs to several ranks.
 #[derive(Copy, Clone, Debug)]
 pub struct RankedBatch<'a> {
-    /// How many ranks there are.
+    /// Number of ranks.
     pub ranks: u32,
-    /// The transfers.
+    /// Transfers of the batch.
     pub shapes: &'a [Shape],
-    /// Whose memory each of them moves.
+    /// Ranks of each transfer's ends.
     pub ends: &'a [EndRanks],
-    /// The rank that works for each GPU, by the GPU's number.
+    /// Rank that works for each GPU, by the GPU's number.
     pub owners: &'a [u32],
 }
 
 impl RankedBatch<'_> {
-    /// The device and the rank of the memory where a place lies; none for slots.
+    /// Returns the device and the rank of the memory that holds a place; `None` for staging slots.
     fn owner(&self, place: Place) -> Option<(DeviceId, u32)> {
         let of = |transfer: u32| (&self.shapes[transfer as usize], self.ends[transfer as usize]);
         match place {
@@ -114,7 +114,7 @@ impl RankedBatch<'_> {
         }
     }
 
-    /// The rank that executes a copy which stands on a lane of `device`.
+    /// Returns the rank that executes a copy of a lane of `device`.
     fn worker(&self, copy: &Copy, device: DeviceId) -> u32 {
         let worker = || self.owners.get(device.0 as usize).copied();
         match (self.owner(copy.from), self.owner(copy.to)) {
@@ -133,19 +133,19 @@ impl RankedBatch<'_> {
         }
     }
 
-    /// The ranks whose memory a copy touches, staging slots excepted.
+    /// Returns the ranks whose memory a copy accesses, except for staging slots.
     fn touched(&self, copy: &Copy) -> impl Iterator<Item = u32> {
         [copy.from, copy.to].into_iter().filter_map(|place| self.owner(place)).map(|(_, rank)| rank)
     }
 
-    /// The device whose copy engine a rank uses for a copy that stands on a lane of `device`: one of its own.
+    /// Returns the device whose copy engine a rank uses for a copy of a lane of `device`: preferably one of its own.
     fn engine(&self, rank: u32, copy: &Copy, device: DeviceId) -> DeviceId {
         let own = |place| self.owner(place).filter(|(device, of)| *of == rank && !device.is_host()).map(|(device, _)| device);
         own(copy.from).or_else(|| own(copy.to)).unwrap_or(device)
     }
 }
 
-/// The slot that a copy reads or writes.
+/// Returns the slots that a copy reads or writes.
 fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
     [copy.from, copy.to].into_iter().filter_map(|place| match place {
         Place::Slot { ring, slot } => Some((ring.0, slot)),
@@ -153,14 +153,14 @@ fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// A lane of a rank while a program is divided.
+/// State of a rank's lane while a program is divided.
 #[derive(Default)]
 struct LaneState {
     /// Ranks that are known to have reached the step.
     ready: BTreeSet<u32>,
-    /// For each lane of another rank the last step that this one is known to come after.
+    /// Last step of each lane of another rank that this lane is known to come after.
     seen: BTreeMap<(u32, u32), u32>,
-    /// For each other rank the last step that touches its memory.
+    /// Last step that accesses the memory of each other rank.
     touches: BTreeMap<u32, u32>,
 }
 
@@ -176,12 +176,12 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
             }
         }
     }
-    // Lanes of ranks, by rank and lane of the program.
+    // Lane of each rank, by the rank and the program's lane.
     let mut lanes: BTreeMap<(u32, LaneId), u32> = BTreeMap::new();
     let mut states: BTreeMap<(u32, u32), LaneState> = BTreeMap::new();
-    // Where the pieces of each operation are: rank and step.
+    // Parts of each operation: rank and step.
     let mut pieces: Vec<SmallVec<[(u32, u32); 1]>> = Vec::with_capacity(program.ops.len());
-    // The last operation of each lane at each slot: lanes order what uses a slot.
+    // Last operation of each lane on each slot. A lane orders the operations that use a slot.
     let mut last_at_slot: BTreeMap<(LaneId, (u32, u32)), u32> = BTreeMap::new();
     for (index, op) in program.ops.iter().enumerate() {
         let device = program.lanes[op.lane.0 as usize].device;
@@ -210,8 +210,8 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
                 copies,
                 raises: SmallVec::new(),
             };
-            // Whose memory it touches must have reached the step, and with the first touch of a slot all who use that slot: they have done
-            // with the last step's bytes then. Later touches come after the first.
+            // Ranks whose memory the step accesses must have reached the step. The first access to a slot also waits for all ranks that use
+            // the slot, because they have then finished with the bytes of the last step. Later accesses come after the first.
             let touched: BTreeSet<u32> = step.copies.iter().flat_map(|copy| batch.touched(copy)).filter(|other| *other != rank).collect();
             let of_slots: BTreeSet<u32> = step.copies.iter().flat_map(slots).filter_map(|slot| users.remove(&slot)).flatten().collect();
             for other in touched.iter().copied().chain(of_slots) {
@@ -253,7 +253,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
 }
 
 impl Part {
-    /// What it moves.
+    /// Returns all copies of the part that have bytes.
     pub fn copies(&self) -> impl Iterator<Item = &Copy> {
         self.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
     }
@@ -266,7 +266,7 @@ impl Parts {
     }
 }
 
-/// What is wrong with a division.
+/// Defect of a division.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PartViolation {
@@ -294,26 +294,27 @@ pub enum PartViolation {
     OutsideStep { op: u32, rank: u32, owner: u32 },
 }
 
-/// An event of the unrolled steps: begin and end of a rank's step, or one of its operations.
+/// Event in two successive steps: the begin or the end of a rank's step, or one of its operations.
 #[derive(Copy, Clone)]
 struct HistoryEvent {
     chain: usize,
-    /// From 1.
+    /// Position of the event in its chain, from 1.
     position: u32,
 }
 
-/// Two steps in a row of all ranks, and what is sure to come before what.
+/// Two successive steps of all ranks, with their happens-before relation.
 struct History<'a> {
     parts: &'a Parts,
     chains: usize,
-    /// First chain of each rank: its own, then its lanes.
+    /// First chain of each rank. A rank has one chain of its own, followed by one for each of its lanes.
     first_chain: Vec<usize>,
     events: Vec<HistoryEvent>,
-    /// Events that each one comes after at once.
+    /// Direct predecessors of each event.
     before: Vec<Vec<usize>>,
-    /// `clocks[event * chains + chain]`: how many events of the chain are sure to have happened when this one begins, itself included.
+    /// Vector clocks: `clocks[event * chains + chain]` is the number of events of the chain that are sure to have happened when this event
+    /// begins, including itself.
     clocks: Vec<u32>,
-    /// Index of the begin of step 0 of each rank; its operations follow, then its end, then the same of step 1.
+    /// Index of the begin of each rank's step 0. Its operations follow, then its end, then the same events of step 1.
     first_event: Vec<usize>,
 }
 
@@ -352,7 +353,7 @@ impl<'a> History<'a> {
         self.begin(rank, step) + 1 + self.parts.parts[rank].steps.len()
     }
 
-    /// The order inside of each rank.
+    /// Adds the events of each rank in their order.
     fn lay_out(&mut self) {
         let mut length = vec![0; self.chains];
         let mut last: Vec<Option<usize>> = vec![None; self.chains];
@@ -378,7 +379,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Who raises and who takes each flag, and the order that follows.
+    /// Adds the order that follows from each flag: the rank that waits comes after the rank that sets it.
     fn join_flags(&mut self) -> Result<(), PartViolation> {
         for (flag, (raisers, takers)) in flag_uses(self.parts).into_iter().enumerate() {
             let Flag { raiser, taker } = self.parts.flags[flag];
@@ -397,7 +398,7 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// Runs all events in an order that is possible.
+    /// Executes all events in a possible order and computes their clocks. Fails if the ranks wait for each other in a cycle.
     fn run(&mut self) -> Result<(), PartViolation> {
         let count = self.events.len();
         let mut pending: Vec<usize> = self.before.iter().map(Vec::len).collect();
@@ -434,17 +435,17 @@ impl<'a> History<'a> {
         Err(PartViolation::Deadlock { rank: rank as u32 })
     }
 
-    /// Whether one event has ended before another begins, in every order.
+    /// True if one event has ended before another begins, in every possible order.
     fn precedes(&self, earlier: usize, later: usize) -> bool {
         let HistoryEvent { chain, position } = self.events[earlier];
         earlier != later && self.clocks[later * self.chains + chain] >= position
     }
 }
 
-/// Who uses a flag, and where: in a step, or outside of all.
+/// Uses of a flag: a rank, and the number of one of its operations, or `None` for the begin or end of the step.
 type Uses = Vec<(u32, Option<u32>)>;
 
-/// Who raises and who takes each flag, in a step or outside of all.
+/// Returns, for each flag, the uses that set it and the uses that wait for it.
 fn flag_uses(parts: &Parts) -> Vec<(Uses, Uses)> {
     let mut uses = vec![(Uses::new(), Uses::new()); parts.flags.len()];
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -465,15 +466,16 @@ fn flag_uses(parts: &Parts) -> Vec<(Uses, Uses)> {
     uses
 }
 
-/// Accepts exactly the divisions of a valid program that move its batch correctly, step after step, whatever the speeds of ranks.
+/// Accepts exactly the divisions of a valid program that move its batch correctly, step after step, for all speeds of the ranks.
 pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) -> Result<(), PartViolation> {
     if parts.parts.len() != batch.ranks as usize {
         return Err(PartViolation::PartCount { parts: parts.parts.len(), ranks: batch.ranks });
     }
-    // Where each operation's pieces are.
+    // Parts of each operation: rank and step.
     let mut pieces: Vec<Vec<(usize, u32)>> = vec![Vec::new(); program.ops.len()];
     for (rank, part) in parts.parts.iter().enumerate() {
-        // In the order of the program, so that whatever is issued first on all ranks together can run, also where one queue serves all lanes.
+        // Each part must keep the order of the program. Then the operation that comes first among all ranks can always run, even if one
+        // hardware queue serves all lanes.
         let mut previous = OpId(0);
         for (number, step) in (0..).zip(&part.steps) {
             let bad = step.lane as usize >= part.lanes.len() || step.after.iter().any(|after| *after >= number) || step.op < previous;
@@ -514,7 +516,8 @@ pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) ->
     Ok(())
 }
 
-/// That pieces keep the program's order, that slots of two steps are apart, and that memory is touched only while its rank is in the step.
+/// Checks that the parts keep the program's order, that successive steps do not share a slot, and that memory is accessed only while its
+/// rank is in the step.
 fn check_order(
     program: &Program,
     batch: &RankedBatch<'_>,

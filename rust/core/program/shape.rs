@@ -1,26 +1,27 @@
-//! What a program moves, as far as planning and the simulator care.
+//! Properties of transfers that matter for planning and simulation.
 
 use crate::topology::{DeviceId, MemoryKind};
 use std::hash::{Hash, Hasher};
 
-/// What the planner needs to know of one transfer. Addresses do not matter to it.
+/// Transfer without addresses, as the planner sees it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Where the bytes go.
+    /// Device of the destination.
     pub dst_device: DeviceId,
-    /// Where they come from.
+    /// Device of the source.
     pub src_device: DeviceId,
-    /// The kind of memory that they go to.
+    /// Memory kind of the destination.
     pub dst_kind: MemoryKind,
-    /// The kind of memory that they come from.
+    /// Memory kind of the source.
     pub src_kind: MemoryKind,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Transfers of a batch with the same number have the same source bytes; 0 is that of a source of its own.
+    /// Number of the source. Transfers of a batch with the same number read the same bytes; 0 stands for a source that no other transfer
+    /// reads.
     pub source: u32,
 }
 
-/// All at once: lists of 100,000 are looked up by it.
+/// Hashes all fields in one call, because lists of 100,000 shapes serve as keys.
 impl Hash for Shape {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [to, from, to_kind, from_kind] = [self.dst_device.0, self.src_device.0, self.dst_kind as i32, self.src_kind as i32];

@@ -1,22 +1,22 @@
-//! Proof that a program is right, for any program, whoever made it.
+//! Validator: proves that a program moves its batch correctly, independently of the planner that made it.
 //!
-//! Three facts together leave no room for a wrong byte, whatever the speeds of lanes and links:
+//! Three facts together exclude a wrong byte, for all speeds of lanes and links:
 //!
-//! 1. Every dependency points backwards in [`Program::ops`], so there is no cycle, and the list itself is a possible order.
-//! 2. Any two operations that touch the same bytes of a staging slot, one of them writing, are ordered by lanes and dependencies.
-//!    So every order that the program allows gives the same result as the list's order.
-//! 3. Run in the list's order, symbolically, the program writes every destination byte exactly once and with the source byte of
-//!    the same transfer and offset, or of another transfer that has the same source.
+//! 1. Every dependency points backwards in [`Program::ops`]. So there is no cycle, and the list itself is a possible order. 2. Any two
+//! operations that access the same bytes of a staging slot, of which at least one writes, are ordered by lanes and dependencies. So every
+//! order that the program allows gives the same result as the order of the list. 3. Executed symbolically in the order of the list, the
+//! program writes every destination byte exactly once. The byte comes from the same offset of the same transfer, or of another transfer
+//! with the same source.
 //!
-//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no ordering among each other. A destination may be
-//! read where it is to be passed on: whoever wrote those bytes is then sure to have finished.
+//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no order among each other. A
+//! destination that is forwarded may be read, if the operations that wrote those bytes are sure to have finished.
 
 use super::{Copy, Mechanism, Op, OpId, Place, Program, RingId};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// What is wrong with a program.
+/// Defect of a program.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Violation {
@@ -54,7 +54,7 @@ pub enum Violation {
     Staging { device: DeviceId, bytes: u64, bound: u64 },
 }
 
-/// Accepts exactly the programs that move their batch correctly within `staging_bytes` on each device.
+/// Accepts exactly the programs that move their batch correctly and use at most `staging_bytes` on each device.
 pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> {
     staging_fits(program, staging_bytes)?;
     let mut order = Order::new(program)?;
@@ -64,7 +64,7 @@ pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> 
         let op = op as u32;
         order.advance(op, step)?;
         well_formed(program, op, step)?;
-        // Copies of one operation are unordered: all read before any of them counts as written.
+        // Copies of one operation are unordered, so all of them are read before any counts as written.
         let mut contents: SmallVec<[Origin; 1]> = SmallVec::with_capacity(step.copies.len());
         for copy in &step.copies {
             contents.push(read(&mut slots, &written, &order, op, copy)?);
@@ -99,10 +99,10 @@ fn staging_fits(program: &Program, bound: u64) -> Result<(), Violation> {
     }
 }
 
-/// Who happens before whom: for each operation and lane, how many operations of that lane are sure to have finished.
+/// Happens-before relation: for each operation and lane, the number of operations of that lane that are sure to have finished.
 struct Order<'a> {
     program: &'a Program,
-    /// `clocks[op * lanes + lane]`.
+    /// Counts, indexed by `op * lanes + lane`.
     clocks: Vec<u32>,
     /// Position of each operation in its lane, from 1.
     position: Vec<u32>,
@@ -123,7 +123,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Takes in the next operation of the list.
+    /// Adds the next operation of the list.
     fn advance(&mut self, op: u32, step: &Op) -> Result<(), Violation> {
         let lanes = self.last.len();
         let begin = self.clocks.len();
@@ -146,7 +146,7 @@ impl<'a> Order<'a> {
         Ok(())
     }
 
-    /// Whether `earlier` has finished before `op`, on `lane`, starts.
+    /// True if `earlier` is sure to have finished before `op` starts.
     fn before(&self, earlier: u32, op: u32) -> bool {
         let lanes = self.last.len();
         let of = self.program.ops[earlier as usize].lane.0 as usize;
@@ -188,25 +188,25 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Where bytes come from: they start at `offset` of the source of `transfer`.
+/// Origin of bytes: they start at `offset` of the source of `transfer`.
 #[derive(Copy, Clone, Debug)]
 struct Origin {
     transfer: u32,
     offset: u64,
 }
 
-/// What a slot holds at this point of the list. Every access to a slot starts at its first byte, so any two overlap.
+/// Content of a slot at the current operation. Every access to a slot starts at its first byte, so any two accesses overlap.
 struct Slot {
     origin: Origin,
     bytes: u64,
     writer: u32,
-    /// Who has read it since.
+    /// Operations that have read the slot since that write.
     readers: Vec<u32>,
 }
 
 type Slots = BTreeMap<(u32, u32), Slot>;
 
-/// Ranges of a destination that are there: where each ends, and who has written it.
+/// Written ranges of a destination, by their start: the end, and the operation that wrote the range.
 type Written = BTreeMap<u64, (u64, u32)>;
 
 fn read(slots: &mut Slots, written: &[Written], order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {

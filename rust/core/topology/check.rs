@@ -1,4 +1,4 @@
-//! The rules that a topology must keep before it is compiled, and the names by which errors speak of its parts.
+//! Rules that a topology must satisfy before it is compiled, and the names of its parts in errors.
 
 use super::error::refuse;
 use super::file::shorten;
@@ -6,23 +6,25 @@ use super::{CostUnit, Costs, Link, LinkId, NodeId, NodeKind, Topology, TopologyE
 use ahash::{AHashMap, AHashSet};
 use std::ops::RangeInclusive;
 
-/// The most GPUs and host NUMA domains together, a multiple of 64. An NVLink domain of 144 GPUs has up to 72 hosts.
+/// Largest number of GPUs and host NUMA domains together, a multiple of 64. An NVLink domain of 144 GPUs has up to 72 hosts.
 pub const MAX_DEVICES: usize = 256;
-/// The most switches.
+/// Largest number of switches.
 pub const MAX_SWITCHES: usize = 256;
-/// The most directed links.
+/// Largest number of directed links.
 pub const MAX_LINKS: usize = 8_192;
-/// The most shared resources.
+/// Largest number of shared resources.
 pub const MAX_SHARED: usize = 1_024;
-/// Bandwidths and capacities that are taken, in bytes/s: a value outside is a wrong unit, and would ruin the planner's arithmetic.
+/// Accepted bandwidths and capacities, in bytes/s. A value outside is probably in a wrong unit, and would make the planner's arithmetic
+/// inexact.
 pub const CAPACITY_RANGE: RangeInclusive<f64> = 1e3..=1e15;
-/// The largest latency or fixed cost that is taken, in seconds.
+/// Largest accepted latency or fixed cost, in seconds.
 pub const MAX_TIME: f64 = 1.0;
 
 const MAX_NAME: usize = 64;
 
 impl Topology {
-    /// Whether this topology keeps the rules of `docs/reference/topology.md`. [`super::parse`] and [`super::Machine::new`] check by themselves.
+    /// Checks this topology against the rules of `docs/reference/topology.md`. [`super::parse`] and [`super::Machine::new`] call it
+    /// themselves.
     pub fn check(&self) -> Result<(), TopologyError> {
         self.check_counts()?;
         self.check_nodes()?;
@@ -85,7 +87,7 @@ impl Topology {
 
     fn check_shared(&self) -> Result<(), TopologyError> {
         let mut names = AHashMap::new();
-        // The last shared resource that listed each link: one pass finds what is listed twice.
+        // Last shared resource that listed each link, to find a link that is listed twice in one pass.
         let mut listed = vec![usize::MAX; self.links.len()];
         for (index, shared) in self.shared.iter().enumerate() {
             check_name("shared resource", index, &shared.name, &mut names)?;
@@ -109,7 +111,7 @@ impl Topology {
         Ok(())
     }
 
-    /// The nodes that are devices of this kind, in the order in which they are numbered.
+    /// Returns the nodes of this kind, in the order of their numbers.
     pub(super) fn nodes_of(&self, kind: NodeKind) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.kind == kind).map(|(index, _)| NodeId(index as u32))
     }
@@ -122,7 +124,8 @@ impl Topology {
         format!("{}>{}:{}", self.node_name(link.from), self.node_name(link.to), link.kind.name())
     }
 
-    /// `from>to` for each link, with `:kind` added where links of several kinds join the same two nodes in the same direction.
+    /// Returns the name of each link: `from>to`, or `from>to:kind` if links of several kinds connect the same two nodes in the same
+    /// direction.
     pub(super) fn link_names(&self) -> Vec<String> {
         let mut kinds: AHashMap<(NodeId, NodeId), usize> = AHashMap::new();
         for link in &self.links {
@@ -135,7 +138,7 @@ impl Topology {
         self.links.iter().map(name).collect()
     }
 
-    /// The link that `reference` names: `from>to` or `from>to:kind`.
+    /// Returns the link with the name `reference`: `from>to` or `from>to:kind`.
     pub(super) fn find_link(
         &self,
         nodes: &AHashMap<&str, NodeId>,
@@ -164,7 +167,7 @@ impl Topology {
     }
 }
 
-/// The name of the entry at `index`, which no earlier one in `seen` may have.
+/// Checks the name of the entry at `index`, which must differ from the names in `seen`.
 fn check_name<'a>(what: &str, index: usize, name: &'a str, seen: &mut AHashMap<&'a str, usize>) -> Result<(), TopologyError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     let entry = index + 1;

@@ -1,48 +1,49 @@
-//! Fixed costs in one table, by which files are read, written and checked, and which the command prints. To add a cost is to add an entry here.
+//! Table of fixed costs. Reading, writing, checking and printing of costs use this table, so adding a cost means adding an entry.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
 
-/// What a cost is counted in.
+/// Unit of a cost.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CostUnit {
-    /// From 0 to [`MAX_TIME`](super::MAX_TIME).
+    /// Seconds, from 0 to [`MAX_TIME`](super::MAX_TIME).
     Seconds,
-    /// A part of a rate, above 0 and at most 1.
+    /// Fraction of a rate, above 0 and at most 1.
     Part,
 }
 
-/// An entry of [`Costs::TABLE`].
+/// Entry of [`Costs::TABLE`].
 #[derive(Debug)]
 pub struct Cost {
-    /// In code, in files and in reports.
+    /// Name in code, in files and in reports.
     pub name: &'static str,
-    /// One line for people.
+    /// One line of description for people.
     pub meaning: &'static str,
-    /// See [`CostUnit`].
+    /// Unit of the value.
     pub unit: CostUnit,
-    /// Where nothing else is known.
+    /// Value if nothing else is known.
     pub default: f64,
-    /// How a probe measures it. `None`: it does not, and the default, or what a preset or file says, is assumed.
+    /// Measurement by which a probe determines the value. `None` if a probe does not measure it; the value is then that of the preset or
+    /// file, or the default.
     pub probe: Option<&'static str>,
-    /// Where the default comes from.
+    /// Source of the default.
     pub source: &'static str,
-    /// Its value.
+    /// Returns the value.
     pub of: fn(&Costs) -> f64,
-    /// Its place.
+    /// Returns a reference to the value.
     pub of_mut: fn(&mut Costs) -> &mut f64,
 }
 
 macro_rules! costs {
     ($($name:ident: $unit:ident = $default:literal, $meaning:literal, $probe:expr, $source:literal;)*) => {
-        /// Fixed costs that no link explains. [`Costs::TABLE`] has the unit, default and source of each.
+        /// Fixed costs that are not properties of a link. [`Costs::TABLE`] has the unit, default and source of each.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Costs {
             $(#[doc = $meaning] pub $name: f64,)*
         }
 
         impl Costs {
-            /// Every cost, in the order of a file.
+            /// Table of all costs, in the order of a file.
             pub const TABLE: &[Cost] = &[$(Cost {
                 name: stringify!($name),
                 meaning: $meaning,
@@ -58,7 +59,7 @@ macro_rules! costs {
         }
 
         impl Default for Costs {
-            /// What an HGX H200 gave: [`Costs::TABLE`] has the readings.
+            /// Returns the costs of an HGX H200: [`Costs::TABLE`] has the measurements.
             fn default() -> Self {
                 Costs { $($name: $default,)* }
             }
@@ -66,7 +67,7 @@ macro_rules! costs {
     };
 }
 
-// Sources are hardware readings of H200, 2026-11-20, where nothing else is said.
+// Sources are measurements on H200, 2026-11-20, unless stated otherwise.
 costs! {
     copy: Seconds = 6.7e-6,
         "One copy of a few bytes, from issue until the host sees it done.",
@@ -74,34 +75,34 @@ costs! {
         "one peer copy of 8 B to 4 KiB: 6.7 to 6.9 us";
     issue: Seconds = 2.2e-6,
         "Host time to issue each further copy.",
-        Some("64 copies of 256 bytes against one; not less than the median of an operation of pipelines through host memory"),
+        Some("64 copies of 256 bytes against one; at least the median time per operation of pipelines through host memory"),
         "copies issued on streams: 2.2 us each";
     chunk_via_host: Seconds = 4.5e-6,
         "Idle time of a stream between two dependent chunks that are staged in host memory: an event recorded on one device and waited for on another.",
-        Some("pipelines through host memory beside a direct copy, with n chunks and with 2 n; not less than two graph_node"),
+        Some("pipelines through host memory next to a direct copy, with n and with 2 n chunks; at least two graph_node"),
         "an event recorded on one device and waited for on another, round trip: 4.48 us";
     chunk_via_gpu: Seconds = 4.5e-6,
-        "The same where chunks are staged in a GPU.",
-        Some("pipelines through a GPU beside a direct copy, with n chunks and with 2 n; not less than two graph_node"),
+        "Idle time of a stream between two dependent chunks that are staged in a GPU.",
+        Some("pipelines through a GPU next to a direct copy, with n and with 2 n chunks; at least two graph_node"),
         "pipelines through a third GPU in 1 to 32 chunks: 197 to 347 GB/s, with 4.5 us 195 to 342 (tests/rust/simulator/readings.rs)";
     fork_join_staged: Seconds = 4.5e-6,
-        "What staged paths add to a plan once: their streams are forked from the caller's stream and joined to it again.",
-        Some("a direct copy beside a pipeline that ends earlier, against the copy alone"),
+        "Time that staged paths add once per plan: their streams are forked from the caller's stream and joined to it again.",
+        Some("a direct copy next to a pipeline that ends earlier, against the copy alone"),
         "the round trip of an event, as for chunk_via_host";
     fork_join_gpus: Seconds = 4.5e-6,
-        "What a batch adds once whose plain copies are issued by several GPUs: their streams are forked and joined across GPUs.",
-        Some("two copies of two GPUs that share nothing, against the longer of them; not less than fork_join_staged"),
+        "Time added once if several GPUs issue the plain copies of a batch: their streams are forked and joined across GPUs.",
+        Some("two copies of two GPUs that share nothing, against the longer of them; at least fork_join_staged"),
         "the round trip of an event, as for chunk_via_host";
     fork_join_issue: Seconds = 4.5e-6,
-        "Host time to fork a stream from the caller's and to join it again, beside that of its copies.",
+        "Host time to fork a stream from the caller's and to join it again, in addition to that of its copies.",
         None,
         "calls of 2 to 12 streams against as many plain copies: 4.4 to 4.8 us for each stream but the first";
     hand_over: Seconds = 5.8e-6,
-        "A flag's way from a stream that raises it to a stream of another GPU that waits for it: how the ranks of a node hand over to each other.",
-        Some("flags that two streams raise and take by turns, 4 rounds and 36: slope"),
+        "Latency of a flag from a stream that sets it to a stream of another GPU that waits for it, as used between the ranks of a node.",
+        Some("flags that two streams set and wait for in turn, 4 and 36 rounds: slope"),
         "stream write-value and wait-value: 5.8 us one way";
     pull: Seconds = 3e-6,
-        "What a copy between two GPUs takes longer when the reading GPU issues it.",
+        "Additional time of a copy between two GPUs if the reading GPU issues it.",
         None,
         "64 MiB at 372.3 in place of 378.7 GB/s: 3.0 us; 1 GiB at 395.7 in place of 396.1 GB/s: 2.7 us";
     graph_launch: Seconds = 2e-6,
@@ -109,7 +110,7 @@ costs! {
         None,
         "explicit graphs of one copy: 1.9 to 2.7 us";
     graph_node: Seconds = 1.4e-6,
-        "What each further node adds to that.",
+        "Host time for each further node of a graph.",
         None,
         "explicit graphs of 1 to 64 copies that alternate between two branches: 1.91 to 92 us, 1.43 us for each further one";
     graph_instantiate: Seconds = 1.5e-6,
@@ -117,45 +118,46 @@ costs! {
         None,
         "44 to 58 us for 34 copies, 69 to 207 us for 64";
     batch: Seconds = 6.7e-6,
-        "One batched copy call of no segments, until done.",
+        "One batched copy call without segments, until done.",
         Some("batched calls of 1 and 64 segments of 256 bytes: intercept"),
-        "taken as one copy; 26 halo messages of 1.47 MB in all then come out at 26.4 us (read: 25.6)";
+        "assumed equal to one copy; 26 halo messages of 1.47 MB in all are then modelled at 26.4 us (measured: 25.6)";
     batch_segment: Seconds = 0.62e-6,
-        "What each segment adds to that.",
+        "Time for each segment of a batched copy call.",
         Some("batched calls of 1 and 64 segments of 256 bytes: slope"),
         "26 segments are issued in 16.0 us";
     kernel: Seconds = 9.4e-6,
-        "One fused copy kernel of no segments, until done.",
+        "One fused copy kernel without segments, until done.",
         Some("kernels of 1 and 64 segments of 256 bytes, launched as graphs: intercept"),
         "one kernel copy of 8 B to 4 KiB: 9.4 to 9.5 us";
     kernel_segment: Seconds = 0.01e-6,
-        "What each segment adds to that.",
+        "Time for each segment of a fused copy kernel.",
         Some("kernels of 1 and 64 segments of 256 bytes, launched as graphs: slope"),
         "26 halo messages of 1.47 MB in one kernel: 13.7 us, of which 4.1 us move the bytes: 0.2 us over 26 segments";
     kernel_efficiency: Part = 0.9,
-        "The part of a link's bandwidth that a copy kernel reaches.",
-        Some("a copy of 0.25 ms by copy engine against the same by kernel, starts taken off"),
+        "Fraction of a link's bandwidth that a copy kernel reaches.",
+        Some("a copy of 0.25 ms by copy engine against the same copy by kernel, without their start-up times"),
         "kernel copies of 8 to 132 blocks: 350 to 366 of 396 GB/s";
     pageable_to_gpu: Part = 0.17,
-        "The part of a PCIe link's bandwidth that the driver's own copy from pageable host memory reaches.",
+        "Fraction of a PCIe link's bandwidth that the driver's own copy from pageable host memory reaches.",
         None,
         "two H100, 2026-11-24: 9.5 of 55 GB/s";
     pageable_from_gpu: Part = 0.34,
-        "The same to pageable host memory.",
+        "Fraction of a PCIe link's bandwidth that the driver's own copy to pageable host memory reaches.",
         None,
         "two H100, 2026-11-24: 18.7 of 55 GB/s";
     thread_copy: Part = 0.14,
-        "The part of a PCIe link's bandwidth that one CPU thread copies between pageable and pinned memory.",
+        "Fraction of a PCIe link's bandwidth that one CPU thread reaches between pageable and pinned memory.",
         None,
         "two H100, 2026-11-24: 4, 8 and 12 threads fill a link with 37, 51.9 and 51.7 of 55 GB/s, two links with 8 and 12 threads 60 and 85";
 }
 
-/// From a kernel's last store to another GPU until a kernel there reads it: two H200, 16 B one way in one graph take 3.2 us, of which the launch is 1.2.
+/// Time from a kernel's last store to another GPU until a kernel there reads it. On two H200, 16 B one way in one graph take 3.2 us, of
+/// which the launch is 1.2 us.
 const KERNEL_HAND_OVER: f64 = 2e-6;
 
 impl Costs {
-    /// The same where each GPU works for a rank of its own: ranks wait for each other before and after a step, and chunks are handed over by
-    /// flags, which is never taken to be faster than by events. No stream is forked to another GPU or joined to it.
+    /// Returns the costs for a node on which each GPU works for a separate rank. Ranks wait for each other before and after a step. Flags
+    /// order the chunks, and are assumed to be no faster than events. No stream is forked to another GPU or joined to it.
     pub fn between_ranks(&self) -> Costs {
         let of_step = 2.0 * self.hand_over;
         Costs {
@@ -169,14 +171,14 @@ impl Costs {
         }
     }
 
-    /// Those [between ranks](Costs::between_ranks) where kernels of the ranks copy, and hand chunks over by flags in each other's memory.
+    /// Returns the costs [between ranks](Costs::between_ranks) whose kernels copy, and hand chunks over by flags in each other's memory.
     pub fn between_kernels(&self) -> Costs {
         Costs { chunk_via_gpu: KERNEL_HAND_OVER, ..self.clone() }
     }
 }
 
 impl<'de> Deserialize<'de> for Costs {
-    /// Of a table in which costs may be missing: then they are the defaults. Any other key is an error.
+    /// Reads a table of costs. Missing costs get their defaults; any other key is an error.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Costs, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {

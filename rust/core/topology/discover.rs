@@ -1,64 +1,65 @@
-//! From what a driver tells of a node to a topology.
+//! Builds a topology from the data that a driver reports about a node.
 //!
-//! Pure: a backend looks, and this turns what it saw into links and capacities. What nobody can see (how GPUs share their way to host
-//! memory, say) is assumed, and the topology's description says which is which. Capacities are the nominal ones times what was read
-//! on machines of the kind; the sources are those of the presets.
+//! The code is pure: a backend queries the driver, and this module turns the answers into links and capacities. Properties that cannot be
+//! queried, such as how GPUs share the path to host memory, are assumed. The topology's description lists the seen and the assumed
+//! properties. Capacities are nominal values times the fractions measured on machines of that kind; the sources are those of the presets.
 
 use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResource, Topology};
 
-/// What can be seen of a node.
+/// Data that a driver reports about a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// In the order of the devices' numbers.
+    /// GPUs, in the order of their device numbers.
     pub gpus: Vec<SeenGpu>,
-    /// Ordered pairs of GPUs of which the first reads and writes the second's memory directly.
+    /// Ordered pairs of GPUs of which the first can access the second's memory directly.
     pub peers: Vec<(u32, u32)>,
 }
 
-/// What can be seen of a GPU.
+/// Data that a driver reports about a GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenGpu {
-    /// As its maker calls it.
+    /// Product name.
     pub name: String,
-    /// Compute capability, (9, 0) say.
+    /// Compute capability, for example (9, 0).
     pub capability: (u32, u32),
-    /// Its PCIe link, where it can be seen.
+    /// PCIe link; `None` if it is not visible.
     pub pcie: Option<Pcie>,
-    /// Its active NVLinks, where they can be seen. Empty where there are none.
+    /// Active NVLinks; `None` if they are not visible, empty if there are none.
     pub nvlinks: Option<Vec<Nvlink>>,
 }
 
-/// A PCIe link.
+/// PCIe link.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pcie {
-    /// 3, 4, 5.
+    /// PCIe generation: 3, 4, 5.
     pub generation: u32,
-    /// Lanes.
+    /// Number of lanes.
     pub width: u32,
 }
 
-/// One NVLink of a GPU.
+/// NVLink of a GPU.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Nvlink {
-    /// 1 to 5.
+    /// NVLink version, 1 to 5.
     pub version: u32,
-    /// What is at the other end.
+    /// Device at the other end.
     pub remote: Remote,
 }
 
-/// The other end of an NVLink.
+/// Device at the other end of an NVLink.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
-    /// A GPU of this process.
+    /// GPU of this process.
     Gpu(u32),
-    /// Something that is none of this process's GPUs: a switch, or a GPU out of sight.
+    /// Device that is not a GPU of this process: a switch, or a GPU that is not visible.
     Other,
-    /// It cannot be seen.
+    /// Device that cannot be determined.
     Unknown,
 }
 
-/// Bytes/s of one NVLink in one direction, as plain copies reach it. Specifications times readings: 47.9 of 50 GB/s over two NVLink 2
-/// (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`); later ones are taken to be as good as the latter.
+/// Returns the bandwidth of plain copies over one NVLink in one direction, in bytes/s. It is the specification times the measured fraction:
+/// 47.9 of 50 GB/s over two NVLink 2 (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`). Later versions are assumed to reach the
+/// latter.
 fn nvlink_bandwidth(version: u32) -> f64 {
     match version {
         0 | 1 => 20e9 * 0.958,
@@ -68,8 +69,8 @@ fn nvlink_bandwidth(version: u32) -> f64 {
     }
 }
 
-/// Bytes/s of a PCIe link in one direction, as copies reach it. Per lane from the specifications, times readings with 16 lanes: 12 of
-/// 15.75 (`beluga`), 26.3 of 31.5 (`pcie-4`), 55 of 63 GB/s (`hgx-h200`).
+/// Returns the bandwidth of copies over a PCIe link in one direction, in bytes/s. It is the specification per lane times the fraction
+/// measured with 16 lanes: 12 of 15.75 GB/s (`beluga`), 26.3 of 31.5 GB/s (`pcie-4`), 55 of 63 GB/s (`hgx-h200`).
 fn pcie_bandwidth(link: Pcie) -> f64 {
     let lane = match link.generation {
         0 | 1 => 0.25e9 * 0.76,
@@ -82,8 +83,8 @@ fn pcie_bandwidth(link: Pcie) -> f64 {
     lane * f64::from(link.width.max(1))
 }
 
-/// Out of and into host memory by all GPUs together, bytes/s: what was read on an HGX H200, or a memory specification (`pcie-4`,
-/// `beluga`).
+/// Returns the bandwidth out of and into host memory for all GPUs together, in bytes/s: measured on an HGX H200, or from a memory
+/// specification (`pcie-4`, `beluga`).
 fn host_bandwidth(generation: u32) -> (f64, f64) {
     match generation {
         0..=3 => (128e9, 128e9),
@@ -92,18 +93,19 @@ fn host_bandwidth(generation: u32) -> (f64, f64) {
     }
 }
 
-/// Both directions of an NVLink port at once, against twice one direction: 778 of 792 GB/s (`hgx-h200`).
+/// Bandwidth of both directions of an NVLink port together, relative to one direction. Measured: 778 of 792 GB/s (`hgx-h200`).
 const NVLINK_BOTH: f64 = 778.0 / 396.0;
-/// Both directions of a PCIe link at once, against one. Long copies reach 99.8 of 110 GB/s (`hgx-h200`); pipelines of chunks that cross
-/// in one link reach less: splits made for 99.8 and 92 GB/s were up to 7 % slower than plain copies on two H200, those for 86 GB/s
-/// 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, those for 82 GB/s 4 to 7 % faster at all three.
+/// Bandwidth of both directions of a PCIe link together, relative to one direction. Long copies reach 99.8 of 110 GB/s (`hgx-h200`);
+/// pipelines of chunks that cross in one link reach less. On two H200, splits computed for 99.8 and 92 GB/s were up to 7 % slower than
+/// plain copies. Splits for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and splits for 82 GB/s were 4 to 7 % faster
+/// at all three sizes.
 const PCIE_BOTH: f64 = 82.0 / 55.0;
-/// Idle time of a lane between two chunks, seconds. The stream executor orders every chunk by two events across GPUs, its arrival and
-/// the release of its slot, of 4.5 us each. With 4.5 us in all, plans for two H200 gave the host path too much and took it too early
-/// (0.84 of the plain copy at 16 MiB, 1.02 at 256 MiB); with 9 us 1.00 and 1.09.
+/// Idle time of a lane between two chunks, seconds. The stream executor orders every chunk by two events across GPUs, its arrival and the
+/// release of its slot, of 4.5 us each. With 4.5 us in all, plans for two H200 gave the host path too many bytes and used it for too small
+/// transfers: they reached 0.84 of the plain copy's speed at 16 MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
 const CHUNK: f64 = 9e-6;
 
-/// The topology of a node.
+/// Returns the topology of a node.
 pub fn topology(seen: &Seen) -> Topology {
     let mut known = Vec::new();
     let mut assumed = Vec::new();
@@ -123,7 +125,7 @@ pub fn topology(seen: &Seen) -> Topology {
         generation = generation.max(link.generation);
         let bandwidth = pcie_bandwidth(link);
         let group = groups.iter().position(|group| group.contains(&(index as u32)));
-        // Behind `root0`, as in `wire_nvlinks`.
+        // Switch nodes follow `root0`, as in `wire_nvlinks`.
         let above = group.map_or(root, |group| NodeId(root.0 + 1 + group as u32));
         wires.port(format!("gpu{index}.pcie"), NodeId(index as u32), above, LinkKind::Pcie, bandwidth, PCIE_BOTH);
     }
@@ -132,10 +134,10 @@ pub fn topology(seen: &Seen) -> Topology {
     } else {
         assumed.push("PCIe links by the GPUs' generation");
     }
-    // Peer copies over PCIe pass the root only where the driver has peer access and no NVLink does it better.
+    // Peer copies over PCIe pass the root only if the driver reports peer access and there are no NVLinks.
     let over_pcie = !wired && !seen.peers.is_empty() && groups.is_empty();
     for (number, group) in groups.iter().enumerate() {
-        // Wide enough for all of its GPUs: nobody can see what it is.
+        // The switch is assumed to be wide enough for all of its GPUs, because its bandwidth is not visible.
         let sum = wires.links.iter().filter(|link| group.contains(&link.from.0)).map(|link| link.bandwidth).sum();
         wires.pair(NodeId(root.0 + 1 + number as u32), root, LinkKind::Pcie, sum, sum);
         nodes.push(Node { name: format!("pcie{number}"), kind: NodeKind::Switch { peer: true } });
@@ -159,11 +161,11 @@ pub fn topology(seen: &Seen) -> Topology {
         nodes,
         links: wires.links,
         shared: wires.shared,
-        // 2.6 to 2.8 us were read for an operation of a staged path, its events included (two H200, 2026-11-21).
-        // Plans of two paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and with any part for the host.
-        // Two copies of 4 to 16 MiB of two GPUs, forked and joined, took 9.6 to 9.8 us longer than one, of which 2.2 to issue the second.
-        // A signal between two processes, raised and awaited by operations of streams: 7.7 us one way (docs/reference/waiting.md).
-        // A kernel alone is launched as a graph: 26 messages of 147 kB in all took 8.1 us, 2 of 64 KiB in both directions 9.1.
+        // The measured times: an operation of a staged path takes 2.6 to 2.8 us, including its events (two H200, 2026-11-21). Plans of two
+        // paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and for any share of the host path. Two copies of 4 to 16
+        // MiB of two GPUs, forked and joined, took 9.6 to 9.8 us longer than one, of which 2.2 us issue the second. A signal between two
+        // processes, set and awaited by stream operations, takes 7.7 us one way (docs/reference/waiting.md). An isolated kernel is launched
+        // as a graph. With it, 26 messages of 147 kB in all took 8.1 us, and 2 messages of 64 KiB in both directions 9.1 us.
         costs: Costs {
             issue: 2.7e-6,
             chunk_via_host: CHUNK,
@@ -181,7 +183,7 @@ fn list(items: &[&str]) -> String {
     if items.is_empty() { "nothing".into() } else { items.join(", ") }
 }
 
-/// What a GPU of this generation usually sits on.
+/// Returns the usual PCIe link of a GPU of this generation.
 fn assumed_pcie((major, _): (u32, u32)) -> Pcie {
     let generation = match major {
         0..8 => 3,
@@ -191,8 +193,8 @@ fn assumed_pcie((major, _): (u32, u32)) -> Pcie {
     Pcie { generation, width: 16 }
 }
 
-/// The GPUs in groups whose members all have access to each other and to no other GPU, as those of one socket may. None where all or no
-/// GPUs have access, and where the pairs that have it make no such groups.
+/// Returns groups of GPUs whose members all have access to each other and to no other GPU, for example the GPUs of one socket. Returns no
+/// groups if all or no GPUs have access, and if the pairs with access do not form such groups.
 fn groups_of_peers(seen: &Seen) -> Vec<Vec<u32>> {
     let count = seen.gpus.len() as u32;
     let group_of = |a: u32| -> Vec<u32> { (0..count).filter(|b| a == *b || seen.peers.contains(&(a, *b))).collect() };
@@ -217,14 +219,14 @@ impl Wires {
         [LinkId(first), LinkId(first + 1)]
     }
 
-    /// Links in both directions that at once carry `both` times as much as one.
+    /// Adds links in both directions, which together carry `both` times the bandwidth of one.
     fn port(&mut self, name: String, a: NodeId, b: NodeId, kind: LinkKind, bandwidth: f64, both: f64) {
         let links = self.pair(a, b, kind, bandwidth, bandwidth).to_vec();
         self.shared.push(SharedResource { name, capacity: bandwidth * both, staged: None, links });
     }
 }
 
-/// Adds the NVLinks; `true` if there are any.
+/// Adds the NVLinks. Returns true if there are any.
 fn wire_nvlinks(
     seen: &Seen,
     nodes: &mut Vec<Node>,
@@ -235,8 +237,8 @@ fn wire_nvlinks(
 ) -> bool {
     let count = seen.gpus.len() as u32;
     let peers = |a: u32, b: u32| seen.peers.contains(&(a, b)) && seen.peers.contains(&(b, a));
-    // Links none of which ends in a GPU of this process lead into a switch where every GPU has such links and all of them reach each
-    // other. In a mesh some end in a GPU of this process, and the others in GPUs out of sight.
+    // If no NVLink of a GPU ends in a GPU of this process, the links lead to a switch, provided that every GPU has such links and all GPUs
+    // reach each other. In a mesh, some links end in a GPU of this process, and the others in GPUs that are not visible.
     let into_switch = |gpu: &SeenGpu| -> Option<f64> {
         let links = gpu.nvlinks.as_ref()?;
         let mesh = links.iter().any(|link| matches!(link.remote, Remote::Gpu(_)));
@@ -244,7 +246,7 @@ fn wire_nvlinks(
     };
     let all_reach = count > 1 && (0..count).all(|a| (0..count).all(|b| a == b || peers(a, b)));
     let ports: Option<Vec<f64>> = seen.gpus.iter().map(into_switch).collect();
-    // Without NVML: Hopper GPUs that all reach each other, more than two of them, sit behind NVSwitches (HGX).
+    // More than two Hopper GPUs that all reach each other are assumed to be connected by NVSwitches (HGX) if NVML is not available.
     let blind = seen.gpus.iter().all(|gpu| gpu.nvlinks.is_none());
     let hopper = count > 2 && seen.gpus.iter().all(|gpu| gpu.capability == (9, 0));
     let ports = ports.or_else(|| (blind && hopper).then(|| vec![18.0 * nvlink_bandwidth(4); count as usize]));
@@ -259,7 +261,7 @@ fn wire_nvlinks(
                 known.push("NVSwitch");
             }
         }
-        // Behind `root0`, which comes first so that its number is known beforehand.
+        // The switch follows `root0`, which comes first so that its number is known in advance.
         let switch = NodeId(root.0 + 1);
         nodes.push(Node { name: "nvswitch".into(), kind: NodeKind::Switch { peer: true } });
         for (index, port) in ports.into_iter().enumerate() {
@@ -344,13 +346,13 @@ mod tests {
         assert_eq!(bandwidth(&sockets, DeviceId::gpu(3), DeviceId::HOST), Some(55.0));
         assert_eq!(bandwidth(&sockets, DeviceId::HOST, DeviceId::gpu(0)), Some(55.0));
         assert!(sockets.topology().description.contains("one PCIe switch above"), "{}", sockets.topology().description);
-        // One GPU apart from the others.
+        // One GPU separate from the others.
         let mut apart = seen(3, |_| Some(Vec::new()));
         apart.peers.retain(|(a, b)| *a > 0 && *b > 0);
         let apart = machine(&apart);
         assert_eq!(apart.route(DeviceId::gpu(0), DeviceId::gpu(2)), None);
         assert_eq!(bandwidth(&apart, DeviceId::gpu(1), DeviceId::gpu(2)), Some(55.0));
-        // Access that makes no groups is taken for access of all, which the driver sees to.
+        // Access pairs that form no groups count as access among all GPUs, which the driver provides.
         let mut chain = seen(3, |_| Some(Vec::new()));
         chain.peers.retain(|(a, b)| a.abs_diff(*b) == 1);
         assert_eq!(bandwidth(&machine(&chain), DeviceId::gpu(0), DeviceId::gpu(2)), Some(55.0));

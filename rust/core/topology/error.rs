@@ -1,34 +1,34 @@
-//! What can be wrong with a topology.
+//! Errors of topologies.
 
 use std::path::PathBuf;
 
-/// Why a topology cannot be used.
+/// Reason for which a topology cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // Of the fields, which say what they are.
+#[allow(missing_docs)] // The fields' names describe them.
 pub enum TopologyError {
-    /// Neither a preset nor a file.
+    /// Name of neither a preset nor a file.
     #[error(
         "topology {name:?} is no preset and no such file exists; presets are {presets}, anything else is taken as the path of a TOML file"
     )]
     NotFound { name: String, presets: String },
-    /// A file that is there but cannot be read.
+    /// File that exists but cannot be read.
     #[error("topology file {}: {reason}", path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// An error in a file that was read.
+    /// Error in the text of a file.
     #[error("topology file {}: {source}", path.display())]
     InFile { path: PathBuf, source: Box<TopologyError> },
-    /// A text that is no topology, or a topology against the rules of `docs/reference/topology.md`: the entry, the value at fault and the
-    /// remedy.
+    /// Text that is not a topology, or a topology that violates the rules of `docs/reference/topology.md`. The message names the entry, the
+    /// wrong value and the remedy.
     #[error("{0}")]
     Invalid(String),
-    /// A table `[probe]` that cannot be what a probe wrote: what is wrong, and the remedy.
+    /// Table `[probe]` that a probe cannot have written. The message names the defect and the remedy.
     #[error("[probe]: {0}")]
     Probe(String),
-    /// A file that cannot be written.
+    /// File that cannot be written.
     #[error("topology file {}: it cannot be written: {reason}; name another file, or set XDG_CACHE_HOME to a directory that can be", path.display())]
     Unwritable { path: PathBuf, reason: String },
-    /// A file that was probed on another machine, or on this one as it was.
+    /// File that was probed on another machine, or on this machine before a change.
     #[error(
         "topology file {} is not of this machine as it is now: {reason}; probe again with `mpgpu probe`, or take the table [probe] out of the \
          file to use its figures all the same", path.display()
@@ -36,7 +36,7 @@ pub enum TopologyError {
     Stale { path: PathBuf, reason: String },
 }
 
-/// The error of a rule that is broken.
+/// Returns the error of a violated rule.
 pub(super) fn refuse<T>(why: String) -> Result<T, TopologyError> {
     Err(TopologyError::Invalid(why))
 }

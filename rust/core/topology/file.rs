@@ -1,4 +1,4 @@
-//! The TOML form of a topology. `docs/reference/topology.md` describes it.
+//! TOML form of a topology. `docs/reference/topology.md` describes it.
 
 use super::check::unknown_node;
 use super::error::refuse;
@@ -12,7 +12,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The longest text that [`parse`] looks at.
+/// Size limit of a text that [`parse`] accepts, bytes.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ struct FileEntry {
     probe: Option<Entry>,
 }
 
-/// What all versions of a probe's file have.
+/// Part of a probe's file that is the same in all versions.
 #[derive(Deserialize)]
 struct OfAnyVersion {
     probe: Version,
@@ -76,20 +76,20 @@ struct SharedEntry {
     links: Vec<String>,
 }
 
-/// The topology that a TOML text describes, checked.
+/// Parses and checks a topology in TOML.
 ///
-/// Strict: an unknown key, a wrong type, a name that is not declared or a value out of range is an error that says where it is.
+/// Parsing is strict: an unknown key, a wrong type, an undeclared name or a value out of range is an error that names its position.
 pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     Ok(parse_probed(text)?.0)
 }
 
-/// As [`parse`], with what the text remembers of the probe that it comes from, if it comes from one.
+/// Parses and checks a topology in TOML like [`parse`], and also returns the record of its probe, if it has one.
 pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(too_long());
     }
     let file: FileEntry = toml::from_str(text).map_err(|error| {
-        // The keys of a file of another version may be others: that is what is to be said.
+        // A file of another version may have other keys. The error then names the version.
         let outdated = toml::from_str::<OfAnyVersion>(text).ok().and_then(|file| file.probe.check().err());
         outdated.unwrap_or_else(|| not_valid(&toml_place(text, &error)))
     })?;
@@ -101,7 +101,7 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
         shared: Vec::new(),
         costs: file.costs,
     };
-    // Checked before names are looked up, so that none is there twice.
+    // Checked before names are looked up, so that no name exists twice.
     topology.check()?;
 
     let nodes = topology.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), NodeId(index as u32)));
@@ -136,7 +136,7 @@ fn not_valid(why: &str) -> TopologyError {
     TopologyError::Invalid(format!("the topology is not valid: {why}"))
 }
 
-/// Line, column and message in one line. The error's own form repeats the whole line of the text, a megabyte perhaps.
+/// Formats line, column and message in one line. The error's own text repeats the whole line of the file, which may be a megabyte long.
 pub fn toml_place(text: &str, error: &toml::de::Error) -> String {
     let message = shorten(error.message(), 300).replace('\n', ", ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
@@ -149,7 +149,7 @@ pub fn toml_place(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column} (`{source}`): {message}")
 }
 
-/// At most `most` characters: what a hostile file can put into an error is bounded.
+/// Shortens a text to `most` characters, so that a hostile file cannot fill an error message.
 pub fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -157,15 +157,15 @@ pub fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-/// Opens a file to read it. Whatever is no regular file is refused, without waiting: opening a FIFO waits for a writer, who may never come.
+/// Opens a regular file for reading. Refuses any other file without waiting: opening a FIFO would wait for a writer.
 pub fn open_regular(path: &Path) -> std::io::Result<File> {
-    /// `O_NONBLOCK` of Linux on all architectures that have a GPU driver.
+    /// Value of `O_NONBLOCK` on Linux, on all architectures that have a GPU driver.
     const NONBLOCK: i32 = 0o4000;
     let file = File::options().read(true).custom_flags(NONBLOCK).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is no regular file; name one")) }
 }
 
-/// Reads and parses a file. Reads no further than [`MAX_FILE_BYTES`], so that a wrong path does no harm.
+/// Reads and parses a file. Reads at most [`MAX_FILE_BYTES`], so that a wrong path does no harm.
 pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
@@ -227,8 +227,8 @@ fn add_links(index: usize, entry: &LinkEntry, nodes: &AHashMap<&str, NodeId>, li
 }
 
 impl Topology {
-    /// The text of a file from which [`parse`] gives this topology back, equal in every value, if [`Topology::check`] accepts it
-    /// and the text keeps [`MAX_FILE_BYTES`].
+    /// Returns a text that [`parse`] turns into an equal topology, if [`Topology::check`] accepts this topology and the text is not longer
+    /// than [`MAX_FILE_BYTES`].
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -253,7 +253,7 @@ impl Topology {
 
         let mut links = self.links.as_slice();
         while let Some((first, _)) = links.split_first() {
-            // An entry covers the longest run of links that it can: pairs of opposite links, or links of one direction.
+            // An entry covers the longest possible run of links: pairs of opposite links, or links of one direction.
             let back = links.get(1).filter(|back| is_opposite(first, back));
             let step = if back.is_some() { 2 } else { 1 };
             let count = links
@@ -302,12 +302,12 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-/// Whether one `between` entry can give both.
+/// True if one `between` entry can describe both links.
 fn is_opposite(link: &Link, back: &Link) -> bool {
     (link.from, link.to, link.kind) == (back.to, back.from, back.kind) && link.latency == back.latency
 }
 
-/// Whether one entry can give both, ends apart.
+/// True if one entry can describe both links, apart from their ends.
 fn is_like(link: &Link, other: &Link) -> bool {
     (link.kind, link.bandwidth, link.latency) == (other.kind, other.bandwidth, other.latency)
 }

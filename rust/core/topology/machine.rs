@@ -1,4 +1,4 @@
-//! The compiled form of a topology.
+//! Compiled form of a topology.
 
 use super::{Costs, DeviceId, LinkId, NodeId, NodeKind, Topology, TopologyError, routes};
 use smallvec::SmallVec;
@@ -7,56 +7,57 @@ use smallvec::SmallVec;
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceId(pub u32);
 
-/// Anything with a capacity that transfers share. Every directed link is one; shared resources follow.
+/// Capacity that transfers share. Every directed link is a resource; shared resources follow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
-    /// `gpu0>gpu1` for a link (`gpu0>gpu1:pcie` where links of several kinds join the two), its own name for a shared resource.
+    /// Name: `gpu0>gpu1` for a link (`gpu0>gpu1:pcie` if links of several kinds connect the two), or that of the shared resource.
     pub name: String,
-    /// Bytes/s.
+    /// Capacity in bytes/s.
     pub capacity: f64,
-    /// The part of it that a byte/s takes which is staged in host memory, or comes from there: 1 where staged bytes are as others.
+    /// Capacity that a byte/s takes if it is staged in host memory: 1 if staged bytes draw like others.
     pub staged: f64,
 }
 
 impl Resource {
-    /// The capacity that a byte/s takes of which the part `staged` stays in the cache between its two hops: 0 for a plain copy.
+    /// Returns the capacity that a byte/s takes if the fraction `staged` of its bytes stays in the cache between its two hops. `staged` is
+    /// 0 for a plain copy.
     pub fn draw(&self, staged: f64) -> f64 {
         (1.0 - staged) + staged * self.staged
     }
 }
 
-/// The way of one copy between two devices.
+/// Route of one copy between two devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// In the order in which bytes pass them. Empty for a copy inside one device.
+    /// Links in the order in which bytes pass them. Empty for a copy inside one device.
     pub links: SmallVec<[LinkId; 4]>,
-    /// Every resource that a byte on this route draws on, each once, sorted.
+    /// Resources that a byte on this route draws on, sorted, without duplicates.
     pub resources: SmallVec<[ResourceId; 8]>,
-    /// The smallest capacity among `resources`, bytes/s. Infinite for a copy inside one device: nothing in the model limits it.
+    /// Smallest capacity of `resources`, bytes/s. Infinite for a copy inside one device, which the model does not limit.
     pub bandwidth: f64,
-    /// The sum of the links' latencies, seconds.
+    /// Sum of the links' latencies, seconds.
     pub latency: f64,
 }
 
-/// A [`Topology`] checked and compiled: the only form the planner reads. It never changes; share it in an `Arc`.
+/// Checked and compiled [`Topology`], the only form that the planner reads. A machine is immutable, so it can be shared in an `Arc`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     topology: Topology,
     resources: Vec<Resource>,
     gpus: u32,
     hosts: u32,
-    /// GPUs first, then hosts, each in the order of their numbers.
+    /// Nodes of the devices: GPUs first, then hosts, each in the order of their numbers.
     devices: Vec<NodeId>,
-    /// `routes[from * devices + to]`, devices numbered as in `devices`.
+    /// Route between each pair, at index `from * devices + to`, with devices numbered as in `devices`.
     routes: Vec<Option<Route>>,
 }
 
 impl Machine {
     /// Checks the topology, numbers its resources and finds the route between every two devices.
     ///
-    /// A route passes through switches alone, never through a device: a copy that does is two copies, and for the planner to make.
-    /// Between two GPUs it passes only through switches with `peer`. Among the routes that remain, the one with the highest
-    /// bandwidth is taken (shared resources counted), then the one with the fewest links, then the one through the nodes that
+    /// A route passes through switches only, never through a device: a copy through a device is two copies, which the planner creates.
+    /// Between two GPUs, a route passes only through switches with `peer`. Among the possible routes, the one with the highest bandwidth is
+    /// used, with shared resources counted. Among equal ones it is the one with the fewest links, and then the one through the nodes that
     /// come first in the topology.
     pub fn new(topology: Topology) -> Result<Machine, TopologyError> {
         topology.check()?;
@@ -77,7 +78,8 @@ impl Machine {
         Ok(Machine { topology, resources, gpus, hosts, devices, routes })
     }
 
-    /// The same machine where no copy engine copies between the devices of these pairs, in either direction: bytes would be lost.
+    /// Returns this machine without routes between the devices of these pairs, in both directions. Used for pairs on which copies lose
+    /// bytes.
     pub fn without(&self, pairs: &[(DeviceId, DeviceId)]) -> Machine {
         let mut machine = self.clone();
         for (a, b) in pairs {
@@ -90,15 +92,15 @@ impl Machine {
         machine
     }
 
-    /// The same machine with other fixed costs.
+    /// Returns this machine with other fixed costs.
     pub fn with_costs(&self, costs: Costs) -> Machine {
         let mut machine = self.clone();
         machine.topology.costs = costs;
         machine
     }
 
-    /// The same machine where each resource has so many times its capacity, more than 0. Routes stay what they are: copy engines take the way
-    /// that they are wired for, however slow it is. The topology that it was compiled from stays too.
+    /// Returns this machine with each resource's capacity multiplied by `factor`, which must be more than 0. The routes stay unchanged,
+    /// because copy engines use their route however slow it is. The topology stays unchanged too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {
         let mut machine = self.clone();
         for (number, resource) in (0..).zip(&mut machine.resources) {
@@ -111,7 +113,7 @@ impl Machine {
         machine
     }
 
-    /// The resources that a word names: `nvlink`, `pcie` or `host` for all links of the kind and what they share, else the one of this name.
+    /// Returns the resources with a name. `nvlink`, `pcie` and `host` select all links of that kind and their shared resources.
     pub fn resources_named(&self, name: &str) -> Vec<ResourceId> {
         let Topology { links, shared, .. } = &self.topology;
         let kinds = links.iter().map(|link| Some(link.kind));
@@ -121,54 +123,55 @@ impl Machine {
         named.map(|((number, _), _)| ResourceId(number)).collect()
     }
 
-    /// What this machine was compiled from.
+    /// Returns the topology that this machine was compiled from.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Fixed costs.
+    /// Returns the fixed costs.
     pub fn costs(&self) -> &Costs {
         &self.topology.costs
     }
 
-    /// Everything with a capacity, indexed by [`ResourceId`].
+    /// Returns all resources, indexed by [`ResourceId`].
     pub fn resources(&self) -> &[Resource] {
         &self.resources
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     pub fn gpu_count(&self) -> u32 {
         self.gpus
     }
 
-    /// How many host NUMA domains there are.
+    /// Returns the number of host NUMA domains.
     pub fn host_count(&self) -> u32 {
         self.hosts
     }
 
-    /// All devices: GPUs by their numbers, then hosts by theirs.
+    /// Returns all devices: GPUs in the order of their numbers, then hosts.
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + use<> {
         (0..self.gpus).map(DeviceId::gpu).chain((0..self.hosts).map(DeviceId::host))
     }
 
-    /// Whether the machine has this device.
+    /// True if the machine has this device.
     pub fn contains(&self, device: DeviceId) -> bool {
         self.index(device).is_some()
     }
 
-    /// The name of this device's node in the topology.
+    /// Returns the name of this device's node in the topology.
     pub fn device_name(&self, device: DeviceId) -> Option<&str> {
         self.index(device).map(|index| self.topology.node_name(self.devices[index]))
     }
 
-    /// The route of one copy. `None` where no copy engine can copy between the two directly, or the machine has not got both.
+    /// Returns the route of one copy. Returns `None` if no copy engine can copy directly between the two devices, or if one of them does
+    /// not exist.
     pub fn route(&self, from: DeviceId, to: DeviceId) -> Option<&Route> {
         let (from, to) = (self.index(from)?, self.index(to)?);
         self.routes[from * self.devices.len() + to].as_ref()
     }
 
     fn index(&self, device: DeviceId) -> Option<usize> {
-        // `!n` is `-1 - n`, the NUMA domain, and cannot overflow.
+        // `!n` is `-1 - n`, the number of the NUMA domain, and cannot overflow.
         let (number, first, count) = if device.is_host() { (!device.0, self.gpus, self.hosts) } else { (device.0, 0, self.gpus) };
         ((number as u32) < count).then(|| (first + number as u32) as usize)
     }

@@ -1,11 +1,11 @@
-//! The machine model: devices, switches, directed links, and the resources that transfers share.
+//! Machine model: devices, switches, directed links, and the resources that transfers share.
 //!
-//! A [`Topology`] is a plain value: what a file, a preset, or a discovery says about a node. [`Machine`] is the same value checked
-//! and compiled for the planner: every resource numbered, every route between two devices found once. Nothing here touches a
-//! driver, and nothing outside this module knows a preset by name.
+//! A [`Topology`] is a plain value that describes a node. It comes from a file, a preset or discovery. A [`Machine`] is the checked and
+//! compiled form for the planner: all resources are numbered, and the route between every two devices is known. This module does not call a
+//! driver. No code outside this module names a preset.
 //!
-//! Units: bytes, seconds, bytes per second. A capacity is per direction, because links are directed. The model, the file format
-//! and the presets are described in `docs/reference/topology.md`.
+//! Units are bytes, seconds, and bytes per second. A capacity is per direction, because links are directed. `docs/reference/topology.md`
+//! describes the model, the file format and the presets.
 //!
 //! ```
 //! use mpgpu_core::topology::{self, DeviceId, Machine};
@@ -39,28 +39,28 @@ pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};
 use std::fmt;
 use std::path::Path;
 
-/// A memory that transfers start or end in, numbered as in the C ABI: GPUs count up from 0, host NUMA domains down from -1.
+/// Memory that transfers start or end in, numbered as in the C ABI: GPUs count up from 0, host NUMA domains down from -1.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub i32);
 
 impl DeviceId {
-    /// The host memory of NUMA domain 0, `MP_DEVICE_HOST` in the C ABI.
+    /// Host memory of NUMA domain 0; `MP_DEVICE_HOST` in the C ABI.
     pub const HOST: DeviceId = DeviceId(-1);
-    /// In place of a device, where a call allows it: the one whose memory an address lies in. No machine has a GPU of this number.
+    /// Automatic choice: the device whose memory an address belongs to, in calls that allow it. No machine has a GPU of this number.
     pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
-    /// The GPU with this index.
+    /// Returns the GPU with this index.
     pub const fn gpu(index: u32) -> Self {
         DeviceId(index as i32)
     }
-    /// The host memory of this NUMA domain.
+    /// Returns the host memory of this NUMA domain.
     pub const fn host(domain: u32) -> Self {
         DeviceId(-1 - domain as i32)
     }
-    /// Whether this is host memory.
+    /// True for host memory.
     pub const fn is_host(self) -> bool {
         self.0 < 0
     }
-    /// Returns its name in messages, whatever the language of the caller: `device 3`, `the host`, `host NUMA domain 1`.
+    /// Returns the device's name for messages, in words that fit every language binding: `device 3`, `the host`, `host NUMA domain 1`.
     pub fn in_words(self) -> String {
         match self {
             DeviceId::HOST => "the host".to_owned(),
@@ -72,7 +72,7 @@ impl DeviceId {
 }
 
 impl fmt::Display for DeviceId {
-    /// `gpu0` or `host0`: the number of the device, whatever its node is called.
+    /// Writes `gpu0` or `host0`: the number of the device, independent of its node's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_host() { write!(f, "host{}", -1 - i64::from(self.0)) } else { write!(f, "gpu{}", self.0) }
     }
@@ -85,38 +85,37 @@ pub struct NodeId(pub u32);
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// What a node of the machine graph is.
+/// Kind of a node of the machine graph.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NodeKind {
-    /// A GPU; the n-th GPU node is [`DeviceId::gpu`]`(n)`.
+    /// GPU; the n-th GPU node is [`DeviceId::gpu`]`(n)`.
     Gpu,
-    /// The memory of one host NUMA domain; the n-th is [`DeviceId::host`]`(n)`.
+    /// Memory of one host NUMA domain; the n-th is [`DeviceId::host`]`(n)`.
     Host,
-    /// An NVSwitch, a PCIe switch, a root complex. `peer` says whether a copy between two GPUs may pass through it; copies
-    /// between a GPU and host memory always may.
+    /// NVSwitch, PCIe switch or root complex. Copies between a GPU and host memory may always pass through it.
     Switch {
-        /// Whether GPU-to-GPU copies may pass.
+        /// True if copies between two GPUs may pass through it.
         peer: bool,
     },
 }
 
-/// A device or a switch.
+/// Device or switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Unique in its topology, `gpu0` say.
+    /// Name that is unique in its topology, for example `gpu0`.
     pub name: String,
-    /// What it is.
+    /// Kind of the node.
     pub kind: NodeKind,
 }
 
 impl NodeKind {
-    /// Whether transfers can start and end here.
+    /// True if transfers can start and end here.
     pub const fn is_device(self) -> bool {
         matches!(self, NodeKind::Gpu | NodeKind::Host)
     }
 }
 
-/// The technology of a link, for people and for tie-breaking; capacities say the rest.
+/// Technology of a link, used in descriptions and to choose among equal links. Capacities do not depend on it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
@@ -124,12 +123,12 @@ pub enum LinkKind {
     Nvlink,
     /// PCI Express.
     Pcie,
-    /// A link inside or between host sockets (memory bus, UPI, xGMI).
+    /// Link inside or between host sockets (memory bus, UPI, xGMI).
     Host,
 }
 
 impl LinkKind {
-    /// As in a topology file.
+    /// Returns the name in a topology file.
     pub const fn name(self) -> &'static str {
         match self {
             LinkKind::Nvlink => "nvlink",
@@ -142,11 +141,11 @@ impl LinkKind {
 /// One direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// Where bytes enter.
+    /// Node where bytes enter.
     pub from: NodeId,
-    /// Where bytes leave.
+    /// Node where bytes leave.
     pub to: NodeId,
-    /// Technology.
+    /// Technology of the link.
     pub kind: LinkKind,
     /// Achievable bandwidth in bytes/s in this direction.
     pub bandwidth: f64,
@@ -154,61 +153,61 @@ pub struct Link {
     pub latency: f64,
 }
 
-/// A capacity that several directed links draw on together: both directions of a PCIe slot, one NUMA domain's memory.
+/// Capacity that several directed links draw on together: both directions of a PCIe slot, or the memory of one NUMA domain.
 ///
-/// A copy draws on it once, even when its route has several of the links: so counts the total throughput of a switch.
+/// A copy draws on it once, even if its route contains several of the links. So the total throughput of a switch can be described.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedResource {
-    /// Unique among the shared resources, `host0.read` say.
+    /// Name that is unique among the shared resources, for example `host0.read`.
     pub name: String,
-    /// Bytes/s for all of `links` together.
+    /// Capacity of all `links` together, bytes/s.
     pub capacity: f64,
-    /// The same of bytes that are staged in host memory, where that is another: rings of a few MiB stay in the processor's caches, and pipelines that
-    /// cross in one link move less than two plain copies do.
+    /// Capacity for bytes that are staged in host memory, bytes/s; `None` if it is the same. It is higher if rings of a few MiB stay in the
+    /// processor's caches, and lower if pipelines that cross in one link move less than two plain copies.
     pub staged: Option<f64>,
-    /// The directed links that draw on it.
+    /// Directed links that draw on it.
     pub links: Vec<LinkId>,
 }
 
-/// What is known about a node: a plain, comparable value.
+/// Description of a node: a plain, comparable value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
-    /// `beluga`, or what the file says.
+    /// Name: that of a preset, such as `beluga`, or the name in the file.
     pub name: String,
-    /// One line for people.
+    /// One line of description for people.
     pub description: String,
     /// Devices and switches.
     pub nodes: Vec<Node>,
     /// Directed links.
     pub links: Vec<Link>,
-    /// Capacities beyond the links' own.
+    /// Capacities in addition to those of single links.
     pub shared: Vec<SharedResource>,
     /// Fixed costs.
     pub costs: Costs,
 }
 
-/// What kind of memory an address lies in, as far as planning cares.
+/// Kind of memory that an address belongs to, as far as planning depends on it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory of a GPU.
     Device,
-    /// Host memory that a GPU's copy engine reads and writes directly.
+    /// Host memory that a GPU's copy engine accesses directly.
     Pinned,
-    /// Host memory that the driver stages by itself: never split over several paths.
+    /// Host memory that the driver stages. Copies of it are never split over several paths.
     Pageable,
 }
 
-/// The preset that stands in where nobody names a topology and none is discovered.
+/// Preset that is used if no topology is named and none is discovered.
 pub const DEFAULT_PRESET: &str = "hgx-h200";
 
-/// The topology of this name: a preset, or else the file at this path.
+/// Loads the topology with this name: a preset, or else the file at this path.
 ///
-/// A preset's name wins over a file of the same name; `./beluga` means the file.
+/// The name of a preset takes precedence over a file with the same name; `./beluga` means the file.
 pub fn load(name_or_path: &str) -> Result<Topology, TopologyError> {
     Ok(load_probed(name_or_path)?.0)
 }
 
-/// As [`load`], with what a file remembers of the probe that it comes from, if it comes from one.
+/// Loads a topology like [`load`], and also returns the record of its probe, if the file has one.
 pub fn load_probed(name_or_path: &str) -> Result<(Topology, Option<Record>), TopologyError> {
     match preset_text(name_or_path) {
         Some(text) => parse_probed(text),

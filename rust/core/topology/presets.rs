@@ -1,4 +1,4 @@
-//! Known machines, as topology files that are part of the library. This table is all that the code knows of them.
+//! Presets: topology files of known machines that are part of the library. No other code depends on these machines.
 
 use super::{Topology, parse};
 
@@ -18,20 +18,21 @@ const PRESETS: &[(&str, &str)] = &[
     ("pcie-4-nopeer", include_str!("presets/pcie-4-nopeer.toml")),
 ];
 
-/// Presets whose figures are public ones scaled by readings of another machine.
+/// Presets whose figures are published ones, scaled by measurements on another machine.
 pub const MODELLED_PRESETS: [&str; 2] = ["hgx-b200", "gb200-nvl72"];
 
-/// The names that [`preset`] knows.
+/// Returns the names of all presets.
 pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|&(name, _)| name)
 }
 
-/// The file of the preset with this name, with the source of every figure in its comments: a start for a file of one's own.
+/// Returns the file of the preset with this name. Its comments give the source of every figure. It is a starting point for a file for
+/// another machine.
 pub fn preset_text(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|&&(known, _)| known == name).map(|&(_, text)| text)
 }
 
-/// The topology of the preset with this name.
+/// Returns the topology of the preset with this name.
 pub fn preset(name: &str) -> Option<Topology> {
     parse(preset_text(name)?).ok()
 }

@@ -1,57 +1,57 @@
-//! What a file remembers of its probe, and of which machine it speaks: the table `[probe]`.
+//! Record of a probe in a topology file: the table `[probe]`, with the machine that was probed.
 
 use super::{Topology, TopologyError};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// The version of what is measured and written. A file of another one is stale.
+/// Version of the measurements and of the file format. A file with another version is stale.
 pub const FORMAT: u32 = 4;
 
-/// The longest text of an entry, and the most notes: a file is small, and what a hostile one can put into an error is bounded.
+/// Size limit of a text in bytes, and largest number of notes, so that a hostile file cannot fill an error message.
 const MAX_TEXT: usize = 400;
 const MAX_NOTES: usize = 256;
 
-/// A GPU of the machine that was probed.
+/// GPU of the machine that was probed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// As NVML writes it; the virtual device's name on the host backend.
+    /// UUID in NVML's format; the virtual device's name on the host backend.
     pub uuid: String,
-    /// As its maker calls it.
+    /// Product name.
     pub name: String,
 }
 
-/// Which machine, and which software of it, a probe is valid for.
+/// Identity of a machine and its software, for which a probe is valid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// `cuda` or `host`.
+    /// Backend: `cuda` or `host`.
     pub backend: String,
-    /// A hash of the machine's identity.
+    /// Hash of the machine's identity.
     pub host: String,
-    /// The driver's version.
+    /// Version of the driver.
     pub driver: String,
-    /// In the order of the topology's GPUs.
+    /// GPUs, in the order of the topology's GPUs.
     pub gpus: Vec<Gpu>,
 }
 
-/// How far predictions of the fit are from the measurements of sets that it was not fitted to.
+/// Errors of the fitted topology's predictions on sets of copies that the fit did not use.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
-    /// Sets.
+    /// Number of sets.
     pub count: u32,
-    /// The median of |predicted / measured − 1|.
+    /// Median of |predicted / measured − 1|.
     pub median: f64,
-    /// The largest.
+    /// Largest |predicted / measured − 1|.
     pub worst: f64,
 }
 
 impl Residuals {
-    /// The largest median at which a probe is of use. Probes of real nodes are at 2 to 6 % (docs/results.md), and by a second path plans gain 10 % and more:
-    /// what is wrong by 20 % finds gains that are none.
+    /// Largest median at which a probe is usable. Probes of real nodes have 2 to 6 % (docs/results.md). Plans gain 10 % and more by a
+    /// second path, so a topology that is wrong by 20 % would predict gains that do not exist.
     pub const MOST: f64 = 0.2;
 
-    /// Why a topology that predicts its own machine no better than this is not used, where so large a median error is too much.
+    /// Returns an error text if the median error exceeds `most`.
     pub fn check(&self, most: f64) -> Result<(), String> {
         if self.median <= most {
             return Ok(());
@@ -65,26 +65,26 @@ impl Residuals {
     }
 }
 
-/// What a file remembers of its probe.
+/// Record of a probe in a topology file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// See [`FORMAT`].
+    /// Version of the format; see [`FORMAT`].
     pub format: u32,
-    /// The library's version.
+    /// Version of the library.
     pub version: String,
-    /// When, for people.
+    /// Date of the probe, for people.
     pub date: Option<String>,
-    /// Of which machine.
+    /// Machine that was probed.
     pub fingerprint: Fingerprint,
-    /// How many measurements.
+    /// Number of measurements.
     pub measurements: u32,
-    /// How well the topology predicts sets that it was not fitted to.
+    /// Accuracy of the topology on sets of copies that the fit did not use.
     pub residuals: Residuals,
-    /// What a reader should know.
+    /// Remarks for the reader.
     pub notes: Vec<String>,
 }
 
-/// The table as it stands in a file.
+/// Table `[probe]` as written in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
@@ -102,7 +102,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The record, checked; it speaks of a topology of so many GPUs.
+    /// Checks the table and returns its record. `gpus` is the number of GPUs in the topology.
     pub fn record(self, gpus: usize) -> Result<Record, TopologyError> {
         let refuse = |reason: String| Err(TopologyError::Probe(reason));
         if self.gpus.len() != gpus {
@@ -136,7 +136,7 @@ impl Entry {
 }
 
 impl Record {
-    /// The text of a file from which [`parse_probed`](crate::topology::parse_probed) gives `topology` and this record back.
+    /// Returns a text that [`parse_probed`](crate::topology::parse_probed) turns into `topology` and this record.
     pub fn to_toml(&self, topology: &Topology) -> String {
         let mut text = topology.to_toml();
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -161,7 +161,8 @@ impl Record {
         text + "]\n"
     }
 
-    /// As [`Fingerprint::gpus_of`], for this version of the library.
+    /// Returns the GPUs of the current machine in this record, or the reason why it is not valid, like [`Fingerprint::gpus_of`]. Also
+    /// checks the format and the accuracy.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         if self.format != FORMAT {
             return Err(format!("its format is {}, and this version of mpgpu writes {FORMAT}", self.format));
@@ -172,7 +173,7 @@ impl Record {
 }
 
 impl Fingerprint {
-    /// A name for the file of this machine's probe: the same for the same GPUs in any order, whatever the driver.
+    /// Returns the file name for a probe of this machine. It is the same for the same GPUs in any order and for any driver.
     pub fn file_name(&self) -> String {
         let mut uuids: Vec<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         uuids.sort_unstable();
@@ -180,7 +181,8 @@ impl Fingerprint {
         format!("probe-{:016x}.toml", hash(parts))
     }
 
-    /// The GPUs of this file that `now` shows, in the order in which it shows them; or why the file says nothing of them.
+    /// Returns the number in this record of each GPU of `now`, in the order of `now`. Returns the reason if this record is not valid for
+    /// `now`.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         let differ = |what: &str, then: &str, now: &str| {
             (then != now).then(|| format!("it was probed with {what} {then:?}, and this is {now:?}")).map_or(Ok(()), Err)
@@ -196,14 +198,14 @@ impl Fingerprint {
     }
 }
 
-/// The version of a file, which those of every version have.
+/// Version of a file. This part is the same in every version.
 #[derive(Deserialize)]
 pub(super) struct Version {
     format: u32,
 }
 
 impl Version {
-    /// Whether this version of mpgpu reads it.
+    /// Checks that this version of mpgpu reads the file.
     pub fn check(&self) -> Result<(), TopologyError> {
         if self.format == FORMAT {
             return Ok(());
@@ -213,7 +215,8 @@ impl Version {
     }
 }
 
-/// FNV-1a, 64 bits (Fowler, Noll, Vo): the same in every version, unlike the standard library's. A zero byte ends each part.
+/// Returns the FNV-1a hash with 64 bits (Fowler, Noll, Vo), which does not change between versions of Rust, unlike that of the standard
+/// library. A zero byte ends each part.
 pub fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> u64 {
     let bytes = parts.into_iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -1,34 +1,35 @@
-//! The best route between every two devices.
+//! Best route between every two devices.
 
 use super::machine::{Resource, ResourceId, Route};
 use super::{Link, LinkId, Node, NodeId, NodeKind, Topology};
 use smallvec::SmallVec;
 
-/// A step from one node to another by the best of the links that join them.
+/// Step from one node to another, over the best link that connects them.
 #[derive(Copy, Clone)]
 struct Step {
     to: usize,
     link: LinkId,
-    /// The least capacity among the link and the shared resources that it draws on. Because a copy draws on a shared resource
-    /// once, however many of its links do, a route's bandwidth is the least of its steps' capacities: a widest-path problem.
+    /// Smallest capacity among the link and its shared resources. A copy draws on a shared resource once, however many of its links belong
+    /// to it. So the bandwidth of a route is the smallest capacity of its steps: a widest-path problem.
     capacity: f64,
 }
 
 struct Graph<'a> {
     nodes: &'a [Node],
-    /// Steps out of each node, by `to`.
+    /// Steps out of each node, sorted by `to`.
     out: Vec<Vec<Step>>,
-    /// The same steps by their end: `into[node]` holds where they come from and their capacities.
+    /// Steps into each node: the node where the step starts, and the step's capacity.
     into: Vec<Vec<(usize, f64)>>,
 }
 
-/// Routes between all ordered pairs of `devices`, row by row. `resources` are the links' and then the shared ones.
+/// Returns the routes between all ordered pairs of `devices`, row by row. `resources` holds the resources of the links, followed by the
+/// shared ones.
 pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: &[NodeId]) -> Vec<Option<Route>> {
     let drawn = drawn_resources(topology);
     let graph = Graph::new(topology, resources, &drawn);
     let mut routes = Vec::with_capacity(devices.len() * devices.len());
     for &from in devices {
-        // Between GPUs fewer switches may be passed, so a GPU has two sets of widths.
+        // Fewer switches may be passed between GPUs, so there are two sets of widths for each device.
         let peer = graph.widths(from.0 as usize, true);
         let any = graph.widths(from.0 as usize, false);
         let from_gpu = topology.nodes[from.0 as usize].kind == NodeKind::Gpu;
@@ -46,7 +47,7 @@ pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: 
     routes
 }
 
-/// For each link the resources that a byte on it draws on, sorted: itself, then the shared ones.
+/// Returns the resources that a byte on each link draws on, sorted: the link itself, then its shared resources.
 fn drawn_resources(topology: &Topology) -> Vec<SmallVec<[ResourceId; 4]>> {
     let mut drawn: Vec<SmallVec<[ResourceId; 4]>> =
         (0..topology.links.len()).map(|link| SmallVec::from_slice(&[ResourceId(link as u32)])).collect();
@@ -79,7 +80,7 @@ impl<'a> Graph<'a> {
         }
         let mut into = vec![Vec::new(); topology.nodes.len()];
         for (from, steps) in out.iter_mut().enumerate() {
-            // Best first among links of several kinds to the same node; the others are then dropped.
+            // Sorts the best link of several to the same node first; the others are then removed.
             steps.sort_by(|a, b| {
                 let best_first = || b.capacity.total_cmp(&a.capacity).then(latency(a.link).total_cmp(&latency(b.link)));
                 a.to.cmp(&b.to).then_with(best_first).then(a.link.cmp(&b.link))
@@ -96,8 +97,8 @@ impl<'a> Graph<'a> {
         matches!(self.nodes[node].kind, NodeKind::Switch { peer } if peer || !peer_only)
     }
 
-    /// The bandwidth of the widest route from `from` to every node, 0 where there is none (Dijkstra's algorithm with the least
-    /// capacity in place of the sum of lengths).
+    /// Returns the bandwidth of the widest route from `from` to every node, 0 if there is none. Dijkstra's algorithm, with the smallest
+    /// capacity instead of the sum of lengths.
     fn widths(&self, from: usize, peer_only: bool) -> Vec<f64> {
         let mut width = vec![0.0; self.nodes.len()];
         let mut done = vec![false; self.nodes.len()];
@@ -115,8 +116,7 @@ impl<'a> Graph<'a> {
         width
     }
 
-    /// The links of the route with the fewest of them among those at least `width` wide; the first in node order where there are
-    /// several.
+    /// Returns the links of the shortest route that has at least this width. Among several, the first in node order is used.
     fn shortest(&self, from: usize, to: usize, width: f64, peer_only: bool) -> Option<SmallVec<[LinkId; 4]>> {
         const FAR: usize = usize::MAX;
         let mut distance = vec![FAR; self.nodes.len()];

@@ -1,13 +1,13 @@
-//! A topology as a process sees it that is shown some of the GPUs, or all of them in another order.
+//! Topology of a process to which only some of the GPUs are visible, or all of them in another order.
 
 use super::{Link, LinkId, Node, NodeId, NodeKind, SharedResource, Topology};
 use std::collections::BTreeSet;
 
 impl Topology {
-    /// The same machine with these GPUs alone, in this order: GPU `n` of the result is GPU `gpus[n]` here. Links of other GPUs go, and
-    /// with them their part of shared capacities. `None` if a GPU does not exist or is named twice.
+    /// Returns this topology with only these GPUs, in this order: GPU `n` of the result is GPU `gpus[n]` of this topology. Links of other
+    /// GPUs are removed, also from shared resources. Returns `None` if a GPU does not exist or is named twice.
     ///
-    /// Nodes called `gpu` and their number, and shared resources that are called after them, get the new numbers.
+    /// Nodes called `gpu` and their number get the new numbers, and so do shared resources named after them.
     pub fn with_gpus(&self, gpus: &[u32]) -> Option<Topology> {
         let all: Vec<NodeId> = self.nodes_of(NodeKind::Gpu).collect();
         let chosen: Vec<NodeId> = gpus.iter().map(|gpu| all.get(*gpu as usize).copied()).collect::<Option<_>>()?;
@@ -17,7 +17,7 @@ impl Topology {
         let numbered = all.iter().enumerate().all(|(number, node)| self.node_name(*node) == format!("gpu{number}"));
         let rename = |name: &str| if numbered { renumbered(name, gpus) } else { name.to_owned() };
 
-        // Chosen GPUs take the places of GPUs in turn, so that devices and switches keep their order.
+        // The chosen GPUs replace the GPU nodes in order, so that devices and switches keep their order.
         let mut turn = chosen.iter();
         let kept: Vec<NodeId> = (0..self.nodes.len() as u32)
             .map(NodeId)
@@ -53,7 +53,7 @@ impl Topology {
     }
 }
 
-/// `name` with each `gpu` and number replaced by the GPU's new one; `gpu-other` where it has none.
+/// Returns `name` with the number after each `gpu` replaced by the GPU's new number, or by `-other` if the GPU has none.
 fn renumbered(name: &str, gpus: &[u32]) -> String {
     let mut pieces = name.split("gpu");
     let mut text = pieces.next().unwrap_or_default().to_owned();
@@ -69,7 +69,7 @@ fn renumbered(name: &str, gpus: &[u32]) -> String {
         }
         text += rest;
     }
-    // Names are at most 64 bytes, and all of them ASCII.
+    // Names are ASCII text of at most 64 bytes.
     text.truncate(60);
     text
 }

@@ -1,22 +1,25 @@
-//! A discrete-event simulator: programs run on a [`Machine`] in virtual time.
+//! Discrete-event simulator: runs programs on a [`Machine`] in virtual time.
 //!
-//! Where [`finish`](super::finish) bounds a plan by a few sums, the simulator runs it: host threads issue operations one by one, lanes do
-//! them in order, events hand over between lanes, and at every moment all copies at work share every link and resource max-min fairly. The
-//! same rules as the engine's and the CUDA backend's give the order: executions of one stream follow each other, executions that share
-//! staging memory do too, lanes fork from the caller's stream and join it.
+//! [`finish`](super::finish) bounds the time of a plan by a few sums; the simulator executes it. Host threads issue operations one by one,
+//! lanes execute them in order, and events order operations of different lanes. At every moment, all copies in progress share every link
+//! and resource max-min fairly. The order follows the rules of the engine and of the CUDA backend: executions of one stream run one after
+//! the other, and so do executions that share staging memory; lanes fork from the caller's stream and join it.
 //!
-//! Times are the model's and nothing else's; `docs/reference/simulator.md` says where they are wrong:
+//! All times are modelled; `docs/reference/simulator.md` lists where they are inaccurate:
 //!
-//! - Issuing on streams takes `issue` per operation, `batch_segment` per segment of a batched copy; a graph
-//!   `graph_launch + graph_node·(copies−1)`, the first time `graph_instantiate·copies` more.
-//! - The first byte comes after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's latency.
-//! - Lanes run in order. An operation that waits for another lane, or is waited for, starts `chunk_via_host` after the last of what it waits for;
-//!   others `issue` after the previous one. The first lane is the caller's; others fork from it and join it, `fork_join_staged/2` each.
-//! - Rings lie in a bounded arena per device; executions whose slots overlap follow each other, `fork_join_staged/2` apart. 32 MiB of all rings in
-//!   use, of whichever process, stay in the cache and draw `staged`; the rest draws as plain copies do.
-//! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2); a kernel draws `1/kernel_efficiency` per byte.
+//! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes `graph_launch +
+//!   graph_node·(copies−1)`, and the first time `graph_instantiate·copies` more.
+//! - The first byte moves after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's
+//!   latency.
+//! - Lanes run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host` after the last
+//!   operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's stream; the others
+//!   fork from it and join it, `fork_join_staged/2` each.
+//! - Rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2` apart. Of
+//!   all rings in use, of any process, 32 MiB stay in the cache and draw `staged`; the rest draws like plain copies.
+//! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A kernel draws `1/kernel_efficiency`
+//!   per byte.
 //!
-//! Pure: no backend, no clock. The same scenario gives the same result to the last bit.
+//! The simulator is pure: no backend, no clock. The same scenario gives the same result to the last bit.
 //!
 //! ```
 //! use mpgpu_core::topology::MemoryKind;
@@ -50,33 +53,33 @@ use crate::topology::{DeviceId, Machine, MemoryKind, Route};
 use smallvec::SmallVec;
 use staging::{Arenas, Regions, Users};
 
-/// How operations are issued.
+/// Way in which operations are issued.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Executor {
-    /// Each by itself on a stream: `issue` seconds of the host thread for each.
+    /// One by one on a stream: `issue` seconds of the host thread for each.
     Streams,
-    /// All as one graph, instantiated before: `graph` for the launch and `graph_node` for each further copy.
+    /// One graph with all operations, instantiated before: `graph_launch` for the launch and `graph_node` for each further copy.
     Graph,
-    /// A graph that is built and instantiated first: `graph_instantiate` for each copy comes before the launch.
+    /// One graph that is built and instantiated first: `graph_instantiate` for each copy comes before the launch.
     FirstGraph,
 }
 
 impl Executor {
-    /// What the CUDA backend does with a plan of this `executor`.
+    /// Returns the way in which the CUDA backend issues a plan of this `engine`.
     pub fn of(engine: Engine) -> Executor {
         if engine == Engine::Graph { Executor::Graph } else { Executor::Streams }
     }
 }
 
-/// A program bound to transfers and to staging memory.
+/// Handle of a program that is bound to transfers and to staging memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Bound(usize);
 
-/// An execution, by its place in the order of submission: index into [`Simulation::executions`].
+/// Number of an execution in the order of submission: index into [`Simulation::executions`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ExecutionId(pub usize);
 
-/// Why a scenario cannot be run.
+/// Reason for which a scenario cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SimulationError {
@@ -90,7 +93,8 @@ pub enum SimulationError {
     Staging { device: DeviceId, bound: u64 },
 }
 
-/// What is run: bound programs, and what each host thread does in order. Streams, threads and staging are as in the engine.
+/// Input of a simulation: bound programs, and the actions of each host thread in order. Streams, threads and staging follow the rules of
+/// the engine.
 #[derive(Clone, Debug)]
 pub struct Scenario<'a> {
     machine: &'a Machine,
@@ -100,14 +104,14 @@ pub struct Scenario<'a> {
     programs: Vec<BoundProgram<'a>>,
     executions: Vec<Submitted>,
     threads: Vec<Vec<Action>>,
-    /// The last execution of each stream.
+    /// Last execution of each stream.
     last: Vec<(u32, usize)>,
 }
 
 #[derive(Clone, Debug)]
 struct BoundProgram<'a> {
     program: &'a Program,
-    /// For each operation what it moves along each route. Copies of one operation along one route go together.
+    /// Bytes that each operation moves along each route. Copies of one operation along the same route are merged.
     flows: Vec<SmallVec<[Stretch<'a>; 1]>>,
     regions: Regions,
 }
@@ -119,7 +123,7 @@ struct Stretch<'a> {
     to: DeviceId,
     bytes: u64,
     route: &'a Route,
-    /// The part of its links' rate that it has: less than 1 where the driver stages pageable memory.
+    /// Fraction of the links' rate that the copy reaches: less than 1 if the driver stages pageable memory.
     part: f64,
 }
 
@@ -127,9 +131,9 @@ struct Stretch<'a> {
 struct Submitted {
     bound: usize,
     executor: Executor,
-    /// Executions whose end it has to wait for, and whether in its own stream.
+    /// Executions that must end first, with true if they are in the same stream.
     after: Vec<(usize, bool)>,
-    /// Seconds of a kernel before it in its stream; 0 for none.
+    /// Time of a kernel in front of it in its stream, seconds; 0 for none.
     kernel: f64,
 }
 
@@ -140,7 +144,7 @@ enum Action {
 }
 
 impl<'a> Scenario<'a> {
-    /// Nothing to run yet. `staging_bytes` is the bound of staging memory on each device.
+    /// Creates an empty scenario. `staging_bytes` is the limit of staging memory on each device.
     pub fn new(machine: &'a Machine, staging_bytes: u64) -> Self {
         Scenario {
             machine,
@@ -154,13 +158,13 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Binds a program to transfers, as making a plan does: its rings get their place in staging memory. Binding it again is another plan
-    /// of the same shape, for other buffers, with a place of its own while there is room.
+    /// Binds a program to transfers, as creating a plan does: its rings are placed in staging memory. Binding it again corresponds to
+    /// another plan of the same shape for other buffers, with its own rings while there is room.
     pub fn bind(&mut self, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         self.bind_in(0, program, shapes)
     }
 
-    /// The same in context `context`. Each context, one in each process say, has staging memory of its own.
+    /// Binds a program in context `context`. Each context, for example one per process, has its own staging memory.
     pub fn bind_in(&mut self, context: usize, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         if program.transfers.len() != shapes.len() {
             return Err(SimulationError::Transfers { program: program.transfers.len(), shapes: shapes.len() });
@@ -189,7 +193,7 @@ impl<'a> Scenario<'a> {
         let mut flows: SmallVec<[Stretch<'a>; 1]> = SmallVec::new();
         for copy in &op.copies {
             let (Some(from), Some(to)) = (device(copy.from), device(copy.to)) else { return Err(invalid) };
-            // A kernel takes what passes between two other GPUs in by its own links and out again.
+            // A kernel that copies between two other GPUs reads over its own links and writes over them again.
             let kernel_gpu = program.lanes[op.lane.0 as usize].device;
             let part = match (copy.from, copy.to) {
                 _ if op.mechanism == Mechanism::Thread => 1.0,
@@ -214,14 +218,14 @@ impl<'a> Scenario<'a> {
         Ok(flows)
     }
 
-    /// Host thread 0 executes a bound program in `stream`: see [`Scenario::execute_on`].
+    /// Executes a bound program in `stream` from host thread 0: see [`Scenario::execute_on`].
     pub fn execute(&mut self, program: Bound, executor: Executor, stream: u32) -> ExecutionId {
         self.execute_on(0, program, executor, stream)
     }
 
-    /// Host thread `thread` executes a bound program in `stream`, after all that the thread did before. The execution starts after earlier
-    /// ones of the stream, and after earlier ones that use the same staging bytes. "Earlier" is the order of these calls. `program` was
-    /// bound in this scenario.
+    /// Executes a bound program in `stream` from host thread `thread`, after the thread's earlier actions. The execution starts after
+    /// earlier executions in the stream, and after earlier ones that use the same staging bytes. "Earlier" refers to the order of these
+    /// calls. `program` must have been bound in this scenario.
     pub fn execute_on(&mut self, thread: usize, program: Bound, executor: Executor, stream: u32) -> ExecutionId {
         let id = self.executions.len();
         let mut after = Vec::new();
@@ -237,12 +241,13 @@ impl<'a> Scenario<'a> {
         ExecutionId(id)
     }
 
-    /// A kernel of so many seconds comes before an execution, in its stream, launched by its thread. It takes nothing of links and host memory.
+    /// Puts a kernel of this duration in front of an execution, in its stream, launched by its thread. The kernel uses no capacity of links
+    /// or host memory.
     pub fn compute(&mut self, execution: ExecutionId, seconds: f64) {
         self.executions[execution.0].kernel = seconds;
     }
 
-    /// Host thread `thread` does nothing until an execution is done.
+    /// Makes host thread `thread` wait until an execution is done.
     pub fn wait(&mut self, thread: usize, execution: ExecutionId) {
         self.thread(thread).push(Action::Wait(execution.0));
     }
@@ -254,45 +259,47 @@ impl<'a> Scenario<'a> {
         &mut self.threads[thread]
     }
 
-    /// Runs it.
+    /// Runs the scenario.
     pub fn run(&self) -> Simulation {
         run::Run::new(self).until_done(None)
     }
 
-    /// Seconds until the last execution is done; the same as [`Scenario::run`] says, for less where nothing else is asked.
+    /// Returns the time until the last execution is done, in seconds. It equals [`Simulation::seconds`] of [`Scenario::run`], and is
+    /// cheaper to compute.
     pub fn seconds(&self) -> f64 {
         run::Run::new(self).seconds()
     }
 
-    /// Runs it, and shows every stretch of time in which all rates were constant and something moved.
+    /// Runs the scenario and calls `observe` for every interval in which all rates are constant and bytes move.
     pub fn run_observed(&self, mut observe: impl FnMut(&Segment<'_>)) -> Simulation {
         run::Run::new(self).until_done(Some(&mut observe))
     }
 }
 
-/// A stretch of time in which all rates are constant.
+/// Interval of time in which all rates are constant.
 #[derive(Debug)]
 pub struct Segment<'a> {
-    /// Seconds.
+    /// Start, seconds.
     pub begin: f64,
-    /// Seconds.
+    /// End, seconds.
     pub end: f64,
-    /// What moves.
+    /// Flows that move in the interval.
     pub flows: &'a [SegmentFlow],
 }
 
-/// Bytes on the way in a [`Segment`].
+/// Flow of bytes in a [`Segment`].
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct SegmentFlow {
-    /// Where they come from.
+    /// Source.
     pub from: DeviceId,
-    /// Where they go.
+    /// Destination.
     pub to: DeviceId,
-    /// Bytes/s.
+    /// Rate in bytes/s.
     pub rate: f64,
-    /// Capacity that a byte/s of it draws on each resource of its route: 1, or more where a kernel does not use all that it occupies.
+    /// Capacity that each byte/s draws on each resource of the route: 1, or more if a kernel does not use all the capacity that it
+    /// occupies.
     pub draw: f64,
-    /// The part of them that is staged in the cache of host memory, and draws on each resource what
-    /// [`Resource::draw`](crate::topology::Resource::draw) says.
+    /// Fraction of the bytes that is staged in the cache of host memory. Such bytes draw on each resource according to
+    /// [`Resource::draw`](crate::topology::Resource::draw).
     pub staged: f64,
 }

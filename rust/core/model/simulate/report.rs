@@ -1,50 +1,51 @@
-//! What a run leaves: times, the use of resources, and the timeline.
+//! Result of a simulation: times, use of resources, and the timeline.
 
 use super::Scenario;
 use crate::model::timeline::{Arrow, Span, Timeline, TimelineLane};
 use crate::topology::{DeviceId, ResourceId};
 use crate::units::size;
 
-/// What came of a scenario.
+/// Result of a simulated scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// From 0 to the end of the last execution, seconds.
+    /// Time from 0 to the end of the last execution, seconds.
     pub seconds: f64,
-    /// For each execution, in the order of submission.
+    /// Times of each execution, in the order of submission.
     pub executions: Vec<ExecutionTimes>,
-    /// Everything that bytes drew on, in the order of the machine.
+    /// Use of every resource that bytes passed, in the order of the machine.
     pub resources: Vec<ResourceUse>,
-    /// Operations and issuing, for drawing.
+    /// Timeline of operations and issuing, for drawing.
     pub timeline: Timeline,
 }
 
-/// Seconds from the start of the scenario.
+/// Times of an execution, in seconds from the start of the scenario.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct ExecutionTimes {
-    /// The host thread begins to issue it.
+    /// Time at which the host thread begins to issue it.
     pub issue: f64,
-    /// The host thread has issued it and goes on.
+    /// Time at which the host thread has issued it and continues.
     pub issued: f64,
-    /// Its last byte has arrived, its lanes have joined the stream, and the host sees it.
+    /// Time at which the host sees the execution done: the last byte has arrived, and the lanes have joined the stream.
     pub done: f64,
 }
 
-/// How a resource was used.
+/// Use of one resource.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct ResourceUse {
     /// Index into [`Machine::resources`](crate::topology::Machine::resources).
     pub resource: ResourceId,
-    /// Bytes that passed it.
+    /// Bytes that passed the resource.
     pub bytes: u64,
-    /// Seconds in which bytes passed it.
+    /// Time in which bytes passed it, seconds.
     pub busy: f64,
-    /// Capacity drawn at the busiest moment, bytes/s. More than the bytes that move where a kernel does not use all that it occupies.
+    /// Capacity drawn at the busiest moment, bytes/s. It exceeds the rate of the bytes if a kernel does not use all the capacity that it
+    /// occupies.
     pub peak: f64,
-    /// Capacity drawn in the mean over the whole run, bytes/s.
+    /// Mean capacity drawn over the whole run, bytes/s.
     pub mean: f64,
 }
 
-/// A resource while the scenario runs.
+/// Use of a resource while the scenario runs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Use {
     pub bytes: u64,
@@ -54,10 +55,10 @@ pub(super) struct Use {
     pub peak: f64,
 }
 
-/// When an operation was at work.
+/// Times of one operation.
 pub(super) struct OpTimes {
     pub execution: usize,
-    /// In its program.
+    /// Number of the operation in its program.
     pub index: u32,
     pub begin: f64,
     pub end: f64,
@@ -90,7 +91,7 @@ fn timeline(scenario: &Scenario<'_>, ops: &[OpTimes], executions: &[ExecutionTim
             }
         }
     }
-    // The first lane and the first span of each execution's operations.
+    // First lane and first span of each execution's operations.
     let mut lanes = Vec::with_capacity(executions.len());
     let mut spans = Vec::with_capacity(executions.len());
     let mut span = timeline.spans.len();

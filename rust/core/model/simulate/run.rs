@@ -1,7 +1,8 @@
-//! The run: conditions that operations wait for, and the moments at which they are met.
+//! Event loop of the simulator: the conditions of operations, and the times at which they are met.
 //!
-//! An operation begins when its last condition is met: it is issued, the one before it on its lane has ended, what it comes after on other
-//! lanes has ended, and its lane has started. Each condition carries the time that follows it, so `begin` is a maximum of sums.
+//! An operation begins when its last condition is met: it is issued, the previous operation on its lane has ended, the operations that it
+//! waits for on other lanes have ended, and its lane has started. Each condition carries the delay that follows it, so `begin` is a maximum
+//! of sums.
 
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
@@ -13,16 +14,16 @@ use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Ends that lie closer together than this part of the time that has passed are one moment: rounding must not make two of it.
+/// Relative difference of times below which two ends count as one moment, so that rounding does not separate them.
 const SAME_MOMENT: f64 = 1e-12;
 
 pub(super) type Observe<'o> = &'o mut dyn FnMut(&Segment<'_>);
 
-/// What a program's operations wait for, the same for all its executions.
+/// Dependencies of a program's operations, shared by all its executions.
 struct OpOrder {
-    /// For each operation.
+    /// Dependencies of each operation.
     ops: Vec<Links>,
-    /// Operations that wait for another lane, in the order of what they wait for: see [`Links::awaited_by`].
+    /// Operations that wait for another lane, grouped by the operation that they wait for: see [`Links::awaited_by`].
     waiting: Vec<u32>,
 }
 
@@ -33,16 +34,16 @@ struct Links {
     next_on_lane: Option<u32>,
     /// Range of [`OpOrder::waiting`].
     awaited_by: std::ops::Range<usize>,
-    /// Operations of other lanes that it waits for.
+    /// Number of operations of other lanes that it waits for.
     awaits: u32,
-    /// Whether it waits for another lane, or another lane for it.
+    /// True if the operation waits for another lane, or another lane waits for the operation.
     hands_over: bool,
-    /// The device whose memory it stages bytes in, or takes staged ones from.
+    /// Device whose memory the operation stages bytes in, or reads staged bytes from.
     staged_in: Option<DeviceId>,
 }
 
 impl Links {
-    /// Seconds between it and what it waits for.
+    /// Returns the delay between the end of an awaited operation and the begin of this one, seconds.
     fn chunk_gap(&self, costs: &Costs) -> f64 {
         if self.staged_in.is_some_and(|device| !device.is_host()) { costs.chunk_via_gpu } else { costs.chunk_via_host }
     }
@@ -60,7 +61,7 @@ impl OpOrder {
             if let Some(before) = before {
                 ops[before].next_on_lane = Some(index as u32);
             }
-            // On its own lane the order is there already.
+            // Operations on one lane are ordered anyway.
             for before in op.after.iter().filter(|before| program.ops[before.0 as usize].lane != op.lane) {
                 waits.push((before.0, index as u32));
                 ops[index].awaits += 1;
@@ -78,7 +79,7 @@ impl OpOrder {
     }
 }
 
-/// The device of the slot that the operation's first copy has a place in: all copies of an operation are of one path.
+/// Returns the device of the slot that the operation's first copy uses. All copies of an operation belong to one path.
 fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
     let of = |place: Place| match place {
         Place::Slot { ring, .. } => Some(program.rings[ring.0 as usize].device),
@@ -90,45 +91,45 @@ fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
 #[derive(Clone)]
 struct OpState {
     execution: u32,
-    /// Index into its program.
+    /// Index of the operation in its program.
     index: u32,
     conditions: u32,
-    /// The latest of what its met conditions allow, then its begin.
+    /// Latest time allowed by the conditions met so far; finally the begin of the operation.
     begin: f64,
     end: f64,
-    /// Routes whose bytes are not there yet.
+    /// Number of routes whose bytes have not arrived yet.
     flows: u32,
 }
 
 struct ExecutionState {
-    /// Where its operations begin.
+    /// Index of the execution's first operation in [`Run::ops`].
     base: usize,
     ops_left: usize,
-    /// Executions that it waits for.
+    /// Number of conditions that are not met yet: executions that it waits for, and the launch of its kernel.
     conditions: usize,
-    /// When its first lane, in the caller's stream, and its other lanes may start.
+    /// Start of the first lane, which is the caller's stream, and start of the other lanes.
     start: (f64, f64),
     times: ExecutionTimes,
     is_issued: bool,
-    /// Whether its rings are in [`Run::host_rings`].
+    /// True if the execution's rings are counted in [`Run::host_rings`].
     stages: bool,
     is_done: bool,
-    /// Executions that wait for it, and whether in its stream; threads that do.
+    /// Executions that wait for this one, with true if they are in the same stream; and threads that wait for it (`threads`).
     awaited_by: Vec<(usize, bool)>,
     threads: Vec<usize>,
 }
 
-/// Bytes on their way along a route.
+/// Bytes in flight along a route.
 struct Active<'a> {
-    /// Whose bytes they are, and along which of its routes.
+    /// Operation that moves the bytes, and the number of the route among its routes.
     op: u32,
     flow: u32,
-    /// The host memory that they are staged in.
+    /// Host memory that the bytes are staged in.
     host: Option<DeviceId>,
     rate: FlowRate<'a>,
     /// Bytes still to move.
     left: f64,
-    /// When the last of them arrives at the rate that they have.
+    /// Time at which the last byte arrives at the current rate.
     arrival: f64,
 }
 
@@ -151,13 +152,13 @@ struct Thread {
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The bytes of an operation along one of its routes begin to move.
+    /// Start of the bytes of an operation along one of its routes.
     Start { op: u32, flow: u32 },
-    /// An execution is done.
+    /// End of an execution.
     Done(u32),
 }
 
-/// The heap gives the earliest first, and among equals the one that was entered first.
+/// Event in the queue. The heap returns the earliest event first, and of simultaneous ones the one that was entered first.
 struct QueuedEvent {
     time: f64,
     number: u64,
@@ -184,7 +185,7 @@ impl Eq for QueuedEvent {}
 pub(super) struct Run<'s, 'a> {
     scenario: &'s Scenario<'a>,
     costs: &'a Costs,
-    /// For each bound program.
+    /// Dependencies of each bound program.
     shapes: Vec<OpOrder>,
     executions: Vec<ExecutionState>,
     ops: Vec<OpState>,
@@ -192,17 +193,17 @@ pub(super) struct Run<'s, 'a> {
     events: BinaryHeap<QueuedEvent>,
     entered: u64,
     now: f64,
-    /// What moves; constant since `since`.
+    /// Flows in progress. Their rates have been constant since `since`.
     active: Vec<Active<'a>>,
     since: f64,
-    /// When the first of them arrives, at these rates.
+    /// Time at which the first of them arrives at the current rates.
     arrival: f64,
     changed: bool,
     rates: MaxMin<'a>,
-    /// For each host memory the bytes of the rings of all executions that stage in it at present, of whichever process.
+    /// Total size of the rings, in each host memory, of all executions that currently stage in it, of any process.
     host_rings: Vec<u64>,
     uses: Vec<Use>,
-    /// Bytes/s of a thread that copies between pageable and pinned memory.
+    /// Rate of a thread that copies between pageable and pinned memory, bytes/s.
     thread_rate: f64,
 }
 
@@ -216,7 +217,7 @@ impl<'s, 'a> Run<'s, 'a> {
             let state = |(op, links): (usize, &Links)| OpState {
                 execution: index as u32,
                 index: op as u32,
-                // Issued; the one before it, or the start of its lane; other lanes.
+                // The conditions: issued, the previous operation or the start of the lane, and the awaited operations of other lanes.
                 conditions: 2 + links.awaits,
                 begin: 0.0,
                 end: 0.0,
@@ -225,7 +226,7 @@ impl<'s, 'a> Run<'s, 'a> {
             executions.push(ExecutionState {
                 base: ops.len(),
                 ops_left: shape.ops.len(),
-                // A kernel has to be launched.
+                // The launch of a kernel is one more condition.
                 conditions: submitted.after.len() + usize::from(submitted.kernel > 0.0),
                 start: (0.0, 0.0),
                 times: ExecutionTimes::default(),
@@ -261,7 +262,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Runs it, and tells what there was.
+    /// Runs the scenario and returns its result.
     pub fn until_done(mut self, observe: Option<Observe<'_>>) -> Simulation {
         self.run_to_end(observe);
         let ops = self.ops.iter().map(|op| OpTimes { execution: op.execution as usize, index: op.index, begin: op.begin, end: op.end });
@@ -269,7 +270,7 @@ impl<'s, 'a> Run<'s, 'a> {
         report::report(self.scenario, ops.collect(), executions, &self.uses)
     }
 
-    /// Runs it. When the last execution is done.
+    /// Runs the scenario and returns the time at which the last execution is done.
     pub fn seconds(mut self) -> f64 {
         self.run_to_end(None);
         self.executions.iter().map(|execution| execution.times.done).fold(0.0, f64::max)
@@ -314,7 +315,7 @@ impl<'s, 'a> Run<'s, 'a> {
         self.events.push(QueuedEvent { time, number: self.entered, event });
     }
 
-    /// A condition of `op` is met, and with it the operation may begin at `time`.
+    /// Records that a condition of `op` is met, which allows the operation to begin at `time`.
     fn met(&mut self, op: usize, time: f64) {
         let state = &mut self.ops[op];
         state.begin = state.begin.max(time);
@@ -349,7 +350,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Issues all operations of an execution from `time` on. When the thread is free again.
+    /// Issues all operations of an execution, starting at `time`. Returns the time at which the thread is free again.
     fn issue_execution(&mut self, execution: usize, time: f64) -> f64 {
         let scenario = self.scenario;
         let submitted = &scenario.executions[execution];
@@ -383,7 +384,7 @@ impl<'s, 'a> Run<'s, 'a> {
                 Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
-                // By a thread that is there: nothing is issued for it.
+                // Nothing is issued, because a running thread makes the copies.
                 Mechanism::Thread => (0.0, 0.0),
                 Mechanism::Kernel => (kernel + kernel_segment * copies, if as_graph { graph_node } else { issue }),
             };
@@ -393,7 +394,7 @@ impl<'s, 'a> Run<'s, 'a> {
             self.met(base + index, at + head + fork + hand_over);
             at += calls;
         }
-        // The first node is what the launch itself costs.
+        // The cost of the launch includes the first node.
         if as_graph && !program.ops.is_empty() {
             at += graph - graph_node;
         }
@@ -403,7 +404,7 @@ impl<'s, 'a> Run<'s, 'a> {
         at
     }
 
-    /// An execution without operations is done once it is issued and its turn has come.
+    /// Finishes an execution without operations, once it is issued and its conditions are met.
     fn finish_if_empty(&mut self, execution: usize) {
         let ExecutionState { ops_left, conditions, is_issued, start, times, .. } = self.executions[execution];
         if ops_left == 0 && conditions == 0 && is_issued {
@@ -411,7 +412,8 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// A condition of an execution is met: its first lane and the others may start then, after its kernel.
+    /// Records that a condition of an execution is met. `times` are the earliest starts of its first lane and of the others. After the last
+    /// condition, its kernel runs and then its lanes start.
     fn come_after(&mut self, execution: usize, times: (f64, f64)) {
         let Costs { issue, fork_join_staged: join, .. } = *self.costs;
         let kernel = self.scenario.executions[execution].kernel;
@@ -427,7 +429,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// All that the execution has to come after is done: its lanes start.
+    /// Starts the lanes of an execution whose conditions are all met.
     fn start_lanes(&mut self, execution: usize) {
         let bound = self.scenario.executions[execution].bound;
         let ExecutionState { base, start, .. } = self.executions[execution];
@@ -450,7 +452,7 @@ impl<'s, 'a> Run<'s, 'a> {
         for resource in &route.resources {
             self.uses[resource.0 as usize].bytes += bytes;
         }
-        // What threads take of host memory, and copy engines with them, is not modelled.
+        // The load that copy threads put on host memory, directly and against copy engines, is not modelled.
         if route.resources.is_empty() || bytes == 0 || bound.program.ops[index as usize].mechanism == Mechanism::Thread {
             return self.flow_ended(op as usize);
         }
@@ -469,7 +471,7 @@ impl<'s, 'a> Run<'s, 'a> {
         self.changed = true;
     }
 
-    /// Enters the rings of an execution in host memory, or takes them out.
+    /// Adds the rings of an execution in host memory to [`Run::host_rings`], or removes them.
     fn each_host_ring(&mut self, execution: usize, change: impl Fn(&mut u64, u64)) {
         let program = self.scenario.programs[self.scenario.executions[execution].bound].program;
         for ring in program.rings.iter().filter(|ring| ring.device.is_host()) {
@@ -479,7 +481,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Moves bytes up to now at the rates that have held since the last change.
+    /// Moves bytes up to the current time at the rates since the last change.
     fn advance(&mut self, observe: &mut Option<Observe<'_>>) {
         let seconds = self.now - self.since;
         if seconds > 0.0 && !self.active.is_empty() {
@@ -508,7 +510,7 @@ impl<'s, 'a> Run<'s, 'a> {
         SegmentFlow { from, to, rate: flow.rate.rate, draw: flow.rate.draw, staged: flow.rate.staged }
     }
 
-    /// Takes out what has arrived by now.
+    /// Removes flows that have arrived by now.
     fn arrive(&mut self) {
         let latest = self.now * (1.0 + SAME_MOMENT);
         let mut kept = 0;
@@ -580,7 +582,7 @@ impl<'s, 'a> Run<'s, 'a> {
         state.times.done = done;
         let threads = std::mem::take(&mut state.threads);
         for (next, same_stream) in std::mem::take(&mut state.awaited_by) {
-            // In its own stream the next copy follows as on any lane; another stream waits for an event, and forks after that.
+            // The next copy in the same stream follows as on any lane. Another stream waits for an event and forks after that.
             let (own, forked) = if same_stream { (issue, join / 2.0) } else { (join / 2.0, join) };
             self.come_after(next, (done + own, done + forked));
         }

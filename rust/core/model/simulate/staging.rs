@@ -1,14 +1,14 @@
-//! Where rings lie, and which executions must not overlap: the engine's rules (`engine::staging`), without its memory.
+//! Placement of rings, and the executions that must not overlap: the rules of the engine (`engine::staging`) without its memory.
 
 use crate::program::Ring;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// As in the engine.
+/// Alignment of rings, as in the engine.
 const ALIGNMENT: u64 = 256;
 
-/// Bytes of one device's staging memory.
+/// Range of one device's staging memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     context: usize,
@@ -19,7 +19,7 @@ pub(super) struct Region {
 
 pub(super) type Regions = SmallVec<[Region; 4]>;
 
-/// The staging memory of contexts: for each and each device a cursor that wraps where the bound is reached.
+/// Staging memory of contexts: for each context and device, a cursor that wraps at the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
     bound: u64,
@@ -31,7 +31,7 @@ impl Arenas {
         Arenas { bound, cursors: BTreeMap::new() }
     }
 
-    /// The region of a context's plan on each device that it stages on. The error names a device on which its rings exceed the bound.
+    /// Places a plan's rings and returns its region on each device. The error names a device on which the rings exceed the limit.
     pub fn place(&mut self, context: usize, rings: &[Ring]) -> Result<Regions, DeviceId> {
         let mut regions = Regions::new();
         let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
@@ -57,12 +57,13 @@ impl Arenas {
     }
 }
 
-/// Which execution used which bytes last. A later user of a byte replaces the earlier one: waiting for it includes waiting for that.
+/// Last execution that used each range. A later user of a byte replaces the earlier one, because waiting for the later one includes waiting
+/// for the earlier one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Users(Vec<(Region, usize)>);
 
 impl Users {
-    /// Records that `execution` uses these regions, and returns the executions that it has to come after, each once.
+    /// Records that `execution` uses these regions. Returns the executions that must finish first, without duplicates.
     pub fn next(&mut self, regions: &[Region], execution: usize) -> SmallVec<[usize; 4]> {
         let mut after = SmallVec::new();
         for region in regions {

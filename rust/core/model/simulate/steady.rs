@@ -1,46 +1,46 @@
-//! The steady state of a step that is done again and again, some in flight at once.
+//! Steady state of a step that is executed repeatedly, with several executions in flight.
 
 use super::{Executor, Scenario, Simulation, SimulationError};
 use crate::program::{Engine, Program, Shape};
 use crate::topology::Machine;
 use std::sync::Arc;
 
-/// What one process does in a step.
+/// Work of one process in a step.
 pub struct Rank {
-    /// Runs with staging memory of the rank's own.
+    /// Program of the step. It uses staging memory of this rank alone.
     pub program: Arc<Program>,
-    /// Who runs it.
+    /// Executor of the program.
     pub engine: Engine,
-    /// The bound of that memory on each device.
+    /// Limit of that staging memory on each device, bytes.
     pub staging_bytes: u64,
-    /// The transfers.
+    /// Transfers of the program.
     pub shapes: Vec<Shape>,
-    /// Seconds of a kernel that comes before them in the stream.
+    /// Time of a kernel in front of the transfers in the stream, seconds; 0 for none.
     pub kernel: f64,
 }
 
-/// What a step takes once the first is over.
+/// Result for a step in the steady state.
 pub struct Steady {
-    /// Seconds from the end of one round of steps to the end of the next, over the steps of a round.
+    /// Time of one step in seconds: the time from the end of one round to the end of the next, divided by the number of steps in a round.
     pub seconds: f64,
-    /// Bytes of a step.
+    /// Bytes of a step, of all ranks.
     pub bytes: u64,
-    /// All rounds.
+    /// Simulation of all rounds.
     pub run: Simulation,
 }
 
 impl Steady {
-    /// 10^9 bytes/s.
+    /// Returns the bandwidth in 10^9 bytes/s.
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
 }
 
-/// Rounds that are run. The first begins on an idle machine; the last is what counts.
+/// Number of simulated rounds. The first begins on an idle machine; the last gives the result.
 const ROUNDS: usize = 2;
 
-/// Runs `window` steps of every rank at once, again and again. Every rank has a host thread and staging memory of its own; in each round it
-/// issues its steps, each in a stream of its own and with buffers of its own, and waits for all of them, as OMB's bandwidth tests do.
+/// Simulates rounds of `window` concurrent steps of every rank. Every rank has its own host thread and staging memory. In each round it
+/// issues its steps, each in its own stream and with its own buffers, and waits for all of them, as OMB's bandwidth tests do.
 pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, SimulationError> {
     let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.staging_bytes).max().unwrap_or(0));
     let mut bound = Vec::new();
