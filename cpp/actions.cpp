@@ -1,4 +1,4 @@
-// CPU build of the kernel that does a small part of a step.
+// CPU build of the kernel of actions, which executes a small part of a step.
 
 #include "actions.hpp"
 
@@ -18,7 +18,8 @@ struct ThreadGroup {
     static constexpr uint32_t lane() { return 0; }
     static constexpr uint32_t lanes() { return 1; }
     static void barrier() {}
-    // Builtins, because std::atomic_ref came with C++20. A thread that waits has its core from whoever it waits for.
+    // Builtins are used because std::atomic_ref requires C++20. A waiting thread yields its core to the thread it waits
+    // for.
     static uint64_t load(uint64_t flag) {
         const uint64_t value = __atomic_load_n(at(flag), __ATOMIC_ACQUIRE);
         if (value == 0) {

@@ -1,13 +1,14 @@
-// One rank's part of a step in which little is moved, by one kernel: flags of other ranks are awaited, segments copied,
-// flags raised, in order. It takes the place of an operation of the stream for each of them.
+// Executes one rank's part of a step with little data in one kernel: waits for flags of other ranks, copies segments
+// and sets flags, in order. It replaces one stream operation for each of them.
 //
-// As in segment_copy.hpp the body does not ask where it runs: a group of lanes is its argument. On a GPU that is a
-// thread block, on a CPU one thread, by which the protocol is tested on machines without a GPU.
+// Like segment_copy.hpp, the code does not depend on where it runs: a group of lanes is its argument. On a GPU the
+// group is a thread block. On a CPU it is one thread, so that the protocol is tested on machines without a GPU.
 //
-// A flag lies in memory of the GPU that takes it, and counts the blocks of the kernel that raises it: each adds one, so
-// that none waits for another, and who takes it knows how many they are. Several blocks divide the copies. The first
-// block takes the flags, and opens a gate in memory of this GPU for the others, which look at the flags too and need
-// not wait for the gate. Blocks that the GPU cannot run yet hold up nothing but their share of the copies.
+// A flag lies in memory of the GPU that waits for it, and counts the blocks of the kernel that sets it. Each block adds
+// one, so no block waits for another, and the waiting kernel knows how many blocks there are. Several blocks divide the
+// copies. The first block waits for the flags and opens a gate in memory of this GPU for the others. The others also
+// poll the flags, so they need not wait for the gate. Blocks that the GPU cannot run yet delay only their share of the
+// copies.
 #pragma once
 
 #include "segment_copy.hpp"
@@ -16,44 +17,48 @@
 namespace mpgpu {
 
 constexpr uint32_t kActionsPerLaunch = 120;
-// Those of a step of two ranks: the driver copies the argument of each launch, and the GPU fetches it.
+// Number of actions in the shorter list, enough for a step of two ranks. The driver copies the argument of each launch
+// and the GPU fetches it, so a short argument is faster.
 constexpr uint32_t kFewActions = 8;
-// Lanes of each of several blocks.
+// Lanes per block of a launch with several blocks.
 constexpr uint32_t kWideLanes = 512;
 
-// The argument of a launch. An action with bytes is a copy. Without, one with `dst` takes the flag at this address:
-// awaits that it has counted `src` blocks, and sets it back to 0. One with `src` alone raises the flag there; neither,
-// of one block alone: what comes before is done before what comes after. Copies run in no particular order, except
-// before flags are raised and after flags are taken.
+// Argument of a launch. An action with bytes is a copy. Without bytes, an action with `dst` waits until the flag at
+// this address has counted `src` blocks, and resets it to 0. An action with only `src` sets the flag at that address.
+// An action with neither, allowed only in a launch of one block, completes all earlier actions before any later one.
+// Copies run in no particular order, except that they finish before flags are set, and start after flags are waited
+// for.
 //
-// Of steps that differ by turns there are two lists, one behind the other, and a word that says which is next.
+// Steps that alternate have two lists, one after the other, and a word that selects the next one.
 template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
-    // Of several blocks: kActionWords words of this GPU's memory, 0 between launches, which follow each other.
+    // With several blocks: kActionWords words of this GPU's memory, which are 0 between successive launches.
     uint64_t words;
-    // A word in host memory which ends all waits once it is not 0. The one behind it is set to 1 by a launch that has
-    // waited for long.
+    // Word in host memory that ends all waits once it is not 0. A launch that has waited for long sets the following
+    // word to 1.
     uint64_t stop;
-    // The word of this GPU's memory that says which list is next: 0 or 1. None at address 0.
+    // Word in this GPU's memory that selects the next list, 0 or 1. Address 0 if there is only one list.
     uint64_t turn;
-    // Of each list.
+    // Number of actions in each list.
     uint32_t count;
-    // Bytes that a block takes at a time, as a power of two.
+    // Bytes of a block's tile, as a power of two.
     uint32_t tile_shift;
 };
 using ActionList = ActionListOf<kActionsPerLaunch>;
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
-// Words of a launch: the last gate that is open, and blocks that have left.
+// Words of a launch: the number of the last open gate, and the number of blocks that have finished.
 constexpr uint32_t kActionWords = 2;
 
-// `Group` has: `lane()` of `lanes()` in `block()` of `blocks()`; `barrier()`, at which all lanes of the block meet and
-// after which each sees what others wrote; for flags `load`, which acquires, `raise` and `add`, which release for the
-// whole node what the lane has written and seen, and `lower`, which does neither. One lane acquires and releases for
-// all, with a barrier between. For words: `depart`, which counts one more, and returns how many there were; `open` and
-// `is_open`, which release and acquire; `clear`; and `tell`, a barrier by which all lanes learn what lane 0 says. For
-// the word of turns `read` and `write`, the latter also for the one behind `stop`. `let_next_begin` lets the GPU bring
-// in the next kernel, which waits until this one has ended.
+// A `Group` provides:
+// - `lane()` of `lanes()` in `block()` of `blocks()`;
+// - `barrier()`, which all lanes of the block reach, and after which each sees what the others wrote;
+// - for flags: `load`, which acquires; `raise` and `add`, which release to the whole node what the lane has written and
+//   seen; and `lower`, which does neither. One lane acquires and releases for all, with a barrier in between;
+// - for words: `depart`, which adds one and returns the previous value; `open` and `is_open`, which release and
+//   acquire; `clear`; and `tell`, a barrier by which all lanes receive the value of lane 0;
+// - for the word that selects a list: `read` and `write`, the latter also for the word after `stop`;
+// - `let_next_begin`, which allows the GPU to start the next kernel, which waits until this one has ended.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
@@ -69,7 +74,7 @@ template <uint32_t Most, class Group> class ActionRun {
                 ++next;
             } else if (is_take(action)) {
                 const uint32_t end = end_of<is_take>(next);
-                // Where flags alone are left to take, other blocks make room for the program's kernels.
+                // If only waits for flags are left, the other blocks end to make room for the program's kernels.
                 if (end == list.count && group.block() != 0) {
                     break;
                 }
@@ -92,7 +97,7 @@ template <uint32_t Most, class Group> class ActionRun {
     const Group &group;
     const uint64_t turn;
     const Segment *const actions;
-    // What follows all blocks count alike.
+    // The following values are equal in all blocks.
     uint32_t tiles = 0; // modulo blocks
     uint32_t gates = 0;
     bool has_copied = false;
@@ -102,7 +107,7 @@ template <uint32_t Most, class Group> class ActionRun {
         return action.bytes == 0 && action.dst == 0 && action.src != 0;
     }
 
-    // Behind the last of the same kind in a row.
+    // Returns the index after the last of the successive actions of the same kind.
     template <bool (*is_same)(const Segment &)> MPGPU_HD uint32_t end_of(uint32_t next) const {
         do {
             ++next;
@@ -110,7 +115,7 @@ template <uint32_t Most, class Group> class ActionRun {
         return next;
     }
 
-    // Tiles of all copies are numbered through, and blocks take them by turns.
+    // The tiles of all copies are numbered consecutively and distributed round-robin over the blocks.
     MPGPU_HD void copy(const Segment &action) {
         has_copied = true;
         const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
@@ -127,7 +132,7 @@ template <uint32_t Most, class Group> class ActionRun {
         tiles = (tiles + count) % blocks;
     }
 
-    // Each lane takes a flag of its own: one look takes about a microsecond.
+    // Each lane waits for its own flag, because one poll takes about a microsecond.
     MPGPU_HD void take(uint32_t next, uint32_t end) {
         const bool opens = group.blocks() > 1 && end < list.count;
         if (group.block() != 0) {
@@ -141,7 +146,7 @@ template <uint32_t Most, class Group> class ActionRun {
             group.barrier();
             open();
         }
-        // After the gate, because the others may look at the flags until then.
+        // Flags are reset after the gate is open, because other blocks may poll them until then.
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
             group.lower(actions[i].dst);
         }
@@ -176,7 +181,8 @@ template <uint32_t Most, class Group> class ActionRun {
         if (has_copied) {
             group.barrier();
         }
-        // What comes before the first copy is the first block's. One that is alone writes what others would have added.
+        // The first block alone sets flags before the first copy. A single block writes the total that several would
+        // have added.
         const bool is_whole = !has_copied || group.blocks() == 1;
         for (uint32_t i = next + group.lane(); i < end && (!is_whole || group.block() == 0); i += group.lanes()) {
             if (is_whole) {
@@ -194,7 +200,7 @@ template <uint32_t Most, class Group> class ActionRun {
         }
     }
 
-    // Waits until a gate is open, or need not be.
+    // Waits until the gate is open, or until `need_not` returns true.
     template <class Or> MPGPU_HD void pass(const Or &need_not) {
         ++gates;
         if (group.lane() == 0) {
@@ -204,7 +210,7 @@ template <uint32_t Most, class Group> class ActionRun {
         group.barrier();
     }
 
-    // The last block to leave makes the words ready for the next launch.
+    // The last block to finish resets the words for the next launch.
     MPGPU_HD void leave() {
         group.barrier();
         group.let_next_begin();
@@ -228,9 +234,9 @@ MPGPU_HD inline void run_actions(const ActionListOf<Most> &list, const Group &gr
     ActionRun<Most, Group>(list, group).run();
 }
 
-// CPU build: the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it awaits
-// a flag. All lists together have at most kActionsPerLaunch; three `addresses` are `words`, `stop` and `turn` as in the
-// list, and so is `tile_shift`.
+// CPU build: runs the share of one of `blocks` blocks, each of one lane, on the calling thread, which spins while it
+// waits for a flag. All lists together have at most kActionsPerLaunch actions. The three `addresses` are `words`,
+// `stop` and `turn` of the list, and `tile_shift` is its `tile_shift`.
 void run_actions_on_cpu(const Segment *actions, size_t count, const uint64_t *addresses, uint32_t tile_shift,
                         uint32_t block, uint32_t blocks) noexcept;
 

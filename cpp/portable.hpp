@@ -1,4 +1,4 @@
-// What lets one source be a GPU kernel and a CPU function.
+// Macros that let one source be a GPU kernel and a CPU function.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -7,15 +7,15 @@
 #define MPGPU_HD
 #endif
 
-// A loop as it stands. A GPU fetches the code of a kernel anew at each launch, and a small one is over before that
-// pays. Only the compiler of the GPU's half knows the pragma.
+// Prevents unrolling of a loop. A GPU fetches the code of a kernel again at each launch, and a small kernel ends before
+// unrolling pays off. Only the device compiler knows the pragma.
 #if defined(__CUDA_ARCH__)
 #define MPGPU_ROLLED _Pragma("unroll 1")
 #else
 #define MPGPU_ROLLED
 #endif
 
-// Words of a copy may alias any object: the bytes that a simulation hands over are doubles, structs, whatever it has.
+// Words of a copy may alias any object, because a program may pass doubles, structs or any other type.
 #if defined(__GNUC__) || defined(__clang__) || defined(__CUDACC_RTC__)
 #define MPGPU_MAY_ALIAS __attribute__((may_alias))
 #else

@@ -1,13 +1,14 @@
-// Copy of a list of segments, tile by tile: the one source of the fused copy kernel, for the GPU and for the CPU.
+// Copies a list of segments tile by tile. This is the only source of the fused copy kernel, for the GPU and for the
+// CPU.
 //
-// A launch moves many small messages. Segments are cut into tiles of equal size, all tiles of all segments are numbered
-// through, and half of the thread blocks take the tiles of the first half by turns, the others those of the second. So
-// a face of 240 000 bytes is spread over many blocks while a corner of 24 bytes costs one, and no block is bound to a
-// message. Where the first half of the bytes leaves a GPU and the second half arrives there, both directions of its
-// links work from the begin to the end of the launch.
+// A launch moves many small messages. Segments are cut into tiles of equal size, and the tiles of all segments are
+// numbered consecutively. Half of the thread blocks copy the first half of the tiles in round-robin order, and the
+// others the second half. A face of 240 000 bytes is therefore spread over many blocks, a corner of 24 bytes costs one
+// block, and no block is bound to a message. If the first half of the bytes leaves a GPU and the second half arrives
+// there, both directions of its links are busy from the start to the end of the launch.
 //
-// The body below never asks which of many threads it is: block and lane are arguments. The CPU build passes them in
-// loops, which is how the arithmetic that a GPU runs is tested on a machine without one.
+// Block and lane are arguments of the code below. The CPU build calls it in loops over both, so the index arithmetic of
+// the GPU is tested on machines without one.
 #pragma once
 
 #include "portable.hpp"
@@ -17,35 +18,36 @@
 
 namespace mpgpu {
 
-// One contiguous copy. Addresses are integers, as they are everywhere between the parts of mpgpu. Source and
-// destination must not overlap, neither here nor among the segments of one launch.
+// Contiguous copy. Addresses are integers, as everywhere between the parts of mpgpu. Source and destination must not
+// overlap, neither in one segment nor among the segments of one launch.
 struct Segment {
     uint64_t dst;
     uint64_t src;
     uint64_t bytes;
 };
 
-// Segments that one launch moves. Kernel arguments may take 4096 bytes on every architecture: passed by value, the list
-// needs no device memory, nobody has to keep it alive until the kernel has run, and stream capture records it as it is.
+// Maximum number of segments of one launch. Kernel arguments may have 4096 bytes on every architecture. The list is
+// passed by value, so it needs no device memory, need not be kept alive until the kernel has run, and is recorded by
+// stream capture.
 constexpr uint32_t kSegmentsPerLaunch = 120;
-// Segments of a launch that takes a shorter list. A halo exchange has 26 messages, and the driver copies and the GPU
-// fetches all of an argument, whatever part of it is in use: 1040 bytes in place of 3856.
+// Maximum number of segments of a launch with the shorter list. A halo exchange has 26 messages. The driver copies and
+// the GPU fetches the whole argument, whatever part of it is used: 1040 bytes instead of 3856.
 constexpr uint32_t kFewSegments = 32;
 
-// Tile size as a power of two. 16 KiB are one pass of four 16-byte words for each of 256 lanes; 8 to 16 KiB were the
-// fastest for 26 halo messages (docs/hardware readings: 13.7 us in one fused kernel).
+// Tile size as a power of two. 16 KiB correspond to one pass of four 16-byte words for each of 256 lanes. Sizes of 8 to
+// 16 KiB were the fastest for 26 halo messages (docs/hardware readings: 13.7 us in one fused kernel).
 constexpr uint32_t kTileShift = 14;
-// A tile is at least one word, so that every tile is aligned as its segment is.
+// A tile is at least one word, so every tile has the alignment of its segment.
 constexpr uint32_t kMinTileShift = 4;
-// Indices inside a tile have 32 bits.
+// Indices within a tile have 32 bits.
 constexpr uint32_t kMaxTileShift = 30;
 constexpr uint32_t kLanes = 256;
 
-// The argument of one launch that moves up to `most` segments.
+// Argument of one launch that moves up to `most` segments.
 template <uint32_t most> struct SegmentListOf {
     static constexpr uint32_t kMost = most;
     Segment segments[most];
-    // first_tile[i] is the number of the first tile of segment i; first_tile[count] is the number of all tiles.
+    // first_tile[i] is the number of the first tile of segment i. first_tile[count] is the total number of tiles.
     uint64_t first_tile[most + 1];
     uint32_t count;
     uint32_t tile_shift;
@@ -54,7 +56,7 @@ using SegmentList = SegmentListOf<kSegmentsPerLaunch>;
 static_assert(sizeof(Segment) == 24, "the Rust side declares the same three fields");
 static_assert(sizeof(SegmentList) <= 4096, "kernel arguments are limited to 4096 bytes");
 
-// Fills `list` with as many of `segments` as one launch takes and returns that number.
+// Fills `list` with as many of `segments` as fit into one launch, and returns that number.
 template <class List> inline uint32_t fill(List &list, const Segment *segments, size_t count, uint32_t tile_shift) {
     list.count = count < List::kMost ? static_cast<uint32_t>(count) : List::kMost;
     list.tile_shift = tile_shift;
@@ -86,14 +88,14 @@ struct MPGPU_MAY_ALIAS Word1 {
     uint8_t value;
 };
 
-// Copies the words that fall to `lane`. Four loads are under way before the first store: one alone cannot hide the
-// latency of memory, least of all of a peer's.
+// Copies the words assigned to `lane`. Four loads are issued before the first store, because a single load cannot hide
+// the latency of memory, least of all of a peer's memory.
 template <class Word>
 MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint32_t words, uint32_t lane,
                                 uint32_t lanes) {
     Word *__restrict__ dst = reinterpret_cast<Word *>(static_cast<uintptr_t>(dst_address));
     const Word *__restrict__ src = reinterpret_cast<const Word *>(static_cast<uintptr_t>(src_address));
-    // 64-bit, so that no sum with `lanes` can wrap.
+    // 64 bits, so that no sum with `lanes` overflows.
     uint64_t i = lane;
     const uint64_t stride = lanes;
     MPGPU_ROLLED for (; i + 3 * stride < words; i += 4 * stride) {
@@ -111,7 +113,7 @@ MPGPU_HD inline void copy_words(uint64_t dst_address, uint64_t src_address, uint
     }
 }
 
-// The same for the few in front of the first word border and behind the last.
+// Copies the few bytes before the first word boundary and after the last.
 MPGPU_HD inline void copy_bytes(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
     MPGPU_ROLLED for (uint32_t i = lane; i < bytes; i += lanes) {
         reinterpret_cast<Word1 *>(static_cast<uintptr_t>(dst))[i] =
@@ -119,8 +121,8 @@ MPGPU_HD inline void copy_bytes(uint64_t dst, uint64_t src, uint32_t bytes, uint
     }
 }
 
-// Copies `bytes` in words, for two addresses that are equal modulo the size of a word: single bytes up to the first
-// word border, words, single bytes of the rest.
+// Copies `bytes` in words between two addresses that are equal modulo the word size: single bytes up to the first word
+// boundary, then words, then the remaining single bytes.
 template <class Word>
 MPGPU_HD inline void copy_aligned(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
     const uint32_t size = sizeof(Word);
@@ -133,7 +135,7 @@ MPGPU_HD inline void copy_aligned(uint64_t dst, uint64_t src, uint32_t bytes, ui
     copy_bytes(dst + head + body, src + head + body, bytes - head - body, lane, lanes);
 }
 
-// The widest word to which both addresses have the same distance decides. Faces of doubles agree modulo 8 at least.
+// Uses the widest word for which both addresses have the same misalignment. Faces of doubles agree at least modulo 8.
 MPGPU_HD inline void copy_tile(uint64_t dst, uint64_t src, uint32_t bytes, uint32_t lane, uint32_t lanes) {
     const uint64_t difference = dst ^ src;
     if (difference % 16 == 0) {
@@ -147,8 +149,8 @@ MPGPU_HD inline void copy_tile(uint64_t dst, uint64_t src, uint32_t bytes, uint3
     }
 }
 
-// The segment that `tile` lies in: the last one whose first tile is not beyond it. A segment of no bytes has no tile;
-// it shares its first tile's number with its successor, and "last" passes over it.
+// Returns the segment that contains `tile`: the last one whose first tile is not after it. A segment without bytes has
+// no tile and shares its first tile number with its successor, so choosing the last one skips it.
 template <class List> MPGPU_HD inline uint32_t segment_of(const List &list, uint64_t tile) {
     uint32_t low = 0;
     uint32_t high = list.count;
@@ -165,12 +167,12 @@ template <class List> MPGPU_HD inline uint32_t segment_of(const List &list, uint
 
 } // namespace detail
 
-// The share of one lane of one block in the copy of all segments. Every (block, lane) must run once, in any order.
+// Copies the share of one lane of one block. Every pair of block and lane must run once, in any order.
 template <class List>
 MPGPU_HD inline void copy_segments(const List &list, uint32_t block, uint32_t blocks, uint32_t lane, uint32_t lanes) {
     const uint64_t tile_bytes = uint64_t{1} << list.tile_shift;
     const uint64_t tiles = list.first_tile[list.count];
-    // Even blocks have the first tiles, odd ones the rest, as many each as there are of them.
+    // Even blocks copy the first tiles and odd blocks the rest, in proportion to their numbers.
     const uint32_t even = (blocks + 1) / 2;
     const uint64_t middle = (tiles * even + blocks - 1) / blocks;
     const bool is_odd = block % 2 != 0;
@@ -185,9 +187,9 @@ MPGPU_HD inline void copy_segments(const List &list, uint32_t block, uint32_t bl
     }
 }
 
-// CPU build: runs every block and lane of the launches that move `count` segments, on the calling thread. One block of
-// one lane is the fastest; more lanes exercise the indexing of a GPU launch. `tile_shift` lies in [kMinTileShift,
-// kMaxTileShift].
+// CPU build: runs every block and lane of the launches that move `count` segments, on the calling thread. One block
+// with one lane is the fastest; more lanes exercise the indexing of a GPU launch. `tile_shift` must be in
+// [kMinTileShift, kMaxTileShift].
 void copy_segments_on_cpu(const Segment *segments, size_t count, uint32_t tile_shift, uint32_t blocks,
                           uint32_t lanes) noexcept;
 

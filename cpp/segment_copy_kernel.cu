@@ -1,19 +1,19 @@
-// The kernels under names that the driver finds, for loading at run time.
+// Exports the kernels under names that the driver finds, for loading at run time.
 //
-// tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is part of the source: so a build needs no CUDA
-// toolkit, and the driver translates the kernels for whatever GPU it meets.
+// tests/gpu/ptx compiles this file to segment_copy_kernel.ptx, which is part of the source. A build therefore needs no
+// CUDA toolkit, and the driver compiles the kernels for the GPU at hand.
 
 #include "actions.hpp"
 #include "segment_copy.hpp"
 #include "signal_wait.hpp"
 
-// __grid_constant__ keeps the list in the constant bank, see segment_copy.cu.
+// __grid_constant__ keeps the list in the constant bank (see segment_copy.cu).
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_segments(const __grid_constant__ mpgpu::SegmentList list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
-// The same for a list of few segments, whose argument is a quarter as long.
+// Copies a list of few segments, whose argument has a quarter of the size.
 extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
     mpgpu_copy_few_segments(const __grid_constant__ mpgpu::SegmentListOf<mpgpu::kFewSegments> list) {
     mpgpu::copy_segments(list, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kLanes)
 
 namespace {
 
-// What was written before a value was released is visible to what comes after the look that sees it.
+// Reads with acquire ordering: writes before the value's release are visible to work after a read that sees it.
 __device__ uint64_t acquire(uint64_t address) {
     uint64_t value;
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
@@ -34,13 +34,14 @@ __device__ void release(uint64_t address, uint64_t value) {
 
 } // namespace
 
-// Ends when all counters have reached their values. Values count up and may run over, as for cuStreamWaitValue64.
+// Waits until all counters have reached their values. Counters may overflow, as for cuStreamWaitValue64.
 extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
     mpgpu_wait_signals(const __grid_constant__ mpgpu::SignalList list) {
     if (threadIdx.x < list.count) {
         const uint64_t value = list.values[threadIdx.x];
         while (static_cast<int64_t>(acquire(list.counters[threadIdx.x]) - value) < 0) {
-            // Leaves the link and the multiprocessor to others for a fraction of what a look at host memory takes.
+            // The pause leaves the link and the multiprocessor to other work, for a fraction of the time of a read of
+            // host memory.
             __nanosleep(64);
         }
     }
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kSignalsPerWait)
 
 namespace {
 
-// Flags that it takes lie in memory of this GPU, those that it raises in memory of others.
+// Thread block. Flags that it waits for are in memory of this GPU, and flags that it sets are in memory of other GPUs.
 struct BlockGroup {
     __device__ uint32_t lane() const { return threadIdx.x; }
     __device__ uint32_t lanes() const { return blockDim.x; }
@@ -60,10 +61,11 @@ struct BlockGroup {
     __device__ void add(uint64_t flag) const {
         asm volatile("red.add.release.sys.u64 [%0], 1;" : : "l"(flag) : "memory");
     }
-    // Its rank has taken it by then, and raises one of its own, which releases, before another may raise it again.
+    // A relaxed store suffices: the flag's rank has consumed it and sets a flag of its own with release ordering before
+    // another rank may set this flag again.
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
     __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }
-    // What blocks have written is for work that comes after the kernel.
+    // A relaxed operation suffices, because data written by the blocks is for work after the kernel.
     __device__ uint64_t depart(uint64_t words, uint32_t word) const {
         uint64_t before;
         asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
@@ -87,9 +89,8 @@ struct BlockGroup {
     }
 };
 
-// A launch may be brought in before what it follows has ended (CUDA C++ Programming Guide, "Programmatic Dependent
-// Launch"). This waits until all of that has ended and its writes are visible, where it was; it is the first thing that
-// such a kernel does.
+// A launch may start before the preceding work has ended (CUDA C++ Programming Guide, "Programmatic Dependent Launch").
+// This call, the first of such a kernel, waits until that work has ended and its writes are visible.
 __device__ void begin() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" : : : "memory");
@@ -104,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu::run_actions(list, BlockGroup{});
 }
 
-// The same with an argument that is a fourteenth as long.
+// Runs a list of few actions, whose argument has a fourteenth of the size.
 extern "C" __global__ void __launch_bounds__(mpgpu::kWideLanes)
     mpgpu_run_few_actions(const __grid_constant__ mpgpu::ActionListOf<mpgpu::kFewActions> list) {
     begin();

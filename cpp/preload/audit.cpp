@@ -1,9 +1,9 @@
-// libmpgpu_audit.so, for LD_AUDIT beside libmpgpu_preload.so: libraries that are loaded with RTLD_DEEPBIND look into
-// their own dependencies first, so they find the driver's functions and not those of a preloaded library. The loader
-// asks here about each symbol that it binds, and gets the preloaded library's.
+// libmpgpu_audit.so, for LD_AUDIT in addition to libmpgpu_preload.so. Libraries loaded with RTLD_DEEPBIND search their
+// own dependencies first, so they find the driver's functions and not those of a preloaded library. The loader calls
+// this library for each symbol that it binds, and this library returns the address in the preloaded library.
 //
-// The loader keeps this library apart from the program's, in a namespace of its own: it uses nothing of theirs but
-// addresses.
+// The loader keeps this library in a namespace of its own, apart from the program's libraries. This library uses only
+// their addresses.
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace {
 
-/// As the loader has it, once it is there.
+/// Link map of the interposer, once it is loaded.
 std::atomic<link_map *> interposer;
 
 constexpr std::string_view interposer_name = "libmpgpu_preload.so";
@@ -21,7 +21,7 @@ constexpr std::string_view driver_name = "libcuda.so.1";
 
 std::string_view name_of(const link_map *object) {
     const std::string_view path = object->l_name;
-    return path.substr(path.find_last_of('/') + 1); // all of it where there is no slash
+    return path.substr(path.find_last_of('/') + 1); // the whole path if it has no slash
 }
 
 const char *address_of(const link_map *object, Elf64_Sxword tag) {
@@ -33,8 +33,8 @@ const char *address_of(const link_map *object, Elf64_Sxword tag) {
     return nullptr;
 }
 
-/// What an object exports under a name, from its table in GNU's format; 0 for nothing. Not dlsym, which cannot be asked
-/// of an object that was not opened by it.
+/// Returns the address that an object exports under a name, or 0, from its hash table in GNU's format. dlsym cannot be
+/// used, because the object was not opened by this library.
 std::uintptr_t find(const link_map *object, const char *name) {
     const auto *words = reinterpret_cast<const std::uint32_t *>(address_of(object, DT_GNU_HASH));
     const auto *symbols = reinterpret_cast<const Elf64_Sym *>(address_of(object, DT_SYMTAB));
@@ -46,7 +46,8 @@ std::uintptr_t find(const link_map *object, const char *name) {
     for (const char *at = name; *at != 0; ++at) {
         hash = hash * 33 + static_cast<unsigned char>(*at);
     }
-    // Number of buckets, first symbol, 64-bit words of a filter, its shift; the filter, the buckets, the hashes.
+    // Table layout: number of buckets, first symbol, number of 64-bit filter words, filter shift; filter, buckets,
+    // hashes.
     const std::uint32_t *buckets = words + 4 + std::size_t{2} * words[2];
     const std::uint32_t *hashes = buckets + words[0];
     for (std::uint32_t i = buckets[hash % words[0]]; i >= words[1]; ++i) {
@@ -54,7 +55,7 @@ std::uintptr_t find(const link_map *object, const char *name) {
         if ((found | 1U) == (hash | 1U) && std::strcmp(names + symbols[i].st_name, name) == 0) {
             return object->l_addr + symbols[i].st_value;
         }
-        if ((found & 1U) != 0) { // the last of its bucket
+        if ((found & 1U) != 0) { // last entry of the bucket
             break;
         }
     }
@@ -89,7 +90,7 @@ MPGPU_EXPORTED std::uintptr_t la_symbind64(Elf64_Sym *symbol, unsigned /*number*
     // NOLINTBEGIN(performance-no-int-to-ptr): cookies are what la_objopen has made of them
     const link_map *ours = interposer.load();
     const auto *definer = reinterpret_cast<const link_map *>(*in);
-    // The interposer's own look-ups are for what it stands before.
+    // The interposer's own look-ups must find the functions that it replaces.
     const bool is_other = ours != nullptr && definer != ours && reinterpret_cast<const link_map *>(*from) != ours;
     // NOLINTEND(performance-no-int-to-ptr)
     const bool is_looked_at = is_other && (name_of(definer) == driver_name || std::strcmp(name, "dlsym") == 0);

@@ -20,17 +20,17 @@ namespace mpgpu_preload {
 namespace {
 
 constexpr int most_gpus = 16;
-/// Host memory that is pinned, and such that is not.
+/// Devices of pinned and of pageable host memory.
 constexpr int host = most_gpus;
 constexpr int pageable = most_gpus + 1;
 constexpr int most_devices = most_gpus + 2;
 
-/// Whether mpgpu may be asked. From `ready` on its context stays as it is for as long as the process lives.
+/// State of mpgpu's context. From `ready` on the context exists unchanged for as long as the process lives.
 enum class stage { idle, preparing, ready, off };
 std::atomic<stage> state{stage::idle};
 mp_context_t mpgpu_context;
 
-/// Whether this thread is inside mpgpu, whose own copies pass.
+/// True while this thread is inside mpgpu, whose own copies are passed through.
 thread_local bool is_inside;
 
 class inside {
@@ -43,13 +43,13 @@ class inside {
     inside &operator=(inside &&) = delete;
 };
 
-// --- what is known of the program ------------------------------------------------------------------------------------
+// --- knowledge about the program -------------------------------------------------------------------------------------
 
-/// Handles of the primary contexts that were met. A handle stays that of its GPU, also over a reset.
+/// Handles of known primary contexts. A handle stays that of its GPU, even after a reset.
 std::array<std::atomic<context>, most_gpus> primaries;
 
-/// The GPU whose primary context it is; -1 for any other. Takes part in no context that the program has not made
-/// itself.
+/// Returns the GPU whose primary context this is, or -1 for any other context. Retains only contexts that the program
+/// has created itself.
 int gpu_of(context asked_for) {
     if (asked_for == nullptr) {
         return -1;
@@ -84,7 +84,7 @@ int gpu_of(context asked_for) {
 
 context context_of(stream in) {
     context found = nullptr;
-    // 0, 1 and 2 are default streams, those of the current context.
+    // 0, 1 and 2 are default streams, which belong to the current context.
     const bool is_default = reinterpret_cast<std::uintptr_t>(in) <= 2;
     const result code = is_default ? call(symbol::cuCtxGetCurrent, &found) : call(symbol::cuStreamGetCtx, in, &found);
     return code == success ? found : nullptr;
@@ -95,12 +95,12 @@ bool is_capturing(stream in) {
     return call(symbol::cuStreamIsCapturing, in, &status) != success || status != 0;
 }
 
-// --- for which devices and sizes a plan gains ------------------------------------------------------------------------
+// --- devices and sizes for which a plan is faster --------------------------------------------------------------------
 
 enum class gain : std::uint8_t { not_asked, asked, none, some };
 
-/// Eight classes for each power of two: a class is decided by the first size of it that is met. One above a class that
-/// gains is taken for one that gains until its first plan says it; one above others is asked about.
+/// Eight size classes for each power of two. The first size seen in a class decides for the class. A class above one
+/// that gains is assumed to gain until its first plan shows otherwise. A class above any other is planned first.
 constexpr std::size_t size_classes = std::size_t{8} * 64;
 std::array<std::atomic<gain>, std::size_t{most_devices} * most_devices * size_classes> gains;
 
@@ -114,7 +114,7 @@ std::atomic<gain> &gain_of(int dst, int src, std::size_t size_class) {
     return gains.at(pair * size_classes + size_class);
 }
 
-/// Whether the next smaller class of which it is known gains, between the same devices.
+/// True if the next smaller class with a known result gains, between the same devices.
 bool smaller_gains(int dst, int src, std::size_t size_class) {
     while (size_class-- > 0) {
         const gain known = gain_of(dst, src, size_class).load(std::memory_order_acquire);
@@ -125,12 +125,12 @@ bool smaller_gains(int dst, int src, std::size_t size_class) {
     return false;
 }
 
-// --- with which GPUs mpgpu may work ----------------------------------------------------------------------------------
+// --- GPUs that mpgpu may use -----------------------------------------------------------------------------------------
 
-/// Where nobody has said it: those in whose memory the program had something when it was last looked.
+/// GPUs in use if the user has named none: those with memory of the program at the last check.
 std::atomic<std::uint64_t> used_gpus;
 
-/// Looks which GPUs the program uses. mpgpu makes contexts on no others, unless it may use all that were named.
+/// Determines which GPUs the program uses. mpgpu creates contexts on no others, unless it may use all that were named.
 void look_at_gpus() {
     int count = 0;
     std::uint64_t used = 0;
@@ -157,7 +157,7 @@ bool is_allowed(int device) {
     return device >= host || (allowed_gpus() >> static_cast<unsigned>(device) & 1) != 0;
 }
 
-/// Why copies of such a size between these devices pass, as far as it is known; `count` where it is not.
+/// Returns the reason why copies of this size between these devices are passed through, or `count` if it is not known.
 outcome known_reason(int dst, int src, std::size_t bytes) {
     if (dst == src) {
         return outcome::no_gain;
@@ -171,7 +171,7 @@ outcome known_reason(int dst, int src, std::size_t bytes) {
 
 mp_plan_options_t plan_options() {
     mp_plan_options_t options = MP_PLAN_OPTIONS_INIT;
-    // Where MPGPU_RELAY_GPUS says which, it is obeyed.
+    // An explicit MPGPU_RELAY_GPUS takes precedence.
     options.relay_gpus = asked().names_relays || allowed_gpus() == every_gpu ? 0 : allowed_gpus() | MP_RELAY_NONE;
     return options;
 }
@@ -182,7 +182,7 @@ mp_transfer_t transfer(device_pointer dst, device_pointer src, std::size_t bytes
     // NOLINTEND(performance-no-int-to-ptr)
 }
 
-/// A plan for as long as this lives; the context keeps it for later.
+/// Plan that this object holds. The context caches it for later.
 class plan {
   public:
     explicit plan(const mp_transfer_t &what) {
@@ -197,11 +197,12 @@ class plan {
     plan &operator=(plan &&) = delete;
 
     [[nodiscard]] mp_status_t status() const { return status_; }
-    /// A plan of one path is the plain copy, unless threads copy to or from it, which is much faster or not planned.
+    /// True if the plan is faster. A plan with one path is the plain copy, unless threads copy pageable memory, which
+    /// is either much faster or not planned.
     [[nodiscard]] bool gains() const {
         return status_ == MP_SUCCESS && (info_.paths > 1 || info_.predicted_seconds < 0.95 * info_.direct_seconds);
     }
-    /// As measured, where that is known.
+    /// Returns the seconds saved, measured if possible.
     [[nodiscard]] double saved_seconds() const {
         const bool is_measured = info_.measured_seconds > 0 && info_.measured_direct_seconds > 0;
         return is_measured ? info_.measured_direct_seconds - info_.measured_seconds
@@ -210,7 +211,7 @@ class plan {
     mp_status_t execute(stream in, mp_request_t *request) const {
         return mp_execute(handle_, static_cast<mp_stream_t>(in), request);
     }
-    /// Makes what its first execution in a stream of this GPU would make.
+    /// Creates the resources that the first execution in a stream of this GPU would create.
     void prepare(int gpu) const {
         mp_stream_t own = nullptr;
         if (mp_stream_create(mpgpu_context, gpu, &own) == MP_SUCCESS) {
@@ -225,12 +226,12 @@ class plan {
     mp_plan_info_t info_ = MP_PLAN_INFO_INIT;
 };
 
-// --- threads that prepare --------------------------------------------------------------------------------------------
+// --- preparing threads -----------------------------------------------------------------------------------------------
 
 std::atomic<int> threads;
 
-/// Runs `work` in a thread that nobody waits for and that takes no signal of the program's: but those of its own
-/// faults, as in rust/backend/threads.rs. Says whether it does.
+/// Runs `work` in a detached thread that blocks the program's signals, except those of its own faults, as in
+/// rust/backend/threads.rs. Returns true if the thread was started.
 template <class Work> bool begin(Work work) noexcept {
     sigset_t all;
     sigset_t before;
@@ -260,14 +261,14 @@ template <class Work> bool begin(Work work) noexcept {
 // --- comparing bytes -------------------------------------------------------------------------------------------------
 
 std::mutex compared_lock;
-/// Executions that mpgpu compares and that have not been seen done. Never destroyed: threads may copy while the process
-/// ends.
+/// Executions that mpgpu verifies and that have not been seen finished. Never destroyed, because threads may copy while
+/// the process ends.
 std::vector<mp_request_t> &compared() {
     static auto &all = *new std::vector<mp_request_t>;
     return all;
 }
 
-/// Counts those that are done. Leaves them to whoever is at it, which in a child of fork may be nobody.
+/// Counts the finished executions. Returns if another thread is doing so, which in a child of fork may not exist.
 void count_done() {
     const std::unique_lock guard(compared_lock, std::try_to_lock);
     if (!guard) {
@@ -298,9 +299,9 @@ void note_compared(mp_request_t request) noexcept {
     }
 }
 
-// --- beginning and end -----------------------------------------------------------------------------------------------
+// --- start and end ---------------------------------------------------------------------------------------------------
 
-/// At the end of the program: later copies pass, and threads that are inside the driver come out before it ends.
+/// Runs at the end of the program: later copies are passed through, and threads leave the driver before it shuts down.
 void stop() {
     state.store(stage::off, std::memory_order_release);
     const timespec millisecond{0, 1000000};
@@ -310,19 +311,19 @@ void stop() {
     count_done();
 }
 
-/// A copy, and what is to be known of those like it.
+/// Copy for which a decision is needed, and the place of the decision for similar copies.
 struct question {
     std::atomic<gain> *slot;
     mp_transfer_t what;
-    /// That of its stream.
+    /// GPU of the copy's stream.
     int gpu;
 };
 
-/// Whether copies like this one gain: which the first time makes contexts and staging memory on relays. What the first
-/// execution would make is made too, so that the program waits for none of it. Planning reads and writes no memory of
-/// the program's, which may be freed meanwhile.
+/// Decides whether copies like this one gain. The first call creates contexts and staging memory on relays. Resources
+/// of the first execution are also created, so that the program does not wait for them. Planning does not access memory
+/// of the program, which may be freed in the meantime.
 void answer(const question &asked_for) {
-    // Asked before there was a context that could know memory of another process.
+    // The copy was seen before there was a context that could adopt memory of another process.
     for (const void *end : {static_cast<const void *>(asked_for.what.dst), asked_for.what.src}) {
         find_opened(reinterpret_cast<device_pointer>(end), mpgpu_context);
     }
@@ -330,13 +331,13 @@ void answer(const question &asked_for) {
     if (made.gains()) {
         made.prepare(asked_for.gpu);
     }
-    // Where the memory has gone meanwhile the next copy asks again.
+    // If the memory has been freed in the meantime, the next copy is planned again.
     const bool has_gone = made.status() == MP_ERROR_INVALID_POINTER;
     *asked_for.slot = has_gone ? gain::not_asked : made.gains() ? gain::some : gain::none;
 }
 
-/// Makes mpgpu's context, unless somebody does, and then answers the first question. The first copies do not wait for
-/// it.
+/// Creates mpgpu's context, unless another thread does, and then decides the first question. The first copies do not
+/// wait for it.
 void prepare(const question &first) {
     stage expected = stage::idle;
     if (!state.compare_exchange_strong(expected, stage::preparing)) {
@@ -346,7 +347,7 @@ void prepare(const question &first) {
         look_at_gpus();
     }
     first.slot->store(gain::asked);
-    // After the program's and the driver's, so it is called before theirs.
+    // Registered after the handlers of the program and the driver, so `stop` is called before theirs.
     std::atexit(stop);
     const auto create = [first] {
         mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
@@ -366,7 +367,7 @@ void prepare(const question &first) {
     }
 }
 
-/// Has a thread answer, unless one does.
+/// Starts a thread that decides the question, unless one is running.
 void ask(const question &next) {
     if (!asked().gpus) {
         look_at_gpus();
@@ -377,12 +378,12 @@ void ask(const question &next) {
     }
 }
 
-// --- the ends of a copy ----------------------------------------------------------------------------------------------
+// --- ends of a copy --------------------------------------------------------------------------------------------------
 
 constexpr unsigned host_type = 1;
 constexpr unsigned device_type = 2;
 
-/// What the driver knows of an address, and where memory of another process really lies.
+/// Driver attributes of an address, and the actual location of memory of another process.
 struct end {
     memory known;
     bool is_opened = false;
@@ -401,11 +402,11 @@ struct end {
         }
         return known.type == host_type ? host : known.gpu;
     }
-    /// Memory of a pool or a mapping, which lets GPUs in one by one.
+    /// True for memory of a pool or a mapping, which grants access to each GPU separately.
     [[nodiscard]] bool is_given_by_gpu() const { return known.type == device_type && known.plain == 0 && !is_opened; }
 };
 
-/// Why the interposer leaves memory alone; `count` where it does not.
+/// Returns the reason why the interposer does not handle this memory, or `count` if it does.
 outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
     const memory &known = of.known;
     if (known.managed != 0) {
@@ -421,35 +422,35 @@ outcome refusal(const end &of, device_pointer address, std::size_t bytes) {
         if (of.is_opened && known.gpu < 0) {
             return outcome::opened;
         }
-        // Memory of pools and mappings is of no context. Whom it lets in mpgpu asks the driver, and moves it by others
-        // than those not at all.
+        // Memory of pools and mappings belongs to no context. mpgpu queries the driver for the GPUs with access, and
+        // uses no others for the copy.
         const bool is_of_context = !of.is_given_by_gpu() || known.owner != nullptr;
         if (known.gpu < 0 || known.gpu >= most_gpus || (is_of_context && gpu_of(known.owner) < 0)) {
             return outcome::other_context;
         }
     }
-    // A range that leaves its allocation is the driver's to refuse. Of registered host memory not every driver tells
-    // the range.
+    // The driver must refuse a range that leaves its allocation. Some drivers do not report the range of registered
+    // host memory.
     const bool is_within = known.bytes == 0 ? known.type == host_type
                                             : address >= known.base && address - known.base <= known.bytes &&
                                                   bytes <= known.bytes - (address - known.base);
     return is_within ? outcome::count : outcome::refused;
 }
 
-// --- copies that pass at once ----------------------------------------------------------------------------------------
+// --- copies that are passed through early ----------------------------------------------------------------------------
 
-/// Memory that copies of this thread had an end in, so that not each of them asks the driver about it. Other memory may
-/// be in its place by now: what is noted only lets copies pass, which is always right, and the driver is soon asked
-/// again.
+/// Memory that earlier copies of this thread used, so that not every copy queries the driver. Other memory may have
+/// replaced it. This is harmless, because an entry only causes copies to be passed through, which is always correct,
+/// and the driver is soon queried again.
 struct range {
     device_pointer base = 0;
     std::size_t bytes = 0;
     int device = 0;
-    /// How many copies may still pass by it.
+    /// Number of copies that may still be passed through by this entry.
     int left = 0;
 };
 constexpr int passed_by_one = 128;
-/// For larger copies the driver is always asked: what that takes is nothing beside them.
+/// Size above which the driver is always queried, because the cost of a query is negligible for larger copies.
 constexpr std::size_t most_passed = std::size_t{64} << 20;
 
 thread_local std::array<range, 8> ranges;
@@ -483,7 +484,7 @@ void note_range(const end &of) {
     *place = {seen.base, seen.bytes, of.device(), passed_by_one};
 }
 
-/// Why a copy passes, as far as it is known without the driver; `count` where it is not.
+/// Returns the reason why a copy is passed through, or `count` if it cannot be determined without the driver.
 outcome reason_at_once(device_pointer dst, device_pointer src, std::size_t bytes) {
     if (bytes < asked().min_bytes) {
         return outcome::small;
@@ -504,7 +505,7 @@ outcome reason_at_once(device_pointer dst, device_pointer src, std::size_t bytes
     return why;
 }
 
-// --- one copy --------------------------------------------------------------------------------------------------------
+// --- single copies ---------------------------------------------------------------------------------------------------
 
 outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, stream in, double &saved) {
     if (is_capturing(in)) {
@@ -539,7 +540,7 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     }
     std::atomic<gain> &slot = gain_of(dst_device, src_device, class_of(bytes));
     const question like_this{&slot, transfer(dst, src, bytes), gpu};
-    // A program of whose copies none can be taken gets no context of mpgpu's.
+    // A program without any copy that can be accelerated gets no context of mpgpu.
     switch (state.load(std::memory_order_acquire)) {
     case stage::idle:
         prepare(like_this);
@@ -566,8 +567,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
     mp_request_t request = nullptr;
     mp_status_t status = made.execute(in, asked().verify || is_pageable ? &request : nullptr);
     if (status == MP_SUCCESS && is_pageable) {
-        // The caller may write to the memory, or read it, when the call returns, as with the driver. Where memory is
-        // not there the copy goes to the driver whole, whose error the program then gets.
+        // When the call returns, the caller may write to the memory or read it, as with the driver. If memory is
+        // missing, the whole copy is passed to the driver, and the program receives its error.
         status = mp_wait(&request, nullptr);
         if (asked().verify && (status == MP_SUCCESS || status == MP_ERROR_DATA_CORRUPTION)) {
             count_compared(status == MP_SUCCESS);
@@ -589,8 +590,8 @@ outcome take_planned(device_pointer dst, device_pointer src, std::size_t bytes, 
 }
 
 [[gnu::constructor]] void watch_forks() {
-    // A child has not the threads, the context and the GPUs of its parent. One of a parent that had none of them begins
-    // anew.
+    // A child of fork lacks the threads, the context and the GPUs of its parent. If the parent had none of them, the
+    // child starts from the beginning.
     pthread_atfork(nullptr, nullptr, [] {
         forget_counts();
         threads = 0;

@@ -1,38 +1,39 @@
-// Which copies are taken, and how.
+// Decides which copies are accelerated, and executes them.
 #pragma once
 
 #include "driver.hpp"
 
 namespace mpgpu_preload {
 
-/// Whether a copy is for the driver, as far as that is known without a call of it. Counts the copy if so.
+/// True if a copy must be passed through, as far as this can be determined without a call of the driver. Counts the
+/// copy if so.
 bool passes(device_pointer dst, device_pointer src, std::size_t bytes) noexcept;
 
-/// Enqueues a copy that does not pass at once through a plan in the caller's stream, and says whether it has. If not,
-/// nothing was enqueued that is still at work, and the copy is for the driver. Counts the copy either way.
+/// Enqueues a copy through a plan in the caller's stream and returns true if it did. Otherwise no enqueued work
+/// remains, and the copy must be passed to the driver. Counts the copy in either case.
 bool take(device_pointer dst, device_pointer src, std::size_t bytes, stream in) noexcept;
 
-/// Whether mpgpu has begun to use the program's GPUs.
+/// True if mpgpu has begun to use the program's GPUs.
 bool is_in_use() noexcept;
 
-/// What the driver knows of an address.
+/// Attributes of an address as reported by the driver.
 struct memory {
     context owner = nullptr;
-    /// A `CUmemorytype`; 0 for memory that the driver does not know.
+    /// `CUmemorytype`; 0 for memory that is unknown to the driver.
     unsigned type = 0;
     unsigned managed = 0;
     int gpu = 0;
-    /// Memory of `cuMemAlloc`, not of a pool or a mapping.
+    /// Nonzero for memory of `cuMemAlloc`; 0 for memory of a pool or a mapping.
     unsigned plain = 0;
     device_pointer base = 0;
     std::size_t bytes = 0;
 };
 
-/// All zeros for memory that the driver does not know.
+/// Returns the attributes of an address, all zeros for memory that is unknown to the driver.
 memory find_memory(device_pointer address) noexcept;
 
-/// Whether memory is a context's, or, as of a pool or a mapping, of no context but the GPU's of which it is the primary
-/// one.
+/// True if memory belongs to a context. Memory of a pool or a mapping belongs to no context; it counts as owned by the
+/// primary context of its GPU.
 bool is_owned_by(const memory &known, context owner) noexcept;
 
 } // namespace mpgpu_preload

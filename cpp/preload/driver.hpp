@@ -1,4 +1,4 @@
-// What the interposer knows of the CUDA driver: names, types and codes of its C interface, which do not change.
+// Declares the interposer's view of the CUDA driver: names, types and codes of its C interface, which are stable.
 #pragma once
 
 #include <array>
@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// Every function that is exported in the driver's place, dlsym apart. Never one that UCX patches (`cuMemAlloc*`,
-// `cuMemFree*`, `cuMemMap` …): its patch and this library would wait for each other.
+// All functions exported in place of the driver's, except dlsym. Functions that UCX patches (`cuMemAlloc*`,
+// `cuMemFree*`, `cuMemMap` …) must not be listed: its patch and this library would wait for each other.
 #define MPGPU_INTERPOSED(X)                                                                                            \
     X(cuGetProcAddress)                                                                                                \
     X(cuGetProcAddress_v2)                                                                                             \
@@ -32,7 +32,7 @@
     X(cuIpcOpenMemHandle_v2)                                                                                           \
     X(cuIpcCloseMemHandle)
 
-// Functions of the driver that the interposer calls for itself.
+// Functions of the driver that the interposer itself calls.
 #define MPGPU_ASKED(X)                                                                                                 \
     X(cuCtxGetCurrent)                                                                                                 \
     X(cuDeviceGetCount)                                                                                                \
@@ -47,7 +47,7 @@
 
 namespace mpgpu_preload {
 
-/// A `CUresult`.
+/// Result code, `CUresult`.
 using result = int;
 constexpr result success = 0;
 constexpr result not_found = 500;
@@ -58,17 +58,17 @@ using device_pointer = std::uint64_t; // CUdeviceptr
 using context = void *;               // CUcontext
 using stream = void *;                // CUstream
 
-/// The default stream of the calling thread, `CU_STREAM_PER_THREAD`.
+/// Returns the default stream of the calling thread, `CU_STREAM_PER_THREAD`.
 inline stream per_thread_stream() {
     return reinterpret_cast<stream>(std::uintptr_t{2}); // NOLINT(performance-no-int-to-ptr): a handle of the driver's
 }
 
-/// `CUipcMemHandle`.
+/// IPC handle, `CUipcMemHandle`.
 struct ipc_handle {
     std::array<std::uint8_t, 64> bytes;
 };
 
-/// `CUuuid`: a GPU's name in all processes.
+/// Unique id of a GPU in all processes, `CUuuid`.
 using uuid = std::array<std::uint8_t, 16>;
 
 enum class symbol : std::size_t {
@@ -78,35 +78,37 @@ enum class symbol : std::size_t {
         count
 };
 
-/// The function that is exported in the place of the driver's; null for one that is only asked.
+/// Returns the function that is exported in place of the driver's, or null for one that is only called.
 void *hook(symbol name);
 
-/// What a client gets that looks up a function and finds `found`: for one of the driver's, by address, the one exported
-/// in its place. Names would not do: `cuGetProcAddress` gives versions and forms (`_v2`, `_ptsz`) by numbers and flags.
+/// Returns the function for a client whose look-up found `found`: the one exported in its place if `found` is a
+/// function of the driver. Compares addresses instead of names, because `cuGetProcAddress` selects versions and
+/// variants (`_v2`, `_ptsz`) by numbers and flags.
 void *replaced(void *found);
 
 constexpr auto symbols = static_cast<std::size_t>(symbol::count);
 
-/// The driver's own functions, as far as they were looked up. Here, so that a call that passes costs two loads and a
-/// jump.
+/// The driver's own functions that have been looked up. Declared here, so that a call that is passed through costs two
+/// loads and a jump.
 extern std::array<std::atomic<void *>, symbols> originals;
 
-/// Looks the driver's own function up.
+/// Looks up the driver's own function.
 void *look_up(symbol name);
 
-/// The driver's own function of that name; null before the driver is loaded, and for one that it lacks.
+/// Returns the driver's own function of that name, or null before the driver is loaded and for a function that it
+/// lacks.
 inline void *original(symbol name) {
     void *found = originals[static_cast<std::size_t>(name)].load(std::memory_order_acquire);
     return found != nullptr ? found : look_up(name);
 }
 
-/// The same as a function.
+/// Returns the driver's own function with a function type.
 template <class Result, class... Arguments> auto original_as(symbol name) {
     using function = Result (*)(Arguments...);
     return reinterpret_cast<function>(original(name));
 }
 
-/// Calls a function of the driver's own. One that it lacks is an error.
+/// Calls the driver's own function. Returns an error if the driver lacks it.
 template <class... Arguments> result call(symbol name, Arguments... arguments) {
     const auto function = original_as<result, Arguments...>(name);
     return function == nullptr ? not_found : function(arguments...);

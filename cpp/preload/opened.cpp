@@ -11,16 +11,16 @@ namespace mpgpu_preload {
 namespace {
 
 std::mutex lock;
-/// How many there are: most programs open none, and copies then ask no lock.
+/// Number of openings. Most programs open none, and copies then need no lock.
 std::atomic<std::size_t> opened_count;
 
-/// By base. Never destroyed: threads may copy while the process ends.
+/// Openings by base address. Never destroyed, because threads may copy while the process ends.
 struct opening {
-    /// Opening a handle again gives the same address.
+    /// Number of openings of the handle, which all have the same address.
     std::size_t times;
     opened memory;
     ipc_handle handle;
-    /// The context that knows of it.
+    /// Context that has adopted the memory.
     mp_context_t adopted_by;
 };
 std::map<device_pointer, opening> &openings() {
@@ -28,7 +28,7 @@ std::map<device_pointer, opening> &openings() {
     return all;
 }
 
-/// The GPU of that name; -1 for one out of sight.
+/// Returns the GPU with this id, or -1 if it is not visible.
 int gpu_of(const uuid &name) {
     int count = 0;
     call(symbol::cuDeviceGetCount, &count);
@@ -45,9 +45,9 @@ int gpu_of(const uuid &name) {
 
 void note_opened(device_pointer base, const ipc_handle &handle) noexcept {
     const std::size_t seen = find_memory(base).bytes;
-    // Where the driver does not know how much it is, all addresses from there on count as opened.
+    // If the driver does not report the size, all addresses from the base on count as opened.
     opened memory{base, seen != 0 ? seen : UINT64_MAX, -1};
-    // The driver maps whole pages, so it may see more than there is, but never less.
+    // The driver maps whole pages, so it may report more than the allocation, but never less.
     const std::optional<owner> told = find_owner(handle);
     if (told && told->bytes <= seen) {
         memory = {base, told->bytes, gpu_of(told->gpu)};

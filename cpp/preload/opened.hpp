@@ -1,4 +1,4 @@
-// Memory of other processes that this one has opened by CUDA IPC.
+// Tracks memory of other processes that this process has opened by CUDA IPC.
 #pragma once
 
 #include "driver.hpp"
@@ -9,21 +9,21 @@
 
 namespace mpgpu_preload {
 
-/// What of it a copy is about.
+/// Range and GPU of opened memory.
 struct opened {
     device_pointer base;
     std::uint64_t bytes;
-    /// On which it lies; -1 where nobody has told, or where mpgpu would not take it.
+    /// GPU of the memory; -1 if no process has published it, or if mpgpu did not accept the memory.
     int gpu;
 };
 
-/// Notes what `cuIpcOpenMemHandle` has given for a handle.
+/// Records memory that `cuIpcOpenMemHandle` has opened for a handle.
 void note_opened(device_pointer base, const ipc_handle &handle) noexcept;
 
-/// Forgets what is about to be closed; mpgpu lets go of it.
+/// Removes memory that is about to be closed, also from mpgpu.
 void forget_opened(device_pointer base) noexcept;
 
-/// The opened memory that an address lies in. mpgpu's context knows it then, if there is one yet.
+/// Returns the opened memory that contains an address, after mpgpu's context, if there is one, has adopted it.
 std::optional<opened> find_opened(device_pointer address, mp_context_t known_by);
 
 } // namespace mpgpu_preload

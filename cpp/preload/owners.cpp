@@ -16,12 +16,12 @@
 namespace mpgpu_preload {
 namespace {
 
-/// A process, told from all others that have or had its number.
+/// Process, distinguished from all others that have or had its number.
 struct process {
     std::uint64_t number;
-    /// In clock ticks since the machine started.
+    /// Start time in clock ticks since the machine started.
     std::uint64_t started;
-    /// Numbers of processes are those of a namespace.
+    /// PID namespace in which the number is valid.
     std::uint64_t name_space;
 
     bool operator==(const process &other) const {
@@ -37,15 +37,15 @@ struct entry {
 
 struct table {
     std::uint64_t version;
-    /// Where a place is looked for when none is free.
+    /// Index of the entry to replace next if none is free.
     std::uint64_t next;
     std::array<entry, 4096> entries;
 };
-// Another layout must get another number: processes of two versions of this library may meet.
+// The version must change with the layout, because processes with different versions of this library may meet.
 constexpr std::uint64_t version = 1;
 static_assert(sizeof(entry) == 112);
 
-/// 0 where there is no such process.
+/// Returns the start time of a process, or 0 if there is no such process.
 std::uint64_t start_of(std::uint64_t number) {
     std::array<char, 64> path{};
     std::snprintf(path.data(), path.size(), "/proc/%llu/stat", static_cast<unsigned long long>(number));
@@ -56,7 +56,7 @@ std::uint64_t start_of(std::uint64_t number) {
     std::array<char, 1024> text{};
     const ssize_t length = read(file, text.data(), text.size() - 1);
     close(file);
-    // The name, in parentheses, may contain anything. Behind it the 20th field is the start.
+    // The name, in parentheses, may contain any characters. The start time is the 20th field after it.
     const char *at = length <= 0 ? nullptr : std::strrchr(text.data(), ')');
     for (int field = 0; at != nullptr && field < 20; ++field) {
         at = std::strchr(at + 1, ' ');
@@ -82,7 +82,8 @@ std::string name_of_table() {
     return "/mpgpu-owners-" + std::to_string(geteuid());
 }
 
-/// Opens the table, by `O_CREAT` made if there is none. Refuses what another user has made, or could write to.
+/// Opens the table, and creates it if `create` is `O_CREAT`. Refuses a table that belongs to another user or is
+/// accessible to others.
 int open_table(int create) {
     const int file = shm_open(name_of_table().c_str(), O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat status {};
@@ -99,7 +100,7 @@ bool has_name(int file) {
     return fstat(file, &status) == 0 && status.st_nlink > 0;
 }
 
-/// Of a process that has published. The last of them removes the table.
+/// Presence of a process that has published. The last one to leave removes the table.
 class presence {
   public:
     presence() {
@@ -108,12 +109,12 @@ class presence {
             if (file_ < 0 || (flock(file_, LOCK_SH | LOCK_NB) == 0 && has_name(file_))) {
                 return;
             }
-            // Whoever was the last has removed it meanwhile.
+            // The last process has removed the table in the meantime.
             close(file_);
             file_ = -1;
         }
     }
-    /// A child of fork has the same lock, which is its parent's.
+    /// True in the process that created this object. A child of fork shares the lock of its parent.
     [[nodiscard]] bool is_here() const { return process_ == getpid(); }
     void leave() const {
         if (file_ >= 0 && is_here() && flock(file_, LOCK_EX | LOCK_NB) == 0) {
@@ -134,8 +135,8 @@ std::atomic<const presence *> presence::here;
     }
 }
 
-/// The table, locked for as long as this lives. Null where it cannot be had, or where another process keeps it for
-/// long, as one that was stopped.
+/// Table, locked for the lifetime of the object. Null if it is not available, or if another process, for example a
+/// stopped one, does not release it.
 class locked_table {
   public:
     locked_table() : file_(open_table(0)) {
@@ -174,7 +175,7 @@ class locked_table {
     table *get() { return table_ != nullptr && table_->version == version ? table_ : nullptr; }
 
   private:
-    /// Of this opening of the file, so that threads exclude each other too. Independent of those of `presence`.
+    /// Locks this opening of the file, so that threads exclude each other too. Independent of the lock of `presence`.
     [[nodiscard]] bool lock() const {
         struct flock whole {};
         whole.l_type = F_WRLCK;
@@ -196,15 +197,15 @@ bool same(const ipc_handle &one, const ipc_handle &other) {
     return one.bytes == other.bytes;
 }
 
-/// Where an entry for this handle goes.
+/// Returns the entry for this handle, a free one or the one to replace.
 entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space) {
     for (entry &known : all.entries) {
         if (known.maker.number == 0 || same(known.handle, handle)) {
             return known;
         }
     }
-    // The table is full: one of the next few whose process has ended, or else the next. Of another namespace nobody
-    // here can tell.
+    // The table is full. One of the next few entries whose process has exited is replaced, or else the last of them.
+    // Processes of another namespace cannot be checked here.
     constexpr int looked_at = 64;
     entry *place = nullptr;
     for (int i = 0; i < looked_at; ++i) {
@@ -219,7 +220,7 @@ entry &place_for(table &all, const ipc_handle &handle, std::uint64_t name_space)
 } // namespace
 
 void publish(const ipc_handle &handle, const owner &memory) noexcept {
-    // Never destroyed: threads may publish while the process ends. A child of fork has one of its own.
+    // Never destroyed, because threads may publish while the process ends. A child of fork creates its own.
     const presence *here = presence::here;
     if (here == nullptr || !here->is_here()) {
         presence::here = new (std::nothrow) presence;

@@ -1,5 +1,5 @@
-// On which GPU the memory lies that a CUDA IPC handle stands for. The driver names the GPU that has opened it, so
-// processes of a user that run under the interposer tell each other in a table in shared memory.
+// Determines the GPU of the memory that a CUDA IPC handle refers to. The driver reports only the GPU through which it
+// was opened. A user's processes under the interposer therefore publish this information in a table in shared memory.
 #pragma once
 
 #include "driver.hpp"
@@ -8,16 +8,16 @@
 
 namespace mpgpu_preload {
 
-/// What the process has told that made a handle.
+/// Information published by the process that created a handle.
 struct owner {
     uuid gpu;
     std::uint64_t bytes;
 };
 
-/// Tells the other processes. Does nothing where the table cannot be had: then nobody knows.
+/// Publishes the owner of a handle's memory. Does nothing if the table is not available; the owner then stays unknown.
 void publish(const ipc_handle &handle, const owner &memory) noexcept;
 
-/// What the maker of the handle has told, if it still runs.
+/// Returns the information that the creator of a handle has published, if it is still running.
 std::optional<owner> find_owner(const ipc_handle &handle) noexcept;
 
 } // namespace mpgpu_preload

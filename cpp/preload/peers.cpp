@@ -9,7 +9,8 @@ namespace {
 
 std::mutex lock;
 
-/// What the program has enabled: from which context to which. Never destroyed: threads may ask while the process ends.
+/// Accesses that the program has enabled, as pairs of contexts. Never destroyed, because threads may query it while the
+/// process ends.
 std::set<std::pair<context, context>> &enabled() {
     static auto &all = *new std::set<std::pair<context, context>>;
     return all;

@@ -1,15 +1,15 @@
-// Access of contexts to each other's memory, which mpgpu enables for its plans: the program is told what it would be
-// without.
+// Hides from the program that mpgpu enables access between contexts for its plans: the program gets the results that it
+// would get without mpgpu.
 #pragma once
 
 #include "driver.hpp"
 
 namespace mpgpu_preload {
 
-/// What `cuCtxEnablePeerAccess` says to the program when the driver says `code`.
+/// Returns the program's result of `cuCtxEnablePeerAccess` when the driver returned `code`.
 result enabled_access(context peer, result code);
 
-/// Whether the program has enabled the access, and not mpgpu alone; it has not from then on.
+/// Records that the program disables the access. Returns true if the program had enabled it, and not only mpgpu.
 bool disabled_access(context peer);
 
 } // namespace mpgpu_preload

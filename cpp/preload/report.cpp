@@ -51,8 +51,8 @@ struct sums {
     std::array<counter, outcomes> counters;
 };
 
-/// What `mpgpu run` shares with the processes under it (`rust/cli/run/sums.rs` reads it): what each counts is there at
-/// once, so that nothing is lost of one that is killed. Each process writes the same words into it.
+/// Counters that `mpgpu run` shares with the processes that it starts (`rust/cli/run/sums.rs` reads them). Counts are
+/// visible immediately, so the counts of a killed process are not lost. Each process writes the same texts.
 struct shared_sums {
     std::array<char, 8> mark;
     std::atomic<std::uint64_t> taken_kinds;
@@ -70,8 +70,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 sums own;
 std::atomic<bool> has_counted;
 
-/// Null where nobody shares any. A name that is left of an `mpgpu run` which has ended may by now be another file's:
-/// only memory that cannot shrink under us and has the mark is written.
+/// Maps the shared counters, or returns null if there are none. A name that is left of an `mpgpu run` that has ended
+/// may now belong to another file, so only sealed memory with the mark is written.
 shared_sums *open_sums() {
     const char *name = std::getenv("MPGPU_PRELOAD_SUMS");
     const int file = name == nullptr ? -1 : open(name, O_RDWR | O_CLOEXEC);
@@ -107,7 +107,7 @@ void add(std::atomic<std::uint64_t> &to, std::uint64_t what) {
     to.fetch_add(what, std::memory_order_relaxed);
 }
 
-/// One line for each outcome that there was. Empty where the program has not copied.
+/// Returns one line for each outcome that occurred, or an empty text if the program has not copied.
 std::string report() {
     std::string text;
     const auto line = [&](const char *format, auto... arguments) {
@@ -135,8 +135,8 @@ std::string report() {
     return text;
 }
 
-/// The file, opened to append to it; -1 with `ENXIO` where it is no regular file. Opening a FIFO would wait for a
-/// reader, at the end of a program that has nothing left to do.
+/// Opens the file for appending. Returns -1 with `ENXIO` if it is not a regular file, because opening a FIFO would wait
+/// for a reader at the end of the program.
 int open_report(const char *path) {
     const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
     struct stat status {};
@@ -196,7 +196,7 @@ void write_report() {
     if (text.empty()) {
         return;
     }
-    // Processes of a job write to one file: each its lines at once.
+    // Processes of a job write to one file, so each writes its lines in a single call.
     const bool is_stderr = std::strcmp(to, "stderr") == 0;
     const int file = is_stderr ? STDERR_FILENO : open_report(to);
     if (file < 0 || write(file, text.data(), text.size()) < 0) {

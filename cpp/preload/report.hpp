@@ -1,11 +1,11 @@
-// What became of the program's copies, counted by reason and told when it ends.
+// Counts the program's copies by outcome and writes a report when the program ends.
 #pragma once
 
 #include <cstddef>
 
 namespace mpgpu_preload {
 
-/// Taken, from where to where, or why a copy went on to the driver. In the order of `report.cpp`.
+/// Kind of an accelerated copy, or the reason why a copy was passed through. In the order of `report.cpp`.
 enum class outcome : std::size_t {
     device_to_device,
     host_to_device,
@@ -25,16 +25,16 @@ enum class outcome : std::size_t {
     count
 };
 
-/// Counts a copy, and of one that was taken the seconds that the model says it saves.
+/// Counts a copy, and for an accelerated copy the seconds saved, measured or predicted.
 void count(outcome what, std::size_t bytes, double saved_seconds = 0);
 
-/// Counts what comparing the bytes of a taken copy has found.
+/// Counts the result of comparing the bytes of an accelerated copy.
 void count_compared(bool equal);
 
-/// Nothing is counted in a child of fork that its parent has counted.
+/// Resets the counts in a child of fork, because its parent has counted them.
 void forget_counts();
 
-/// Writes the report where `MPGPU_PRELOAD_REPORT` asks for one and the program has copied.
+/// Writes the report if `MPGPU_PRELOAD_REPORT` requests one and the program has copied.
 void write_report();
 
 } // namespace mpgpu_preload

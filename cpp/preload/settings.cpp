@@ -10,14 +10,14 @@
 
 namespace mpgpu_preload {
 
-// Until the environment is read, which is before any program can copy.
+// Initial value until the environment is read, which happens before any program can copy.
 std::atomic<std::size_t> looked_at_from{SIZE_MAX};
 
 namespace {
 
 settings values;
 
-/// A number of bytes, or one of K, M, G, T of 1024.
+/// Reads a number of bytes with an optional unit K, M, G or T (powers of 1024).
 bool read_size(const char *text, std::size_t &bytes) {
     std::uint64_t number = 0;
     const auto [end, error] = std::from_chars(text, text + std::strlen(text), number);
@@ -38,7 +38,7 @@ bool read_size(const char *text, std::size_t &bytes) {
     return unit.empty() && (bytes >> shift) == number;
 }
 
-/// `all`, or numbers of GPUs; nothing for `used`.
+/// Reads `all`, `used` or numbers of GPUs. The result is empty for `used`.
 bool read_gpus(std::string_view text, std::optional<std::uint64_t> &gpus) {
     if (text == "used" || text == "all") {
         gpus = text == "all" ? std::optional(every_gpu) : std::nullopt;
@@ -83,8 +83,8 @@ bool read() {
         values.on = false;
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;
-    // Programs that set their title overwrite the environment that they were started with, and the report is written at
-    // their end, when static objects may be gone.
+    // The text is copied: programs that set their title overwrite their initial environment, and the report is written
+    // at their end, when static objects may be gone.
     const char *report = std::getenv("MPGPU_PRELOAD_REPORT");
     values.report = report == nullptr ? nullptr : strdup(report);
     values.counts_all = values.report != nullptr || std::getenv("MPGPU_PRELOAD_SUMS") != nullptr;

@@ -1,4 +1,4 @@
-// What the environment asks of the interposer: docs/reference/environment.md, "Programs that are not changed".
+// Reads the interposer's environment variables, which docs/reference/environment.md describes.
 #pragma once
 
 #include <atomic>
@@ -13,25 +13,25 @@ constexpr std::uint64_t every_gpu = UINT64_MAX;
 struct settings {
     /// `MPGPU_PRELOAD`.
     bool on = true;
-    /// `MPGPU_PRELOAD_MIN_BYTES`: smaller copies pass.
+    /// `MPGPU_PRELOAD_MIN_BYTES`: smaller copies are passed through.
     std::size_t min_bytes = std::size_t{1} << 20;
-    /// `MPGPU_PRELOAD_GPUS`: a bit for each GPU that mpgpu may work with; none for those that the program uses.
+    /// `MPGPU_PRELOAD_GPUS`: a bit for each GPU that mpgpu may use; empty for the GPUs that the program uses.
     std::optional<std::uint64_t> gpus;
-    /// `MPGPU_RELAY_GPUS` is set, which the library reads.
+    /// True if `MPGPU_RELAY_GPUS` is set, which the library reads.
     bool names_relays = false;
-    /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null. A copy, which is never freed.
+    /// `MPGPU_PRELOAD_REPORT`: `stderr`, a path, or null. A copy of the text, which is never freed.
     const char *report = nullptr;
-    /// Whether anybody asks for counts, so that small copies are counted too.
+    /// True if a report or sums are requested, so that small copies are counted too.
     bool counts_all = false;
-    /// `MPGPU_VERIFY=bytes`: what becomes of each taken copy is asked for.
+    /// True for `MPGPU_VERIFY=bytes`: each accelerated copy is verified.
     bool verify = false;
 };
 
-/// Read when the library is loaded.
+/// Settings as read when the library was loaded.
 const settings &asked();
 
-/// Copies of fewer bytes go on at once. All copies are looked at where a report is asked for, so that it can count
-/// them; none where the interposer is off.
+/// Size from which copies are examined; smaller ones are passed through immediately. 0 if a report is requested, so
+/// that it counts all copies, and the maximum if the interposer is off.
 extern std::atomic<std::size_t> looked_at_from;
 
 } // namespace mpgpu_preload

@@ -1,4 +1,4 @@
-// How the interposer, and clients that look functions up, come by those of the driver.
+// Looks up the driver's functions for the interposer and for programs.
 #include "driver.hpp"
 
 #include <cstring>
@@ -13,8 +13,8 @@
 
 namespace mpgpu_preload {
 
-// No constructor runs for this, nor for what follows: other libraries' constructors may call dlsym before any of this
-// library's does.
+// No constructor runs for this object or the following ones: constructors of other libraries may call dlsym before
+// those of this library.
 std::array<std::atomic<void *>, symbols> originals;
 
 namespace {
@@ -30,7 +30,7 @@ constexpr std::array<const char *, symbols> names = {
 std::atomic<dlsym_t> of_libc;
 std::atomic<dlsym_t> of_next;
 
-/// The C library's dlsym, past all interposers. A versioned look-up takes none that has no version.
+/// Returns the C library's dlsym, bypassing all interposers. A versioned look-up finds no function without a version.
 dlsym_t libc_dlsym() {
     dlsym_t found = of_libc.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -45,7 +45,7 @@ dlsym_t libc_dlsym() {
     return found;
 }
 
-/// The dlsym that would be found if this library were not there: another interposer's, or the C library's.
+/// Returns the dlsym that would be found without this library: another interposer's, or the C library's.
 dlsym_t next_dlsym() {
     dlsym_t found = of_next.load(std::memory_order_relaxed);
     if (found == nullptr) {
@@ -58,7 +58,7 @@ dlsym_t next_dlsym() {
 } // namespace
 
 void *look_up(symbol name) {
-    // All at once. The driver is never loaded here: that is for the program to do.
+    // All functions are looked up together. The driver is never loaded here, because that is up to the program.
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     for (std::size_t i = 0; driver != nullptr && i < symbols; ++i) {
         originals[i].store(libc_dlsym()(driver, names[i]), std::memory_order_release);
@@ -82,14 +82,14 @@ void *replaced(void *found) {
 
 using namespace mpgpu_preload;
 
-/// What the library's own look-ups are linked to (`--wrap=dlsym`): they find the driver itself.
+/// Target of the library's own look-ups (`--wrap=dlsym`), which find the driver itself.
 // NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): the linker's name
 extern "C" void *__wrap_dlsym(void *handle, const char *name) noexcept {
     MPGPU_MUST_TAIL return libc_dlsym()(handle, name);
 }
 
-/// Looks in the driver alone are answered here. All others go on by a jump, so that the next function sees who has
-/// called: the answer to RTLD_NEXT depends on that, and another interposer would find itself.
+/// Handles only look-ups in the driver. All others continue by a jump, so that the next function sees the original
+/// caller: the result for RTLD_NEXT depends on it, and another interposer would find itself.
 extern "C" __attribute__((visibility("default"))) void *dlsym(void *handle, const char *name) noexcept {
     if (handle != RTLD_DEFAULT && handle != RTLD_NEXT && std::strncmp(name, "cu", 2) == 0) {
         return replaced(next_dlsym()(handle, name));
