@@ -105,30 +105,30 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
         );
     }
     if !is_known {
-        next.push("`mpgpu probe` once, while the node is idle: plans then know its real capacities; and `mpgpu bench` again".into());
+        next.push("run `mpgpu probe` once while the node is idle, so that plans use measured capacities; then `mpgpu bench` again".into());
     }
     for row in rows {
         match &row.result {
-            Looked::Failed(why) => next.push(format!("{}: {why}; `mpgpu doctor` says what is refused and what helps", row.what)),
+            Looked::Failed(why) => next.push(format!("{}: {why}; `mpgpu doctor` shows what is refused, with a remedy", row.what)),
             Looked::Left(why) => next.push(format!("{}: not run, {why}", row.what)),
             // CPU threads on a busy machine do not show which copies gain.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
                 format!("{} loses: the plan is one plain copy, and the call costs more than the driver's; use the driver here", row.what)
             } else {
                 format!(
-                    "{} loses: {paths} paths, of which others use a link, or whose capacity is taken too high; `mpgpu probe` on an idle node, \
+                    "{} loses: {paths} paths; others use their links, or the topology overestimates their capacity: `mpgpu probe` on an idle node, \
                      or MPGPU_MAX_PATHS=1",
                     row.what
                 )
             }),
             Looked::Measured { plain, mpgpu, .. } if on_gpus && mpgpu / plain < 1.0 / NO_LOSS => {
-                next.push(format!("{}: no gain; `mpgpu plan` with these devices says why other paths are left out", row.what));
+                next.push(format!("{}: no gain; `mpgpu plan` with these devices shows why other paths are left out", row.what));
             }
             Looked::Measured { .. } => {}
         }
     }
     if on_gpus {
-        next.push("a program that gains: `mpgpu run PROGRAM` without changing it, or the API".into());
+        next.push("to accelerate a program: `mpgpu run PROGRAM` without changes to it, or the API".into());
     }
     next
 }

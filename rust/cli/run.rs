@@ -58,7 +58,7 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         None => find()?,
     };
     if library.to_string_lossy().contains([' ', ':']) {
-        return Err(format!("{}: the loader takes no path with a blank or a colon; copy the library elsewhere", library.display()).into());
+        return Err(format!("{}: the loader accepts no path with a blank or a colon; copy the library elsewhere", library.display()).into());
     }
     let mut program = Command::new(&arguments.program[0]);
     program.args(&arguments.program[1..]).env("LD_PRELOAD", before("LD_PRELOAD", &library));
@@ -165,7 +165,7 @@ fn find() -> Result<PathBuf, Failure> {
         .find_map(|path| path.canonicalize().ok())
         .ok_or_else(|| {
             format!(
-                "{LIBRARY} is not beside {}, in ../lib, in LD_LIBRARY_PATH or known to ldconfig: build it with CMake, and name it by --library",
+                "{LIBRARY} was not found near {}, in ../lib, in LD_LIBRARY_PATH or by ldconfig: build it with CMake, and name it by --library",
                 here.display()
             )
             .into()

@@ -129,7 +129,7 @@ impl Sweep<'_> {
 
     fn to_text(&self) -> String {
         let ways: Vec<String> = self.arguments.transfers.iter().map(|pair| format!("{}>{}", pair.src, pair.dst)).collect();
-        let apart = if self.arguments.apart { ", each planned apart and issued by a process of its own" } else { "" };
+        let apart = if self.arguments.apart { ", each planned separately and issued by its own process" } else { "" };
         let mut text = format!("sim for {}: {}{apart}\n", self.machine.topology().name, ways.join(" "));
         text += match self.arguments.kernel {
             None => "modelled; GB/s of all transfers together in the steady state (times the first column of the same window)\n\n",

@@ -48,7 +48,7 @@ pub fn run(arguments: &TopoArguments) -> Result<String, Failure> {
             return Err(format!("there is no machine to show: {why}; name a preset or a topology file, as in `mpgpu topo beluga`").into());
         }
         Err(_) if arguments.json => return Ok(format!("{:#}\n", presets_json())),
-        Err(why) => return Ok(format!("No GPU to look at: {why}.\n\n{}", presets())),
+        Err(why) => return Ok(format!("No GPU found: {why}.\n\n{}", presets())),
     };
     if let Some(file) = &arguments.svg {
         write_file(file, &draw::machine(source.machine.topology()))?;

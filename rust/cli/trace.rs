@@ -132,10 +132,10 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let backend = context.backend().name();
     let mut notes = vec![format!("{} on the {backend} backend, topology {}.", summary(plan.planned()), context.machine().topology().name)];
     if backend == "host" {
-        notes.push("Virtual devices on CPU threads: the clock is real, the GPUs are not.".into());
+        notes.push("Virtual devices on CPU threads: measured times, but not of GPUs.".into());
     } else {
-        notes.push("Timestamps of the devices, over streams: a graph is not traced operation by operation.".into());
-        notes.push(format!("Clocks of different GPUs are joined to {}.", time(trace.precision)));
+        notes.push("Device timestamps; the plan ran on streams, because a graph is not traced operation by operation.".into());
+        notes.push(format!("Clocks of different GPUs are aligned to within {}.", time(trace.precision)));
     }
     let planned = plan.planned().clone();
     let paths = planned.paths_of_copies();

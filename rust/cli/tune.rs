@@ -154,7 +154,7 @@ fn tune<S: Score<Error: Display>>(
     for case in cases {
         let batches = campaign.batches(case);
         if batches.is_empty() {
-            eprintln!("{name} {}: left out, the machine has too few GPUs or no way between them and host memory", case.name());
+            eprintln!("{name} {}: skipped: the machine has too few GPUs, or no route between them and host memory", case.name());
         }
         for (size, batch) in batches {
             let what = format!("{name} {} {}", case.name(), mpgpu_core::units::size(size));

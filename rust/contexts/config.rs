@@ -70,7 +70,7 @@ pub struct Config {
     /// `MPGPU_CACHE_GRAPHS`: number of programs whose graphs are kept, 1 or more.
     pub cache_graphs: usize,
     /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. Read when a context is created. `None` selects the
-    /// tuning beside the kept probe, if the context uses that probe by default.
+    /// tuning of the kept probe, if the context uses that probe.
     pub tuning_file: Option<String>,
     /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
     pub adapt: bool,

@@ -124,7 +124,7 @@ pub enum Error {
     #[error("the signal at {counter:#x} stands at {now} and has not reached {value} in {seconds} s")]
     SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
     /// Partitions of a plan were not marked ready in time, or did not arrive in time.
-    #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and what it was to write is undefined" } else { "" })]
+    #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and the contents of its destinations are undefined" } else { "" })]
     PartitionTimeout { missing: String, seconds: f64, is_ended: bool },
     /// Memory of another process could not be mapped, or memory could not be exported.
     #[error("{0}")]

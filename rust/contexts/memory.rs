@@ -59,8 +59,7 @@ impl Context {
         }
         let after = shared.backend.mark_end(stream, &[], Report::End)?.ok_or_else(no_completion)?;
         if after.is_captured() {
-            let why =
-                "a captured stream has no order to free memory in, because its graph may run later or again: free it without a stream";
+            let why = "memory cannot be freed in the order of a captured stream, because its graph may run later or again: free it without a stream";
             return Err(Error::NotSupported(why.into()));
         }
         let bytes = shared.holdings.take(address)?;
@@ -82,14 +81,14 @@ impl Context {
             return refuse("the address is null or the size is 0".into());
         }
         let Some(last) = address.checked_add(bytes - 1) else {
-            return refuse("it runs past the end of the address space".into());
+            return refuse("it extends past the end of the address space".into());
         };
         let inside = lock(&self.shared.registrations.0).range(address..=last).next().map(|(base, _)| *base);
         for at in [Some(address), Some(last), inside].into_iter().flatten() {
             if let Some(known) = self.shared.locate(at)? {
                 let (base, size, device) = (known.base, known.bytes, known.device.in_words());
                 return refuse(format!(
-                    "{at:#x} is memory of {device} that is pinned already ({base:#x}, {size} bytes): copies use it as it is"
+                    "{at:#x} is memory of {device} that is pinned already ({base:#x}, {size} bytes): copies use it without registration"
                 ));
             }
         }

@@ -36,7 +36,7 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
         Ok(tuning) => Some((path, tuning)),
         Err(TuningError::InFile { source, .. }) if matches!(*source, TuningError::Foreign { .. }) => {
             log::info!(
-                "the tuning {} is not used: it is for other figures, of all GPUs of its probe or of an earlier probe",
+                "the tuning {} is not used: it was made for other figures, those of all GPUs of its probe or of an earlier probe",
                 path.display()
             );
             None
@@ -123,7 +123,7 @@ pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), S
 /// Returns the part of a probed topology that is visible now, or the reason why the probe is stale.
 fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
     let gpus = record.gpus_of(now)?;
-    topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not go together".into())
+    topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not match".into())
 }
 
 /// Largest number of left-over temporary files, written under the same process number, that are tolerated beside the target.

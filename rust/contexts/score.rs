@@ -54,8 +54,9 @@ impl<'a> Executed<'a> {
     /// Binds the plan to buffers of its own and warms it up at the first set.
     fn bind(&mut self, plan: &Plan) -> Result<Bound, Error> {
         let shapes = || plan.transfers.iter().map(|transfer| &transfer.shape);
-        let first =
-            shapes().next().ok_or_else(|| Error::NotSupported("an empty batch takes no time: score plans of some transfer".into()))?;
+        let first = shapes()
+            .next()
+            .ok_or_else(|| Error::NotSupported("an empty batch takes no time: score plans with at least one transfer".into()))?;
         let fit = |t: &Transfer, s: &Shape| (t.src_device, t.dst_device) == (s.src_device, s.dst_device) && t.bytes >= s.bytes;
         let fits = |set: &Vec<Transfer>| set.len() == plan.transfers.len() && set.iter().zip(shapes()).all(|(t, s)| fit(t, s));
         if !self.sets.first().is_some_and(fits) {

@@ -99,7 +99,7 @@ impl Context {
         for (index, &Signal { counter, .. }) in signals.iter().enumerate() {
             let bad = |reason| Error::BadSignal { index, counter, reason };
             if counter == 0 {
-                return Err(bad("is no counter: it is NULL"));
+                return Err(bad("is not a counter: it is NULL"));
             }
             if !counter.is_multiple_of(8) {
                 return Err(bad("is not aligned to 8 bytes"));
@@ -113,7 +113,7 @@ impl Context {
                 if purpose == SignalUse::Wait {
                     let why = format!(
                         "signal {index}: {counter:#x} is memory of another process, imported here; wait in memory of this process, and let \
-                         the other raise it there"
+                         the other process set it there"
                     );
                     return Err(ipc::IpcError::NotSupported(why).into());
                 }

@@ -498,7 +498,7 @@ fn counters_that_are_none_are_refused() {
     let theirs = import(&node, &from_hex(&peer.tell("export 0 0 4096")));
     let good = signal(memory.cast(), 1);
     for (counter, expected) in [
-        (null_mut(), "signal 1: 0x0 is no counter: it is NULL"),
+        (null_mut(), "signal 1: 0x0 is not a counter: it is NULL"),
         (memory.wrapping_add(4), "is not aligned to 8 bytes"),
         (memory.wrapping_add(16), "runs out of its allocation"),
         (own.as_ptr().cast_mut().cast(), "allocate it as memory shared between processes"),

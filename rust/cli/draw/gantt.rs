@@ -133,7 +133,7 @@ fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64)
     let mut entries: Vec<(String, &str)> =
         paths.iter().take(MOST).enumerate().map(|(at, name)| (format!("c{}", at % COLOURS.len()), name.as_str())).collect();
     if others {
-        entries.push(("o".into(), "issuing, and what belongs to no path"));
+        entries.push(("o".into(), "issuing, and spans without a path"));
     }
     for (class, name) in entries {
         let wide = 18.0 + text_width(name, 12.0) + 14.0;

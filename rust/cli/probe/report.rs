@@ -39,7 +39,7 @@ pub fn tables(report: &ProbeReport) -> String {
     let of = probed.pairs.len();
     let _ = writeln!(text, "\n{} of {of} pairs of copies slow each other down by more than 10 %", slow.len());
     for pair in slow.iter().take(LONGEST) {
-        let _ = writeln!(text, "{:>7.2} times  {} beside {}", pair.slowdown, arrow(pair.first), arrow(pair.second));
+        let _ = writeln!(text, "{:>7.2} times  {} with {}", pair.slowdown, arrow(pair.first), arrow(pair.second));
     }
     more(&mut text, slow.len());
 
@@ -51,7 +51,7 @@ pub fn tables(report: &ProbeReport) -> String {
     let residuals = probed.residuals;
     let _ = writeln!(
         text,
-        "{} random sets of copies that nothing was fitted to: predicted within {:.1} % (median), {:.1} % (worst)",
+        "{} random sets of copies, not used for fitting: predicted within {:.1} % (median), {:.1} % (worst)",
         residuals.count,
         residuals.median * 100.0,
         residuals.worst * 100.0

@@ -105,10 +105,10 @@ impl Played<'_> {
             let std::ops::Range { start, end } = visit.during;
             format!("{} × {} from execution {start} to {end}", visit.leaves.name, visit.leaves.factor)
         }));
-        let machine = if real.is_empty() { "as the model has it".to_owned() } else { real.join(", ") };
+        let machine = if real.is_empty() { "as modelled".to_owned() } else { real.join(", ") };
         let times = |what: f64| what / end.plain;
         let last = self.play.moments.len() as u64 - 1;
-        let mut lost = format!("time lost to the best choices: {:.2} % in all", 100.0 * self.play.lost(0, last));
+        let mut lost = format!("time lost relative to the best choices: {:.2} % in total", 100.0 * self.play.lost(0, last));
         if last >= STRETCH {
             lost += &format!(", at most {:.2} % over any {STRETCH} executions (those from {from} on)", 100.0 * worst);
         }

@@ -89,7 +89,7 @@ pub fn tuned(report: &MachineReport) -> String {
             if let Some(bytes) = of.min_bytes {
                 let class = &tuned.class;
                 text += &format!(
-                    "{} to {}, {}: with {engine} several paths pay from {}\n",
+                    "{} to {}, {}: with {engine} several paths gain from {}\n",
                     class.from.name(),
                     class.to.name(),
                     class.pattern.name(),

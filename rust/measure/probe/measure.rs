@@ -1,7 +1,7 @@
 //! Makes the measurements of one probe: sizes, repetitions, and which measurements are repeated.
 //!
-//! There is one rule. A result that matches the prediction is measured once. A set that takes longer than predicted, and a hop that is
-//! slower or faster than the others of its kind, is measured three times, and the median counts.
+//! There is one rule. A result that matches the prediction is measured once. A set that takes longer than predicted (a late set), and a hop
+//! that is slower or faster than the others of its kind, is measured three times, and the median counts.
 
 use super::fit::{Capacities, MEDIAN, Sample, Samples, level};
 use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Timing, Work, median, sets};

@@ -15,10 +15,10 @@ const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
 const DIRECT_ENDS: f64 = 0.85;
 /// Fraction of the direct copy's time after which the pipeline ends, when fork and join are measured.
 const PIPELINE_ENDS: f64 = 0.5;
-/// Largest size of a direct copy, as a fraction of the room. `STAGED` is the same limit for a pipeline. One of each arrives on a device,
-/// and two rings may lie there.
+/// Largest size of a direct copy, as a fraction of [`Harness::room`]; [`STAGED`] is the limit for a pipeline. With these limits one direct
+/// copy, one pipeline and two rings fit on a device.
 const DIRECT: f64 = 0.5;
-/// Largest size of a pipeline, as a fraction of the room; see [`DIRECT`].
+/// Largest size of a pipeline, as a fraction of [`Harness::room`]; see [`DIRECT`].
 const STAGED: f64 = 0.125;
 
 /// Plans use a pipeline only if at least this fraction of its rate adds to the rate of its direct copy.
@@ -276,7 +276,7 @@ fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     work.into_iter().fold(0.0, f64::max)
 }
 
-/// Limits bytes to `part` of the room and to at least a few chunks, in whole grains.
+/// Limits `bytes` to `part` of [`Harness::room`] and to at least a few chunks, and rounds them to a multiple of the grain of copies.
 fn bounded<H: Harness>(session: &Session<'_, H>, part: f64, bytes: f64) -> u64 {
     let least = 64 * TINY;
     grained(bytes.min(session.harness.room() as f64 * part)).max(least)

@@ -11,8 +11,8 @@ fn is_between_gpus(ends: Ends) -> bool {
     !ends.0.is_host() && !ends.1.is_host()
 }
 
-/// True if the time of these hops together does not depend on the order of submission: each GPU issues at most one copy to another GPU, or
-/// one GPU issues all.
+/// True if the time of these hops together does not depend on the order of submission. This is so if each GPU issues at most one copy to
+/// another GPU, or if one GPU issues all.
 pub(super) fn is_free_of_order(hops: &[Ends], set: &[usize]) -> bool {
     let sources: Vec<DeviceId> = set.iter().map(|hop| hops[*hop]).filter(|ends| is_between_gpus(*ends)).map(|ends| ends.0).collect();
     let once = |(index, source): (usize, &DeviceId)| !sources[..index].contains(source);
@@ -28,7 +28,8 @@ pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     (0..set.len()).filter(|index| !repeats(*index)).map(|index| set[index]).collect()
 }
 
-/// Returns the set itself if it is free of order. Otherwise returns one set for each distance between GPUs, each with all host copies.
+/// Returns the set itself if its time does not depend on the order of submission. Otherwise returns one set for each distance between GPUs,
+/// each with all host copies.
 fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     if is_free_of_order(hops, set) {
         return vec![set.to_vec()];
@@ -158,7 +159,7 @@ impl Random {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
-    /// Returns two to `most` random hops, reduced to a set that is free of order.
+    /// Returns two to `most` random hops, without those that would make the time depend on the order of submission.
     pub fn set(&mut self, hops: &[Ends], most: usize) -> Vec<usize> {
         let count = 2 + self.below(most.saturating_sub(1));
         let mut all: Vec<usize> = (0..hops.len()).collect();

@@ -229,7 +229,7 @@ impl Lines<'_> {
         for two in entries.windows(2) {
             let (before, here) = (from(two[0].as_ref()), from(two[1].as_ref()));
             if here <= before {
-                let must = format!("more than {before}, where the entry before begins");
+                let must = format!("more than {before}, the beginning of the previous entry");
                 return Err(self.refuse(&two[1], "from_bytes", here, must));
             }
         }
@@ -252,7 +252,7 @@ fn of_partitions(lines: &Lines<'_>, entry: PartitionsEntry) -> Result<PartitionT
 fn class(lines: &Lines<'_>, entry: ClassEntry) -> Result<ClassTuning, TuningError> {
     let direct = *entry.direct.as_ref();
     if !(0.0..=1e15).contains(&direct) {
-        let must = "between 0 and 1e15, in bytes per second; 0 where there is no direct route";
+        let must = "between 0 and 1e15, in bytes per second; 0 if there is no direct route";
         return Err(lines.refuse(&entry.direct, "direct", direct, must));
     }
     lines.ascending(&entry.engine, |preference| preference.from_bytes)?;
@@ -320,7 +320,7 @@ impl Tuning {
     }
 
     fn write_toml(&self, out: &mut String) -> std::fmt::Result {
-        writeln!(out, "# Made by `mpgpu tune` or `mpgpu probe`. MPGPU_TUNING_FILE names it to every context of the same topology.")?;
+        writeln!(out, "# Made by `mpgpu tune` or `mpgpu probe`. Set MPGPU_TUNING_FILE to its path for contexts of the same topology.")?;
         writeln!(out, "version = {VERSION}\ntopology = {}\ndigest = \"{}\"", toml::Value::from(self.topology.as_str()), self.digest)?;
         writeln!(out, "origin = \"{}\"", self.origin.name())?;
         for tuned in &self.classes {
