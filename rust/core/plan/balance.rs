@@ -1,9 +1,9 @@
-//! Shares with which the paths of a transfer end together where links are shared fairly.
+//! Shares with which the paths of a transfer end together if links are shared fairly.
 //!
-//! The linear program of [`split`](super::split) bounds what any sharing could reach: it may give one path most of a link and another
-//! the rest. Links are not shared so. Whoever draws on a full one gets as much as everybody else who could use it, so that a share which
-//! is meant to be large ends late while the others are done early. The program says which paths are worth having; here their bytes follow
-//! the rates that max-min fair sharing leaves them, as in the simulator, and the moments at which they can start.
+//! The linear program of [`split`](super::split) bounds the result of any sharing: it may give one path most of a link and another the
+//! rest. Real links are shared differently. Each flow on a full link gets as much as any other flow that could use it. So a share that the
+//! program makes large ends late, while the others end early. The program selects the paths worth using. This module then sets their bytes
+//! by the rates of max-min fair sharing, as in the simulator, and by their start times.
 
 use super::selection::Selection;
 use super::split::{Column, fill};
@@ -12,39 +12,39 @@ use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
 
-/// Transfers whose rates for each byte lie further apart than this part do not end together. Dividing what the early ones leave is the
-/// linear program's business.
+/// Largest relative difference of the transfers' rates per byte at which they still end together. If it is larger, the linear program must
+/// divide the capacity that the early ones leave.
 const ALIKE: f64 = 0.1;
 
-/// Chunks are counted for shares, and shares follow from chunks: so many times in turns.
+/// Number of iterations between chunk counts, which depend on shares, and shares, which depend on chunk counts.
 const COUNTS: usize = 2;
 
-/// A path without which its transfer ends earlier by this part takes more from others than it carries.
+/// Relative gain in time by removing a path above which the path is removed: it takes more from others than it carries.
 const IN_THE_WAY: f64 = 5e-3;
 
-/// The part of a capacity from which on it is full: rates are rounded.
+/// Fraction of a capacity above which a resource counts as full, because rates are rounded.
 const FULL: f64 = 0.999;
 
-/// A path that carries bytes, in the company of all others that do.
+/// Path that carries bytes, together with all other such paths.
 struct ActivePath<'a> {
     candidate: usize,
-    /// Which of the transfers that have ways.
+    /// Number of the path's transfer among the transfers with active paths.
     transfer: u32,
-    /// What its bytes draw on, hop by hop, then on all hops together.
+    /// Resources of each hop, and of all hops together (`all`).
     hops: SmallVec<[&'a [ResourceId]; 2]>,
     all: SmallVec<[ResourceId; 16]>,
-    /// Whether they are staged in host memory.
+    /// True if the bytes are staged in host memory.
     through_host: bool,
-    /// Seconds until it may start, apart from its own latency and hand-overs.
+    /// Start time of the path in seconds, without its own latency and hand-overs.
     head: f64,
-    /// Bytes/s while all others are at work, too.
+    /// Rate while all other paths are active too, bytes/s.
     rate: f64,
     bytes: f64,
 }
 
 impl<'f> Selection<'f> {
-    /// New shares for the candidates to which `shares` gives bytes. `None` where the transfers of a batch would not end together, and where
-    /// they stand for many.
+    /// Returns new shares for the candidates that have bytes in `shares`. Returns `None` if the transfers of a batch would not end
+    /// together, or if each of them stands for many.
     pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
         if self.aggregated {
             return None;
@@ -73,7 +73,7 @@ impl<'f> Selection<'f> {
         Some(balanced)
     }
 
-    /// All that carry bytes over links.
+    /// Returns all paths that carry bytes over links.
     fn ways(&self, shares: &[f64]) -> Vec<ActivePath<'f>> {
         let (machine, costs) = (self.machine, self.machine.costs());
         let mut ways: Vec<ActivePath<'f>> = Vec::new();
@@ -99,8 +99,8 @@ impl<'f> Selection<'f> {
         ways
     }
 
-    /// When each may start. Large copies are issued first, one by one, and then the chunks of all pipelines in turns. Transfers that are
-    /// alike are to get like parts, so that for each the others count as if half of them were issued before.
+    /// Sets the start time of each path. Large copies are issued first, one by one, and then the chunks of all pipelines in turn. Transfers
+    /// of equal size should get equal shares. So each one counts half of the others as issued before it.
     fn heads(&self, ways: &mut [ActivePath<'_>], transfers: usize) {
         let costs = self.machine.costs();
         let issue = executor::issue(self.options, costs);
@@ -122,8 +122,8 @@ impl<'f> Selection<'f> {
         }
     }
 
-    /// Finds the rates of all, and for staged paths those of their hops: the first chunks of all pipelines pass the first hops together, and
-    /// the last chunks the second ones.
+    /// Computes the rates of all paths, and of the hops of staged paths. The first chunks of all pipelines pass the first hops together,
+    /// and the last chunks pass the second hops together.
     fn share(&mut self, fair: &mut MaxMin<'_>, ways: &mut [ActivePath<'_>], demands: &[f64]) -> Option<()> {
         let rates = rates(fair, ways.iter().map(|way| way.drawing(&way.all)));
         let mut paces = vec![0.0; demands.len()];
@@ -147,14 +147,15 @@ impl<'f> Selection<'f> {
         Some(())
     }
 
-    /// For each way the part of its hand-overs that costs nothing: where a full resource limits it, the others there are faster meanwhile, as far as
-    /// they could be. None in a batch of several transfers, whose many pipelines wait for the issuing thread.
+    /// Returns the fraction of each path's hand-overs that costs nothing. If a full resource limits the path, the other paths on that
+    /// resource are faster during the hand-over, up to their own limits. The fraction is 0 in a batch of several transfers, whose many
+    /// pipelines wait for the issuing thread.
     fn overlaps(&self, ways: &[ActivePath<'_>]) -> Vec<f64> {
         if ways.iter().any(|way| way.transfer > 0) {
             return vec![0.0; ways.len()];
         }
         let resources = self.machine.resources();
-        // Of each resource its load, and what those who draw on it could draw more if it were wider.
+        // Load of each resource, and the additional load that its paths would cause if it were wider.
         let mut use_of = vec![(0.0_f64, 0.0_f64); resources.len()];
         let more = |way: &ActivePath<'_>| (self.candidates[way.candidate].model.rate - way.rate).max(0.0);
         for way in ways {
@@ -175,7 +176,7 @@ impl<'f> Selection<'f> {
         ways.iter().map(part).collect()
     }
 
-    /// The bytes of each way, so that those of a transfer end together. The end of the last transfer.
+    /// Computes the bytes of each path so that the paths of a transfer end together. Returns the end of the last transfer.
     fn divide(&self, ways: &mut [ActivePath<'_>], demands: &[f64]) -> f64 {
         let mut columns = Vec::new();
         for _ in 0..COUNTS {
@@ -197,7 +198,7 @@ impl<'f> Selection<'f> {
         ways.iter().map(column).collect()
     }
 
-    /// The staged path without which a single transfer ends earliest, if that is earlier than with it.
+    /// Returns the staged path whose removal lets a single transfer end earliest, if that is earlier than with the path.
     fn in_the_way(&self, fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], demands: &[f64], end: f64) -> Option<usize> {
         if demands.len() != 1 {
             return None;
@@ -223,7 +224,7 @@ impl<'f> Selection<'f> {
 }
 
 impl ActivePath<'_> {
-    /// Its bytes on these resources.
+    /// Returns the flow of the path's bytes on these resources.
     fn drawing<'a>(&self, resources: &'a [ResourceId]) -> FlowRate<'a> {
         FlowRate { staged: f64::from(self.through_host), ..FlowRate::new(resources) }
     }
@@ -235,7 +236,7 @@ fn rates<'a>(fair: &mut MaxMin<'_>, flows: impl Iterator<Item = FlowRate<'a>>) -
     flows.into_iter().map(|flow| flow.rate).collect()
 }
 
-/// Rates where staged paths are on one of their hops.
+/// Returns the rates of all paths while staged paths are on one of their hops.
 fn rates_of_hop(fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], hop: usize) -> Vec<f64> {
     rates(fair, ways.iter().map(|way| way.drawing(way.hops[hop.min(way.hops.len() - 1)])))
 }
@@ -245,7 +246,7 @@ fn ends(columns: &[Column], bytes: impl Iterator<Item = f64>) -> f64 {
     carrying.map(|(column, bytes)| column.line.0 + bytes * column.line.1).fold(0.0, f64::max)
 }
 
-/// Whether no two ways, nor the hops of one, draw on the same resource.
+/// True if no two paths, and no two hops of one path, use the same resource.
 fn apart(ways: &[ActivePath<'_>], resources: usize) -> bool {
     let mut used = vec![false; resources];
     ways.iter().flat_map(|way| &way.all).all(|r| !std::mem::replace(&mut used[r.0 as usize], true))

@@ -1,16 +1,17 @@
-//! The least time of a batch, and the resources that limit it.
+//! Lower bound of the time of a batch, and the resources that limit it.
 //!
-//! The bound is that of capacities alone: bytes flow in any number of streams over any number of relays, nothing costs time but the bytes, and equal
-//! sources ([`Shape::source`]) are passed on along any trees. It is proved by prices. Where a second of each resource `r` has a price `y_r`, what
-//! moves a batch in `T` seconds has at most `T · Σ y_r` to spend, and each of its flows costs at least its bytes on the cheapest way there is:
+//! The bound follows from capacities alone. Bytes may flow in any number of streams over any number of relays, only bytes cost time, and
+//! equal sources ([`Shape::source`]) may be forwarded along any trees. Prices prove the bound. Let a second of each resource `r` have a
+//! price `y_r`. Then a flow that moves the batch in `T` seconds can spend at most `T · Σ y_r`, and each commodity costs at least its bytes
+//! on the cheapest way:
 //!
 //! ```text
 //! T ≥ Σ_flows bytes · cheapest way(y) / Σ y_r     for any prices y ≥ 0
 //! ```
 //!
-//! Prices of one resource alone, and of the links of one device, are always tried: they are exact where one port limits the batch. The best prices are the
-//! dual of the linear program of the flow ([`flow`](super::flow)). The resources that have a price in the end are the cut
-//! that limits the batch: together they are busy from beginning to end.
+//! Prices of a single resource, and of the links of one device, are always tried. They are exact if one port limits the batch. The best
+//! prices are the dual of the linear program of the flow ([`flow`](super::flow)). The resources with a price in the best solution are the
+//! cut that limits the batch: together they are busy from beginning to end.
 
 use super::network::{Commodity, Draws, Network};
 use super::planned::Plan;
@@ -21,25 +22,25 @@ use crate::units::time;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Resources with a smaller part of the bound are not named.
+/// Smallest part of the bound at which a resource is named.
 const LEAST_PART: f64 = 0.01;
 
-/// Distance from the time of plain copies, as a part of it, below which no better bound is searched for.
+/// Relative distance from the time of plain copies below which no better bound is sought.
 const CLOSE: f64 = 1e-3;
 
-/// The least time of a batch, as far as the capacities of the machine decide it.
+/// Lower bound of the time of a batch, from the capacities of the machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeBound {
-    /// Seconds. 0 where nothing passes a link.
+    /// Time in seconds; 0 if nothing passes a link.
     pub seconds: f64,
-    /// Resources that limit the batch, each with its part of all of them, the largest first. Together they are busy all the time.
+    /// Resources that limit the batch, each with its part of the sum of all prices, the largest first. Together they are busy all the time.
     pub limits: Vec<(ResourceId, f64)>,
 }
 
 impl TimeBound {
-    /// The bound of a batch on a machine.
+    /// Computes the bound of a batch on a machine.
     pub fn new(machine: &Machine, batch: &[Shape]) -> TimeBound {
-        // Threads move pageable bytes through rings of host memory.
+        // Threads move pageable bytes through rings in host memory.
         let is_pageable = |shape: &Shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
         let network = Network::of_least_draws(machine, batch.iter().any(is_pageable));
         let flows = flows(&network, batch);
@@ -62,19 +63,20 @@ struct Proof {
 }
 
 impl Proof {
-    /// The busiest resource alone.
+    /// Returns the proof by the busiest resource alone.
     fn single(network: &Network, flows: &[Commodity]) -> Proof {
         let busiest = (0..).zip(single(network, flows)).max_by(|a: &(u32, f64), b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
         let (resource, seconds) = busiest.unwrap_or((0, 0.0));
         Proof { seconds, prices: vec![(resource, 1.0)] }
     }
 
-    /// All links of a device in one direction, or the resources behind them that carry less. `bytes` are those that leave it and those that it wants.
+    /// Returns the proof by all links of a device in one direction, or by resources behind them with less capacity. `bytes` are those that
+    /// leave the device and those that it wants.
     fn port(machine: &Machine, device: DeviceId, bytes: [f64; 2]) -> Proof {
         let of = |leaves: bool, bytes: f64| {
             let others = machine.devices().filter(|other| *other != device);
             let routes = others.filter_map(|other| if leaves { machine.route(device, other) } else { machine.route(other, device) });
-            // Resources that all routes over a link draw on.
+            // Resources that all routes over a link use.
             let mut links: BTreeMap<LinkId, SmallVec<[ResourceId; 8]>> = BTreeMap::new();
             for route in routes {
                 let Some(link) = (if leaves { route.links.first() } else { route.links.last() }) else { continue };
@@ -115,7 +117,7 @@ impl Proof {
         }
         let all: f64 = prices.iter().map(|price| price.1).sum();
         let parts = || prices.iter().map(|(resource, price)| (ResourceId(*resource), price / all));
-        // Each of hundreds of equally busy resources has a small part.
+        // Hundreds of equally busy resources have a small part each.
         let least = LEAST_PART.min(0.5 * parts().map(|part| part.1).fold(0.0, f64::max));
         let mut limits: Vec<(ResourceId, f64)> = parts().filter(|(_, part)| *part >= least).collect();
         limits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -123,7 +125,7 @@ impl Proof {
     }
 }
 
-/// Bytes that leave a device, and bytes that it wants.
+/// Returns the bytes that leave a device, and the bytes that it wants.
 fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2] {
     let number = network.number(device);
     let of = |is: &dyn Fn(&Commodity, usize) -> bool| {
@@ -132,8 +134,8 @@ fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2
     [of(&|flow, number| flow.src == number), of(&|flow, number| flow.to.contains(&number))]
 }
 
-/// Seconds for which each resource is busy, however the bytes flow: those that leave a device draw on what all copies out of it draw on, and those that
-/// it wants on what all copies into it draw on.
+/// Returns the seconds for which each resource is busy at least, for any flow. Bytes that leave a device use the resources that all copies
+/// out of it use. Bytes that it wants use the resources that all copies into it use.
 fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let devices = network.devices.len();
     let always = |copies: &dyn Fn(usize) -> (usize, usize)| {
@@ -168,7 +170,8 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     loads
 }
 
-/// Seconds for which the busiest resource is busy if all is copied directly; infinite where that cannot be done or is not best.
+/// Returns the time for which the busiest resource is busy if everything is copied directly, in seconds. Returns infinity if that is
+/// impossible or not optimal.
 fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     let mut loads = vec![0.0; network.resources];
     for flow in flows {
@@ -180,7 +183,7 @@ fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     loads.into_iter().fold(0.0, f64::max)
 }
 
-/// Returns the bytes that pass links, those of each source once.
+/// Returns the commodities of the batch that pass links, with the bytes of each source once.
 fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
     let mut sources: BTreeMap<(u32, usize, u64), Vec<usize>> = BTreeMap::new();
     let mut flows: BTreeMap<(usize, Vec<usize>), f64> = BTreeMap::new();
@@ -207,13 +210,14 @@ fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
 }
 
 impl Plan {
-    /// Returns the least time of the plan's batch.
+    /// Returns the lower bound of the time of the plan's batch.
     pub fn bound(&self, machine: &Machine) -> TimeBound {
         let batch: Vec<Shape> = self.transfers.iter().map(|transfer| transfer.shape).collect();
         TimeBound::new(machine, &batch)
     }
 
-    /// The bound, what limits it, and how near the plan comes, as a sentence; `None` where links hardly matter.
+    /// Returns a sentence with the bound, the limiting resources, and the fraction that the plan reaches. Returns `None` if links hardly
+    /// matter.
     pub(super) fn bound_in_words(&self, machine: &Machine) -> Option<String> {
         let bound = self.bound(machine);
         let name = |limit: &(ResourceId, f64)| machine.resources()[limit.0.0 as usize].name.clone();
@@ -223,14 +227,14 @@ impl Plan {
             more => format!(" and {more} more"),
         };
         let reached = bound.seconds / self.predicted;
-        // Of a few bytes it says nothing.
+        // The bound is not meaningful for a few bytes.
         (reached >= LEAST_PART).then(|| {
             let why = self.why_not_the_bound(machine, &bound).map(|why| format!(": {why}")).unwrap_or_default();
             format!("at best {}, limited by {}{more}; the plan reaches {reached:.2} of that{why}", time(bound.seconds), names.join(", "))
         })
     }
 
-    /// What keeps a plan from nine tenths of its bound.
+    /// Returns the reason for which a plan does not reach nine tenths of its bound.
     pub(super) fn why_not_the_bound(&self, machine: &Machine, bound: &TimeBound) -> Option<String> {
         if bound.seconds >= 0.9 * self.predicted {
             return None;

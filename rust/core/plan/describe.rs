@@ -1,4 +1,4 @@
-//! A plan for people.
+//! Description of a plan for people.
 
 use super::options::Tuned;
 use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 impl Plan {
-    /// Text: what each transfer does and why other paths are left out. Times are modelled, and say so.
+    /// Returns a text with the paths of each transfer and the reasons why other paths were rejected. Its times are marked as modelled.
     pub fn describe(&self, machine: &Machine) -> String {
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = self.write(machine, &mut text);
         text
     }
@@ -62,7 +62,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Indices of transfers, those that differ in nothing but their devices together: a halo exchange has dozens.
+    /// Returns groups of transfers that differ only in their devices. A halo exchange has dozens of such transfers.
     fn alike(&self) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut numbers: HashMap<(u64, Vec<_>), usize> = HashMap::default();
@@ -124,20 +124,21 @@ impl Plan {
             });
             writeln!(text, "  {}", ways.collect::<Vec<_>>().join("  "))?;
         }
-        // Its paths are named by kind, and one transfer may have no use for what another relays through.
+        // The header names the group's paths by kind, and the reasons refer to single devices. One transfer may reject a relay that another
+        // uses.
         let relayed = paths.iter().any(|path| path.via.is_some());
         lines(reasons_among_many(machine, transfers(), loads).into_iter())
             .iter()
             .try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
     }
 
-    /// `auto` with what it came to where that is no matter of course.
+    /// Returns the name of the engine, with the executor that `auto` has chosen if that is a graph.
     fn engine(&self) -> String {
         let asked = self.options.engine.name();
         if (self.options.engine, self.executor) == (Engine::Auto, Engine::Graph) { format!("{asked} (graph)") } else { asked.into() }
     }
 
-    /// How many times faster than one path for each transfer, as modelled.
+    /// Returns the modelled speedup over one path for each transfer.
     pub fn speedup(&self) -> f64 {
         if self.predicted > 0.0 { self.one_path / self.predicted } else { 1.0 }
     }
@@ -149,17 +150,17 @@ impl PathPlan {
         format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
-    /// Returns the devices that its bytes pass, from the source on.
+    /// Returns the devices that the bytes pass, in order from the source.
     pub fn vias(&self) -> impl Iterator<Item = DeviceId> {
         self.earlier.iter().copied().chain(self.via)
     }
 
-    /// How its bytes are moved.
+    /// Returns how the bytes are moved.
     fn manner(&self) -> String {
         match (self.mechanism, self.slots, self.chunks) {
             (Mechanism::Batch, ..) => "part of a batched call".into(),
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
-            // Of no path: threads move its ends.
+            // A thread belongs to no path; threads copy the ends of paths.
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
@@ -194,7 +195,7 @@ impl Tuned {
 }
 
 impl Engine {
-    /// As `MPGPU_ENGINE` spells it.
+    /// Returns the name that `MPGPU_ENGINE` accepts.
     pub fn name(self) -> &'static str {
         match self {
             Engine::Auto => "auto",

@@ -1,8 +1,8 @@
-//! The best flow of a batch's bytes through a network: over any number of relays, and along any trees.
+//! Best flow of a batch's bytes through a network, over any number of relays and along any trees.
 //!
-//! The trees worth knowing are the cheapest under prices of resources, in two phases: prices that rise with the load (Garg and Könemann 2007), and then,
-//! where [`MOST_VARIABLES`] allows it, those of the linear program over the known trees (Kelley 1960), until no cheaper tree is found. The
-//! same prices prove how soon the batch can be done at best ([`bound`](super::bound)).
+//! The useful trees are the cheapest ones under prices of resources. Two phases find them. In the first, prices rise with the load (Garg
+//! and Könemann 2007). In the second, if [`MOST_VARIABLES`] allows it, prices are those of the linear program over the known trees (Kelley
+//! 1960), until no cheaper tree is found. The same prices prove a lower bound of the batch's time ([`bound`](super::bound)).
 
 use super::network::{Commodity, Draws, Network, Tree};
 use super::split::{Column, split};
@@ -10,61 +10,62 @@ use super::ways::Ways;
 use ahash::HashMap;
 use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
 
-/// Rounds of prices that rise with the load.
+/// Number of rounds with rising prices.
 const ROUNDS: u32 = 48;
-/// Logarithm of the price of the busiest resource over that of an idle one.
+/// Logarithm of the ratio of the price of the busiest resource to that of an idle one.
 const STEEP: f64 = 12.0;
-/// Most solutions of the linear program, and the part of the bound below which another does not pay.
+/// Largest number of solutions of the linear program, and the relative distance from the bound below which no further solution pays
+/// (`CLOSE`).
 const MOST_TURNS: usize = 24;
 const CLOSE: f64 = 2e-3;
-/// Most prices and commodities of a linear program together: its time grows with more than the square of their number.
+/// Largest number of prices and commodities of a linear program together. Its time grows with more than the square of their number.
 const MOST_VARIABLES: usize = 400;
-/// Most draws of all trees in a linear program.
+/// Largest number of draws of all trees in a linear program.
 const MOST_DRAWS: usize = 1 << 16;
 
-/// The trees that a search has found.
+/// Result of a search for trees.
 pub(super) struct Explored {
     /// Trees of each commodity that were the cheapest under some prices.
     pub trees: Vec<Vec<Tree>>,
-    /// Bytes on each tree by the rounds of rising prices.
+    /// Bytes on each tree in the rounds with rising prices.
     bytes: Vec<Vec<f64>>,
-    /// Seconds below which no flow can be done, beside what is there already.
+    /// Lower bound of the time of any flow in addition to the existing load, seconds.
     pub seconds: f64,
     /// Prices that prove the bound, by resource.
     pub prices: Vec<f64>,
 }
 
-/// The best flow that is known, which is fractional and costs nothing but capacity.
+/// Best known flow. It is fractional, and only its use of capacity costs time.
 #[allow(dead_code)]
 pub(super) struct NetworkFlow {
-    /// Trees of each commodity with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a commodity with one
-    /// destination is a path: its copies in their order, over any number of relays.
+    /// Trees of each commodity with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a
+    /// commodity with one destination is a path: its copies in order, over any number of relays.
     pub shares: Vec<Vec<(Tree, f64)>>,
-    /// Seconds for which the flow, and what is there already, keep the busiest resource busy.
+    /// Time for which the flow and the existing load keep the busiest resource busy, seconds.
     pub seconds: f64,
-    /// Seconds below which no flow can be done.
+    /// Lower bound of the time of any flow, seconds.
     pub bound: f64,
 }
 
-/// A search for the trees of some commodities.
+/// Search for the trees of some commodities.
 struct Search<'a> {
     network: &'a Network,
     flows: &'a [Commodity],
-    /// Seconds that each resource is busy already.
+    /// Time for which each resource is busy already, seconds.
     busy: &'a [f64],
-    /// Place of each known tree among those of its commodity.
+    /// Index of each known tree among those of its commodity.
     seen: Vec<HashMap<Tree, usize>>,
-    /// Draws of each known tree, and its commodity.
+    /// Draws of each known tree, with its commodity.
     known: Vec<(usize, Draws)>,
     found: Explored,
 }
 
 impl Network {
-    /// Finds how the bytes of commodities, each of which can reach its destinations, flow best beside what keeps resources busy already (seconds of each
-    /// resource of the machine).
+    /// Computes the best flow of commodities in addition to the existing load. Each commodity must be able to reach its destinations.
+    /// `busy` is the existing load in seconds of each resource of the machine.
     ///
-    /// `seconds` is at most 0.2 % above the least where the linear program is affordable, and some per cent above it on larger networks. Shares with few
-    /// bytes are the caller's to drop.
+    /// The resulting `seconds` is at most 0.2 % above the minimum if the linear program is affordable, and some per cent above it on larger
+    /// networks. Shares with few bytes are left for the caller to drop.
     #[allow(dead_code)]
     pub fn flow(&self, flows: &[Commodity], busy: &[f64]) -> NetworkFlow {
         let mut explored = self.explore(flows, busy);
@@ -96,7 +97,8 @@ impl Network {
         NetworkFlow { shares: shares.collect(), seconds, bound: explored.seconds }
     }
 
-    /// Looks for trees of commodities, each of which can reach its destinations, beside what keeps resources busy already (seconds of each).
+    /// Searches for trees of commodities in addition to the existing load. Each commodity must be able to reach its destinations. `busy` is
+    /// the existing load in seconds of each resource.
     pub fn explore(&self, flows: &[Commodity], busy: &[f64]) -> Explored {
         let none = || vec![Vec::new(); flows.len()];
         let found = Explored { trees: none(), bytes: vec![Vec::new(); flows.len()], seconds: 0.0, prices: vec![0.0; self.resources] };
@@ -110,7 +112,7 @@ impl Network {
         search.found
     }
 
-    /// A cheap tree of each commodity, and a price below which they cannot be together. It is what they cost where each of them is the cheapest.
+    /// Returns a cheap tree of each commodity, and a lower bound of their total price. The bound is exact if each tree is the cheapest.
     fn cheapest(&self, flows: &[Commodity], prices: &[f64]) -> (f64, Vec<Tree>) {
         let (mut cost, mut trees) = (0.0, Vec::with_capacity(flows.len()));
         let all_pass = self.may_pass.iter().all(|may| *may);
@@ -118,7 +120,7 @@ impl Network {
         let mut last = None;
         for flow in flows {
             let mut steps = Vec::new();
-            // Destinations pass on what they have, whether or not they may pass other bytes.
+            // Destinations forward the bytes that they have, even if other bytes may not pass them.
             cost += flow.bytes
                 * if all_pass || flow.to.len() == 1 {
                     let ways = last.take().filter(|(src, _)| *src == flow.src).map(|(_, ways)| ways);
@@ -136,7 +138,7 @@ impl Network {
 }
 
 impl Search<'_> {
-    /// The first phase. Returns the seconds for which its flow keeps each resource busy.
+    /// Runs the first phase. Returns the time for which its flow keeps each resource busy, in seconds.
     fn by_rising_prices(&mut self) -> Vec<f64> {
         let Search { network, flows, busy, .. } = *self;
         let (mut loads, mut prices) = (vec![0.0; network.resources], vec![1.0; network.resources]);
@@ -150,7 +152,8 @@ impl Search<'_> {
                 let place = self.learn(at, tree);
                 self.found.bytes[at][place] += bytes;
             }
-            // What is busy already is so in every round. Relative to the busiest there will be at the end, as it now seems.
+            // The existing load counts in proportion to the rounds done so far. Prices are relative to the expected load of the busiest
+            // resource at the end.
             let part = f64::from(round) / f64::from(ROUNDS);
             let all: Vec<f64> = loads.iter().zip(busy).map(|(load, busy)| load + busy * part).collect();
             let most = largest(&all);
@@ -161,7 +164,7 @@ impl Search<'_> {
         loads
     }
 
-    /// The second phase; `scale` is the order of the time.
+    /// Runs the second phase. `scale` is the order of magnitude of the time.
     fn by_linear_program(&mut self, scale: f64) {
         for _ in 0..MOST_TURNS {
             if self.known.iter().map(|(_, work)| work.len()).sum::<usize>() > MOST_DRAWS {
@@ -177,7 +180,8 @@ impl Search<'_> {
         }
     }
 
-    /// Keeps prices if they prove more than those before: who moves commodities in `T` seconds has at most `T` times the sum of all prices to spend.
+    /// Keeps the prices if they prove a higher bound than the best so far: a flow that moves the commodities in `T` seconds can spend at
+    /// most `T` times the sum of all prices.
     fn prove(&mut self, cost: f64, prices: &[f64]) {
         let fixed: f64 = self.busy.iter().zip(prices).map(|(seconds, price)| seconds * price).sum();
         let seconds = (cost + fixed) / prices.iter().sum::<f64>();
@@ -186,7 +190,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a tree of a commodity if it is new. Returns its place.
+    /// Adds a tree of a commodity if it is new. Returns its index.
     fn learn(&mut self, at: usize, tree: Tree) -> usize {
         let Search { network, flows, seen, known, found, .. } = self;
         if let Some(place) = seen[at].get(&tree) {
@@ -199,7 +203,8 @@ impl Search<'_> {
         found.trees[at].len() - 1
     }
 
-    /// Prices under which the known trees together cost most, and how much: who keeps to these trees is no sooner done.
+    /// Returns the prices under which the known trees cost most together, and that cost, which is a lower bound for any flow along these
+    /// trees.
     fn solve(&self, scale: f64) -> Option<(f64, Vec<f64>)> {
         let Search { flows, busy, known, .. } = self;
         let mut problem = Problem::new(OptimizationDirection::Maximize);
@@ -223,7 +228,7 @@ impl Search<'_> {
     }
 }
 
-/// True if the bytes of commodities can be divided among known trees by a linear program.
+/// True if a linear program can divide the bytes of commodities among the known trees in reasonable time.
 fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool {
     let mut is_used: Vec<bool> = busy.iter().map(|seconds| *seconds > 0.0).collect();
     work.iter().flatten().flatten().for_each(|(resource, _)| is_used[*resource as usize] = true);
@@ -231,11 +236,12 @@ fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool
     flows.len() + is_used.iter().filter(|used| **used).count() <= MOST_VARIABLES && draws <= MOST_DRAWS
 }
 
-/// Bytes of each tree, so that the busiest resource is done as early as the known trees allow. `None` where the solver gives up.
+/// Returns the bytes of each tree that let the busiest resource finish as early as the known trees allow. Returns `None` if the solver
+/// fails.
 fn divided(flows: &[Commodity], trees: &[Vec<Tree>], work: &[Vec<Draws>], busy: &[f64]) -> Option<Vec<Vec<f64>>> {
     let column = |transfer: usize, copies: usize, work: Draws| {
         let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
-        // Among trees that are as good, the one of fewer copies.
+        // Prefers the tree with fewer copies among equally good ones.
         let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + copies as f64);
         Column { transfer: transfer as u32, fixed: 0.0, line: (0.0, slowest), work: work.into(), link_time }
     };
@@ -253,11 +259,11 @@ fn largest(seconds: &[f64]) -> f64 {
     seconds.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// The same copies as a tree of a network of so many devices: where the ways to two devices meet, one of them goes on.
+/// Returns the same copies as a tree of a network of this size. Where two ways meet in a device, only one of them continues.
 fn tidy(devices: usize, flow: &Commodity, steps: &[(usize, usize)]) -> Tree {
     let mut is_reached = vec![false; devices];
     is_reached[flow.src] = true;
-    // Each step stands behind one that reaches the device where it begins.
+    // Each step comes after one that reaches the device where it begins.
     let is_new = |(from, to): &&(usize, usize)| is_reached[*from] && !std::mem::replace(&mut is_reached[*to], true);
     let mut tree: Tree = steps.iter().filter(is_new).copied().collect();
     let mut copies = vec![0; devices];

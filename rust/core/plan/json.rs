@@ -1,4 +1,4 @@
-//! A plan for programs: JSON that is written while it is made, so that plans of many transfers take no memory for it.
+//! JSON form of a plan. It is serialised piece by piece, so that plans of many transfers need no memory for it.
 
 use super::bound::TimeBound;
 use super::options::Tuned;
@@ -11,7 +11,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The JSON of a plan: sizes in bytes, times in seconds, devices as in the C ABI.
+/// Serialisable form of a plan: sizes in bytes, times in seconds, devices as in the C ABI.
 pub struct PlanJson<'a> {
     plan: &'a Plan,
     machine: &'a Machine,
@@ -25,7 +25,7 @@ struct TransferJson<'a>(&'a PlanJson<'a>, usize);
 
 struct PathJson<'a>(&'a PlanJson<'a>, &'a Shape, &'a PathPlan);
 
-/// Items that are written one by one.
+/// Sequence whose items are serialised one by one.
 struct Items<F>(F);
 
 impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Items<F> {
@@ -35,8 +35,8 @@ impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Items<F> {
 }
 
 impl Plan {
-    /// Returns the plan for programs, to be written by any serialiser. A transfer with the ends of an earlier one and the same paths left out names that
-    /// transfer in `rejected_as` instead of repeating `rejected`.
+    /// Returns the plan in a form that any serialiser can write. A transfer with the same ends and the same rejected paths as an earlier
+    /// one names that transfer in `rejected_as` instead of repeating `rejected`.
     pub fn json<'a>(&'a self, machine: &'a Machine) -> PlanJson<'a> {
         let mut first: HashMap<(DeviceId, DeviceId), Vec<usize>> = HashMap::default();
         let of = |(at, TransferPlan { shape, rejected, .. }): (usize, &TransferPlan)| {
@@ -56,7 +56,7 @@ impl Plan {
 
     /// Returns [`Plan::json`] as a value.
     pub fn to_json(&self, machine: &Machine) -> Value {
-        // Maps with names as keys are always values.
+        // Serialising maps with string keys cannot fail.
         serde_json::to_value(self.json(machine)).unwrap_or_default()
     }
 }

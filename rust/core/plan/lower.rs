@@ -1,52 +1,52 @@
-//! From shares to a program: the one place where operations are made.
+//! Lowering of shares to a program. All operations of paths are created here.
 
 use crate::program::{Copy, Gpus, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use crate::topology::DeviceId;
 use smallvec::{SmallVec, smallvec};
 
-/// Copies that one operation does on the direct route: whole transfers, or a transfer's direct share.
+/// Operation on the direct route, with the copies that it makes: whole transfers, or the direct share of a transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DirectOp {
-    /// As [`Lane::device`].
+    /// Device of the lane; see [`Lane::device`].
     pub device: DeviceId,
-    /// As [`Lane::also`]; the same for all operations of a lane.
+    /// Other GPUs of the lane; see [`Lane::also`]. All operations of a lane have the same.
     pub also: Gpus,
-    /// How the bytes are moved.
+    /// Mechanism that moves the bytes.
     pub mechanism: Mechanism,
-    /// What is moved.
+    /// Pieces to copy.
     pub pieces: SmallVec<[Piece; 1]>,
 }
 
-/// A range of a transfer.
+/// Range of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Index of the transfer in its batch.
     pub transfer: u32,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// The work of a pipeline: pieces between the same two devices that follow each other through one ring.
+/// Work of a pipeline: pieces between the same two devices that pass one ring one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagedPath {
-    /// In the order in which they pass. A chunk is as large as a slot of the ring.
+    /// Pieces in the order in which they pass. A chunk fills a slot of the ring.
     pub pieces: SmallVec<[Piece; 1]>,
-    /// Devices whose copy engines do the first and the second hop.
+    /// Devices whose copy engines execute the first and the second hop.
     pub lanes: [DeviceId; 2],
-    /// The slots that they pass through.
+    /// Staging ring of the pipeline.
     pub ring: Ring,
 }
 
-/// The device that issues a copy: the source where it is a GPU, because pushing over NVLink is never slower than pulling
-/// (378 against 372 GB/s at 64 MiB in the readings), else the destination.
+/// Returns the device that issues a copy: the source if it is a GPU, otherwise the destination. Pushing over NVLink is never slower than
+/// pulling (378 against 372 GB/s at 64 MiB in the measurements).
 pub fn copying_device(src: DeviceId, dst: DeviceId) -> DeviceId {
     if src.is_host() { dst } else { src }
 }
 
-/// Direct operations stand first: they are few and long, so the issuing thread starts them before it feeds the pipelines, whose
-/// chunks then follow round-robin over the paths.
+/// Returns the program of these operations. Direct operations come first, because they are few and long: the issuing thread starts them
+/// before it feeds the pipelines. The chunks of the pipelines follow round-robin over the paths.
 pub fn lower<K: PartialEq>(transfers: Vec<u64>, direct: &[DirectOp], lane_key: impl Fn(&DirectOp) -> K, staged: &[StagedPath]) -> Program {
     let mut program = Program { transfers, ..Program::default() };
     // A lane costs a stream and an event.
@@ -81,23 +81,23 @@ pub fn lower<K: PartialEq>(transfers: Vec<u64>, direct: &[DirectOp], lane_key: i
     program
 }
 
-/// A staged path of which the first chunks are in the program.
+/// Staged path whose first chunks are in the program.
 struct Pipeline<'a> {
-    /// The one whose chunks come next stands first.
+    /// Remaining pieces. The next chunk belongs to the first one.
     pieces: &'a [Piece],
     chunk_bytes: u64,
-    /// Bytes of it that are in the program.
+    /// Bytes of the first piece that are in the program.
     begin: u64,
     lanes: [LaneId; 2],
     ring: RingId,
-    /// The slot of the next chunk.
+    /// Slot of the next chunk.
     next: usize,
-    /// For each slot the second hop of the last chunk in it.
+    /// Second hop of the last chunk in each slot.
     freed: Vec<Option<OpId>>,
 }
 
 impl Pipeline<'_> {
-    /// Appends both hops of the next chunk; false if there is none.
+    /// Appends both hops of the next chunk. Returns false if there is no further chunk.
     fn push_chunk(&mut self, program: &mut Program) -> bool {
         let Some((&piece, rest)) = self.pieces.split_first() else { return false };
         let (begin, number) = (self.begin, self.next);

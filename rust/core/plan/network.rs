@@ -1,13 +1,13 @@
-//! The devices of a machine as a network for the bytes of a batch.
+//! Devices of a machine as a network for the bytes of a batch.
 //!
-//! A [`Commodity`] is bytes that one device has and one or several want. A [`Tree`] brings them: each device on it has them from the one before, and
-//! devices that do not want them pass them on. With one destination it is a path over any number of relays. The cheapest ones under given
-//! prices are found by [`ways`](super::ways), how bytes flow best by [`flow`](super::flow).
+//! A [`Commodity`] is a number of bytes that one device has and one or several want. A [`Tree`] brings them there: each device of the tree
+//! gets them from the previous one, and devices that do not want them forward them. With one destination, a tree is a path over any number
+//! of relays. [`ways`](super::ways) finds the cheapest trees under given prices, and [`flow`](super::flow) the best flow.
 
 use crate::topology::{DeviceId, Machine, ResourceId, Route};
 use ahash::{HashMap, HashMapExt};
 
-/// Bytes that go from one device to one or several others; devices are numbers of the network.
+/// Bytes that go from one device to one or several others. Devices are numbers of the network.
 #[derive(Clone, Debug)]
 pub(super) struct Commodity {
     pub src: usize,
@@ -15,13 +15,13 @@ pub(super) struct Commodity {
     pub bytes: f64,
 }
 
-/// Copies between two devices, each after the one that brings its bytes. No device is reached twice.
+/// Copies between two devices, each after the copy that brings its bytes. No device is reached twice.
 pub(super) type Tree = Vec<(usize, usize)>;
 
 /// Seconds per byte on resources, sorted by resource.
 pub(super) type Draws = Vec<(u32, f64)>;
 
-/// Draws of a byte: copied, and copied where it comes from or stays in a host memory that it only passes.
+/// Draws of a byte for a plain copy (`plain`), and for a copy from or to a host memory that the byte only passes (`passing`).
 struct Edge {
     plain: Draws,
     passing: Draws,
@@ -29,24 +29,26 @@ struct Edge {
 
 /// Devices, and the copies between them.
 pub(super) struct Network {
-    /// GPUs, then hosts.
+    /// GPUs, followed by hosts.
     pub devices: Vec<DeviceId>,
     gpus: usize,
-    /// `edges[from * devices + to]`
+    /// Copy between each pair, at index `from * devices + to`; `None` if no copy engine copies directly.
     edges: Vec<Option<Edge>>,
-    /// True for devices that pass on bytes that they do not want.
+    /// True for devices that may forward bytes that they do not want.
     pub(super) may_pass: Vec<bool>,
     pub(super) resources: usize,
 }
 
 impl Network {
-    /// The devices of a machine. Bytes pass those for which `may_pass` is true. Bytes staged in host memory draw as staged bytes do.
+    /// Creates the network of a machine. Bytes may pass the devices for which `may_pass` is true. Bytes staged in host memory draw like
+    /// staged bytes.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }
 
-    /// The devices of a machine, all of which bytes may pass, where a byte draws on a resource no more than any copy of it does: in host memory it may be
-    /// staged or not. With `is_staged` bytes that begin or end in host memory are staged there, too, as those of pageable memory are.
+    /// Creates the network of a machine with the smallest draw that any copy of a byte has on each resource: in host memory the byte may be
+    /// staged or not. Bytes may pass all devices. With `is_staged`, bytes that begin or end in host memory are staged there too, like those
+    /// of pageable memory.
     pub fn of_least_draws(machine: &Machine, is_staged: bool) -> Network {
         Network::drawing(machine, |_| true, is_staged, |staged| staged.min(1.0))
     }
@@ -74,7 +76,8 @@ impl Network {
         }
     }
 
-    /// Returns a network of GPUs in which each of `pairs` is joined by a resource that a byte occupies for a second. The last of equal pairs counts.
+    /// Creates a network of GPUs in which a resource connects each of `pairs`; a byte occupies it for a second. The last of equal pairs
+    /// counts.
     #[cfg(test)]
     pub fn of_edges(devices: usize, pairs: &[(usize, usize)]) -> Network {
         let mut edges: Vec<Option<Edge>> = (0..devices * devices).map(|_| None).collect();
@@ -85,14 +88,14 @@ impl Network {
         Network { devices: gpus, gpus: devices, edges, may_pass: vec![true; devices], resources: pairs.len() }
     }
 
-    /// The number of a device of the machine.
+    /// Returns the network's number of a device of the machine.
     pub fn number(&self, device: DeviceId) -> Option<usize> {
         let number = if device.is_host() { self.gpus + !device.0 as usize } else { device.0 as usize };
         (self.devices.get(number) == Some(&device)).then_some(number)
     }
 
-    /// Returns the draws of a byte that is copied between two devices, empty if no copy engine copies between them. `is_passing` is true if the byte only
-    /// passes the host at either end.
+    /// Returns the draws of a byte that is copied between two devices; empty if no copy engine copies between them. `is_passing` is true if
+    /// the byte only passes the host at either end.
     pub fn draws(&self, from: usize, to: usize, is_passing: bool) -> &[(u32, f64)] {
         let edge = self.edges[from * self.devices.len() + to].as_ref();
         edge.map_or(&[], |edge| if is_passing { &edge.passing } else { &edge.plain })
@@ -103,18 +106,18 @@ impl Network {
         self.draws(from, to, is_passing).iter().map(|(resource, seconds)| seconds * prices[*resource as usize]).sum()
     }
 
-    /// True if one can copy to the other.
+    /// True if a copy engine copies directly from one device to the other.
     pub fn joins(&self, from: usize, to: usize) -> bool {
         self.edges[from * self.devices.len() + to].is_some()
     }
 
-    /// Seconds per byte of one copy of a commodity.
+    /// Returns the seconds per byte of one copy of a commodity.
     pub fn work_of(&self, flow: &Commodity, (from, to): (usize, usize)) -> &[(u32, f64)] {
         let passes = |device: usize| self.devices[device].is_host() && device != flow.src && !flow.to.contains(&device);
         self.draws(from, to, passes(from) || passes(to))
     }
 
-    /// Seconds per byte of all copies of a tree.
+    /// Returns the seconds per byte of all copies of a tree.
     pub fn work(&self, flow: &Commodity, tree: &Tree) -> Draws {
         let mut work: HashMap<u32, f64> = HashMap::new();
         for &(resource, seconds) in tree.iter().flat_map(|hop| self.work_of(flow, *hop)) {
@@ -125,7 +128,7 @@ impl Network {
         work
     }
 
-    /// True if a commodity's bytes can be brought to a device.
+    /// True if a commodity's bytes can reach a device.
     pub fn reaches(&self, flow: &Commodity, to: usize) -> bool {
         if self.joins(flow.src, to) {
             return true;

@@ -1,4 +1,4 @@
-//! How to plan, and why a batch cannot be planned.
+//! Options of the planner, and the reasons for which a batch cannot be planned.
 
 use crate::headroom::{NoHeadroom, headroom};
 use crate::model::GRAIN;
@@ -6,64 +6,66 @@ use crate::program::{Engine, Shape};
 use crate::topology::{DeviceId, Machine};
 use crate::units::devices;
 
-/// How to plan. `None` leaves the choice to the model.
+/// Options of the planner. `None` leaves the choice to the model.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Executor.
+    /// Executor of the plan.
     pub engine: Engine,
-    /// The most paths that one transfer may use, 1 or more.
+    /// Largest number of paths of one transfer, 1 or more.
     pub max_paths: u32,
-    /// Whether a copy between GPUs may pass through host memory.
+    /// True if copies between GPUs may pass through host memory.
     pub host_path: bool,
-    /// GPUs through which bytes of others may pass.
+    /// GPUs through which bytes of other GPUs may pass.
     pub relays: Relays,
-    /// Bytes of one chunk on staged paths, 4096 or more. Smaller where the staging bound asks for it.
+    /// Size of a chunk on staged paths in bytes, 4096 or more. Chunks are smaller if the limit of staging memory requires it.
     pub chunk_bytes: Option<u64>,
-    /// Chunks of each path through another GPU, 1 or more; goes before `chunk_bytes`. More where the staging bound asks for it.
+    /// Number of chunks of each path through another GPU, 1 or more. Takes precedence over `chunk_bytes`. There are more chunks if the
+    /// limit of staging memory requires it.
     pub relay_chunks: Option<u32>,
-    /// The same for paths through host memory.
+    /// Number of chunks of each path through host memory; otherwise like `relay_chunks`.
     pub host_chunks: Option<u32>,
-    /// Transfers below this size take one path.
+    /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// The most staging memory on each device, bytes.
+    /// Largest amount of staging memory on each device, bytes.
     pub staging_bytes: u64,
-    /// Threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the driver.
+    /// Number of threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the
+    /// driver.
     pub threads: u32,
-    /// Who passes bytes over several devices: destinations of one source, or relays in a row.
+    /// Mechanism that forwards bytes over several devices: destinations with the same source, or several relays.
     pub passing: Passing,
-    /// What measurements say about the split, where a tuning file is in force.
+    /// Measured corrections of the split, if a tuning file is active.
     pub tuned: Option<Tuned>,
 }
 
-/// Who passes on bytes that a device has got.
+/// Mechanism that forwards bytes that a device has received.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Passing {
-    /// Nobody: they go from their source, over one relay at most.
+    /// No forwarding. Bytes go from their source to their destination over at most one relay.
     Off,
-    /// Copy engines.
+    /// Copies by copy engines.
     #[default]
     CopyEngines,
-    /// Kernels of the ranks whose GPUs these are.
+    /// Kernels of the ranks to which the GPUs belong.
     Kernels,
 }
 
 impl Options {
-    /// Bytes of a chunk on a path through this device that carries so many, where the options say it by count or by size.
+    /// Returns the chunk size for a path through this device with this number of bytes, if the options specify it by number or by size.
     pub(super) fn chunk(&self, via: DeviceId, bytes: u64) -> Option<u64> {
         let count = if via.is_host() { self.host_chunks } else { self.relay_chunks };
         count.map(|count| bytes.div_ceil(u64::from(count)).next_multiple_of(GRAIN)).or(self.chunk_bytes)
     }
 }
 
-/// Corrections of the split that were measured. The split is the model's; what the model has wrong about the rates of
-/// paths shows up in the best shares, and these factors carry it.
+/// Measured corrections of the split. The split comes from the model. If the model's rates of paths are wrong, the best shares differ from
+/// it, and these factors describe the difference.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tuned {
     /// Weight of the shares of paths through host memory, in thousandths: 1000 leaves the model's. In [`WEIGHTS`].
     pub host_share: u16,
-    /// The same for paths through another GPU.
+    /// Weight of the shares of paths through another GPU, in thousandths. In [`WEIGHTS`].
     pub relay_share: u16,
-    /// Several paths were measured to be faster than one: they are taken even where the model sees no gain in them.
+    /// True if several paths were measured to be faster than one. They are then used even if the model expects no gain.
     pub several: bool,
 }
 
@@ -73,27 +75,27 @@ impl Default for Tuned {
     }
 }
 
-/// Accepted weights of [`Tuned`], in thousandths: beyond them a path is better left out, or the topology is wrong.
+/// Accepted weights of [`Tuned`], in thousandths. Beyond them, a path is better left out, or the topology is wrong.
 pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
 
-/// A set of GPUs: a bit for each of the first 63, or all that there are.
+/// Set of GPUs: some of the first 63, or all GPUs of the machine.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Relays(u64);
 
 impl Relays {
-    /// All, however many.
+    /// All GPUs of any machine.
     pub const ALL: Relays = Relays(u64::MAX);
-    /// None.
+    /// No GPU.
     pub const NONE: Relays = Relays(0);
-    /// How many GPUs a set that is not [`Relays::ALL`] can name.
+    /// Number of GPUs that a set other than [`Relays::ALL`] can name.
     pub const NAMED: u32 = 63;
 
-    /// Those of a machine with so many; null for all.
+    /// Returns the GPUs of the set on a machine with this number of GPUs; null for all.
     pub fn to_json(self, gpus: u32) -> serde_json::Value {
         if self == Relays::ALL { serde_json::Value::Null } else { (0..gpus).filter(|gpu| self.has(DeviceId::gpu(*gpu))).collect() }
     }
 
-    /// Whether it is in the set.
+    /// True if the GPU is in the set.
     pub fn has(self, gpu: DeviceId) -> bool {
         self == Relays::ALL || (gpu.0 as u32) < Relays::NAMED && self.0 >> gpu.0 & 1 != 0
     }
@@ -102,7 +104,7 @@ impl Relays {
 impl std::str::FromStr for Relays {
     type Err = &'static str;
 
-    /// `all`, `none`, or numbers with commas between them.
+    /// Parses `all`, `none`, or GPU numbers separated by commas.
     fn from_str(text: &str) -> Result<Relays, Self::Err> {
         let named = |gpu: &str| gpu.parse().ok().filter(|gpu| *gpu < Relays::NAMED);
         match text {
@@ -114,7 +116,7 @@ impl std::str::FromStr for Relays {
 }
 
 impl FromIterator<u32> for Relays {
-    /// Of the numbers of GPUs below [`Relays::NAMED`].
+    /// Collects the numbers of GPUs below [`Relays::NAMED`].
     fn from_iter<T: IntoIterator<Item = u32>>(gpus: T) -> Relays {
         Relays(gpus.into_iter().filter(|gpu| *gpu < Relays::NAMED).fold(0, |set, gpu| set | 1 << gpu))
     }
@@ -139,7 +141,7 @@ impl Default for Options {
     }
 }
 
-/// Why a batch can't be planned.
+/// Reason for which a batch cannot be planned.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PlanError {
@@ -176,13 +178,15 @@ impl From<NoHeadroom> for PlanError {
     }
 }
 
-/// Host memory that planning takes for each transfer, but for its operations: 750 bytes were measured, of 20,000 transfers on five presets.
+/// Host memory that planning needs for each transfer, without its operations, in bytes. Measured: 750 bytes, with 20,000 transfers on five
+/// presets.
 const TRANSFER_BYTES: usize = 1536;
 
-/// Host memory for an operation of a program, and for whoever lists them all: 88 bytes, in a list that doubles as it grows.
+/// Host memory for an operation of a program, and for callers that list all operations, in bytes. An operation has 88 bytes, in a list that
+/// doubles as it grows.
 pub(super) const OPERATION_BYTES: usize = 256;
 
-/// Refuses options out of range, devices that the machine does not have, and more transfers than there is memory for.
+/// Refuses options out of range, devices that the machine does not have, and more transfers than fit into memory.
 pub(super) fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), PlanError> {
     if u32::try_from(batch.len()).is_err() {
         return Err(PlanError::TooManyTransfers(batch.len()));

@@ -1,9 +1,9 @@
-//! Pageable ends of transfers: CPU threads copy between them and rings of pinned memory, which feed the links that the plan uses.
+//! Pageable ends of transfers. CPU threads copy between them and rings of pinned memory, which feed the links that the plan uses.
 //!
-//! A batch is planned as though its pageable memory were pinned: the same paths, shares and links. Then each copy that begins or ends in
-//! pageable memory is cut into chunks, and each chunk passes a slot of a ring in pinned host memory: a thread fills the slot and the
-//! lane's copy empties it, or the other way round. What stands on different links is interleaved by how far each is, because threads take
-//! chunks in the order of the program.
+//! A batch is planned as if its pageable memory were pinned, with the same paths, shares and links. Then each copy that begins or ends in
+//! pageable memory is cut into chunks. Each chunk passes a slot of a ring in pinned host memory: a thread fills the slot and the lane's
+//! copy empties it, or the reverse. Operations of different links are interleaved by their progress, because threads process chunks in the
+//! order of the program.
 
 use super::options::Options;
 use super::planned::{Plan, ThreadUse};
@@ -14,23 +14,24 @@ use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The largest chunk. What is larger falls out of the processor's caches between the thread and the link, and nothing moves before the first one is
-/// there. 12 threads moved 1 GiB over two links of two H200 at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and 4 MiB (2026-11-26).
+/// Largest size of a chunk, bytes. Larger chunks fall out of the processor's caches between the thread and the link, and the link idles
+/// until the first chunk is there. On two H200, 12 threads moved 1 GiB over two links at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and
+/// 4 MiB (2026-11-26).
 const MOST_CHUNK: u64 = 2 << 20;
-/// The smallest, below which handing over costs more than a second thread gains.
+/// Smallest size of a chunk, bytes. Below it, hand-overs cost more than a second thread gains.
 const LEAST_CHUNK: u64 = 256 << 10;
-/// Copies that one operation moves at most.
+/// Largest number of copies of one operation.
 const MOST_COPIES: usize = 64;
-/// Slots for each thread: one that it fills, one that is under way, and one that is free by the time that it is done.
+/// Number of slots for each thread: one that it fills, one that is in flight, and one that will be free when the thread has finished.
 const SLOTS_OF_A_THREAD: u64 = 3;
 
-/// Whether threads may move one of its ends: ordinary host memory at one end and a GPU at the other.
+/// True if threads may move an end of the transfer: pageable host memory at one end and a GPU at the other.
 pub(super) fn is_pageable(shape: &Shape) -> bool {
     let kinds = [shape.src_kind, shape.dst_kind];
     shape.bytes > 0 && kinds.contains(&MemoryKind::Pageable) && shape.src_device.is_host() != shape.dst_device.is_host()
 }
 
-/// As though the pageable memory of a batch were pinned, where threads may move it.
+/// Returns the batch with pageable memory replaced by pinned memory, if threads may move it.
 pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
     let pinned = |shape: &Shape| {
         let kind = |kind| if kind == MemoryKind::Pageable { MemoryKind::Pinned } else { kind };
@@ -39,7 +40,8 @@ pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
     batch.iter().map(|shape| if is_pageable(shape) { pinned(shape) } else { *shape }).collect()
 }
 
-/// Modelled seconds of the driver's own copies of a batch's pageable ends: it stages them one after the other, in the calling thread.
+/// Returns the modelled time of the driver's own copies of a batch's pageable ends, in seconds. The driver stages them one after the other
+/// in the calling thread.
 pub(super) fn seconds_by_driver(machine: &Machine, batch: &[Shape]) -> f64 {
     let costs = machine.costs();
     let of = |shape: &Shape| {
@@ -49,7 +51,7 @@ pub(super) fn seconds_by_driver(machine: &Machine, batch: &[Shape]) -> f64 {
     batch.iter().filter(|shape| is_pageable(shape)).map(of).sum()
 }
 
-/// Bytes/s of the link between host memory and the GPU of a transfer.
+/// Returns the bandwidth of the link between host memory and the GPU of a transfer, in bytes/s.
 fn link_rate(machine: &Machine, shape: &Shape) -> f64 {
     machine.route(shape.src_device, shape.dst_device).map_or(f64::INFINITY, |route| route.bandwidth)
 }
@@ -58,28 +60,29 @@ fn bytes_of(batch: &[Shape]) -> u64 {
     batch.iter().filter(|shape| is_pageable(shape)).fold(0, |sum: u64, shape| sum.saturating_add(shape.bytes))
 }
 
-/// How many threads have something to do.
+/// Returns the number of threads that have work.
 fn threads(batch: &[Shape], options: &Options) -> u32 {
     options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
 }
 
-/// Chunks for each thread at least, as far as they stay large enough: the first is under way while the others wait.
+/// Smallest number of chunks for each thread, as far as they stay large enough: the first is in flight while the others wait.
 const CHUNKS_OF_A_THREAD: u64 = 8;
 
-/// Bytes of a chunk.
+/// Returns the size of a chunk, bytes.
 pub(super) fn chunk_bytes(batch: &[Shape], options: &Options) -> u64 {
     let most = options.chunk_bytes.unwrap_or(MOST_CHUNK).min(MOST_CHUNK);
     let chunk = (bytes_of(batch) / (CHUNKS_OF_A_THREAD * u64::from(threads(batch, options)))).clamp(LEAST_CHUNK.min(most), most);
     (chunk / GRAIN * GRAIN).max(GRAIN)
 }
 
-/// The plan of a batch whose pageable ends threads move, made of one that takes them for pinned. `None` where there is no room for rings.
+/// Returns the plan of a batch whose pageable ends are moved by threads, made from a plan that treats them as pinned. Returns `None` if
+/// there is no room for rings.
 pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Options, pinned: Plan) -> Option<Plan> {
     let (bytes, threads, chunk_bytes) = (bytes_of(batch), threads(batch, options), chunk_bytes(batch, options));
     let through = Through { program: &pinned.program, batch, threads, chunk_bytes, staging_bytes: options.staging_bytes };
     let (program, ring_bytes) = through.insert()?;
     let rate = thread_rate(machine);
-    // A source of several transfers may pass once.
+    // A source of several transfers may pass only once.
     let copies = through.program.ops.iter().flat_map(|op| &op.copies).filter(|copy| through.passes(copy));
     let by_threads = copies.map(|copy| copy.bytes as f64).sum::<f64>() / (rate * f64::from(threads));
     let first = chunk_bytes.min(bytes) as f64 / rate + 2.0 * machine.costs().hand_over;
@@ -97,7 +100,7 @@ pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Opti
     })
 }
 
-/// What is to become of a program.
+/// Input of the transformation: a program for pinned memory, and the limits.
 struct Through<'a> {
     program: &'a Program,
     batch: &'a [Shape],
@@ -106,26 +109,26 @@ struct Through<'a> {
     staging_bytes: u64,
 }
 
-/// What is put into the new program as one: an operation as it was, or a chunk that passes slots.
+/// Unit of the new program: an operation of the old program, or a chunk that passes slots.
 struct Unit {
     lane: LaneId,
     mechanism: Mechanism,
     copies: SmallVec<[Copy; 1]>,
-    /// Operations of the old program that it comes after, and that it is the last of.
+    /// Operations of the old program that must finish before, and operations that end with this unit (`ends`).
     after: SmallVec<[OpId; 2]>,
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
-    /// The part of its lane's bytes that stands before it.
+    /// Fraction of the lane's bytes that comes before the unit.
     progress: f64,
 }
 
-/// A ring for one lane, while the program is made.
+/// Ring of one lane while the program is made.
 struct LaneRing {
     ring: RingId,
     slots: u32,
     slot_bytes: u64,
     next: u32,
-    /// For each slot what must be done before it is filled again.
+    /// Operation that must finish before each slot is filled again.
     freed: Vec<Option<OpId>>,
 }
 
@@ -148,7 +151,7 @@ impl Through<'_> {
         self.is_pageable(copy.from) || self.is_pageable(copy.to)
     }
 
-    /// The new program, and the bytes of its rings of pinned memory.
+    /// Returns the new program, and the size of its rings of pinned memory in bytes.
     fn insert(&self) -> Option<(Program, u64)> {
         let mut program = Program {
             sources: self.program.sources.clone(),
@@ -207,9 +210,9 @@ impl Through<'_> {
         Some((program, ring_bytes))
     }
 
-    /// A ring for each lane that moves pageable bytes, which share what staging memory the program leaves.
+    /// Creates a ring for each lane that moves pageable bytes. The rings share the staging memory that the program leaves.
     fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
-        // Host memory; the largest copy, chunks, and the largest that must not be cut.
+        // Properties of each lane: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
         let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
         for op in &self.program.ops {
             for copy in op.copies.iter().filter(|copy| self.passes(copy)) {
@@ -243,7 +246,7 @@ impl Through<'_> {
         Some(rings)
     }
 
-    /// The old operations in pieces, each lane's in order.
+    /// Returns the units of the old operations. Those of each lane are in order.
     fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for lane in (0..self.program.lanes.len() as u32).map(LaneId) {
@@ -302,7 +305,7 @@ impl LaneRing {
     }
 }
 
-/// A copy in pieces of at most so many bytes.
+/// Returns the pieces of a copy, of at most `most` bytes each.
 fn pieces(copy: &Copy, most: u64) -> impl Iterator<Item = Copy> + use<> {
     let copy = *copy;
     let at = |place: Place, by: u64| match place {

@@ -1,8 +1,8 @@
-//! The program of a plan whose transfers move in partitions, each as soon as it is ready.
+//! Programs of plans whose transfers move in partitions, each as soon as it is ready.
 //!
-//! The shares of the paths stay those of the plan, and every path gets its share of every partition: so all of them have work from the first
-//! partition on, and none is left with a part of the transfer that becomes ready last. A staged path whose share of one partition is smaller
-//! than a chunk takes none until it is owed a whole one.
+//! The shares of the paths stay those of the plan, and every path gets its share of every partition. So all paths have work from the first
+//! partition on, and no path is left with the part of the transfer that becomes ready last. If a staged path's share of one partition is
+//! smaller than a chunk, the path gets nothing until its shares add up to a chunk.
 
 use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use super::planned::{PathPlan, Plan};
@@ -12,37 +12,37 @@ use crate::topology::{DeviceId, Machine};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// Partitions that the library chooses have at least so many bytes.
+/// Smallest size of a partition that the library chooses, bytes.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// Lanes of direct copies from one device: more transfers share them.
+/// Number of lanes for direct copies from one device. If there are more transfers, they share lanes.
 const DIRECT_LANES: u32 = 16;
 
-/// How transfers would move in partitions that are produced at the rate at which they move.
+/// Modelled time of transfers in partitions that are produced at the rate at which they move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionForecast {
-    /// Of each transfer.
+    /// Partitions of each transfer.
     pub partitions: Vec<Partitions>,
-    /// From the beginning of the first producer to the end of the last transfer.
+    /// Time from the begin of the first producer to the end of the last transfer, seconds.
     pub seconds: f64,
 }
 
-/// A way in which partitions get to their destination.
+/// Variant of a partitioned plan: a way in which partitions reach their destination.
 #[derive(Clone, Debug)]
 pub struct PartitionVariant {
-    /// For people.
+    /// Name for people.
     pub name: &'static str,
-    /// With the program of this variant.
+    /// Plan with the program of this variant.
     pub plan: Plan,
-    /// As of a [`PartitionForecast`].
+    /// Modelled time in seconds, as in [`PartitionForecast::seconds`].
     pub seconds: f64,
-    /// Who moves the bytes, and when.
+    /// Way in which the bytes move.
     pub how: PartitionMove,
 }
 
-/// How copy engines may move the partitions of a forecast: each by itself, or all after their producers, over the paths of a plan of whole transfers,
-/// as if there were no partitions. The first alone where `adapts` is false. (Four at a time, which cost a hand-over less each, was in force in one of 96
-/// plans of five programs on two H200.)
+/// Returns the ways in which copy engines may move the partitions of a forecast. They move each partition separately, or all after their
+/// producers, over the paths of a plan of whole transfers. If `adapts` is false, only the first is returned. (A third way, four partitions
+/// at a time, saves a hand-over each, but was active in only one of 96 plans of five programs on two H200.)
 pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionForecast, adapts: bool) -> Vec<PartitionVariant> {
     let most = forecast.partitions.iter().map(|partitions| partitions.count).max().unwrap_or(0);
     let variant = |name, n: u32, program, how| {
@@ -57,9 +57,9 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
     variants
 }
 
-/// How copy engines would move `totals` bytes over the paths of `plan`, in `count` partitions or as many as are best: the root of the quotient of the
-/// time and what a partition costs, a hand-over. On H200 that was 5.3 us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms
-/// (docs/results.md).
+/// Returns the forecast for copy engines that move `totals` bytes over the paths of `plan`. If `count` is `None`, it chooses the best
+/// number of partitions: the square root of the time divided by the cost of a partition, which is a hand-over. On H200 a hand-over took 5.3
+/// us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
 pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>) -> PartitionForecast {
     let (seconds, cost) = (plan.predicted, machine.costs().hand_over);
     let best = (seconds / cost).sqrt().round() as u64;
@@ -72,26 +72,27 @@ pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: O
     PartitionForecast { partitions, seconds: in_partitions(seconds, n, cost) }
 }
 
-/// One of `n` partitions is late, and all of them cost.
+/// Returns the time with `n` partitions: the last partition adds its own time, and each adds its cost.
 fn in_partitions(seconds: f64, n: f64, cost: f64) -> f64 {
     seconds + seconds / n + n * cost
 }
 
-/// The program of `plan` in which no copy reads from two partitions. One of `partitions` for each transfer.
+/// Returns the program of `plan` in which no copy reads from two partitions. `partitions` has one entry for each transfer.
 pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
     let program = lowered(plan, partitions, |_| true);
     let fits = |ring: &Ring| program.staging_bytes(ring.device) <= plan.options.staging_bytes;
     if program.rings.iter().all(fits) {
         return program;
     }
-    // Paths that shared a ring have one each here. Without them, but for transfers that have no other.
+    // Paths that shared a ring in the plan have one each here, so the rings may not fit. The staged paths are then left out, except for
+    // transfers that have no other path.
     lowered(plan, partitions, |path| path.via.is_none())
 }
 
 fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
     let (mut direct, mut staged) = (Vec::new(), Vec::new());
     for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
-        // The path that takes what the others leave.
+        // The path that carries the bytes that the others leave.
         let Some(main) = transfer.paths.iter().max_by_key(|path| (path.via.is_none(), path.bytes)) else { continue };
         let others: SmallVec<[&PathPlan; 4]> = transfer.paths.iter().filter(|path| *path != main && helps(path)).collect();
         let mut owed: SmallVec<[u64; 4]> = smallvec![0; others.len()];
@@ -112,7 +113,7 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         let shape = &transfer.shape;
         let mut stage = |via: DeviceId, path: &PathPlan, pieces: SmallVec<[Piece; 1]>| {
             let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
-            // Chunks of two partitions overlap also where the plan has a single one.
+            // Two slots let chunks of two partitions overlap, even if the plan has a single chunk.
             let slots = if path.slots == 1 && partitions.count > 1 { 2 } else { path.slots };
             let slot_bytes = path.chunk_bytes.min(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).next_multiple_of(GRAIN));
             if !pieces.is_empty() {
@@ -134,8 +135,9 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    // A transfer's partitions take turns on two lanes, where there are lanes enough: one is handed over while the last still moves. Between two H200 32
-    // partitions of 256 MiB take 805 us in place of 871 where nobody is told of arrivals; where somebody is, it makes no difference.
+    // The partitions of a transfer alternate between two lanes if there are enough lanes. One lane then signals while the other still moves
+    // bytes. Between two H200, 32 partitions of 256 MiB take 805 us instead of 871 us if arrivals are not signalled. If they are signalled,
+    // it makes no difference.
     let turns = if partitions.len() <= DIRECT_LANES as usize / 2 { 2 } else { 1 };
     let key = |op: &DirectOp| {
         let lane = |piece: &Piece| (piece.transfer % DIRECT_LANES, piece.offset / partitions[piece.transfer as usize].bytes.max(1) % turns);
@@ -146,7 +148,7 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
     program
 }
 
-/// Sorts the operations by how early their partitions are expected, so that no lane waits until another's are issued.
+/// Sorts the operations by the time at which their partitions are expected, so that no lane waits until those of another lane are issued.
 fn by_partition(program: &mut Program, partitions: &[Partitions]) {
     let due = |op: &Op| {
         let earliest = op.copies.iter().filter_map(|copy| match (copy.from, copy.to) {
@@ -159,7 +161,7 @@ fn by_partition(program: &mut Program, partitions: &[Partitions]) {
         earliest.max().unwrap_or(0)
     };
     let mut order: Vec<u32> = (0..program.ops.len() as u32).collect();
-    // Stable: what belongs to one partition keeps its order, so both hops of a chunk do, and so do lanes and slots.
+    // The sort is stable: operations of one partition keep their order, and with it both hops of a chunk, the lanes and the slots.
     order.sort_by_key(|op| due(&program.ops[*op as usize]));
     let mut place = vec![OpId(0); order.len()];
     for (new, old) in (0..).zip(&order) {

@@ -1,4 +1,4 @@
-//! A plan: what is done about a batch.
+//! Plans: the result of planning a batch.
 
 use super::candidates::Rejection;
 use super::options::Options;
@@ -8,72 +8,74 @@ use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// A path of a transfer, as planned.
+/// Path of a transfer in a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathPlan {
-    /// The device whose memory the bytes are staged in, or, without slots, that passes on what it has itself received; `None` for the direct path.
+    /// Device that stages the bytes, or, if the path has no slots, that forwards bytes that it has received itself. `None` for the direct
+    /// path.
     pub via: Option<DeviceId>,
-    /// Devices that the bytes are staged in before, from the source on; none where one relay is all.
+    /// Devices that stage the bytes before `via`, in order from the source; empty if there is at most one relay.
     pub earlier: SmallVec<[DeviceId; 1]>,
     /// First byte of the transfer on this path.
     pub offset: u64,
-    /// How many.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Pieces that they are cut into.
+    /// Number of chunks.
     pub chunks: u32,
-    /// Bytes of each piece but the last.
+    /// Size of each chunk but the last, bytes.
     pub chunk_bytes: u64,
-    /// Slots of its staging ring, which paths between the same two devices may share; 0 on the direct path.
+    /// Number of slots of the staging ring, which several paths between the same two devices may share; 0 on a path without staging.
     pub slots: u32,
-    /// How the bytes are moved.
+    /// Mechanism that moves the bytes.
     pub mechanism: Mechanism,
-    /// Modelled seconds from the start of the plan until this path, and what passes its ring before it, is done, had they their links to themselves.
+    /// Modelled time in seconds from the start of the plan until this path is done, including work that passes its ring before it, if these
+    /// had their links to themselves.
     pub seconds: f64,
 }
 
-/// The paths of one transfer.
+/// Paths of one transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransferPlan {
-    /// What is moved.
+    /// Transfer without addresses.
     pub shape: Shape,
-    /// Paths in use; none for zero bytes. Transfers alike may share the list.
+    /// Paths in use; none for zero bytes. Equal transfers may share the list.
     pub paths: Arc<Vec<PathPlan>>,
-    /// Paths that were considered and left out, each with its reason. Transfers alike share the list.
+    /// Rejected paths, each with its reason. Equal transfers share the list.
     pub rejected: Arc<Vec<Rejection>>,
 }
 
-/// How threads move the pageable ends of a plan.
+/// Threads that copy the pageable ends of a plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ThreadUse {
-    /// How many may work at once.
+    /// Largest number of concurrent threads.
     pub threads: u32,
-    /// Bytes of a chunk, at most.
+    /// Largest size of a chunk, bytes.
     pub chunk_bytes: u64,
-    /// Pinned memory that the chunks pass through.
+    /// Size of the pinned memory that the chunks pass through, bytes.
     pub ring_bytes: u64,
 }
 
-/// What is done about a batch, and what the model expects of it.
+/// Plan of a batch: paths, program and modelled times.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// One for each transfer of the batch.
+    /// Plan of each transfer of the batch.
     pub transfers: Vec<TransferPlan>,
-    /// The operations.
+    /// Program that executes the plan.
     pub program: Arc<Program>,
-    /// The options that it was planned with.
+    /// Options of the plan.
     pub options: Options,
-    /// Who runs the program: the options' engine, or for [`Engine::Auto`] the one that takes least to issue.
+    /// Executor of the program: that of the options, or for [`Engine::Auto`] the one that is issued fastest.
     pub executor: Engine,
-    /// Where threads move pageable ends.
+    /// Threads that copy pageable ends, if there are any.
     pub threads: Option<ThreadUse>,
-    /// Modelled seconds from issue to the last byte.
+    /// Modelled time from issue to the last byte, seconds.
     pub predicted: f64,
-    /// The same with one path for each transfer.
+    /// Modelled time with one path for each transfer, seconds.
     pub one_path: f64,
 }
 
 impl Plan {
-    /// What a process that runs it does in a step, for the simulator.
+    /// Returns the work of a process that executes the plan in each step, for the simulator.
     pub fn as_rank(&self) -> Rank {
         let shapes = self.transfers.iter().map(|transfer| transfer.shape).collect();
         Rank { program: Arc::clone(&self.program), engine: self.executor, staging_bytes: self.options.staging_bytes, shapes, kernel: 0.0 }

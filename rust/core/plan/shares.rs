@@ -1,4 +1,4 @@
-//! From the bytes that each candidate is to carry to whole bytes of each transfer on each path.
+//! Conversion of the bytes of each candidate to whole bytes of each transfer on each path.
 
 use super::selection::{PathShare, Selection};
 use crate::model::GRAIN;
@@ -6,7 +6,8 @@ use crate::topology::DeviceId;
 use std::ops::Range;
 
 impl Selection<'_> {
-    /// The bytes as a tuning file corrects them: those of each path times its weight, and together still the transfer.
+    /// Returns the bytes after correction by a tuning file: those of each path times its weight, scaled so that they still sum up to the
+    /// transfer.
     pub(super) fn weighted(&self, shares: &[f64]) -> Vec<f64> {
         let mut weighted = shares.to_vec();
         let Some(tuned) = self.options.tuned else { return weighted };
@@ -26,8 +27,8 @@ impl Selection<'_> {
         weighted
     }
 
-    /// Shares of all transfers. The transfers of a demand take its paths one after the other, each path until it has its part: so nearly
-    /// every transfer has one path, as in a vertex of the linear program of all transfers.
+    /// Returns the shares of all transfers. The transfers of a demand use its paths one after the other, each path until it has its bytes.
+    /// So nearly every transfer has one path, as in a vertex of the linear program of all transfers.
     pub(super) fn of_transfers(&self, bytes: &[f64]) -> Vec<PathShare> {
         let mut left = vec![0.0; bytes.len()];
         if self.aggregated {
@@ -50,12 +51,12 @@ impl Selection<'_> {
         shares
     }
 
-    /// The `part` of each path of a transfer from what its demand has `left` for them.
+    /// Sets the `part` of each path of a transfer from the bytes that its demand has `left` for them.
     fn take(&self, mut bytes: f64, of: &Range<usize>, left: &mut [f64], part: &mut [f64]) {
         let mut first = None;
         for at in of.clone() {
             let (takes, least) = (left[at].min(bytes), self.least_share(at));
-            // What is too small for a path stays with what comes before or after it.
+            // A share that is too small for a path stays with the path before or after it.
             part[at] = match takes {
                 takes if takes > 0.0 && bytes - takes < least => bytes,
                 takes if takes < least => 0.0,
@@ -65,13 +66,14 @@ impl Selection<'_> {
             bytes -= part[at];
             first = first.or((part[at] > 0.0).then_some(at));
         }
-        // What rounding left over.
+        // Bytes left over by rounding.
         if let Some(first) = first.or_else(|| self.open(of).next()) {
             part[first] += bytes;
         }
     }
 
-    /// Whole bytes, in order: candidate, offset, bytes. They are multiples of [`GRAIN`], the largest takes the rest, and together they are `all`.
+    /// Calls `share` with whole bytes of each candidate, in order: candidate, offset, bytes. They are multiples of [`GRAIN`], the largest
+    /// share takes the rest, and their sum is `all`.
     fn round(&self, all: u64, of: &Range<usize>, part: &[f64], mut share: impl FnMut(usize, u64, u64)) {
         let Some(largest) = self.open(of).max_by(|&a, &b| part[a].total_cmp(&part[b]).then(b.cmp(&a))) else { return };
         let whole = |i: usize| (part[i] as u64).min(all) / GRAIN * GRAIN;

@@ -1,49 +1,50 @@
-//! How many bytes each path gets, so that the whole batch is done as early as possible.
+//! Split of transfers over paths: the bytes of each path that let the whole batch finish as early as possible.
 //!
-//! With the fixed cost `f_p` and the rate of each path known, this is a linear program: the bytes `x_p` and the time `T` are the
-//! variables, each transfer gives an equation and each resource a row
+//! With known fixed costs `f_p` and rates of the paths, this is a linear program. Its variables are the bytes `x_p` and the time `T`. Each
+//! transfer gives an equation, and each resource a row:
 //!
 //! ```text
 //! minimise T   subject to   Σ_p∈transfer x_p = bytes,   f_r + Σ_p weight(p, r) · x_p / capacity_r ≤ T
 //! ```
 //!
-//! where `f_r` is the smallest fixed cost among the paths that draw on `r`. The equations are solved beforehand: one path of each
-//! transfer carries what the others leave, so that the simplex method starts from plain copies and not from nothing. Where no two
-//! paths share a resource (one transfer on a directly wired node), the rows decouple and the optimum is found by filling: the cheapest
-//! paths start first and T rises until they carry all bytes. There the fill of each pipeline counts in proportion to what it carries,
-//! exactly; in the program it counts as a fixed cost, because rows for single paths would fill the gaps that pipelines leave with crumbs
-//! of others. A property test holds the two against each other.
+//! Here `f_r` is the smallest fixed cost among the paths that use `r`. The equations are solved in advance: one path of each transfer
+//! carries the bytes that the others leave. So the simplex method starts from plain copies and not from nothing.
+//!
+//! If no two paths share a resource (one transfer between directly connected GPUs), the rows decouple, and filling finds the optimum: the
+//! cheapest paths start first, and T rises until they carry all bytes. There, the fill of each pipeline counts exactly, in proportion to
+//! its bytes. In the linear program it counts as a fixed cost, because rows for single paths would fill the gaps of pipelines with tiny
+//! shares of other paths. A property test compares the two methods.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions, SolveOutcome};
 use smallvec::{SmallVec, smallvec};
 
-/// A path as the split sees it.
+/// Path in the linear program.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
     /// Index into the demands.
     pub transfer: u32,
-    /// Seconds that the path leaves its resources idle, for about the bytes that it will carry.
+    /// Time for which the path leaves its resources idle, with about its expected bytes, seconds.
     pub fixed: f64,
-    /// Seconds that the path takes whatever it carries, and for each byte that it carries, with its resources to itself.
+    /// Fixed time of the path and its time per byte, with its resources to itself, seconds.
     pub line: (f64, f64),
     /// Seconds per byte on each resource.
     pub work: SmallVec<[(u32, f64); 8]>,
-    /// Seconds per byte of link time: breaks ties in favour of paths that occupy less.
+    /// Link time per byte, seconds. It breaks ties in favour of paths that occupy fewer links.
     pub link_time: f64,
 }
 
-/// The solver gave up. The caller plans without several paths.
+/// Error: the solver has failed. The caller then plans without several paths.
 #[derive(Clone, Debug)]
 pub(super) struct Unsolved(pub String);
 
-/// Weight of the tie-break against T. Ties are common (a relay that only takes another transfer's link changes nothing), and the
-/// tie-break must not buy link time with finishing time: 10⁻⁴ of it is below any measurement.
+/// Weight of the tie-break relative to T. Ties are common: a relay that only uses another transfer's link changes nothing. The tie-break
+/// must not trade finishing time for link time, and 10⁻⁴ of it is below any measurement.
 const TIE_BREAK: f64 = 1e-4;
 
-/// What the solver's tolerance may add to a transfer, as a part of it.
+/// Fraction of a transfer that the solver's tolerance may add.
 const WHOLE: f64 = 1e-7;
 
-/// Bytes for each column. `demands` are the bytes of each transfer; every transfer has at least one column.
+/// Returns the bytes of each column. `demands` are the bytes of each transfer; every transfer has at least one column.
 pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
     if columns.is_empty() {
         return Ok(Vec::new());
@@ -51,13 +52,13 @@ pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Re
     if disjoint(columns, resources) { Ok(fill(columns, demands)) } else { solve(columns, demands, resources) }
 }
 
-/// Whether no resource serves two columns.
+/// True if no two columns share a resource.
 fn disjoint(columns: &[Column], resources: usize) -> bool {
     let mut used = vec![false; resources];
     columns.iter().flat_map(|c| &c.work).all(|&(r, _)| !std::mem::replace(&mut used[r as usize], true))
 }
 
-/// The optimum where no two columns share a resource. Each transfer then has its own finishing time.
+/// Returns the optimum if no two columns share a resource. Each transfer then has its own finishing time.
 pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
@@ -65,18 +66,18 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let mut rest = 0..columns.len();
     for (transfer, &demand) in demands.iter().enumerate() {
         own.clear();
-        // Columns of a transfer stand together, in the order of the transfers.
+        // The columns of a transfer are contiguous, in the order of the transfers.
         while let Some(i) = rest.clone().next().filter(|&i| columns[i].transfer as usize == transfer) {
             own.push(i);
             rest.next();
         }
         own.sort_by(|&a, &b| fixed(a).total_cmp(&fixed(b)).then(a.cmp(&b)));
-        // A path without any resource (a copy inside one device) takes no time per byte.
+        // A path without resources (a copy inside one device) takes no time per byte.
         if let Some(&free) = own.iter().find(|&&i| each(i) == 0.0) {
             bytes[free] = demand;
             continue;
         }
-        // The first k paths carry Σ (T − fixed) · rate = demand. Path k + 1 joins only if it could start before that T.
+        // The first k paths carry Σ (T − fixed) · rate = demand. Path k + 1 is used only if it can start before that T.
         let (mut rates, mut started, mut finish) = (0.0, 0.0, f64::INFINITY);
         let mut joined = 0;
         for &i in &own {
@@ -99,17 +100,17 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
 /// Groups, and their seconds per byte.
 type Terms = SmallVec<[(u32, f64); 8]>;
 
-/// The inequality of one resource.
+/// Inequality of one resource.
 #[derive(Clone)]
 struct Row {
-    /// The smallest fixed cost of its groups.
+    /// Smallest fixed cost of the row's groups.
     fixed: f64,
     terms: Terms,
 }
 
-/// The general case, by the simplex method.
+/// Solves the general case by the simplex method.
 fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
-    // Scaled to the order of 1, which is what the solver's tolerances are made for.
+    // Values are scaled to the order of 1, for which the solver's tolerances are made.
     let scale = demands.iter().copied().fold(0.0, f64::max);
     let longest = columns.iter().map(|c| c.fixed + scale * c.work.iter().map(|w| w.1).fold(0.0, f64::max)).fold(0.0, f64::max);
     if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
@@ -170,7 +171,7 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
 }
 
-/// A transfer's groups. That with the lowest link_time carries what the others leave.
+/// Groups of a transfer. The one with the smallest `link_time` carries the bytes that the others leave (`rest`).
 struct Transfer {
     groups: std::ops::Range<usize>,
     rest: usize,
@@ -195,7 +196,7 @@ fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
     transfers
 }
 
-/// The resources that could bind: those that several columns share, and what groups have to themselves.
+/// Returns the resources that may limit the time: those that several columns share, and those that a group has to itself.
 fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
     for (i, group) in groups.iter().enumerate() {
@@ -212,8 +213,8 @@ fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     rows
 }
 
-/// The same inequality where each transfer's rest is what the others leave: its work for the whole transfers is settled, and what
-/// another group takes over, it loses.
+/// Returns the inequality after elimination of each transfer's `rest` group. The work of that group for whole transfers becomes part of the
+/// fixed cost. Bytes that another group carries are subtracted from it.
 fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
     let mut over = Row { fixed: row.fixed, terms: Terms::new() };
     let mut add = |i: usize, work: f64| match over.terms.iter_mut().find(|term| term.0 == i as u32) {
@@ -229,22 +230,22 @@ fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
             add(i as usize, work);
         }
     }
-    // Where both draw on the resource alike, nothing is left but rounding.
+    // If both groups draw equally on the resource, only rounding errors are left.
     let most = row.terms.iter().map(|term| term.1).fold(0.0, f64::max);
     over.terms.retain(|term| term.1.abs() > 1e-9 * most);
     over
 }
 
-/// Columns of a transfer that can stand for each other: they have the same fixed cost, draw on the same shared resources alike, and
-/// otherwise only on resources that no other column uses. One variable serves for all of them, so that the seven relays into a GPU are two or three.
+/// Interchangeable columns of a transfer. They have the same fixed cost and the same draws on shared resources; their other resources are
+/// used by no other column. One variable serves all of them, so the seven relays into a GPU become two or three variables.
 struct Group {
     transfer: u32,
     members: SmallVec<[u32; 8]>,
-    /// The same for all members.
+    /// Fixed cost of each member.
     fixed: f64,
     link_time: f64,
     shared: SmallVec<[(u32, f64); 8]>,
-    /// Bytes/s of the members' own resources together; infinite where they have none.
+    /// Rate of the members' own resources together, bytes/s; infinite if they have none.
     rate: f64,
 }
 
@@ -255,7 +256,7 @@ fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
     for (i, column) in columns.iter().enumerate() {
         let shared: SmallVec<[(u32, f64); 8]> = column.work.iter().copied().filter(|w| users[w.0 as usize] > 1).collect();
         let rate = own_work(column, &shared).recip();
-        // Columns of a transfer stand together.
+        // The columns of a transfer are contiguous.
         let mut same = groups.iter_mut().rev().take_while(|g| g.transfer == column.transfer);
         match same.find(|g| g.rate.is_finite() && rate.is_finite() && g.fixed == column.fixed && g.shared == shared) {
             Some(group) => {
@@ -276,13 +277,13 @@ fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
     groups
 }
 
-/// Seconds per byte on the tightest resource that a column has to itself.
+/// Returns the seconds per byte on the slowest resource that a column has to itself.
 fn own_work(column: &Column, shared: &[(u32, f64)]) -> f64 {
     column.work.iter().filter(|w| !shared.contains(w)).map(|w| w.1).fold(0.0, f64::max)
 }
 
 impl Group {
-    /// Gives the group's bytes to as few members as carry them within `finish` seconds: each further path costs operations.
+    /// Assigns the group's bytes to as few members as can carry them within `finish` seconds, because each further path costs operations.
     fn hand_out(&self, mut left: f64, finish: f64, columns: &[Column], bytes: &mut [f64]) {
         for &i in &self.members {
             let most = (finish - self.fixed).max(0.0) / own_work(&columns[i as usize], &self.shared);
@@ -290,13 +291,13 @@ impl Group {
             bytes[i as usize] = share.max(0.0);
             left -= share;
         }
-        // Rounding.
+        // The remainder is a rounding error.
         bytes[self.members[0] as usize] += left.max(0.0);
     }
 }
 
-/// Many resources lie in a row (both ends of a port, a link and its uplink) and serve the same columns; only the tightest of
-/// such a group can bind, and the program is smaller without the others.
+/// Removes redundant rows. Many resources are in series (both ends of a port, a link and its uplink) and serve the same columns. Only the
+/// tightest of them can limit the time, and the program is smaller without the others.
 fn drop_implied(rows: &mut [Row]) {
     let mut seen: ahash::HashMap<SmallVec<[u32; 8]>, usize> = ahash::HashMap::default();
     for at in 0..rows.len() {
@@ -308,7 +309,7 @@ fn drop_implied(rows: &mut [Row]) {
             seen.insert(who, at);
             continue;
         };
-        // One row implies the other if it begins no sooner, and each of its terms is at least as large.
+        // One row implies another if it does not begin earlier and each of its terms is at least as large.
         let implies =
             |a: usize, b: usize| rows[a].fixed >= rows[b].fixed && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
         if implies(first, at) {
@@ -373,7 +374,7 @@ mod tests {
         // A failing case is printed; nothing is written into the source tree.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever is shared: all bytes are handed out, and no resource needs longer than in the best of many random splits.
+        /// Random columns and demands: all bytes are distributed, and no resource needs longer than in the best of many random splits.
         #[test]
         fn no_random_split_is_faster(seed in any::<u64>()) {
             let mut state = seed;

@@ -1,5 +1,4 @@
-//! The staging rings of a batch: how many, through which device, and the bytes of their slots. A chunk fills a slot, so this is where the size
-//! of chunks is decided.
+//! Staging rings of a batch: their number, devices and slot sizes. A chunk fills a slot, so this module also decides the size of chunks.
 
 use super::selection::{Assignment, PathShare, Selection};
 use crate::model::{GRAIN, HOST_RINGS, SLOTS};
@@ -7,14 +6,16 @@ use crate::program::Ring;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 
-/// What a ring in host memory may have in any case: below it hand-overs of its chunks cost more than the cache gains.
+/// Size that a ring in host memory may have in any case, bytes. In smaller rings, the hand-overs of chunks cost more than the cache gains.
 const HOST_RING: u64 = 2 << 20;
 
-/// Up to so many staged paths through a device have a ring each: then rings in host memory have [`HOST_RING`]. Of more, those between the
-/// same two devices follow each other through few rings: chunks would become small, and operations grow as bytes times rings.
+/// Number of staged paths through a device up to which each has its own ring; rings in host memory then have [`HOST_RING`] bytes. If there
+/// are more paths, those between the same two devices share a few rings one after the other. Otherwise chunks would become small, and the
+/// number of operations would grow as bytes times rings.
 const RINGS: u64 = HOST_RINGS / HOST_RING;
 
-/// A staged path that finds no room: its candidate, a transfer of it, and the bytes that there were for its ring.
+/// Error: a staged path has no room for its ring. Contains its candidate, one of its transfers, and the bytes that were available for the
+/// ring.
 #[derive(Debug)]
 pub(super) struct NoRoom {
     pub candidate: usize,
@@ -22,38 +23,38 @@ pub(super) struct NoRoom {
     pub ring_bytes: u64,
 }
 
-/// Staged paths between the same two devices through the same third one.
+/// Staged paths between the same two devices through the same relay.
 struct Pipelines {
     via: DeviceId,
     paths: u64,
     bytes: f64,
-    /// How many rings they have together.
+    /// Number of rings that the paths have together.
     rings: u64,
 }
 
-/// All of a batch, by source, third device and destination.
+/// Pipelines of a batch, by source, relay and destination.
 type AllPipelines = ahash::HashMap<[DeviceId; 3], Pipelines>;
 
-/// Rings on a device; 1 where none is known.
+/// Returns the number of rings on a device; 1 if none is known.
 fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
     all.values().filter(|pipelines| pipelines.via == via).map(|pipelines| pipelines.rings).sum::<u64>().max(1)
 }
 
-/// A ring before the bytes of its slots are known.
+/// Ring before the size of its slots is known.
 struct Draft {
     via: DeviceId,
-    /// The first share of it.
+    /// First share that uses the ring.
     first: PathShare,
     bytes: u64,
     paths: u64,
-    /// The most bytes of a share.
+    /// Size of the largest share, bytes.
     largest: u64,
-    /// The most bytes that it may have.
+    /// Largest size that the ring may have, bytes.
     room: u64,
 }
 
 impl Selection<'_> {
-    /// Gives the shares of staged paths their rings, so that all rings on a device fit into the bound.
+    /// Assigns rings to the shares of staged paths, so that all rings on a device fit into the limit.
     pub(super) fn stage(&self, mut shares: Vec<PathShare>) -> Result<Assignment, NoRoom> {
         let all = self.pipelines(shares.iter().map(|share| (share.candidate, share.bytes as f64, 1)));
         if all.is_empty() {
@@ -97,13 +98,14 @@ impl Selection<'_> {
         Ok(assignment)
     }
 
-    /// Bytes of a slot, and so of a chunk: what the model or an option asks for, as far as there is room. 0 where there is none.
+    /// Returns the size of a slot, and so of a chunk: the size that the model or an option selects, as far as there is room. Returns 0 if
+    /// there is no room.
     fn slot_bytes(&self, draft: &Draft) -> u64 {
         let wanted = match self.options.chunk(draft.via, draft.largest) {
             Some(chunk) => chunk.min(draft.bytes),
             None => {
                 let (path, bytes) = (draft.first.candidate, draft.bytes);
-                // Chunks as long as each other; not where many pieces follow each other, whose last chunks are short in any case.
+                // Makes all chunks equally long, except if many pieces follow each other, whose last chunks are short in any case.
                 let chunks = if self.aggregated { self.best_chunks(path, bytes) } else { self.chunks(path, bytes) };
                 bytes.div_ceil(u64::from(chunks)).next_multiple_of(GRAIN).min(bytes)
             }
@@ -114,7 +116,7 @@ impl Selection<'_> {
         if wanted <= most { wanted } else { half }.min(draft.largest.next_multiple_of(GRAIN))
     }
 
-    /// Finds out how many rings staged paths share: (candidate, bytes of a transfer, transfers).
+    /// Computes how many rings staged paths share. The input is (candidate, bytes of a transfer, number of transfers).
     fn pipelines(&self, staged: impl Iterator<Item = (usize, f64, u32)>) -> AllPipelines {
         let mut all = AllPipelines::default();
         for (candidate, bytes, count) in staged {
@@ -123,7 +125,7 @@ impl Selection<'_> {
             pipelines.paths += u64::from(count);
             pipelines.bytes += bytes * f64::from(count);
         }
-        // For each device the paths through it, and the ways from where to where.
+        // Number of paths through each device, and number of different pairs of source and destination.
         let mut on: SmallVec<[(DeviceId, u64, u64); 8]> = SmallVec::new();
         for &Pipelines { via, paths, .. } in all.values() {
             match on.iter_mut().find(|on| on.0 == via) {
@@ -137,7 +139,7 @@ impl Selection<'_> {
             *rings = if all_paths <= fitting {
                 *paths
             } else {
-                // Two of its pieces fit into a ring, so that small ones hide each other's hand-overs and large ones have large chunks.
+                // A ring has room for two of its pieces. So small pieces hide each other's hand-overs, and large pieces have large chunks.
                 let most = (fitting / ways).max(1);
                 let alike = self.ring_bytes(*via, ways) as f64 * *paths as f64 / (2.0 * *bytes);
                 (alike as u64).clamp(most.min(2), most).min(*paths)
@@ -146,20 +148,20 @@ impl Selection<'_> {
         all
     }
 
-    /// The device that a candidate's bytes are staged on, and the three that they pass; `None` for the direct path.
+    /// Returns the device that stages a candidate's bytes, and the three devices that they pass; `None` for the direct path.
     fn pipeline_of(&self, candidate: usize) -> Option<(DeviceId, [DeviceId; 3])> {
         let via = self.candidates[candidate].via?;
         let shape = &self.demand(candidate).shape;
         Some((via, [shape.src_device, via, shape.dst_device]))
     }
 
-    /// Bytes that each of `rings` staging rings on a device may have.
+    /// Returns the size that each of `rings` staging rings on a device may have, bytes.
     fn ring_bytes(&self, via: DeviceId, rings: u64) -> u64 {
         let cached = if via.is_host() { HOST_RINGS.max(rings * HOST_RING) } else { u64::MAX };
         self.options.staging_bytes.min(cached) / rings / GRAIN * GRAIN
     }
 
-    /// [`Selection::host_chunk`] where candidates have these bytes of a transfer.
+    /// Returns [`Selection::host_chunk`] for candidates with these bytes of a transfer.
     pub(super) fn host_chunk_for(&self, shares: &[f64]) -> u64 {
         let in_host = |i: &usize| shares[*i] > 0.0 && self.candidates[*i].via.is_some_and(DeviceId::is_host);
         let pipelines = self.pipelines((0..shares.len()).filter(in_host).map(|i| (i, shares[i], self.demand(i).count)));

@@ -1,25 +1,25 @@
-//! The cheapest ways and trees through a [`Network`] under prices of resources.
+//! Cheapest ways and trees through a [`Network`] under prices of resources.
 //!
-//! The ways between all devices are found once for each set of prices (Floyd 1962). Bytes that begin in host memory leave it at the price of a plain copy,
-//! whereas bytes that only pass the host leave it at that of a staged one, so a host that is a source has rows of its own.
+//! The ways between all devices are computed once for each set of prices (Floyd 1962). Bytes that begin in host memory leave it at the
+//! price of a plain copy, and bytes that only pass the host leave it at that of a staged copy. So a host that is a source has its own rows.
 //!
-//! A cheapest tree may branch in any device. To at most [`MOST_MEMBERS`] destinations it is found exactly (Dreyfus and Wagner 1971). To more, each
-//! destination is joined to the tree by its cheapest way (Takahashi and Matsuyama 1980); no tree costs less than the farthest destination, nor less than
-//! the cheapest copy into each destination together.
+//! A cheapest tree may branch in any device. For at most [`MOST_MEMBERS`] destinations, it is computed exactly (Dreyfus and Wagner 1971).
+//! For more, each destination is connected to the tree by its cheapest way (Takahashi and Matsuyama 1980). A lower bound of any tree is
+//! then the price of the farthest destination, and the sum of the prices of the cheapest copy into each destination.
 
 use super::network::{Commodity, Network, Tree};
 
-/// Destinations to which the cheapest tree is sought exactly.
+/// Largest number of destinations for which the cheapest tree is computed exactly.
 const MOST_MEMBERS: usize = 8;
-/// Steps that exact trees of all commodities may take together for one set of prices.
+/// Largest number of steps of the exact trees of all commodities for one set of prices.
 const MOST_STEPS: usize = 1 << 21;
 
-/// Prices of a byte between every two devices, and how it goes there.
+/// Prices of a byte between every two devices, and the ways themselves.
 pub(super) struct Ways<'n> {
     network: &'n Network,
-    /// Price of a copy between two devices whose bytes stay at the second.
+    /// Price of a copy between two devices if the bytes stay at the second.
     last: Vec<f64>,
-    /// Price of a way to a device that passes the bytes on, and the first device after its start.
+    /// Price of a way to a device that forwards the bytes, and the first device after its start.
     passing: Table,
     /// Price of a way to the device where the bytes stay, and the device before it.
     ending: Table,
@@ -29,7 +29,7 @@ pub(super) struct Ways<'n> {
     may_pass: Vec<bool>,
 }
 
-/// Prices and devices, by two devices or by one.
+/// Prices with a device each, indexed by two devices or by one.
 struct Table {
     price: Vec<f64>,
     device: Vec<u32>,
@@ -51,16 +51,16 @@ impl Table {
     }
 }
 
-/// The cheapest ways for bytes of one source.
+/// Cheapest ways for bytes of one source.
 pub(super) struct WaysFrom<'w> {
     ways: &'w Ways<'w>,
     src: usize,
-    /// Ways that begin in host memory, to devices that pass bytes on and to those where they stay.
+    /// Ways that begin in host memory: to devices that forward bytes, and to devices where they stay.
     own: Option<(Table, Table)>,
 }
 
 impl<'n> Ways<'n> {
-    /// Finds the cheapest ways; bytes may pass `also`, too.
+    /// Computes the cheapest ways. Bytes may also pass the devices `also`.
     pub fn new(network: &'n Network, prices: &[f64], also: &[usize]) -> Ways<'n> {
         let count = network.devices.len();
         let is_host: Vec<bool> = network.devices.iter().map(|device| device.is_host()).collect();
@@ -93,7 +93,7 @@ impl<'n> Ways<'n> {
                     ending.improve(at, passing.price[from * count + by] + last[by * count + to], by as u32);
                 }
             } else if ending.price[at].is_finite() {
-                // The bytes of a GPU's last copy cost the same whether they stay or not.
+                // The last copy into a GPU costs the same whether the bytes stay there or not.
                 let mut before = from;
                 while passing.device[before * count + to] as usize != to {
                     before = passing.device[before * count + to] as usize;
@@ -108,7 +108,7 @@ impl<'n> Ways<'n> {
         Ways { network, last, passing, ending, nearest, may_pass }
     }
 
-    /// The ways for bytes that begin in `src`.
+    /// Returns the ways for bytes that begin in `src`.
     pub fn from(&self, src: usize, prices: &[f64]) -> WaysFrom<'_> {
         let Ways { network, last, passing, .. } = self;
         if !network.devices[src].is_host() {
@@ -133,7 +133,7 @@ impl<'n> Ways<'n> {
 }
 
 impl Table {
-    /// Ways over any number of devices that bytes may pass, from the copies between every two.
+    /// Extends the copies between every two devices to ways over any number of devices that bytes may pass.
     fn close(&mut self, count: usize, may_pass: &[bool]) {
         for by in (0..count).filter(|by| may_pass[*by]) {
             let row: Vec<f64> = self.price[by * count..][..count].to_vec();
@@ -184,8 +184,8 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Adds the copies of a cheap tree of one of `flows` commodities, and returns a price that no tree of it is below: that of this tree where it is the
-    /// cheapest.
+    /// Adds the copies of a cheap tree of one of `flows` commodities. Returns a lower bound of the price of any such tree, which is the
+    /// price of this tree if it is the cheapest.
     pub fn tree(&self, flow: &Commodity, flows: usize, steps: &mut Tree) -> f64 {
         let mut members = flow.to.clone();
         if members.len() == 1 {
@@ -207,7 +207,7 @@ impl WaysFrom<'_> {
         farthest.max(into_each).max(exact)
     }
 
-    /// Joins each of the destinations to the tree by its cheapest way, the nearest first.
+    /// Connects each destination to the tree by its cheapest way, the nearest first.
     fn join(&self, mut members: Vec<usize>, steps: &mut Tree) {
         let mut nearest: Vec<(f64, usize)> = members.iter().map(|to| (self.end(self.src, *to).0, self.src)).collect();
         while let Some(at) = (0..members.len()).min_by(|a, b| nearest[*a].0.total_cmp(&nearest[*b].0)) {
@@ -230,11 +230,12 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Adds the copies of the cheapest tree to several devices, and returns its price. For each set of them and each device it finds the price of
-    /// bringing the bytes from there to all of the set: the device passes the set on to another, where it falls into two.
+    /// Adds the copies of the cheapest tree to several devices, and returns its price. For each set of destinations and each device, it
+    /// computes the price of bringing the bytes from that device to the whole set: the device sends them to another one, where the set is
+    /// divided in two.
     fn cheapest_tree(&self, to: &[usize], steps: &mut Tree) -> f64 {
         let (count, sets) = (self.devices(), 1 << to.len());
-        // Price, where the set falls into two, and one of these.
+        // Price, the device where the set is divided, and one of the two parts.
         let mut best: Vec<(f64, usize, usize)> = vec![(f64::INFINITY, 0, 0); sets * count];
         let mut split: Vec<(f64, usize)> = vec![(f64::INFINITY, 0); count];
         for set in 1..sets {
@@ -244,7 +245,7 @@ impl WaysFrom<'_> {
                 continue;
             }
             split.fill((f64::INFINITY, 0));
-            // Each division once: the lowest of the set is in the first.
+            // The first part contains the lowest member of the set, so each division is tried once.
             let lowest = set & set.wrapping_neg();
             let rest = set ^ lowest;
             let mut other = rest;
