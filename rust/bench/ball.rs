@@ -1,4 +1,4 @@
-//! A put with signal as one call: a node plan of one transfer, which both processes execute (`put_latency`).
+//! Implements a put with signal as one call: a node plan of one transfer, which both processes execute (`put_latency`).
 
 use super::Failure;
 use mpgpu::{Buffer, Context, ContextOptions, Device, Half, Node, Plan, PlanOptions, Stream};
@@ -6,19 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes that go from rank 0 to rank 1, and back, each time by a node plan.
+/// Bytes that travel from rank 0 to rank 1 and back, each way by a node plan.
 pub struct Ball {
-    /// There, and back.
+    /// Plans of the way there and the way back.
     plans: Vec<Plan>,
     stream: Stream,
-    /// What rank 0 throws. Rank 1 passes on what it has caught.
+    /// Source of rank 0. Rank 1 sends back the bytes that it has received (`caught`).
     thrown: Buffer<u8>,
     caught: Buffer<u8>,
     gate: Arc<AtomicBool>,
 }
 
 impl Ball {
-    /// Both processes call it, with the same path of a socket that is not there yet.
+    /// Connects both processes. Each calls this with the same path of a socket that does not exist yet.
     pub fn new(context: &mpgpu_contexts::Context, rank: u32, socket: &Path, bytes: u64) -> Result<Ball, Failure> {
         let config = context.config();
         let options = ContextOptions { backend: Some(config.backend), topology: config.topology.clone(), ..ContextOptions::default() };
@@ -36,13 +36,13 @@ impl Ball {
         Ok(Ball { plans: vec![there, back], stream: Stream::new(&context, device)?, thrown, caught, gate: Arc::default() })
     }
 
-    /// Enqueues so many round trips.
+    /// Enqueues `trips` round trips.
     pub fn enqueue(&self, trips: u64) -> Result<(), Failure> {
         (0..trips).try_for_each(|_| self.plans.iter().try_for_each(|plan| plan.enqueue(&self.stream)))?;
         Ok(())
     }
 
-    /// What is enqueued from now on waits until it is opened.
+    /// Makes later work of the stream wait until the gate is opened.
     pub fn close(&self) -> Result<(), Failure> {
         self.gate.store(false, Ordering::Relaxed);
         let gate = Arc::clone(&self.gate);
@@ -57,7 +57,7 @@ impl Ball {
         self.gate.store(true, Ordering::Release);
     }
 
-    /// Memory that another rank has mapped goes once both have done this.
+    /// Destroys the plans. Memory that another rank has mapped is released once both ranks have called this.
     pub fn end(&mut self) {
         self.plans.clear();
     }
@@ -66,21 +66,21 @@ impl Ball {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Has rank 0 throw other bytes from now on.
+    /// Changes the bytes that rank 0 sends from now on, and returns them.
     pub fn change(&self, round: u64) -> Result<Vec<u8>, Failure> {
         let bytes: Vec<u8> = (0..self.thrown.len() as u64).map(|at| (at * 7 + round * 31 + 1) as u8).collect();
         self.thrown.write(&self.stream, &bytes)?;
         Ok(bytes)
     }
 
-    /// Whether these have come back.
+    /// Returns an error if the bytes that have come back differ.
     pub fn has_come(&self, bytes: &[u8]) -> Result<(), Failure> {
         if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans have brought back other bytes".into()) }
     }
 }
 
 impl Drop for Ball {
-    /// A stream that is destroyed waits for what is in it, also where an error came while the gate was closed.
+    /// Opens the gate, because destroying the stream waits for its work, even if an error occurred while the gate was closed.
     fn drop(&mut self) {
         self.open();
     }

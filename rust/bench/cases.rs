@@ -1,69 +1,69 @@
-//! The list of cases: what is copied, in which sizes, and against what.
+//! Lists the cases: the copies of each, their sizes, and the plain copies for comparison.
 
 use super::compare::Comparison;
 use super::plain::Manner;
 use super::{Bench, Failure};
 use mpgpu_core::topology::DeviceId;
 
-/// One copy of a case.
+/// Copy of a case.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
     pub src: DeviceId,
     pub dst: DeviceId,
     pub bytes: u64,
-    /// Host memory as any program has it, and not pinned.
+    /// True for pageable host memory, false for pinned.
     pub pageable: bool,
 }
 
-/// A named communication step, and how it is measured.
+/// Communication step with a name and a method of measurement.
 pub struct Case {
     pub name: &'static str,
-    /// What is done, against what, and what its figures mean.
+    /// Description of the step, of the comparison, and of the meaning of its figures.
     pub description: &'static str,
-    /// GPUs that it needs.
+    /// Number of GPUs needed.
     pub gpus: u32,
-    /// Whether it measures calls of the CUDA driver, so that there is nothing to measure on the host backend.
+    /// True if the case measures calls of the CUDA driver and therefore cannot run on the host backend.
     pub needs_driver: bool,
-    /// What is measured where nobody names sizes. A size is that of one transfer, and of one face in `halo26` and `halo26_bidir`.
+    /// Default sizes. A size is that of one transfer, and of one face in `halo26` and `halo26_bidir`.
     pub sizes: &'static [u64],
-    /// The copies of one step, on so many GPUs and for this size.
+    /// Copies of one step for a number of GPUs and a size.
     pub legs: fn(u32, u64) -> Vec<Leg>,
-    /// Measures one size.
+    /// Function that measures one size.
     pub run: fn(&Bench<'_>, &'static Case, u64) -> Result<Vec<Comparison>, Failure>,
 }
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
-/// Sizes of the many pieces of one step.
+/// Sizes of the pieces in a step of many pieces.
 const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
 const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
 
-/// Largest size that is measured by default on the host backend, where a CPU moves every byte.
+/// Largest default size on the host backend, where a CPU moves every byte.
 pub const HOST_BACKEND_LARGEST: u64 = 16 * M;
 
-/// Every case, in the order in which they run.
+/// All cases, in the order in which they run.
 pub const CASES: &[Case] = &[
     Case {
         name: "d2d",
-        description: "One copy, GPU 0 to GPU 1: what several paths give a large one, and that a small one is never slower than the plain call. \
-                      Ratio 1 means that one path was planned.",
+        description: "One copy, GPU 0 to GPU 1. Shows the gain of several paths for a large copy, and that a small copy is never slower \
+                      than the plain call. Ratio 1 means that one path was planned.",
         sizes: &[8, 4 * K, 64 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M],
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
         ..PAIR
     },
     Case {
         name: "d2d_anew",
-        description: "The same in memory that was freed and allocated anew since the plan was first executed, as in a program that allocates \
-                      its buffers in every step. The driver gives the same addresses again. To be compared with d2d.",
+        description: "Like d2d, in memory that was freed and allocated again after the plan was first executed, as in a program that \
+                      allocates its buffers in every step. The driver returns the same addresses again. Compare with d2d.",
         sizes: &[16 * M, 64 * M, 256 * M, 1024 * M],
         run: |bench, case, size| bench.anew(case, size),
         ..PAIR
     },
     Case {
         name: "d2d_bidir",
-        description: "GPU 0 to GPU 1 and GPU 1 to GPU 0 at once. Both directions share PCIe links and host memory, so the host path gains less. \
-                      Against plain copies in streams that nothing orders, and in streams forked from one caller's stream and joined to it, \
-                      which is the order that an executed plan keeps.",
+        description: "GPU 0 to GPU 1 and GPU 1 to GPU 0 concurrently. Both directions share PCIe links and host memory, so the host path \
+                      gains less. Compared with plain copies in unordered streams, and in streams forked from one caller's stream and \
+                      joined to it, which is the order that an executed plan keeps.",
         sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M, 1024 * M],
         legs: |_, bytes| vec![copy(gpu(0), gpu(1), bytes), copy(gpu(1), gpu(0), bytes)],
         run: |bench, case, size| bench.step(case, size, &[Manner::Streams, Manner::Joined]),
@@ -71,8 +71,8 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "h2d",
-        description: "One copy, pinned host memory to GPU 0: what the PCIe links of idle GPUs add to GPU 0's own. Depends on which GPUs share \
-                      their way to host memory, and on where the pages lie.",
+        description: "One copy, pinned host memory to GPU 0. Shows what the PCIe links of idle GPUs add to GPU 0's own link. Depends on \
+                      which GPUs share the connection to host memory, and on the location of the pages.",
         gpus: 1,
         sizes: LARGE,
         legs: |_, bytes| vec![copy(DeviceId::HOST, gpu(0), bytes)],
@@ -81,7 +81,8 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "d2h",
-        description: "One copy, GPU 0 to pinned host memory: as h2d, the other way. Host memory is often written more slowly than it is read.",
+        description: "One copy, GPU 0 to pinned host memory: like h2d in the other direction. Writing host memory is often slower than \
+                      reading it.",
         gpus: 1,
         sizes: LARGE,
         legs: |_, bytes| vec![copy(gpu(0), DeviceId::HOST, bytes)],
@@ -90,7 +91,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "h2d_pageable",
-        description: "As h2d, from ordinary host memory: CPU threads carry it through pinned chunks, which go over several links.",
+        description: "Like h2d, from pageable host memory: CPU threads copy it to pinned chunks, which are sent over several links.",
         gpus: 1,
         sizes: LARGE,
         legs: |_, bytes| vec![Leg { pageable: true, ..copy(DeviceId::HOST, gpu(0), bytes) }],
@@ -99,7 +100,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "d2h_pageable",
-        description: "The same, GPU 0 to ordinary host memory.",
+        description: "Like h2d_pageable, GPU 0 to pageable host memory.",
         gpus: 1,
         sizes: LARGE,
         legs: |_, bytes| vec![Leg { pageable: true, ..copy(gpu(0), DeviceId::HOST, bytes) }],
@@ -108,8 +109,8 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "ring",
-        description: "Every GPU to the next, the last to the first, as in pipelines and ring collectives. All links are busy, so more paths for \
-                      one transfer take from another. Against both kinds of streams, as d2d_bidir.",
+        description: "Every GPU to the next, the last to the first, as in pipelines and ring collectives. All links are busy, so \
+                      additional paths for one transfer slow down another. Compared with both kinds of streams, like d2d_bidir.",
         gpus: 3,
         sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M, 256 * M],
         legs: |gpus, bytes| (0..gpus).map(|i| copy(gpu(i), gpu((i + 1) % gpus), bytes)).collect(),
@@ -118,8 +119,8 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "all_to_all",
-        description: "Every GPU to every other, a transpose. Ports are full; what can be gained is issue time and order. Against both kinds of \
-                      streams, as d2d_bidir.",
+        description: "Every GPU to every other, a transpose. Ports are saturated, so only issue time and order can gain. Compared with \
+                      both kinds of streams, like d2d_bidir.",
         gpus: 3,
         sizes: &[4 * K, 64 * K, 256 * K, M, 4 * M, 16 * M, 64 * M],
         legs: |gpus, bytes| {
@@ -131,8 +132,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "halo26",
-        description: "The 26 halo messages of a box, GPU 0 to GPU 1: 6 faces, 12 edges of a hundredth of a face, 8 corners of 24 B. Most are tiny: \
-                      calls cost more than bytes. Against one call each in one stream, a stream each, and the driver's batched copy.",
+        description: "The 26 halo messages of a box, GPU 0 to GPU 1: 6 faces, 12 edges of a hundredth of a face, 8 corners of 24 B. Most \
+                      are tiny, so calls cost more than bytes. Compared with one call per message in one stream, with a stream per \
+                      message, and with the driver's batched copy.",
         sizes: &[240_000, 4 * M],
         legs: |_, face| halo(gpu(0), gpu(1), face).collect(),
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Streams, Manner::Batched]),
@@ -140,8 +142,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "halo26_bidir",
-        description: "The same in both directions at once: the exchange of two neighbours in one process. Against one call each in one stream, \
-                      streams forked from one and joined to it, and one batched copy, which makes one direction after the other.",
+        description: "Like halo26, in both directions concurrently: the exchange of two neighbours in one process. Compared with one call \
+                      per message in one stream, with streams forked from one and joined to it, and with one batched copy, which makes \
+                      one direction after the other.",
         sizes: &[24_000, 240_000, 4 * M],
         legs: |_, face| halo(gpu(0), gpu(1), face).chain(halo(gpu(1), gpu(0), face)).collect(),
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream, Manner::Joined, Manner::Batched]),
@@ -149,9 +152,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "pieces_in",
-        description: "Thousands of small pieces, pinned host memory to GPU 0, as a paged cache or an irregular halo has: one call for each costs \
-                      far more than its bytes. A kernel reads them over the GPU's link. Against one call each in one stream, and the driver's \
-                      batched copy.",
+        description: "Thousands of small pieces, pinned host memory to GPU 0, as in a paged cache or an irregular halo. One call per \
+                      piece costs far more than its bytes. A kernel reads the pieces over the GPU's link. Compared with one call per \
+                      piece in one stream, and with the driver's batched copy.",
         gpus: 1,
         sizes: PIECES,
         legs: |_, bytes| vec![copy(DeviceId::HOST, gpu(0), bytes); pieces(bytes)],
@@ -160,7 +163,7 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "pieces_out",
-        description: "The same, GPU 0 to pinned host memory.",
+        description: "Like pieces_in, GPU 0 to pinned host memory.",
         gpus: 1,
         sizes: PIECES,
         legs: |_, bytes| vec![copy(gpu(0), DeviceId::HOST, bytes); pieces(bytes)],
@@ -169,49 +172,52 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "latency",
-        description: "One small copy, GPU 0 to GPU 1: the fixed cost of a call. What mpgpu adds is a look-up, an event, and waiting for it.",
+        description: "One small copy, GPU 0 to GPU 1: the fixed cost of a call. mpgpu adds a look-up, an event, and waiting for the \
+                      event.",
         sizes: &[8, 64, 512, 4 * K, 16 * K, 64 * K, 256 * K],
         run: |bench, case, size| bench.step(case, size, &[Manner::OneStream]),
         ..PAIR
     },
     Case {
         name: "put_window",
-        description: "1, 4 and 16 puts of the same buffer under way, GPU 0 to GPU 1, all waited for, as osu_bw counts bandwidth: in one stream, \
-                      where one follows another, and in a stream each, where they overlap.",
+        description: "1, 4 and 16 puts of the same buffer in flight, GPU 0 to GPU 1, with one wait for all, as osu_bw measures bandwidth: \
+                      in one stream, where the puts are serialized, and in a stream per put, where they overlap.",
         sizes: &[M, 4 * M, 16 * M, 64 * M, 256 * M, 512 * M],
         run: |bench, case, size| bench.windows(case, size),
         ..PAIR
     },
     Case {
         name: "put_signal",
-        description: "A put with signal, GPU 0 to memory of another process on GPU 1, until the signal is seen there. Against the same plan into \
-                      memory of this process until the host sees it done, so ratio 1 means that the other process costs nothing. One put at a \
-                      time, and four in a row. The receiver checks the bytes as soon as it has the signal.",
+        description: "A put with signal, GPU 0 to memory of another process on GPU 1, until the signal is seen there. Compared with the \
+                      same plan into memory of this process until the host sees its end, so ratio 1 means that the other process costs \
+                      nothing. One isolated put, and four back to back. The receiver verifies the bytes as soon as it has the signal.",
         sizes: &[64 * M, 256 * M, 1024 * M],
         run: |bench, case, size| bench.put_signal(case, size),
         ..PAIR
     },
     Case {
         name: "put_paths",
-        description: "A put with signal as put_signal makes it, one at a time, against the same put over one path.",
+        description: "One isolated put with signal, like put_signal, compared with the same put over one path.",
         sizes: &[64 * M, 256 * M, 1024 * M],
         run: |bench, case, size| bench.put_paths(case, size),
         ..PAIR
     },
     Case {
         name: "put_latency",
-        description: "A small put with signal, GPU 0 to another process on GPU 1, stream to stream: half of a round trip, of many that both \
-                      processes have enqueued beforehand, so no host takes part. Against the signal without a put, and a node plan of the same transfer \
-                      each way, which is one call. `issue` is of a put, a raise and a wait.",
+        description: "A small put with signal, GPU 0 to another process on GPU 1, stream to stream: half of a round trip, over many trips \
+                      that both processes have enqueued beforehand, so that no host is involved. Compared with the signal without a put, \
+                      and with a node plan of the same transfer in each direction, which is one call. `issue` covers a put, setting a \
+                      signal, and a wait.",
         sizes: &[8],
         run: |bench, case, size| bench.put_latency(case, size),
         ..PAIR
     },
     Case {
         name: "d2d_narrow",
-        description: "One copy, GPU 0 to GPU 1, with every GPU-to-GPU hop held to the rate of a narrow link: what a mesh of few NVLinks (4 x V100) \
-                      gains, on any four GPUs. Copies between GPUs are kernels of few threads, and the topology has direct links of the rate \
-                      that one of them was just measured to have. One narrow path against two, three, and three with host memory.",
+        description: "One copy, GPU 0 to GPU 1, with every GPU-to-GPU hop limited to the rate of a narrow link. Shows on any four GPUs \
+                      what a mesh of few NVLinks (4 x V100) gains. Copies between GPUs are kernels of few threads, and the topology has \
+                      direct links of the rate that was just measured for one of them. One narrow path is compared with two, with three, \
+                      and with three and host memory.",
         gpus: 4,
         sizes: &[64 * M, 256 * M, 512 * M],
         run: |bench, case, size| bench.narrow(case, size),
@@ -219,9 +225,9 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "graph_phases",
-        description: "What a CUDA graph costs once and what it costs every time, by the number of copy nodes: made and launched, launched again, \
-                      and launched at new addresses, where nodes are re-pointed and nothing is instantiated. mpgpu's graph engine against \
-                      the driver's calls.",
+        description: "One-time and repeated costs of a CUDA graph, by the number of copy nodes: created and launched, launched again, and \
+                      launched at new addresses, where nodes are re-pointed and nothing is instantiated. mpgpu's graph engine is compared \
+                      with the driver's calls.",
         needs_driver: true,
         sizes: &[64 * M],
         run: |bench, case, size| bench.graph_phases(case, size),
@@ -229,8 +235,8 @@ pub const CASES: &[Case] = &[
     },
     Case {
         name: "execute_overhead",
-        description: "The calling thread's time in mp_execute beyond the driver's own launch: one small copy, and one large copy over several \
-                      paths as one graph. With a request, against the launch with the event record that a request needs.",
+        description: "The calling thread's time in mp_execute beyond the driver's own launch: one small copy, and one large copy over \
+                      several paths as one graph. With a request, compared with the launch and the event record that a request needs.",
         needs_driver: true,
         sizes: &[8, 256 * M],
         run: |bench, case, size| bench.execute_overhead(case, size),
@@ -238,7 +244,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// What most cases have in common: one copy from GPU 0 to GPU 1.
+/// Common properties of most cases: one copy from GPU 0 to GPU 1.
 const PAIR: Case = Case {
     name: "",
     description: "",
@@ -257,20 +263,20 @@ const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
     Leg { src, dst, bytes, pageable: false }
 }
 
-/// How many pieces of a size: no more than 128 MiB of them.
+/// Returns the number of pieces of a size, at most 128 MiB in total.
 fn pieces(bytes: u64) -> usize {
     (128 * M / bytes.max(1)).clamp(1, 4096) as usize
 }
 
-/// The messages of a box to a neighbour: faces, edges, corners.
+/// Returns the messages of a box to a neighbour: faces, edges, corners.
 fn halo(src: DeviceId, dst: DeviceId, face: u64) -> impl Iterator<Item = Leg> {
-    // Whole doubles.
+    // Edges consist of whole doubles.
     let edge = (face / 100).next_multiple_of(8).max(8);
     [(6, face), (12, edge), (8, 24)].into_iter().flat_map(move |(count, bytes)| (0..count).map(move |_| copy(src, dst, bytes)))
 }
 
 impl Case {
-    /// Why it cannot run here.
+    /// Returns the reason why the case cannot run here, if any.
     pub fn missing(&self, gpus: u32, on_gpus: bool) -> Option<String> {
         if self.needs_driver && !on_gpus {
             return Some("measures calls of the CUDA driver, and this is the host backend".into());
@@ -279,7 +285,7 @@ impl Case {
     }
 }
 
-/// The case of this name.
+/// Returns the case with this name.
 pub fn find(name: &str) -> Result<&'static Case, String> {
     CASES.iter().find(|case| case.name == name).ok_or_else(|| {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
@@ -287,12 +293,12 @@ pub fn find(name: &str) -> Result<&'static Case, String> {
     })
 }
 
-/// The case of a name, or with `all` every case.
+/// Returns the case with this name, or every case for `all`.
 pub fn named(name: &str) -> Result<&'static [Case], String> {
     if name == "all" { Ok(CASES) } else { find(name).map(std::slice::from_ref) }
 }
 
-/// Names and descriptions, for `--list`.
+/// Returns names and descriptions, for `--list`.
 pub fn list() -> String {
     const WIDTH: usize = 100;
     let mut text = String::new();
@@ -327,7 +333,7 @@ mod tests {
         let legs = |name, gpus, bytes| (find(name).expect("a case").legs)(gpus, bytes);
         assert_eq!(legs("ring", 8, 5).last(), Some(&copy(gpu(7), gpu(0), 5)));
         assert_eq!(legs("all_to_all", 8, 5).len(), 56);
-        // The messages of the readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
+        // Message sizes of the readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
         let halo = legs("halo26", 2, 240_000);
         assert_eq!((halo.len(), halo.iter().map(|leg| leg.bytes).sum::<u64>()), (26, 6 * 240_000 + 12 * 2_400 + 8 * 24));
         let both = legs("halo26_bidir", 2, 240_000);

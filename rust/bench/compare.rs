@@ -1,4 +1,5 @@
-//! The measuring loop: several ways of doing the same are timed by turns, so that whatever else the machine does affects all alike.
+//! Implements the measuring loop. Several methods for the same task are timed in turns, so that other load of the machine affects all
+//! equally.
 
 use super::memory::Buffers;
 use super::{Bench, Case, Failure};
@@ -7,7 +8,7 @@ use mpgpu_contexts::Plan;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Seconds.
+/// Median, minimum and maximum in seconds.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -16,7 +17,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of one value or more.
+    /// Computes the spread of one or more values.
     pub fn of(seconds: &[f64]) -> Spread {
         let mut seconds = seconds.to_vec();
         seconds.sort_by(f64::total_cmp);
@@ -25,22 +26,22 @@ impl Spread {
     }
 }
 
-/// One way of doing it.
+/// Method that is compared with others.
 pub trait Contestant {
-    /// What is done before every start, and not timed.
+    /// Performs untimed work before each start.
     fn prepare(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Starts it.
+    /// Starts the task.
     fn issue(&mut self) -> Result<(), Failure>;
-    /// Blocks until it is done.
+    /// Blocks until the task is done.
     fn wait(&mut self) -> Result<(), Failure>;
 }
 
-/// A contestant by its name.
+/// Name and contestant.
 pub type Named<'a> = (&'a str, &'a mut dyn Contestant);
 
-/// Two functions: `issue` and `wait`.
+/// Contestant that consists of two functions, `issue` and `wait`.
 pub struct Calls<I, W>(pub I, pub W);
 
 impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
@@ -52,10 +53,10 @@ impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Conte
     }
 }
 
-/// Executions of one plan: one in each of the streams, all under way at once where the streams differ.
+/// Executions of one plan: one in each stream, concurrent if the streams differ.
 pub struct Executions<'a> {
     plan: &'a Plan,
-    /// A stream that is listed twice gets two executions.
+    /// Streams of the executions. A stream that is listed twice gets two executions.
     streams: Vec<StreamHandle>,
     under_way: Vec<Completion>,
 }
@@ -79,13 +80,13 @@ impl Contestant for Executions<'_> {
     }
 }
 
-/// What one contestant took in each round, seconds.
+/// Times of one contestant in each round, in seconds.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     pub name: String,
-    /// From issue until the host sees the last byte arrived.
+    /// Time from issue until the host sees the last byte.
     pub total: Vec<f64>,
-    /// The calling thread's time until everything is issued.
+    /// Time of the calling thread until everything is issued.
     pub issue: Vec<f64>,
 }
 
@@ -99,36 +100,36 @@ impl Samples {
         self.total.push(total);
     }
 
-    /// By how much issuing this took longer than issuing the other: the median over the rounds.
+    /// Returns the median over the rounds of the additional time for issuing, compared with `other`.
     pub fn issue_beyond(&self, other: &Samples) -> f64 {
         Spread::of(&self.issue.iter().zip(&other.issue).map(|(one, other)| one - other).collect::<Vec<_>>()).median
     }
 }
 
-/// A figure beside the times.
+/// Additional result of a comparison.
 #[derive(Copy, Clone, Debug)]
 pub enum Figure {
     Seconds(f64),
     Count(u64),
 }
 
-/// mpgpu against others: one way, at one size.
+/// Comparison of one mpgpu method with others, at one size.
 pub struct Comparison {
     pub case: &'static Case,
     pub size: u64,
-    /// Copies of one step: transfers, puts of a window, nodes of a graph.
+    /// Number of copies in one step: transfers, puts of a window, or nodes of a graph.
     pub copies: usize,
-    /// Of all of them.
+    /// Total bytes of all copies.
     pub bytes: u64,
     pub plan: Option<Arc<Plan>>,
     pub mpgpu: Samples,
-    /// What it is held against.
+    /// Times of the other methods.
     pub against: Vec<Samples>,
     pub figures: Vec<(&'static str, Figure)>,
 }
 
 impl Comparison {
-    /// Of the first contestant with all others.
+    /// Compares the first contestant with all others.
     pub fn of(case: &'static Case, size: u64, copies: usize, plan: &Arc<Plan>, mut samples: Vec<Samples>) -> Comparison {
         let mpgpu = samples.remove(0);
         let bytes = plan.bytes();
@@ -137,12 +138,12 @@ impl Comparison {
 }
 
 impl Bench<'_> {
-    /// Checks the bytes of each contestant, times them by turns, and checks the first one's once more.
+    /// Verifies the bytes of each contestant, times all in turns, and verifies the first one again.
     pub fn compare(&self, buffers: &[&Buffers<'_>], contestants: &mut [Named<'_>]) -> Result<Vec<Samples>, Failure> {
         for (name, contestant) in contestants.iter_mut() {
             self.verify(name, *contestant, buffers)?;
         }
-        // The checks leave other contexts current than a program has that only copies.
+        // The verification leaves another context current than a program that only copies.
         self.plain.borrow_mut().make_current(buffers[0].transfers[0].src_device)?;
         let samples = contest(contestants, self.repeat)?;
         let (name, first) = &mut contestants[0];
@@ -150,7 +151,7 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    /// Poison, synchronise, copy, synchronise, look. `name` is who copies.
+    /// Poisons the destinations, synchronizes, copies, synchronizes, and compares all bytes. `name` is the contestant's.
     pub fn verify(&self, name: &str, contestant: &mut dyn Contestant, buffers: &[&Buffers<'_>]) -> Result<(), Failure> {
         for buffers in buffers {
             buffers.poison(&mut **self.plain.borrow_mut())?;
@@ -164,7 +165,7 @@ impl Bench<'_> {
     }
 }
 
-/// Seconds of issuing, and until done.
+/// Runs a contestant once. Returns the seconds for issuing and until completion.
 pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     contestant.prepare()?;
     let start = Instant::now();
@@ -174,12 +175,12 @@ pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     Ok((issue.as_secs_f64(), start.elapsed().as_secs_f64()))
 }
 
-/// Time that each contestant gets where nobody says how often to repeat.
+/// Time for each contestant if the number of rounds is not specified.
 const TARGET: Duration = Duration::from_millis(500);
 const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
 const WARM_UP_ROUNDS: usize = 5;
 
-/// What each contestant took in each round.
+/// Times each contestant in each round.
 pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec<Samples>, Failure> {
     let mut slowest = 1e-6_f64;
     for round in 0..WARM_UP_ROUNDS {
@@ -200,11 +201,11 @@ pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec
     Ok(samples)
 }
 
-/// In which order contestants take their turns in a round. Over `count` rounds, twice as many for an odd count, each is in each place and
-/// comes directly behind each other one equally often (E. J. Williams, "Experimental designs balanced for the estimation of residual
-/// effects of treatments", 1949): what one leaves behind in caches and in the driver affects all others alike.
+/// Returns the order of the contestants in a round. Over `count` rounds, or twice as many for an odd count, each contestant is equally
+/// often at each position and directly after each other one (E. J. Williams, "Experimental designs balanced for the estimation of residual
+/// effects of treatments", 1949). Side effects of one contestant on caches and the driver therefore affect all others equally.
 fn turns(round: usize, count: usize) -> Vec<usize> {
-    // 0, 1, n - 1, 2, n - 2, ...: the steps from one to the next are all different, modulo n.
+    // 0, 1, n - 1, 2, n - 2, ...: the differences between neighbours are all distinct, modulo n.
     let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();
     turns.iter_mut().for_each(|contestant| *contestant = (*contestant + round) % count);
     if count % 2 == 1 && (round / count) % 2 == 1 {

@@ -1,4 +1,4 @@
-//! A program as a CUDA graph made by the driver's calls alone, each of which is timed: what the library's graphs are held against.
+//! Builds a CUDA graph of a program with calls of the driver only, and times each of them, for comparison with the library's graphs.
 
 use super::Failure;
 use super::plain::check;
@@ -8,13 +8,13 @@ use mpgpu_core::plan::{Place, Program};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::time::Instant;
 
-/// What a program is bound to.
+/// Addresses and contexts of a program's graph.
 pub struct Binding<'a> {
     pub program: &'a Program,
     pub endpoints: &'a [Endpoints],
     /// Base address of each ring.
     pub rings: &'a [u64],
-    /// The primary context of each lane's GPU.
+    /// Primary context of each lane's GPU.
     pub contexts: &'a [sys::CUcontext],
 }
 
@@ -28,16 +28,17 @@ impl Binding<'_> {
     }
 }
 
-/// An executable graph of one memcpy node for each copy, ordered as the program is. To be dropped when its launches are done.
+/// Executable graph with one memcpy node per copy, ordered like the program. Must be dropped only after its launches have finished.
 pub struct DriverGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    /// In the order of the program's copies.
+    /// Nodes in the order of the program's copies.
     nodes: Vec<sys::CUgraphNode>,
 }
 
 impl DriverGraph {
-    /// With seconds of the calling thread: for an empty graph, for its nodes and what each comes after, and for the executable graph.
+    /// Builds the graph. Also returns the seconds of the calling thread for the empty graph, for the nodes with their dependencies, and for
+    /// the executable graph.
     pub fn build(binding: &Binding<'_>) -> Result<(DriverGraph, [f64; 3]), Failure> {
         let start = Instant::now();
         let mut built = DriverGraph { graph: null_mut(), exec: null_mut(), nodes: Vec::new() };
@@ -59,7 +60,8 @@ impl DriverGraph {
             for copy in &op.copies {
                 let parameters = memcpy(binding.address(copy.to), binding.address(copy.from), copy.bytes);
                 let mut node = null_mut();
-                // SAFETY: nodes of this graph; output and parameters are valid for the call; a context that is kept until the process ends.
+                // SAFETY: nodes of this graph. Output and parameters are valid for the call, and the context is kept until the process
+                // ends.
                 let code = unsafe {
                     sys::cuGraphAddMemcpyNode(&mut node, built.graph, before.as_ptr(), before.len(), &parameters, binding.contexts[lane])
                 };
@@ -78,12 +80,12 @@ impl DriverGraph {
         Ok((built, seconds))
     }
 
-    /// Gives its nodes the addresses of another binding of the same program. The graph is idle.
+    /// Changes the nodes to the addresses of another binding of the same program. The graph must be idle.
     pub fn repoint(&self, binding: &Binding<'_>) -> Result<(), Failure> {
         let copies = binding.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| (op.lane.0 as usize, copy)));
         for (node, (lane, copy)) in self.nodes.iter().zip(copies) {
             let parameters = memcpy(binding.address(copy.to), binding.address(copy.from), copy.bytes);
-            // SAFETY: a node of the graph that was instantiated; the parameters are valid for the call, the context until the process ends.
+            // SAFETY: a node of the instantiated graph. The parameters are valid for the call, and the context until the process ends.
             check("cuGraphExecMemcpyNodeSetParams", unsafe {
                 sys::cuGraphExecMemcpyNodeSetParams(self.exec, *node, &parameters, binding.contexts[lane])
             })?;
@@ -92,14 +94,14 @@ impl DriverGraph {
     }
 
     pub fn launch(&self, stream: StreamHandle) -> Result<(), Failure> {
-        // SAFETY: an instantiated graph whose nodes lie in allocations of the bench, which live until the launch was waited for.
+        // SAFETY: an instantiated graph. Its nodes use allocations of the benchmark, which live until the launch was waited for.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, raw(stream)) })
     }
 }
 
 impl Drop for DriverGraph {
     fn drop(&mut self) {
-        // SAFETY: made in `build`, and idle.
+        // SAFETY: created in `build`, and idle.
         unsafe {
             if !self.exec.is_null() {
                 sys::cuGraphExecDestroy(self.exec);
@@ -109,12 +111,12 @@ impl Drop for DriverGraph {
     }
 }
 
-/// The driver's stream behind a stream of a context on the CUDA backend.
+/// Returns the driver's stream for a stream of a context on the CUDA backend.
 pub fn raw(stream: StreamHandle) -> sys::CUstream {
     with_exposed_provenance_mut(stream.0)
 }
 
-/// One contiguous copy; the driver finds out from the addresses whose memory they are.
+/// Returns the parameters of one contiguous copy. The driver determines the owners of the memory from the addresses.
 fn memcpy(dst: u64, src: u64, bytes: u64) -> sys::CUDA_MEMCPY3D {
     let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     sys::CUDA_MEMCPY3D {

@@ -1,19 +1,20 @@
-//! mpgpu against plain copies, in one run: the first look of `mpgpu bench`, and the cases of `mpgpu bench --case`. Every byte is checked.
+//! Compares mpgpu with plain copies in one run: the overview of `mpgpu bench`, and the cases of `mpgpu bench --case`. Every byte is
+//! verified.
 //!
-//! | file | one idea |
+//! | file | content |
 //! | --- | --- |
-//! | `cases` | the list of cases |
-//! | `compare` | the measuring loop: contestants by turns, medians |
-//! | `memory` | memory, patterns, and the check of every byte |
-//! | `plain` | the plain copies: the driver's, or `memcpy` on the host backend |
-//! | `steps` | executions of one plan against plain copies, one at a time or several under way |
-//! | `puts`, `peer` | puts with signal into another process's memory, and that process |
+//! | `cases` | list of cases |
+//! | `compare` | measuring loop: contestants in turns, medians |
+//! | `memory` | buffers, patterns, and the verification of every byte |
+//! | `plain` | plain copies: the driver's, or `memcpy` on the host backend |
+//! | `steps` | executions of one plan compared with plain copies, isolated or several in flight |
+//! | `puts`, `peer` | puts with signal into memory of another process, and that process |
 //! | `narrow` | GPU-to-GPU copies at the rate of narrow links |
-//! | `driver_graph` | a program as a graph made by the driver's calls |
-//! | `phases` | what a graph costs, step by step |
-//! | `overhead` | what `mp_execute` costs the calling thread |
-//! | `report` | the table and the JSON |
-//! | `look` | one line for each kind of copy: what `mpgpu bench` shows without `--case` |
+//! | `driver_graph` | a program as a graph built by calls of the driver |
+//! | `phases` | cost of the steps in a graph's life |
+//! | `overhead` | cost of `mp_execute` for the calling thread |
+//! | `report` | table and JSON output |
+//! | `look` | one line for each kind of copy, as printed by `mpgpu bench` without `--case` |
 
 mod ball;
 mod cases;
@@ -45,10 +46,10 @@ use std::fs::File;
 use std::io::{Seek, Write};
 use std::path::PathBuf;
 
-/// Why the benchmark stopped.
+/// Reason why the benchmark stopped.
 pub type Failure = Box<dyn Error>;
 
-/// Cases of `mpgpu bench`, and how they are measured.
+/// Command-line arguments of `mpgpu bench` that select and configure cases.
 #[derive(Args)]
 pub struct CaseArguments {
     /// Print the cases and exit
@@ -60,19 +61,19 @@ pub struct CaseArguments {
     /// Sizes of one transfer of a case (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
     #[arg(long, value_delimiter = ',', value_name = "BYTES", value_parser = positive_size, requires = "case")]
     sizes: Vec<u64>,
-    /// Rounds in which everything is timed once; by default as many as take about half a second
+    /// Number of rounds in which everything is timed once; by default as many as take about half a second
     #[arg(long, value_name = "ROUNDS", value_parser = clap::value_parser!(u32).range(1..), requires = "case")]
     repeat: Option<u32>,
     /// Thread blocks of 256 threads that make one copy between GPUs in d2d_narrow
     #[arg(long, default_value_t = 2, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64), requires = "case")]
     narrow_blocks: u32,
-    /// Executor to plan for, as MPGPU_ENGINE
+    /// Executor to plan for; overrides MPGPU_ENGINE
     #[arg(long, requires = "case")]
     engine: Option<String>,
     /// Print the plan of each case's largest size
     #[arg(long, requires = "case")]
     plans: bool,
-    /// Write everything to this file as JSON too, anew after each measurement
+    /// Write all results as JSON to this file, too, and update it after each measurement
     #[arg(long, value_name = "FILE", requires = "case")]
     output: Option<PathBuf>,
 }
@@ -86,19 +87,19 @@ fn positive_size(text: &str) -> Result<u64, String> {
 }
 
 impl CaseArguments {
-    /// Returns true if cases are to be listed or measured, in place of a first look.
+    /// Returns true if cases are to be listed or measured instead of the overview.
     pub fn are_named(&self) -> bool {
         self.list || !self.case.is_empty()
     }
 
-    /// The environment, and what the command line says in place of it.
+    /// Returns the configuration from the environment, with the overrides of the command line.
     fn config(&self) -> Result<Config, Failure> {
         let said = self.engine.as_ref().map(|engine| ("MPGPU_ENGINE".into(), engine.into()));
         let environment = std::env::vars_os().filter(|(name, _)| said.is_none() || name != "MPGPU_ENGINE");
         Ok(Config::from_pairs(environment.chain(said.clone()))?)
     }
 
-    /// Sizes of a case.
+    /// Returns the sizes to measure for a case.
     fn sizes(&self, case: &Case, on_gpus: bool) -> Vec<u64> {
         if !self.sizes.is_empty() {
             return self.sizes.clone();
@@ -109,7 +110,7 @@ impl CaseArguments {
     }
 }
 
-/// What does not change from case to case.
+/// State that all cases share.
 struct Bench<'a> {
     context: &'a Context,
     plain: RefCell<Box<dyn Plain>>,
@@ -128,18 +129,18 @@ impl Bench<'_> {
     }
 }
 
-/// Whether a context is on GPUs, and not on the host backend.
+/// True if the context uses GPUs, false on the host backend.
 pub fn is_on_gpus(context: &Context) -> bool {
     !context.backend().is_virtual()
 }
 
-/// Lists the cases or measures those that were asked for, and returns what goes to standard output. Progress goes to standard error.
+/// Lists or measures the requested cases. Returns the text for standard output. Progress goes to standard error.
 pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: bool) -> Result<String, Failure> {
     if arguments.list {
         return Ok(cases::list());
     }
     let config = arguments.config()?;
-    // Before anything is measured: a run of minutes should not end with a file that cannot be written.
+    // The file is opened before the measurement: a run of minutes should not end with a file that cannot be written.
     let mut json_file = match &arguments.output {
         Some(path) => Some(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?),
         None => None,
@@ -185,7 +186,7 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
         let measured = (case.run)(&bench, case, *bytes).map_err(|error| format!("{what}: {error}"))?;
         measured.iter().for_each(|result| eprintln!("{what}: {}", result.line()));
         results.extend(measured);
-        // After each one, so that a run that is cut short leaves what it has measured.
+        // Saved after each measurement, so that an interrupted run leaves its results.
         save(&results)?;
     }
     if as_json {
@@ -204,7 +205,7 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
 }
 
 fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
-    // A pipe or a terminal cannot be rewound; it gets one report after the other.
+    // A pipe or a terminal cannot be rewound. It receives one report after the other.
     if file.rewind().is_ok() {
         file.set_len(0)?;
     }
@@ -212,7 +213,7 @@ fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
     Ok(writeln!(file)?)
 }
 
-/// What was measured: the machine and its driver, or that no GPU was.
+/// Returns the heading of a report: the machine and its driver, or a note that no GPU was measured.
 pub fn heading(context: &Context, on_gpus: bool) -> String {
     let version = env!("CARGO_PKG_VERSION");
     if on_gpus {
@@ -223,7 +224,7 @@ pub fn heading(context: &Context, on_gpus: bool) -> String {
     }
 }
 
-/// The driver's version, where NVML tells it.
+/// Returns the driver's version, if NVML reports it.
 fn driver_version(on_gpus: bool) -> Value {
     let version = if on_gpus { nvml_wrapper::Nvml::init().and_then(|nvml| nvml.sys_driver_version()).ok() } else { None };
     version.map_or(Value::Null, Value::from)

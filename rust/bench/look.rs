@@ -1,4 +1,4 @@
-//! One line for each kind of copy, against the fastest plain way: what `mpgpu bench` shows.
+//! Measures the overview of `mpgpu bench`: one line for each kind of copy, compared with the fastest plain method.
 
 use super::cases::{self, HOST_BACKEND_LARGEST};
 use super::compare::{Comparison, Spread};
@@ -7,7 +7,7 @@ use super::{Bench, Failure, is_on_gpus, plain};
 use mpgpu_contexts::Context;
 use std::cell::RefCell;
 
-/// The kinds of copies: case, and what a reader calls it. `all_to_all` needs three GPUs.
+/// Kinds of copies: the name of the case, and its description in the output. `all_to_all` needs three GPUs.
 pub const LOOKS: [(&str, &str); 8] = [
     ("d2d", "GPU 0 to GPU 1"),
     ("d2d_bidir", "GPU 0 and GPU 1, both directions"),
@@ -19,39 +19,39 @@ pub const LOOKS: [(&str, &str); 8] = [
     ("d2h_pageable", "GPU 0 to ordinary host memory"),
 ];
 
-/// Bytes of one transfer where nobody names them.
+/// Default size of one transfer in bytes.
 const BYTES: u64 = 256 << 20;
 
-/// A kind of copy that was looked at.
+/// Line of the overview.
 pub struct Row {
-    /// Its name as a case.
+    /// Name of the case.
     pub case: &'static str,
-    /// What a reader calls it.
+    /// Description in the output.
     pub what: &'static str,
-    /// Of one transfer.
+    /// Size of one transfer in bytes.
     pub bytes: u64,
-    /// What came of it.
+    /// Result of the measurement.
     pub result: Looked,
 }
 
-/// What came of it.
+/// Result for one kind of copy.
 pub enum Looked {
-    /// Every byte was right.
+    /// All bytes were correct.
     Measured {
-        /// Bytes/s of the fastest plain way.
+        /// Rate of the fastest plain method in bytes/s.
         plain: f64,
-        /// Bytes/s of mpgpu.
+        /// Rate of mpgpu in bytes/s.
         mpgpu: f64,
-        /// Paths of the plan.
+        /// Number of paths of the plan.
         paths: usize,
     },
-    /// It cannot be done here.
+    /// The measurement is not possible here. Contains the reason.
     Left(String),
-    /// It was refused, or bytes were wrong.
+    /// Refused, or some bytes were wrong. Contains the error.
     Failed(String),
 }
 
-/// Measures every kind of copy. A transfer has so many bytes, one of an all-to-all a quarter.
+/// Measures every kind of copy. `bytes` is the size of a transfer; transfers of an all-to-all have a quarter of it.
 pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
     let on_gpus = is_on_gpus(context);
     let gpus = context.machine().gpu_count();
@@ -78,7 +78,7 @@ pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -
     Ok(rows)
 }
 
-/// Is the other process of a look or a benchmark, until its standard input ends.
+/// Runs the other process of a benchmark until its standard input ends.
 pub fn peer(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     super::peer::run(context, seed, bytes)
 }

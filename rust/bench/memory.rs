@@ -1,7 +1,7 @@
-//! Buffers of one case and size, and the check that every byte arrived.
+//! Allocates the buffers of one case and size, and verifies that every byte arrived.
 //!
-//! Sources hold random bytes, each transfer's other ones. Before a check the destinations are poisoned and the device is
-//! synchronised; afterwards every byte is compared on the CPU, and so are some bytes past the end, which must still be poison.
+//! Sources contain random bytes that differ between transfers. Before a check the destinations are poisoned and the device is synchronized.
+//! Afterwards every byte is compared on the CPU, including some bytes past the end, which must still be poison.
 
 use super::Failure;
 use super::cases::Leg;
@@ -11,15 +11,15 @@ use mpgpu_core::topology::DeviceId;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Bytes past the end of every destination that no copy may touch.
+/// Number of bytes past the end of each destination that no copy may modify.
 const GUARD: u64 = 256;
 const POISON: u8 = 0xA5;
-/// Transfers take their bytes from the pattern at different offsets, so that one in another's place is found.
+/// Distance in bytes between the parts of the pattern that successive transfers use, so that misplaced bytes are detected.
 const STRIDE: u64 = 4099;
-/// Bytes that are brought back and compared at a time.
+/// Number of bytes copied back and compared at a time.
 const BLOCK: u64 = 64 << 20;
 
-/// Random bytes in host memory that every source is filled from, and room to bring bytes back to.
+/// Random bytes in host memory with which all sources are filled, and a block to which bytes are copied back.
 pub struct Pattern<'a> {
     context: &'a Context,
     address: u64,
@@ -29,25 +29,25 @@ pub struct Pattern<'a> {
 }
 
 impl<'a> Pattern<'a> {
-    /// Enough for steps of so many transfers of up to `largest` bytes.
+    /// Creates a pattern with a random seed for `transfers` transfers of up to `largest` bytes.
     pub fn new(context: &'a Context, largest: u64, transfers: usize) -> Result<Pattern<'a>, Failure> {
-        // A new seed in every run.
+        // Each run uses a new seed.
         Pattern::of_seed(context, largest, transfers, RandomState::new().hash_one(largest))
     }
 
-    /// The same, and the same bytes in every process.
+    /// Creates a pattern from a seed, with the same bytes in every process.
     pub fn of_seed(context: &'a Context, largest: u64, transfers: usize, seed: u64) -> Result<Pattern<'a>, Failure> {
         let bytes = (largest + transfers as u64 * STRIDE).next_multiple_of(8);
         let address = context.allocate(DeviceId::HOST, bytes)?;
         let mut pattern = Pattern { context, address, bytes, back: 0, seed };
         pattern.back = context.allocate(DeviceId::HOST, BLOCK)?;
-        // SAFETY: just allocated with this size in host memory, aligned to 256 bytes, and not yet anyone else's.
+        // SAFETY: just allocated with this size in host memory, aligned to 256 bytes, and not used elsewhere yet.
         let words = unsafe {
             let start = with_exposed_provenance_mut::<u64>(address as usize);
             start.write_bytes(0, bytes as usize / 8);
             std::slice::from_raw_parts_mut(start, bytes as usize / 8)
         };
-        // Marsaglia's xorshift (2003); the state must not be 0.
+        // Marsaglia's xorshift (2003), whose state must not be 0.
         let mut state = seed | 1;
         for word in words {
             state ^= state << 13;
@@ -69,16 +69,16 @@ impl<'a> Pattern<'a> {
     fn expected(&self, transfer: usize, offset: u64, bytes: u64) -> &[u8] {
         let at = self.of(transfer) + offset;
         debug_assert!(at + bytes <= self.address + self.bytes);
-        // SAFETY: inside of the pattern, which is initialised and written no more.
+        // SAFETY: inside the pattern, which is initialized and not written any more.
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(at as usize), bytes as usize) }
     }
 }
 
-/// The memory of one case and size.
+/// Memory of one case and size.
 pub struct Buffers<'a> {
     context: &'a Context,
     pub transfers: Vec<Transfer>,
-    /// Memory of the legs that are not pinned.
+    /// Pageable memory of the legs.
     ordinary: Vec<Vec<u8>>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Buffers<'a> {
         let mut buffers = Buffers { context, transfers: Vec::new(), ordinary: Vec::new() };
         for (index, leg) in legs.iter().enumerate() {
             let src = buffers.allocate(leg.src, leg.bytes, leg.pageable)?;
-            // Known to `buffers` from here on, so that an error below frees it.
+            // `buffers` owns the memory from here on, so that an error below frees it.
             buffers.transfers.push(Transfer { dst: 0, dst_device: leg.dst, src, src_device: leg.src, bytes: leg.bytes });
             buffers.transfers[index].dst = buffers.allocate(leg.dst, leg.bytes + GUARD, leg.pageable)?;
             let device = if leg.src.is_host() { leg.dst } else { leg.src };
@@ -101,7 +101,7 @@ impl<'a> Buffers<'a> {
         if !(pageable && device.is_host()) {
             return Ok(self.context.allocate(device, bytes)?);
         }
-        // Written, so that its pages are there.
+        // The memory is written, so that its pages exist.
         let mut memory = vec![POISON; usize::try_from(bytes)?];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         self.ordinary.push(memory);
@@ -113,7 +113,7 @@ impl<'a> Buffers<'a> {
         self.transfers.iter().try_for_each(|t| plain.set_now(t.dst_device, t.dst, POISON, t.bytes + GUARD))
     }
 
-    /// Compares every destination byte with what its source was filled with.
+    /// Compares every destination byte with the bytes that its source was filled with.
     pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern<'_>) -> Result<(), Failure> {
         for (index, t) in self.transfers.iter().enumerate() {
             let mut offset = 0;
@@ -121,7 +121,7 @@ impl<'a> Buffers<'a> {
                 let bytes = (t.bytes + GUARD - offset).min(BLOCK);
                 let device = if t.dst_device.is_host() { DeviceId::gpu(0) } else { t.dst_device };
                 plain.copy_now(device, pattern.back, t.dst + offset, bytes)?;
-                // SAFETY: the block has room for that many, which were just written.
+                // SAFETY: the block is large enough, and the bytes were just written.
                 let back: &[u8] = unsafe { std::slice::from_raw_parts(with_exposed_provenance(pattern.back as usize), bytes as usize) };
                 let (inside, guard) = back.split_at(t.bytes.saturating_sub(offset).min(bytes) as usize);
                 let expected = pattern.expected(index, offset, inside.len() as u64);
@@ -153,7 +153,7 @@ impl Drop for Pattern<'_> {
     }
 }
 
-/// 0 stands for what was not allocated.
+/// Frees the allocations. Addresses of 0 denote memory that was not allocated.
 pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
     for address in addresses.filter(|address| *address != 0) {
         if let Err(error) = context.free(address) {
@@ -186,7 +186,7 @@ mod tests {
         };
         let [first, second] = [buffers.transfers[0], buffers.transfers[1]];
         assert_eq!(after(&|_| {}), Ok(()));
-        // A byte that is certainly another one.
+        // The result always differs from the byte.
         let flip = |address: u64| {
             // SAFETY: a byte of a buffer of this test.
             unsafe { *with_exposed_provenance_mut::<u8>(address as usize) ^= 1 }

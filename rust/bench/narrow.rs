@@ -1,12 +1,12 @@
-//! Links held narrow: `d2d_narrow`.
+//! Emulates narrow links between GPUs: `d2d_narrow`.
 //!
-//! Behind an NVSwitch a relay leaves through the port that the direct copy has filled, so several GPU paths gain nothing there. Where
-//! every GPU-to-GPU hop is a kernel of few threads, the kernel's rate is the limit and not the port's, and four such GPUs behave
-//! like four V100 that are wired to each other (hardware readings, H200: one narrow path 45.6 GB/s). So planner and execution run as on such
-//! a machine, on real GPUs.
+//! Behind an NVSwitch, a relay uses the port that the direct copy has already saturated, so several GPU paths gain nothing. If every
+//! GPU-to-GPU hop is a kernel of few threads, the kernel's rate is the limit instead of the port's, and four such GPUs behave like four
+//! directly connected V100 (hardware readings, H200: one narrow path 45.6 GB/s). Planner and execution then run as on such a machine, on
+//! real GPUs.
 //!
-//! The plans are the library's, for a topology of direct links. Only their copies between GPUs change: the fused copy kernel makes them,
-//! with few thread blocks ([`Bench::narrow_blocks`]).
+//! The library creates the plans for a topology of direct links. Only their copies between GPUs are changed: the fused copy kernel makes
+//! them, with few thread blocks ([`Bench::narrow_blocks`]).
 
 use super::compare::{Comparison, Contestant, Named, Spread, once};
 use super::{Bench, Case, Failure};
@@ -18,16 +18,18 @@ use mpgpu_devices::cuda::CudaBackend;
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// What one narrow copy reaches, until it is measured.
+/// Assumed rate of one narrow copy in bytes/s, until it is measured.
 const ASSUMED: f64 = 45.6e9;
-/// Host memory as part of a link: 12 of 47.9 GB/s, PCIe 3 x16 beside two NVLink 2 (the preset `beluga`, the papers' machine).
+/// Rate of host memory relative to a link: 12 of 47.9 GB/s, PCIe 3 x16 compared with two NVLink 2 (the preset `beluga`, the papers'
+/// machine).
 const HOST_SHARE: f64 = 12.0 / 47.9;
-/// A copy of a few bytes is all start. A topology has no links, nor quarters of them, below 1e3.
+/// Minimum rate. A copy of a few bytes consists of start-up time only, but a topology has no links, nor quarters of them, below 1e3
+/// bytes/s.
 const LEAST_RATE: f64 = 1e6;
 const GPUS: u32 = 4;
 
 impl Bench<'_> {
-    /// One copy over one, two and three GPU paths and over three with host memory.
+    /// Measures one copy over one, two and three GPU paths, and over three with host memory.
     pub fn narrow(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let machine = Narrow::open(self, ASSUMED)?;
         let buffers = self.buffers(&machine.context, &(case.legs)(GPUS, size))?;
@@ -53,14 +55,14 @@ impl Bench<'_> {
     }
 }
 
-/// Four GPUs of which every two are joined by a narrow link.
+/// Four GPUs, of which each pair is connected by a narrow link.
 struct Narrow {
     context: Context,
     backend: Arc<dyn Backend>,
     stream: StreamHandle,
 }
 
-/// A plan whose copies between GPUs are kernels, and the staging memory that it uses.
+/// Plan whose copies between GPUs are kernels, with its staging memory.
 struct Run<'a> {
     machine: &'a Narrow,
     program: Arc<Program>,
@@ -70,7 +72,7 @@ struct Run<'a> {
 }
 
 impl Narrow {
-    /// With links of this rate; virtual devices where there are no GPUs.
+    /// Opens a machine with links of this rate. Uses virtual devices if there are no GPUs.
     fn open(bench: &Bench<'_>, rate: f64) -> Result<Narrow, Failure> {
         let machine = Machine::new(topology(rate, bench.context.machine().costs().clone()))?;
         let backend: Arc<dyn Backend> = if bench.on_gpus() {
@@ -96,7 +98,7 @@ impl Narrow {
         Ok(Run { machine: self, program, endpoints, rings, under_way: None })
     }
 
-    /// Bytes/s of one narrow copy, the median of a few.
+    /// Returns the median rate of a few narrow copies in bytes/s.
     fn rate(&self, transfers: &[Transfer]) -> Result<f64, Failure> {
         const COPIES: usize = 7;
         let plan = self.context.plan(transfers, &PlanOptions { max_paths: Some(1), ..Default::default() })?;
@@ -125,7 +127,7 @@ impl Drop for Run<'_> {
     }
 }
 
-/// The program with every copy between GPUs made by the fused copy kernel.
+/// Returns the program with every copy between GPUs made by the fused copy kernel.
 fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
     let mut narrowed = program.clone();
     let is_on_gpu = |place: Place| {
@@ -136,7 +138,7 @@ fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
         };
         !device.is_host()
     };
-    // Kernels stay on the GPU that they were planned for.
+    // Kernels stay on the GPU for which they were planned.
     narrowed.lanes.iter_mut().for_each(|lane| lane.also = Gpus::NONE);
     for op in &mut narrowed.ops {
         if op.copies.iter().all(|copy| is_on_gpu(copy.from) && is_on_gpu(copy.to)) {
@@ -146,7 +148,7 @@ fn narrowed(program: &Program, transfers: &[Transfer]) -> Program {
     narrowed
 }
 
-/// Four GPUs, wired to each other, before one host memory.
+/// Returns a topology of four GPUs that are directly connected to each other and to one host memory.
 fn topology(rate: f64, costs: Costs) -> Topology {
     let gpu = |index| Node { name: format!("gpu{index}"), kind: NodeKind::Gpu };
     let mut nodes: Vec<Node> = (0..GPUS).map(gpu).collect();
@@ -176,7 +178,7 @@ mod tests {
         let [src, dst] = [0, 1].map(|gpu| context.allocate(DeviceId::gpu(gpu), bytes).expect("memory"));
         let transfers = [Transfer { dst, dst_device: DeviceId::gpu(1), src, src_device: DeviceId::gpu(0), bytes }];
         let plan = context.plan(&transfers, &PlanOptions { max_paths: Some(4), ..PlanOptions::default() }).expect("a plan");
-        // Three GPU paths and host memory, which gets its part of a link: 0.25 of 3.25, less what its two hops cost.
+        // Three GPU paths and host memory, whose share is that of its rate, 0.25 of 3.25, less the cost of its two hops.
         assert_eq!(plan.paths(), 4, "{}", plan.describe());
         let planned = &plan.planned().program;
         let narrowed = narrowed(planned, &transfers);

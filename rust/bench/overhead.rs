@@ -1,10 +1,10 @@
-//! `execute_overhead`: the calling thread's time in `mp_execute`, through the C ABI as a program calls it, against the driver's calls
-//! that move the same bytes in the same stream.
+//! Measures `execute_overhead`: the calling thread's time in `mp_execute`, called through the C ABI, compared with the driver's calls that
+//! move the same bytes in the same stream.
 //!
-//! The difference is some hundred nanoseconds beside a launch of 25 us. So all take turns in one stream, each follows each other one equally
-//! often, and times are compared within a round. The driver launches a graph of the same nodes, on the same GPUs and in the same order, but
-//! not the library's own exec. The `control` measures what two equal execs differ by: it compares the driver's graph with a second one made
-//! like it. A result that is no larger than the control's shows nothing.
+//! The difference is a few hundred nanoseconds in a launch of 25 us. All methods therefore take turns in one stream, each follows each
+//! other one equally often, and times are compared within a round. The driver launches a graph of the same nodes, on the same GPUs and in
+//! the same order, but not the library's own exec. The `control` measures the difference between two equal execs: it compares the driver's
+//! graph with a second one built in the same way. A result that is not larger than that of the control is not significant.
 
 use super::compare::{Calls, Comparison, Named};
 use super::driver_graph::{Binding, DriverGraph, raw};
@@ -18,7 +18,7 @@ use mpgpu_core::topology::DeviceId;
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 
-/// A context of the C ABI and a plan in it, given back when dropped.
+/// Context and plan of the C ABI, destroyed on drop.
 struct Handles {
     context: mp_context_t,
     plan: mp_plan_t,
@@ -26,7 +26,7 @@ struct Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // Errors of the copies were for whoever waited for them.
+        // Errors of the copies were reported to callers that waited for them.
         if !self.plan.is_null() {
             mp_plan_destroy(self.plan);
         }
@@ -77,7 +77,7 @@ impl Bench<'_> {
 
         let stream = self.context.create_stream(DeviceId::gpu(0))?;
         let mut driver = OnCuda::default();
-        // Lanes that the stream's GPU may work on are its own, as in the library's graph.
+        // Lanes that may run on the stream's GPU do, as in the library's graph.
         let home = DeviceId::gpu(0);
         let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device_for(home))).collect::<Result<Vec<_>, _>>()?;
         let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];
@@ -103,18 +103,18 @@ impl Bench<'_> {
             Some(graph) => graph.launch(stream),
             None => {
                 let Transfer { dst, src, bytes, .. } = transfer;
-                // SAFETY: both ranges lie in allocations of the bench, which live until the copy was waited for.
+                // SAFETY: both ranges lie in allocations of the benchmark, which live until the copy was waited for.
                 check("cuMemcpyPeerAsync", unsafe { sys::cuMemcpyPeerAsync(dst, ends[0], src, ends[1], bytes as usize, raw(stream)) })
             }
         };
-        // SAFETY: a stream of the bench.
+        // SAFETY: a stream of the benchmark.
         let synchronize = || check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw(stream)) });
         let launch_and_record = |graph: &Option<DriverGraph>| {
             launch(graph)?;
             // SAFETY: an event and a stream of GPU 0's context.
             check("cuEventRecord", unsafe { sys::cuEventRecord(event, raw(stream)) })
         };
-        // SAFETY: an event of the bench.
+        // SAFETY: an event of the benchmark.
         let wait_for_event = || check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) });
         let [first, second] = &graphs;
         let (mut bare, mut other_bare) = (Calls(|| launch(first), synchronize), Calls(|| launch(second), synchronize));
@@ -122,21 +122,21 @@ impl Bench<'_> {
         let mut other_recorded = Calls(|| launch_and_record(second), wait_for_event);
         let request = std::cell::Cell::new(null_mut());
         let mut mpgpu = Calls(
-            // SAFETY: no request is asked for; the memory lives until the stream was waited for.
+            // SAFETY: no request is returned. The memory lives until the stream was waited for.
             || succeeded(unsafe { mp_execute(handles.plan, raw(stream).cast(), null_mut()) }),
             synchronize,
         );
         let mut requested = Calls(
             || {
                 let mut out = null_mut();
-                // SAFETY: the output is valid for the call; the memory lives until the request was waited for.
+                // SAFETY: the output is valid for the call. The memory lives until the request was waited for.
                 let status = unsafe { mp_execute(handles.plan, raw(stream).cast(), &mut out) };
                 request.set(out);
                 succeeded(status)
             },
             || {
                 let mut out = request.get();
-                // SAFETY: the request of the call before.
+                // SAFETY: the request of the preceding call.
                 succeeded(unsafe { mp_wait(&mut out, null_mut()) })
             },
         );

@@ -1,15 +1,15 @@
-//! The other process of the cases `put_signal` and `put_latency`: this program run again with `--peer`. It has memory on GPU 1 and
-//! a counter, which the benchmark maps, and obeys a line on standard input with a line on standard output.
+//! Runs the other process of the cases `put_signal` and `put_latency`: this program, started again with `--peer`. It has memory on GPU 1
+//! and a counter, which the benchmark maps. It answers each order on standard input with a line on standard output.
 //!
-//! | order | what it does |
+//! | order | action |
 //! | --- | --- |
-//! | `join INBOX COUNTER` | maps the bench's memory, for `echo`, and puts once |
-//! | `poison`, `check` | its inbox: makes every byte wrong; compares every byte |
-//! | `await VALUE` | blocks until its counter has been raised to VALUE |
-//! | `echo put\|signal FIRST TRIPS` | enqueues: wait for its counter, answer with a put and a signal, or with the signal alone |
-//! | `drain` | blocks until that is done |
+//! | `join INBOX COUNTER` | maps the benchmark's memory, for `echo`, and puts once |
+//! | `poison`, `check` | makes every byte of its inbox wrong; compares every byte |
+//! | `await VALUE` | blocks until its counter has reached VALUE |
+//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: wait for its counter, and answer with a put and a signal, or only with a signal |
+//! | `drain` | blocks until the enqueued work is done |
 //! | `leave` | unmaps |
-//! | `meet SOCKET` | is rank 1 of a node, whose ball it passes on: `pass TRIPS` enqueues, `rest` blocks until that is done |
+//! | `meet SOCKET` | joins a node as rank 1, to send a ball back: `pass TRIPS` enqueues, `rest` blocks until that is done |
 
 use super::ball::Ball;
 use super::cases::Leg;
@@ -27,19 +27,19 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Longer than any put takes; a peer whose wait fails says so.
+/// Time limit in seconds, longer than any put takes. A peer whose wait fails reports it.
 const PATIENCE_SECONDS: f64 = 60.0;
-/// Bytes of a counter's allocation: a line of its own.
+/// Size of a counter's allocation in bytes: one cache line.
 const COUNTER_BYTES: u64 = 64;
 
-/// The device of the benchmark's memory, and of the peer's.
+/// Device of the benchmark's memory, and in `THERE` of the peer's.
 pub const HERE: DeviceId = DeviceId::gpu(0);
 const THERE: DeviceId = DeviceId::gpu(1);
 
-/// What either process has for the other.
+/// Memory that either process offers to the other.
 pub struct Side<'a> {
     context: &'a Context,
-    /// One transfer, whose source holds the pattern and whose destination is the inbox.
+    /// Buffers of one transfer. Its source contains the pattern, and its destination is the inbox.
     pub buffers: Buffers<'a>,
     counter: u64,
 }
@@ -59,12 +59,12 @@ impl<'a> Side<'a> {
         Ok(side)
     }
 
-    /// Its counter, to wait for.
+    /// Returns the signal of a value of this side's counter, to wait for.
     pub fn at(&self, value: u64) -> Signal {
         Signal { counter: self.counter, value }
     }
 
-    /// A handle of the inbox and one of the counter.
+    /// Returns a handle of the inbox and one of the counter, as text.
     fn describe(&self) -> Result<String, Failure> {
         let inbox = self.buffers.transfers[0];
         let handles =
@@ -79,7 +79,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// The other side's memory, mapped here.
+/// Memory of the other side, mapped here.
 pub struct Mapped<'a> {
     context: &'a Context,
     inbox: (u64, DeviceId),
@@ -94,8 +94,8 @@ impl<'a> Mapped<'a> {
         Ok(Mapped { context, inbox, counter })
     }
 
-    /// The put of the source of `from` into the inbox there. No other rank copies, so it may take the host path, as the plan into memory of
-    /// this process does.
+    /// Plans a put of the source of `from` into the inbox of the other side. No other rank copies, so the put may use the host path, like
+    /// the plan into memory of this process.
     pub fn put(&self, from: &Transfer, options: PlanOptions) -> Result<Arc<Plan>, Failure> {
         let host_path = self.context.config().host_path.or(Some(true));
         let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
@@ -106,10 +106,11 @@ impl<'a> Mapped<'a> {
         Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
     }
 
-    /// Spins until the counter has reached a value. Both processes map it, so a spinning thread of the other one sees it at the same time.
+    /// Spins until the counter has reached a value. Both processes map the counter, so a spinning thread of either sees the value at the
+    /// same time.
     pub fn see(&self, value: u64) -> Result<(), Failure> {
         let start = Instant::now();
-        // SAFETY: 8 bytes of memory that stays imported as long as `self`, of which the counter is the first; only its raiser writes it.
+        // SAFETY: the first 8 bytes of memory that stays imported as long as `self`. Only the other process writes them.
         while !signal::reached(unsafe { signal::load(self.counter) }, value) {
             if start.elapsed().as_secs_f64() > PATIENCE_SECONDS {
                 return Err(format!("the signal {value} did not come within {PATIENCE_SECONDS} s").into());
@@ -137,10 +138,10 @@ fn handle_of(text: &str) -> Result<Handle, Failure> {
     Ok(Handle::decode(bytes.as_slice().try_into().map_err(|_| bad())?)?)
 }
 
-/// Obeys until its standard input ends. Its memory has the pattern of this seed, its inbox so many bytes.
+/// Executes orders until standard input ends. The memory is filled with the pattern of this seed, and the inbox has `bytes` bytes.
 pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     let mut plain = plain::of(context);
-    // First, so that it is this GPU which host memory is pinned with and the bench's memory is mapped through.
+    // Created first, so that host memory is pinned with this GPU and the benchmark's memory is mapped through it.
     let stream = context.create_stream(THERE)?;
     let pattern = Pattern::of_seed(context, bytes, 1, seed)?;
     let side = Side::new(context, &mut *plain, &pattern, THERE, bytes)?;
@@ -154,7 +155,8 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
             match words[..] {
                 ["join", inbox, counter] => {
                     let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
-                    // Once now: what a first execution sets up may wait for the device, which `echo` lets wait for the bench.
+                    // Executed once now, because setting up the first execution may wait for the device, which waits for the benchmark
+                    // during `echo`.
                     mapped.put(&side.buffers.transfers[0], PlanOptions::default())?.enqueue(stream)?;
                     context.synchronize_stream(stream)?;
                     bench = Some(mapped);
@@ -189,20 +191,20 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The peer as the benchmark sees it.
+/// Peer as seen by the benchmark.
 pub struct Neighbour<'a> {
     process: Peer,
     pub memory: Mapped<'a>,
 }
 
-/// A process that ends with this value.
+/// Child process that is killed on drop.
 struct Peer {
     process: Child,
     answers: RefCell<BufReader<std::process::ChildStdout>>,
 }
 
 impl<'a> Neighbour<'a> {
-    /// Starts it with an inbox of so many bytes and the same pattern.
+    /// Starts the peer with an inbox of `bytes` bytes and the same pattern.
     pub fn start(bench: &Bench<'a>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
         let (context, pattern) = (bench.context, &bench.pattern);
         let mut command = Command::new(std::env::current_exe()?);
@@ -218,12 +220,12 @@ impl<'a> Neighbour<'a> {
         Ok(Neighbour { process, memory })
     }
 
-    /// Has an order carried out.
+    /// Sends an order and waits for its completion.
     pub fn tell(&self, order: &str) -> Result<(), Failure> {
         self.tell_beside(order, || Ok(()))
     }
 
-    /// The same while this process does its part.
+    /// Sends an order and waits for its completion, while this process executes `part`.
     pub fn tell_beside<T>(&self, order: &str, part: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
         let done = part();
@@ -231,7 +233,7 @@ impl<'a> Neighbour<'a> {
         if answer == "done" { done } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
     }
 
-    /// Lets it map what it is to answer into.
+    /// Makes the peer map the memory that its answers go to.
     pub fn join(&self, side: &Side<'_>) -> Result<(), Failure> {
         self.tell(&format!("join {}", side.describe()?))
     }

@@ -1,9 +1,8 @@
-//! `graph_phases`: what each step in a CUDA graph's life costs the calling thread, by the number of copy nodes.
+//! Measures `graph_phases`: the cost of each step in a CUDA graph's life for the calling thread, by the number of copy nodes.
 //!
-//! The program is one direct copy from GPU 0 to GPU 1 and, beside it, a tenth of the bytes in chunks through host memory: the shape of a
-//! plan of two paths, made here so that the number of nodes is the one that is asked for. It is built and launched by the driver's
-//! calls, and executed by the library's graph engine, by turns. The figures of the papers (13 and 14 of the one on graphs) have the
-//! same columns.
+//! The program is one direct copy from GPU 0 to GPU 1 and, concurrently, a tenth of the bytes in chunks through host memory. This is the
+//! form of a plan with two paths, built here to have the requested number of nodes. It is built and launched by the driver's calls, and
+//! executed by the library's graph engine, in turns. The figures of the papers (13 and 14 of the one on graphs) have the same columns.
 
 use super::compare::{Calls, Comparison, Figure, Samples, Spread, once};
 use super::driver_graph::{Binding, DriverGraph, raw};
@@ -19,12 +18,12 @@ use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Chunks through host memory: programs of 3 to 33 copies (the papers: 2 to 34).
+/// Numbers of chunks through host memory: programs of 3 to 33 copies (the papers: 2 to 34).
 const CHUNKS: [u64; 5] = [1, 2, 4, 8, 16];
-/// Graphs that are built of each program, and launches of each.
+/// Number of graphs built of each program, and of launches of each graph.
 const GRAPHS: usize = 15;
 const LAUNCHES: usize = 11;
-/// Executions at new addresses of each graph: fewer than those after which the library makes a second graph instead.
+/// Executions of each graph at new addresses, fewer than the number after which the library creates a second graph.
 const REPOINTS: usize = 12;
 
 impl Bench<'_> {
@@ -33,13 +32,13 @@ impl Bench<'_> {
         Ok(phases.into_iter().flatten().collect())
     }
 
-    /// The first launch of graphs of so many nodes, later ones, and launches at new addresses.
+    /// Measures the first launch of graphs with this many chunks, later launches, and launches at new addresses.
     fn phases(&self, case: &'static Case, size: u64, chunks: u64) -> Result<Vec<Comparison>, Failure> {
         let legs = (case.legs)(2, size);
         let buffers = [self.buffers(self.context, &legs)?, self.buffers(self.context, &legs)?];
         let program = dual_path(size, chunks)?;
         let nodes = program.ops.len();
-        // The library's graph engine in a backend of its own, so that its counts are those of this case.
+        // The library's graph engine runs in a backend of its own, so that its statistics cover only this case.
         let backend = CudaBackend::new(1)?;
         let ring = backend.allocate(DeviceId::HOST, program.rings.iter().map(Ring::bytes).sum())?;
         let rings: Arc<[u64]> = Arc::new([ring]);
@@ -78,7 +77,7 @@ impl Bench<'_> {
             }
             self.verify("a graph of the driver's at new addresses", &mut repoint(1), &[&buffers[1]])?;
 
-            // A program of its own, so that its graph is a new one.
+            // A separate program, so that its graph is a new one.
             let program = Arc::new(program.clone());
             let states = [PlanState::default(), PlanState::default()];
             let under_way: RefCell<Vec<Completion>> = RefCell::default();
@@ -132,8 +131,8 @@ impl Bench<'_> {
     }
 }
 
-/// One direct copy and `chunks` chunks of together a tenth of the bytes through host memory, each with a slot of its own: 1 + 2 · chunks
-/// copies.
+/// Returns a program of one direct copy and `chunks` chunks with a tenth of the bytes in total through host memory, each with its own slot:
+/// 1 + 2 · chunks copies.
 fn dual_path(bytes: u64, chunks: u64) -> Result<Program, Failure> {
     let chunk = (bytes / 10 / chunks).max(1);
     let direct = bytes.checked_sub(chunk * chunks).filter(|direct| *direct > 0);

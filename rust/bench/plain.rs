@@ -1,7 +1,7 @@
-//! The plain copies that mpgpu is compared with, and the means to check bytes without mpgpu.
+//! Implements the plain copies that mpgpu is compared with, and the operations to verify bytes without mpgpu.
 //!
-//! On CUDA they are what a careful user of the driver would write: asynchronous copies in non-blocking streams that were made
-//! beforehand, peer access enabled, the arrays of a batched copy laid out in advance. On the host backend they are `memcpy` on the
+//! On CUDA they are the code of a careful user of the driver: asynchronous copies in non-blocking streams that were created beforehand,
+//! with peer access enabled, and with the arrays of a batched copy prepared in advance. On the host backend they are `memcpy` on the
 //! calling thread.
 
 use super::Failure;
@@ -12,15 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
-/// A way of making the plain copies of one communication step.
+/// Method of making the plain copies of one communication step.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// One call for each copy, all in one stream.
+    /// One call per copy, all in one stream.
     OneStream,
-    /// One call for each copy, each in a stream of its own, which the host waits for one by one. Nothing orders the streams.
+    /// One call per copy, each in its own stream. The streams are not ordered, and the host waits for one after the other.
     Streams,
-    /// As [`Manner::Streams`], forked from one caller's stream by an event and joined to it by events: work before and after the
-    /// step in that stream is ordered, as by `mp_execute`. The first copy is in the caller's stream itself.
+    /// Like [`Manner::Streams`], but forked from one caller's stream by an event and joined to it by events. Work before and after the step
+    /// in that stream is ordered, as by `mp_execute`. The first copy is in the caller's stream itself.
     Joined,
     /// One batched call.
     Batched,
@@ -42,28 +42,28 @@ impl Manner {
 
 /// Plain copies on one kind of node.
 pub trait Plain {
-    /// The manners among `wanted` that this node has.
+    /// Returns the manners among `wanted` that this node supports.
     fn manners(&self, wanted: &[Manner]) -> Vec<Manner>;
-    /// Makes ready what repeated calls of `issue` for these copies need.
+    /// Prepares repeated calls of `issue` for these copies.
     fn prepare(&mut self, copies: &[Transfer]) -> Result<(), Failure>;
-    /// Starts the copies that were prepared.
+    /// Starts the prepared copies.
     fn issue(&mut self, manner: Manner) -> Result<(), Failure>;
-    /// Blocks until they are done.
+    /// Blocks until the copies are done.
     fn wait(&mut self, manner: Manner) -> Result<(), Failure>;
-    /// Makes a GPU current, as in a program that copies from it.
+    /// Makes the context of a GPU current, as in a program that copies from it.
     fn make_current(&mut self, device: DeviceId) -> Result<(), Failure>;
-    /// Copies between `device` and host memory, and returns when the bytes are there.
+    /// Copies between `device` and host memory, and returns when the bytes have arrived.
     fn copy_now(&mut self, device: DeviceId, dst: u64, src: u64, bytes: u64) -> Result<(), Failure>;
-    /// Sets every byte, and returns when they are set.
+    /// Sets every byte, and returns when all are set.
     fn set_now(&mut self, device: DeviceId, dst: u64, value: u8, bytes: u64) -> Result<(), Failure>;
 }
 
-/// Those of a context's backend.
+/// Returns the plain copies for a context's backend.
 pub fn of(context: &Context) -> Box<dyn Plain> {
     if super::is_on_gpus(context) { Box::new(OnCuda::default()) } else { Box::new(OnHost::default()) }
 }
 
-/// `memcpy`: on the host backend all memory is the process's own.
+/// Copies by `memcpy`. On the host backend all memory belongs to the process.
 #[derive(Default)]
 pub struct OnHost {
     copies: Vec<Transfer>,
@@ -107,35 +107,35 @@ impl Plain for OnHost {
 
 fn memcpy(dst: u64, src: u64, bytes: u64) {
     let (dst, src) = (with_exposed_provenance_mut::<u8>(dst as usize), with_exposed_provenance::<u8>(src as usize));
-    // SAFETY: both ranges lie in allocations of the bench that nothing else uses now, and no two of them overlap.
+    // SAFETY: both ranges lie in allocations of the benchmark that nothing else uses now, and they do not overlap.
     unsafe { dst.copy_from_nonoverlapping(src, bytes as usize) };
 }
 
 fn set(dst: u64, value: u8, bytes: u64) {
-    // SAFETY: the range lies in an allocation of the bench that nothing else uses now.
+    // SAFETY: the range lies in an allocation of the benchmark that nothing else uses now.
     unsafe { with_exposed_provenance_mut::<u8>(dst as usize).write_bytes(value, bytes as usize) };
 }
 
-/// The CUDA driver's copies. Made after a CUDA context of mpgpu was opened, so the driver is loaded and initialised.
+/// Copies by the CUDA driver. Created after a CUDA context of mpgpu was opened, so the driver is loaded and initialized.
 #[derive(Default)]
 pub struct OnCuda {
     gpus: BTreeMap<i32, Gpu>,
-    /// Pairs of GPUs that were given access to each other, the lower number first.
+    /// Pairs of GPUs with access to each other, the lower number first.
     joined: BTreeSet<(DeviceId, DeviceId)>,
     copies: Vec<Transfer>,
-    /// One for each copy. The caller's stream of [`Manner::Joined`] is the first.
+    /// Stream of each copy. The first is the caller's stream of [`Manner::Joined`].
     streams: Vec<Stream>,
-    /// The arrays of a batched copy: destinations, sources, sizes.
+    /// Arrays of a batched copy: destinations, sources, sizes.
     batch: (Vec<u64>, Vec<u64>, Vec<usize>),
 }
 
-/// A GPU in use: its primary context and its streams, which last as long as the process.
+/// GPU in use: its primary context and its streams, which last as long as the process.
 struct Gpu {
     context: sys::CUcontext,
     streams: Vec<Stream>,
 }
 
-/// A non-blocking stream, and an event of its GPU that stands for its work where another stream waits for it.
+/// Non-blocking stream, with an event of its GPU for other streams that wait for its work.
 #[derive(Copy, Clone)]
 struct Stream {
     raw: sys::CUstream,
@@ -143,7 +143,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// On the GPU whose context is current.
+    /// Creates a stream on the GPU whose context is current.
     fn new() -> Result<Stream, Failure> {
         let (mut raw, mut event) = (null_mut(), null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -155,13 +155,13 @@ impl Stream {
         Ok(Stream { raw, event })
     }
 
-    /// Its event stands for its work so far.
+    /// Records the event after the current work of the stream.
     fn record(&self) -> Result<(), Failure> {
         // SAFETY: a stream and an event of one context, both kept until the process ends.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.event, self.raw) })
     }
 
-    /// Later work in it starts after what the other one's event stands for.
+    /// Orders later work of this stream after the event of the other.
     fn wait_for(&self, other: &Stream) -> Result<(), Failure> {
         // SAFETY: as above.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, other.event, 0) })
@@ -169,7 +169,7 @@ impl Stream {
 }
 
 impl OnCuda {
-    /// Makes the primary context of a GPU current, as `cudaSetDevice` does; host memory is served by GPU 0.
+    /// Makes the primary context of a GPU current, like `cudaSetDevice`. Host memory uses GPU 0.
     fn enter(&mut self, device: DeviceId) -> Result<&mut Gpu, Failure> {
         let ordinal = device.0.max(0);
         let gpu = match self.gpus.entry(ordinal) {
@@ -181,17 +181,18 @@ impl OnCuda {
                 none.insert(Gpu { context, streams: Vec::new() })
             }
         };
-        // SAFETY: a context that is retained.
+        // SAFETY: a retained context.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(gpu.context) })?;
         Ok(gpu)
     }
 
-    /// The primary context of a GPU, which is current afterwards; host memory is served by GPU 0.
+    /// Returns the primary context of a GPU and makes it current. Host memory uses GPU 0.
     pub fn context_of(&mut self, device: DeviceId) -> Result<sys::CUcontext, Failure> {
         Ok(self.enter(device)?.context)
     }
 
-    /// Enables peer access between two GPUs, where the hardware has it: without it the driver copies between them through host memory.
+    /// Enables peer access between two GPUs, if the hardware supports it. Without access the driver routes copies between them through host
+    /// memory.
     pub fn enable_access(&mut self, a: DeviceId, b: DeviceId) -> Result<(), Failure> {
         if a == b || a.is_host() || b.is_host() || !self.joined.insert((a.min(b), a.max(b))) {
             return Ok(());
@@ -199,7 +200,7 @@ impl OnCuda {
         for (from, to) in [(a, b), (b, a)] {
             let peer = self.context_of(to)?;
             self.enter(from)?;
-            // SAFETY: contexts that are retained.
+            // SAFETY: retained contexts.
             match unsafe { sys::cuCtxEnablePeerAccess(peer, 0) } {
                 CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED | CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {}
                 result => check("cuCtxEnablePeerAccess", result)?,
@@ -216,7 +217,7 @@ impl OnCuda {
         let Transfer { dst, src, bytes, .. } = *copy;
         match (self.context(copy.dst_device), self.context(copy.src_device)) {
             (Some(to), Some(from)) => {
-                // SAFETY: both ranges lie in allocations of the bench, which live until the copies were waited for.
+                // SAFETY: both ranges lie in allocations of the benchmark, which live until the copies were waited for.
                 check("cuMemcpyPeerAsync", unsafe { sys::cuMemcpyPeerAsync(dst, to, src, from, bytes as usize, stream) })
             }
             // SAFETY: as above.
@@ -248,8 +249,8 @@ impl OnCuda {
         };
         let (dsts, srcs, sizes) = &mut self.batch;
         let mut first = 0;
-        // SAFETY: three arrays of one length and one set of attributes for all, which the driver reads before it returns; the ranges
-        // as for single copies. The symbol is there: `manners` has looked.
+        // SAFETY: three arrays of equal length and one set of attributes for all, which the driver reads before it returns. The ranges are
+        // valid as for single copies. `manners` has checked that the symbol exists.
         let result = unsafe {
             sys::cuMemcpyBatchAsync_v2(
                 dsts.as_mut_ptr(),
@@ -268,7 +269,7 @@ impl OnCuda {
 
 impl Plain for OnCuda {
     fn manners(&self, wanted: &[Manner]) -> Vec<Manner> {
-        // SAFETY: the driver is loaded. The symbol is looked up, not called.
+        // SAFETY: the driver is loaded. The symbol is looked up but not called.
         let has_batch = unsafe { sys::culib().get::<unsafe extern "C" fn()>(b"cuMemcpyBatchAsync_v2") }.is_ok();
         wanted.iter().copied().filter(|manner| *manner != Manner::Batched || has_batch).collect()
     }
@@ -279,7 +280,7 @@ impl Plain for OnCuda {
         for copy in copies {
             self.enter(copy.dst_device)?;
             self.enable_access(copy.src_device, copy.dst_device)?;
-            // A copy is fastest in a stream of the GPU that it starts from.
+            // A copy is fastest in a stream of the GPU that owns its source.
             let owner = if copy.src_device.is_host() { copy.dst_device } else { copy.src_device };
             let index = taken.entry(owner).or_default();
             let gpu = self.enter(owner)?;
@@ -317,9 +318,9 @@ impl Plain for OnCuda {
 
     fn copy_now(&mut self, device: DeviceId, dst: u64, src: u64, bytes: u64) -> Result<(), Failure> {
         self.enter(device)?;
-        // SAFETY: both ranges lie in allocations of the bench.
+        // SAFETY: both ranges lie in allocations of the benchmark.
         check("cuMemcpy", unsafe { sys::cuMemcpy(dst, src, bytes as usize) })?;
-        // SAFETY: no argument. A copy may return before its bytes are there.
+        // SAFETY: the call has no argument. It is needed because a copy may return before its bytes have arrived.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
@@ -329,9 +330,9 @@ impl Plain for OnCuda {
             return Ok(());
         }
         self.enter(device)?;
-        // SAFETY: the range lies in an allocation of the bench on this GPU.
+        // SAFETY: the range lies in an allocation of the benchmark on this GPU.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(dst, value, bytes as usize) })?;
-        // SAFETY: no argument. A memset returns before it is done and orders with no non-blocking stream.
+        // SAFETY: the call has no argument. It is needed because a memset returns early and is not ordered with non-blocking streams.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 }
@@ -341,7 +342,7 @@ pub fn check(what: &str, result: CUresult) -> Result<(), Failure> {
         return Ok(());
     }
     let mut text = std::ptr::null();
-    // SAFETY: the output is valid for the call. It becomes NULL, or a static text.
+    // SAFETY: the output is valid for the call. It becomes NULL or points to a static text.
     let text = unsafe {
         if sys::cuGetErrorString(result, &mut text) == CUresult::CUDA_SUCCESS && !text.is_null() {
             CStr::from_ptr(text).to_string_lossy().into_owned()

@@ -1,11 +1,13 @@
-//! Puts with signal into another process's memory: `put_signal` and `put_latency`.
+//! Measures puts with signal into memory of another process: `put_signal` and `put_latency`.
 //!
-//! A put with signal is a plan whose destination is imported memory, and a counter raised after it in the same stream. It has arrived when the
-//! counter, in memory that both processes map, is seen to be raised. It is held against the same plan into memory of this process; against the
-//! put without the signal, which separates the cost of the signal from that of another process's memory; and against itself until its
-//! stream is done, which is later than its arrival. Each follows an execution of the same plan that is not timed, as in a loop over one
-//! buffer; `by turns` it follows a copy into other memory. Latency is half of a round trip from stream to stream, of many that both processes
-//! enqueue beforehand; and that of a node plan of one transfer, which is put, signal and wait in one call.
+//! A put with signal is a plan whose destination is imported memory, followed by setting a counter in the same stream. It has arrived when
+//! the counter, in memory that both processes map, has the new value. It is compared with the same plan into memory of this process; with
+//! the put without the signal, which separates the cost of the signal from the cost of another process's memory; and with the same put
+//! until its stream is done, which is later than its arrival. Each measured put follows an execution of the same plan that is not timed, as
+//! in a loop over one buffer. With `by turns` it follows a copy into other memory.
+//!
+//! The latency is half of a stream-to-stream round trip, measured over many trips that both processes enqueue beforehand. It is also
+//! measured for a node plan of one transfer, which is put, signal and wait in one call.
 
 use super::ball::Ball;
 use super::compare::{Comparison, Contestant, Samples, contest};
@@ -16,35 +18,36 @@ use mpgpu_contexts::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// How puts are timed: how many in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has four under way); whether as many that
-/// are not timed come before; and the name of the same in one process.
+/// Ways of timing puts: the number of puts in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has four in flight), true
+/// if an equal number of puts precedes that is not timed, and the name of the comparison in one process.
 const WAYS: [(usize, bool, &str); 3] =
     [(1, true, "in one process"), (4, true, "in one process, in a row"), (1, false, "in one process, by turns")];
-/// Round trips that are enqueued at a time: with three operations each, well below the thousand that a stream of CUDA takes.
+/// Number of round trips that are enqueued together. With three operations each, they stay well below the thousand that a CUDA stream can
+/// hold.
 const TRIPS: u64 = 100;
 const TURNS: u32 = 21;
 
-/// Executions of one plan in one stream, each followed by a signal if there is somebody to signal to.
+/// Executions of one plan in one stream, each followed by a signal if there is a receiver.
 struct Puts<'a> {
     context: &'a Context,
     plan: &'a Plan,
     stream: StreamHandle,
     in_a_row: usize,
-    /// Whether an execution that is not timed comes before every one that is.
+    /// True if an execution that is not timed precedes each timed one.
     again: bool,
     to: Option<&'a Neighbour<'a>>,
-    /// Whether it is the last signal that is waited for, and not the stream.
+    /// True to wait for the last signal, false to wait for the stream.
     until_seen: bool,
-    /// The value of the last signal.
+    /// Value of the last signal.
     raised: &'a Cell<u64>,
 }
 
 impl Puts<'_> {
-    /// Puts, and has the receiver look at every byte.
+    /// Executes the puts and makes the receiver compare every byte.
     fn arrive(&mut self, peer: &Neighbour<'_>) -> Result<(), Failure> {
         peer.tell("poison")?;
         self.issue()?;
-        // The receiver looks as soon as the signal is there, and waits for nothing else.
+        // The receiver checks the bytes as soon as it sees the signal, and waits for nothing else.
         peer.tell(&format!("await {}", self.raised.get()))?;
         peer.tell("check")?;
         Ok(self.context.synchronize_stream(self.stream)?)
@@ -56,7 +59,7 @@ impl Contestant for Puts<'_> {
         if self.again {
             self.issue()?;
         }
-        // A stream whose signal was seen may still be at its end.
+        // After its signal was seen, the stream may still be finishing.
         Ok(self.context.synchronize_stream(self.stream)?)
     }
 
@@ -80,7 +83,7 @@ impl Contestant for Puts<'_> {
 }
 
 impl Bench<'_> {
-    /// Puts with signal against the same plan in one process.
+    /// Compares puts with signal with the same plan in one process.
     pub fn put_signal(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let peer = Neighbour::start(self, size)?;
@@ -115,7 +118,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// Puts with signal against the same over one path.
+    /// Compares puts with signal with the same puts over one path.
     pub fn put_paths(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let peer = Neighbour::start(self, size)?;
@@ -143,7 +146,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, 1, &put, samples)])
     }
 
-    /// Half a round trip of a put with signal, and of a signal alone.
+    /// Measures half a round trip of a put with signal, and of a signal alone.
     pub fn put_latency(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let side = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, size)?;
         let gate = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, 1)?;
@@ -152,7 +155,7 @@ impl Bench<'_> {
         let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
         let put = peer.memory.put(&side.buffers.transfers[0], PlanOptions::default())?;
 
-        // Once before the gate is closed: what a first execution sets up may wait for the device.
+        // Executed once before the gate is closed, because setting up the first execution may wait for the device.
         put.enqueue(stream)?;
         self.context.synchronize_stream(stream)?;
         side.buffers.poison(&mut **self.plain.borrow_mut())?;
@@ -177,7 +180,7 @@ impl Bench<'_> {
                     self.context.stream_wait_signals(stream, &[side.at(value)])?;
                 }
                 let issue = start.elapsed();
-                // Both processes have enqueued everything: from here on nothing waits for a host.
+                // Both processes have enqueued everything. From here on nothing waits for a host.
                 let start = Instant::now();
                 self.context.stream_raise_signals(opener, &[open])?;
                 self.context.synchronize_stream(stream)?;

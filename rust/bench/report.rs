@@ -1,4 +1,4 @@
-//! Results as one table, and as JSON.
+//! Formats results as a table and as JSON.
 
 use super::compare::{Comparison, Figure, Samples, Spread};
 use mpgpu_core::units::size;
@@ -8,7 +8,7 @@ use std::fmt::Write;
 const MICROSECONDS: f64 = 1e6;
 
 impl Comparison {
-    /// In few words, while others are still to come.
+    /// Returns a one-line summary, which is printed while other measurements are still to come.
     pub fn line(&self) -> String {
         let median = |samples: &Samples| Spread::of(&samples.total).median * MICROSECONDS;
         let mut text = format!("{} {:.1} us", self.mpgpu.name, median(&self.mpgpu));
@@ -25,7 +25,7 @@ impl Comparison {
         Spread::of(&other.total).median / Spread::of(&self.mpgpu.total).median
     }
 
-    /// For programs. Times are in seconds.
+    /// Returns the result as JSON. Times are in seconds.
     pub fn to_json(&self) -> Value {
         let spread = |seconds: &[f64]| {
             let Spread { median, min, max } = Spread::of(seconds);
@@ -71,7 +71,7 @@ fn spread(seconds: &[f64]) -> String {
     if median < 100.0 { format!("{median:.2} ({min:.2}-{max:.1})") } else { format!("{median:.1} ({min:.1}-{max:.1})") }
 }
 
-/// A line for each comparison, and how to read it.
+/// Returns a table with one line for each comparison, and a legend.
 pub fn table(results: &[Comparison]) -> String {
     let heads = [
         "case",

@@ -1,4 +1,4 @@
-//! Executions of one plan against plain copies of the same bytes.
+//! Compares executions of one plan with plain copies of the same bytes.
 
 use super::compare::{Comparison, Contestant, Executions, Named, Samples};
 use super::memory::Buffers;
@@ -8,12 +8,12 @@ use mpgpu_backend::StreamHandle;
 use mpgpu_contexts::{Plan, Transfer};
 use std::cell::RefCell;
 
-/// Executions before the memory is freed, in `d2d_anew`.
+/// Number of executions before the memory is freed, in `d2d_anew`.
 const EARLIER: usize = 3;
-/// Puts under way at once in `put_window`, as in the papers' bandwidth figures (OSU micro-benchmarks).
+/// Numbers of puts in flight in `put_window`, as in the papers' bandwidth figures (OSU micro-benchmarks).
 const WINDOWS: [usize; 3] = [1, 4, 16];
 
-/// The plain copies that were prepared last, in one manner.
+/// Plain copies prepared last, made in one manner.
 struct PlainCopies<'a> {
     plain: &'a RefCell<Box<dyn Plain>>,
     manner: Manner,
@@ -30,11 +30,11 @@ impl Contestant for PlainCopies<'_> {
 }
 
 impl Bench<'_> {
-    /// Executions of one plan, one at a time.
+    /// Measures isolated executions of one plan.
     pub fn step(&self, case: &'static Case, size: u64, against: &[Manner]) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
-        // The stream that the caller would use: one of the GPU that the first transfer starts from.
+        // The stream is the one that a caller would use: a stream of the GPU from which the first transfer starts.
         let first = buffers.transfers[0];
         let stream = self.context.create_stream(if first.src_device.is_host() { first.dst_device } else { first.src_device })?;
         let samples = self.against_plain(&buffers, &plan, vec![stream], &buffers.transfers, against)?;
@@ -42,7 +42,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, buffers.transfers.len(), &plan, samples)])
     }
 
-    /// The same in memory that has the addresses of other memory, in which the plan was executed before.
+    /// Measures a step in memory that has the addresses of freed memory in which the plan was executed before.
     pub fn anew(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -55,8 +55,8 @@ impl Bench<'_> {
         self.step(case, size, &[Manner::OneStream])
     }
 
-    /// Several executions of one plan under way, for each window in one stream and in a stream each. All puts of a window have the
-    /// same source and destination, as in osu_bw.
+    /// Measures several executions of one plan in flight, for each window in one stream and in separate streams. All puts of a window have
+    /// the same source and destination, as in osu_bw.
     pub fn windows(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -79,7 +79,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// One execution in each of `streams` against `copies`, which move the same bytes.
+    /// Compares one execution in each of `streams` with `copies`, which move the same bytes.
     fn against_plain(
         &self,
         buffers: &Buffers<'_>,
