@@ -1,8 +1,8 @@
-//! From C arguments to references and values: the one place with null, alignment, size and handle checks.
+//! Conversion of C arguments to references and values, with all null, alignment, size and handle checks.
 //!
-//! Every function here is given a pointer as the caller passed it. What can be checked is checked; that a pointer which is neither
-//! null nor misaligned points to what the header says is the caller's side of the contract, and the ground on which the `unsafe`
-//! blocks stand.
+//! Every function here receives a pointer as the caller passed it, and checks everything that can be checked. A pointer
+//! that is neither null nor misaligned must point to the object that the header describes. This is the caller's part of
+//! the contract, and the `unsafe` blocks rely on it.
 
 use super::guard::{Failure, c_text};
 use super::types::mp_status_t::MP_ERROR_INVALID_HANDLE;
@@ -11,7 +11,7 @@ use mpgpu_core::headroom::headroom;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
-/// The name of a parameter, as the header has it.
+/// Name of a parameter, as in the header.
 pub(super) type Name = &'static CStr;
 
 fn spell(name: Name) -> std::borrow::Cow<'static, str> {
@@ -29,7 +29,7 @@ fn check_pointer<T>(pointer: *const T, name: Name) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A place that the call writes to, after everything else has succeeded. Of a handle that is consumed, also where the call reads it.
+/// Output parameter, written after everything else has succeeded. For a handle that the call consumes, it is also read.
 pub(super) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -37,7 +37,7 @@ impl<T> Out<T> {
         check_pointer(pointer, name).map(|()| Out(pointer))
     }
 
-    /// The same; NULL where the caller does not want it.
+    /// Checks a pointer that may be NULL if the caller does not want the output.
     pub fn if_wanted(pointer: *mut T, name: Name) -> Result<Self, Failure> {
         if pointer.is_null() { Ok(Out(pointer)) } else { Out::new(pointer, name) }
     }
@@ -46,13 +46,13 @@ impl<T> Out<T> {
     where
         T: Copy,
     {
-        // SAFETY: not null and aligned, and where this is called the header demands that it hold a value.
+        // SAFETY: not null and aligned, and wherever this is called the header requires that it holds a value.
         unsafe { self.0.read() }
     }
 
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: not null and aligned, and the header demands that it be writable.
+            // SAFETY: not null and aligned, and the header requires that it is writable.
             unsafe { self.0.write(value) }
         }
     }
@@ -62,37 +62,37 @@ impl Out<u8> {
     /// Writes several bytes.
     ///
     /// # Safety
-    /// There is room for them.
+    /// The output has room for all of `bytes`.
     pub unsafe fn write_all(self, bytes: &[u8]) {
-        // SAFETY: not null, and the caller's promise.
+        // SAFETY: not null, and the caller guarantees the room.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
     }
 }
 
-/// An array that the call reads. `count` 0 allows NULL.
+/// Returns an input array as a slice. NULL is allowed if `count` is 0.
 pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_name: Name) -> Result<&'a [T], Failure> {
     if count == 0 {
         return Ok(&[]);
     }
     check_pointer(pointer, name)?;
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
-    // An array that wraps around the address space cannot be one either.
+    // An array cannot wrap around the address space either.
     if bytes.is_none_or(|bytes| pointer.addr().checked_add(bytes).is_none()) || u32::try_from(count).is_err() {
         let message = format!("{} is {count}, more than fit into memory", spell(count_name));
         return Err(Failure::invalid(count_name, message));
     }
-    // Callers make lists of their own of it.
+    // Callers build their own lists from the array, so memory for them is checked here.
     headroom(count, 4 * size_of::<T>()).map_err(BackendError::no_headroom)?;
-    // SAFETY: not null, aligned, of a size that an object can have; the header demands `count` readable elements.
+    // SAFETY: not null, aligned, and not larger than an object can be. The header requires `count` readable elements.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Text that the call reads. NULL is none.
+/// Returns an input text, or `None` for NULL.
 pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a str>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }
-    // SAFETY: not null, and the header demands a string that ends with NUL.
+    // SAFETY: not null, and the header requires a string that ends with NUL.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map(Some).map_err(|_| {
         let message = format!("{}={:?} is not valid UTF-8", spell(name), text.to_string_lossy());
@@ -100,20 +100,20 @@ pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a 
     })
 }
 
-/// A C struct that starts with `size_t size`, the caller's `sizeof`, and consists of integers and pointers alone.
+/// C struct that starts with `size_t size`, the caller's `sizeof`, and otherwise consists of integers and pointers.
 ///
 /// # Safety
-/// The first field is a `usize`, and all-zero bytes are a value of the type.
+/// The first field is a `usize`, and all-zero bytes are a valid value of the type.
 pub(super) unsafe trait Versioned: Copy {
-    /// Its name in the header.
+    /// Name of the struct in the header.
     const NAME: &'static str;
-    /// The name of its initialiser.
+    /// Name of the initialiser macro.
     const INIT: &'static str;
-    /// Its size in the first release that had it. Never changes.
+    /// Size of the struct in the first release that had it. Never changes.
     const FIRST_SIZE: usize;
 }
 
-/// No struct of this interface will grow beyond this. A size above it is a variable that was never set.
+/// Maximum plausible size of a struct of this interface, bytes. A larger `size` comes from an uninitialised variable.
 const LARGEST: usize = 4096;
 
 fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Failure> {
@@ -126,7 +126,7 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
         let message = format!("{}->size is {size}, but {of} has {bound} {bytes} bytes; initialise it with {init}", spell(name));
         return Err(Failure::invalid(name, message));
     }
-    // It would cut a field: a pointer of which some bytes are the caller's leads nowhere.
+    // A size that is not a multiple of the alignment would cut a field, and a partly copied pointer is invalid.
     if !size.is_multiple_of(align_of::<T>()) {
         let (multiple, of, init) = (align_of::<T>(), T::NAME, T::INIT);
         let message = format!("{}->size is {size}, and a size of {of} is a multiple of {multiple}; initialise it with {init}", spell(name));
@@ -135,13 +135,13 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
     Ok(size)
 }
 
-/// A versioned struct that the call reads. Fields that an older caller's struct lacks are zero; fields that this version does not
-/// know must be.
+/// Reads a versioned struct. Fields that an older caller's struct lacks are zero. Fields that this version does not
+/// know must be zero.
 pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T, Failure> {
     let size = check_size(pointer, name)?;
     let known = size.min(size_of::<T>());
     let mut value = MaybeUninit::<T>::zeroed();
-    // SAFETY: the header demands `size` readable bytes; `known` fits into both.
+    // SAFETY: the header requires `size` readable bytes, and `known` fits into both.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), value.as_mut_ptr().cast::<u8>(), known) };
     // SAFETY: the rest of the `size` readable bytes.
     let rest = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>().add(known), size - known) };
@@ -154,11 +154,11 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
         );
         return Err(Failure::invalid(name, message));
     }
-    // SAFETY: zero or copied from the caller; integers and pointers have no invalid values.
+    // SAFETY: zero or copied from the caller. Integers and pointers have no invalid values.
     Ok(unsafe { value.assume_init() })
 }
 
-/// A versioned struct that the call fills, after everything else has succeeded.
+/// Versioned struct that the call fills after everything else has succeeded.
 pub(super) struct VersionedOut<T> {
     pointer: *mut T,
     size: usize,
@@ -169,18 +169,19 @@ impl<T: Versioned> VersionedOut<T> {
         check_size(pointer, name).map(|size| VersionedOut { pointer, size })
     }
 
-    /// Writes the fields that both sides know, except `size`, which stays the caller's.
+    /// Writes the fields that both sides know, except `size`, which keeps the caller's value.
     pub fn write(self, value: T) {
         let skip = size_of::<usize>();
         let bytes = self.size.min(size_of::<T>()) - skip;
-        // SAFETY: the header demands `size` writable bytes; both ranges start after the first field and end within their structs.
+        // SAFETY: the header requires `size` writable bytes. Both ranges start after the first field and end within
+        // their structs.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>().add(skip), self.pointer.cast::<u8>().add(skip), bytes);
         }
     }
 }
 
-/// Where a call writes text: NULL to learn the length first.
+/// Output text of a call. A NULL buffer requests only the length.
 pub(super) struct TextOut {
     text: *mut c_char,
     capacity: usize,
@@ -192,7 +193,7 @@ impl TextOut {
         Ok(TextOut { text, capacity, length: Out::new(length, c"length")? })
     }
 
-    /// Writes the length with the final NUL, and the text where there is room for all of it.
+    /// Writes the length including the final NUL, and the text if the buffer has room for all of it.
     pub fn write(self, content: &str) -> Result<(), Failure> {
         let content = c_text(content);
         let bytes = content.as_bytes_with_nul();
@@ -204,13 +205,13 @@ impl TextOut {
             let message = format!("capacity is {}, but the text needs {} bytes with its final NUL", self.capacity, bytes.len());
             return Err(Failure::invalid(c"capacity", message));
         }
-        // SAFETY: not null, and the header demands `capacity` writable bytes, which are enough.
+        // SAFETY: not null, and the header requires `capacity` writable bytes, which are enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.text.cast::<u8>(), bytes.len()) };
         Ok(())
     }
 }
 
-/// The failure of a handle that is NULL, or that no table knows.
+/// Returns the failure for a handle that is NULL or that no table knows.
 pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     let message = if handle == 0 {
         format!("{} is NULL", spell(name))
@@ -220,7 +221,7 @@ pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     Failure::argument(MP_ERROR_INVALID_HANDLE, name, message)
 }
 
-/// The value of an `mp_switch_t`; `None` leaves it to the default.
+/// Returns the value of an `mp_switch_t`. `None` selects the default.
 pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
     match value {
         0 => Ok(None),
@@ -230,7 +231,7 @@ pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
     }
 }
 
-/// The failure of an enumeration's value that has no meaning.
+/// Returns the failure for an unknown value of an enumeration.
 pub(super) fn bad_value(name: Name, value: i32, accepted: &str) -> Failure {
     Failure::invalid(name, format!("{}={value}: must be {accepted}", spell(name)))
 }

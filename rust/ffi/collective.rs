@@ -1,26 +1,32 @@
-//! Named batches.
+//! Collectives, expressed as lists of copies.
 
 use super::argument::{Out, array, bad_value};
 use super::guard::{Failure, guard};
 use super::types::*;
 use mpgpu_core::collective::{Collective, Sizes};
 
-/// The most participants: more are no devices of one machine, and an all-to-all of them no list.
+/// Maximum number of participants. No machine has more devices, and the list of a larger all-to-all would be too long.
 const MOST: u32 = 1024;
 
-/// Writes what moves in a collective between so many participants, as pieces without memory. Of a piece a process makes an
-/// `mp_transfer_t` between two of its devices; of all of `from` or `to` its own rank, a rank makes halves of `mp_node_plan`, with
-/// `MP_BY_TAG`. Where both addresses of a piece are the same (in place) nothing moves: leave it out. Then `mp_plan` plans them
-/// together, and again by a look-up; bytes that several want are passed on by those who have them.
+/// Writes the copies of a collective between `participants` participants, as pieces without addresses.
 ///
-/// Blocks that a participant sends from or receives into lie one behind the other, in the order of participants. All have
-/// `bytes` bytes; or `sizes` says how many, and `bytes` is not read: one number for a broadcast, one for each participant for
-/// a scatter, a gather and an all-gather, and for an all-to-all one for each sender and receiver, sender by sender. `root` is
-/// read by a broadcast, a scatter and a gather. Pieces of no bytes are left out. `*count` becomes how many there are. With `pieces`
-/// NULL that is all; else it has room for `capacity`. Any thread.
+/// A process turns each piece into an `mp_transfer_t` between two of its devices, and plans them together by `mp_plan`.
+/// A rank turns each piece whose `from` or `to` is its own rank into a send or receive descriptor of `mp_node_plan`,
+/// with `MP_BY_TAG`. Leave out a piece whose source and destination address are equal (in place). Planning the same
+/// collective again is a look-up. Bytes that several participants receive are forwarded by participants that already
+/// have them.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` for `count` NULL, a collective or a root that there is not, more than 1024 participants, sizes that no
-/// address can count, or too little room: then `*count` still has what is needed, and nothing is written to `pieces`.
+/// The blocks that a participant sends or receives are contiguous, in participant order. If `sizes` is NULL, every
+/// block has `bytes` bytes. Otherwise `bytes` is ignored and `sizes` holds the sizes of the blocks: one number for a
+/// broadcast, one per participant for a scatter, a gather and an all-gather, and for an all-to-all one per sender and
+/// receiver, ordered by sender. Only a broadcast, a scatter and a gather read `root`. Empty pieces are left out.
+///
+/// `*count` receives the number of pieces. If `pieces` is NULL, nothing else is written; otherwise it has room for
+/// `capacity` pieces. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL, for an unknown collective or root, for more than 1024
+/// participants, for sizes whose sum overflows, or if `capacity` is too small. In the last case `*count` still receives
+/// the number of pieces and `pieces` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_collective(
     collective: mp_collective_value,
@@ -65,7 +71,7 @@ pub unsafe extern "C" fn mp_collective(
                 receive_offset: piece.receive_offset,
                 bytes: piece.bytes,
             };
-            // SAFETY: not null, and the header demands room for `capacity` pieces, which is enough.
+            // SAFETY: not null, and the header requires room for `capacity` pieces, which is enough.
             unsafe { pieces.add(at).write(piece) };
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Contexts.
+//! Contexts of the C ABI.
 
 use super::argument::{Out, TextOut, VersionedOut, bad_value, text, versioned};
 use super::guard::{Failure, guard};
@@ -14,24 +14,27 @@ use std::sync::Arc;
 
 static CONTEXTS: Table<Arc<Context>> = Table::new(1);
 
-/// The context of a handle, kept alive while a call uses it.
+/// Returns the context of a handle and keeps it alive while a call uses it.
 pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
     CONTEXTS.with(context.addr(), c"context", Arc::clone)
 }
 
-/// Creates a context: chooses the backend, reads the topology, and reads the environment (this once). Use
-/// `mp_context_create`, which passes the version of the header that the caller was compiled with.
+/// Creates a context: chooses the backend, reads the topology, and reads the environment once. Call `mp_context_create`
+/// instead, which passes the version of the header that the caller was compiled with.
 ///
-/// `options` NULL means all defaults. `*context` belongs to the caller, who destroys it with `mp_context_destroy`.
-/// Several contexts may exist at once; they share nothing. Any thread.
+/// NULL `options` means all defaults. The caller owns `*context` and destroys it with `mp_context_destroy`. Several
+/// contexts may exist; they share nothing. May be called from any thread.
 ///
-/// A child of `fork` has neither the threads nor the GPUs of its parent. In it, destroying the parent's contexts, plans
-/// and requests does nothing, and every other call with them is refused with `MP_ERROR_INVALID_HANDLE`. Its own contexts
-/// work; on CUDA only if it was forked before the parent first used the driver, or starts another program by `exec`.
+/// A child of `fork` has neither the threads nor the GPUs of its parent. In the child, destroying the parent's
+/// contexts, plans and requests does nothing, and every other call with them fails with `MP_ERROR_INVALID_HANDLE`. The
+/// child may create its own contexts. On CUDA this requires that the child was forked before the parent first used the
+/// driver, or that it starts another program by `exec`.
 ///
-/// Errors: `MP_ERROR_VERSION_MISMATCH` when header and library do not go together; `MP_ERROR_ENVIRONMENT` for a
-/// malformed `MPGPU_` variable (of an unknown one the log warns); `MP_ERROR_TOPOLOGY`; `MP_ERROR_NOT_SUPPORTED` for a
-/// backend or a setting that this build does not have; `MP_ERROR_INVALID_ARGUMENT`.
+/// Errors:
+/// - `MP_ERROR_VERSION_MISMATCH` if header and library are incompatible.
+/// - `MP_ERROR_ENVIRONMENT` for a malformed `MPGPU_` variable. Unknown `MPGPU_` variables cause a log warning only.
+/// - `MP_ERROR_NOT_SUPPORTED` for a backend or a setting that this build does not support.
+/// - `MP_ERROR_TOPOLOGY`, `MP_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_create_versioned(
     options: *const mp_context_options_t,
@@ -52,7 +55,7 @@ pub unsafe extern "C" fn mp_context_create_versioned(
 
 fn check_version(header: u32) -> Result<(), Failure> {
     let (major, minor) = (header / 10000, header / 100 % 100);
-    // Before 1.0 a minor version may break what an earlier one promised.
+    // Before 1.0 a minor version may be incompatible with an earlier one.
     if major == MP_VERSION_MAJOR && (major > 0 || minor == MP_VERSION_MINOR) {
         return Ok(());
     }
@@ -97,18 +100,19 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
     })
 }
 
-/// Destroys a context: waits until all of its work has finished, then frees its staging memory and whatever the caller
-/// has left (memory from `mp_alloc` with a warning in the log). Its plans and requests become invalid handles.
+/// Destroys a context. Waits until all of its work has finished, then frees its staging memory and all objects that the
+/// caller has not destroyed. A log warning lists memory from `mp_alloc` that was not freed. Plans and requests of the
+/// context become invalid handles.
 ///
-/// What waits for others is withdrawn first: partitions that nobody makes ready and messages end within 10 seconds. Waits for
-/// signals, and for a rank that lives and does not take part in a step or match, are waited for. The library's threads block
-/// all signals but those of their own faults.
+/// First cancels operations that wait for others: messages, and partitions that no producer makes ready, end within 10
+/// seconds. Waits for signals still block this call. So do waits for a rank that is alive but does not execute a step
+/// or post the matching operation. The library's threads block all POSIX signals except those of their own faults.
 ///
-/// Blocks. Any thread, but not from a host function or a log callback. Calls that other threads make with the context
-/// meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
+/// Blocks. May be called from any thread, but not from a host function or a log callback. Calls that other threads make
+/// with the context meanwhile fail with `MP_ERROR_INVALID_HANDLE`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first that the outstanding work or the freeing met; the
-/// context is destroyed all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. Any other error is the first of the outstanding work or of freeing resources; the
+/// context is destroyed nevertheless.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     guard(|| {
@@ -117,7 +121,7 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
         }
         let context = CONTEXTS.remove(context.addr(), c"context")?;
         let closed = context.close();
-        // After closing: from then on no call adds a handle of this context.
+        // These calls come after closing. From then on no call adds a handle of this context.
         request::forget_all(&context);
         message::forget_all(&context);
         plan::forget_all(&context);
@@ -126,9 +130,11 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
     })
 }
 
-/// Tells on which backend the context runs, `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`, and how many devices it has: GPUs 0 to
-/// `*gpus - 1`, host domains `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each may be NULL. Any
-/// thread.
+/// Returns the backend of a context and its number of devices.
+///
+/// `*backend` receives `MP_BACKEND_HOST` or `MP_BACKEND_CUDA`. GPUs are 0 to `*gpus - 1`. Host domains are
+/// `MP_DEVICE_HOST_NUMA(0)` to `MP_DEVICE_HOST_NUMA(*host_domains - 1)`. Each pointer may be NULL. May be called from
+/// any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -150,13 +156,14 @@ pub unsafe extern "C" fn mp_context_get_info(
     })
 }
 
-/// Describes the context: version, backend, topology, settings in force, and whether tuned values are, from which file.
+/// Describes the context: version, backend, topology, active settings, and the file of the tuned values if there are
+/// any.
 ///
-/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is
-/// all; else the text is written to `text`, which has `capacity` bytes. Any thread.
+/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
+/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an unknown format, `length` NULL, or too little
-/// room: then `*length` still has what is needed, and nothing is written to `text`.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the format is unknown, `length` is NULL or
+/// `capacity` is too small; in the last case `*length` still receives the required size, and `text` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_describe(
     context: mp_context_t,
@@ -172,7 +179,7 @@ pub unsafe extern "C" fn mp_context_describe(
     })
 }
 
-/// The description in the form asked for.
+/// Returns the description in the requested format.
 pub(super) fn describe(
     format: mp_format_value,
     text: impl FnOnce() -> String,
@@ -185,10 +192,10 @@ pub(super) fn describe(
     }
 }
 
-/// Fills `*statistics` with what the context has done since it was created. Any thread; counts of calls that run
-/// meanwhile may or may not be in.
+/// Fills `*statistics` with counters of the context since it was created. May be called from any thread. Calls that run
+/// concurrently may or may not be counted.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `statistics` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or its size is wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics: *mut mp_statistics_t) -> mp_status_t {
     guard(|| {
@@ -216,10 +223,10 @@ pub unsafe extern "C" fn mp_context_statistics(context: mp_context_t, statistics
     })
 }
 
-/// Fills `*statistics` with what the context holds on `device` now. Any thread.
+/// Fills `*statistics` with the resources that the context currently holds on `device`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` when `statistics` is NULL
-/// or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `statistics` is NULL or
+/// its size is wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_device_statistics(
     context: mp_context_t,

@@ -1,13 +1,13 @@
-//! Status texts and the last error.
+//! Status names and the last error.
 
 use super::argument::VersionedOut;
 use super::guard::{guard, last_error};
 use super::types::{mp_error_info_t, mp_status_t, mp_status_value};
 use std::ffi::{CStr, c_char};
 
-/// Returns the name of a status, `MP_ERROR_OVERLAP` say; `unknown status` for a number that is none.
+/// Returns the name of a status, for example `MP_ERROR_OVERLAP`, or `unknown status` for any other number.
 ///
-/// Static storage. Any thread, never fails, does not touch the last error.
+/// The text has static storage. May be called from any thread; never fails and does not change the last error.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
     let name: &CStr = match status {
@@ -39,22 +39,22 @@ pub extern "C" fn mp_status_string(status: mp_status_value) -> *const c_char {
     name.as_ptr()
 }
 
-/// Returns what the last call that failed on this thread had to say: the value at fault and, where there is one, the
-/// remedy.
+/// Returns the error text of the last call that failed on this thread. The text names the invalid value and, if there
+/// is one, the remedy.
 ///
-/// Never NULL; empty when no call on this thread has failed. A call that succeeds leaves it as it is. The text belongs
-/// to the library and is valid until the next call that fails on this thread, or until the thread ends.
+/// Never NULL; empty if no call on this thread has failed. Successful calls do not change it. The text belongs to the
+/// library and is valid until the next call that fails on this thread, or until the thread ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_last_error() -> *const c_char {
     last_error().message
 }
 
-/// Fills `*info` with all that is known about the last call that failed on this thread; status `MP_SUCCESS` when none
-/// has.
+/// Fills `*info` with details of the last call that failed on this thread. The status is `MP_SUCCESS` if no call has
+/// failed.
 ///
-/// The texts belong to the library and are valid as those of `mp_last_error`.
+/// The texts belong to the library and are valid for as long as the text of `mp_last_error`.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong, and this is then the last error.
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong. This error then becomes the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_last_error_info(info: *mut mp_error_info_t) -> mp_status_t {
     guard(|| {

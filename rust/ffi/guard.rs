@@ -1,4 +1,4 @@
-//! The one panic boundary, and the error that it leaves behind for the calling thread.
+//! The only panic boundary, and the last error of each thread.
 
 use super::argument::Versioned;
 use super::types::{mp_error_info_t, mp_status_t};
@@ -12,29 +12,30 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why a call failed: what the last-error functions report.
+/// Failure of a call, as the last-error functions report it.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub status: mp_status_t,
-    /// The driver's own code, 0 where no driver was at fault.
+    /// Error code of the driver. 0 if no driver reported an error.
     pub driver_code: i64,
-    /// The parameter at fault, where one is.
+    /// Parameter that caused the failure, if any.
     pub argument: Option<&'static CStr>,
     pub message: String,
 }
 
 impl Failure {
-    /// An argument is at fault.
+    /// Creates a failure that is caused by an argument.
     pub fn argument(status: mp_status_t, argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure { status, driver_code: 0, argument: Some(argument), message: message.into() }
     }
 
-    /// An argument has a value that is not accepted.
+    /// Creates a failure for an argument with an invalid value.
     pub fn invalid(argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, message)
     }
 
-    /// An engine error in a call whose parameter of this name is at fault, if any is and neither context nor device.
+    /// Converts an engine error and attributes it to the parameter `argument`, unless the error is about the context or
+    /// the device.
     pub fn blame(argument: &'static CStr) -> impl FnOnce(Error) -> Failure {
         move |error| {
             let failure = Failure::from(error);
@@ -146,12 +147,12 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
 }
 
 thread_local! {
-    /// The last failure of this thread, and its message as C reads it.
+    /// Last failure of this thread, and its message as a C string.
     static LAST: RefCell<Option<(Failure, CString)>> = const { RefCell::new(None) };
 }
 
-/// The last failure of this thread; its texts are valid until the next one. Empty when there was none, or when the thread is ending and
-/// its storage is gone.
+/// Returns the last failure of this thread. Its texts are valid until the next failure. Empty if no call has failed, or
+/// if the thread is ending and its storage has been released.
 pub(super) fn last_error() -> mp_error_info_t {
     let view = |last: Option<&(Failure, CString)>| mp_error_info_t {
         size: mp_error_info_t::FIRST_SIZE,
@@ -163,12 +164,12 @@ pub(super) fn last_error() -> mp_error_info_t {
     LAST.try_with(|last| view(last.borrow().as_ref())).unwrap_or_else(|_| view(None))
 }
 
-/// Text for C: a NUL inside becomes a visible character instead of cutting the rest off.
+/// Converts text to a C string. A NUL inside the text becomes a visible character, so that the rest is not cut off.
 pub(super) fn c_text(text: &str) -> CString {
     CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default()
 }
 
-/// Runs the body of an entry point. An error or a panic becomes the last error of this thread, and its status is returned.
+/// Runs the body of an entry point and returns its status. An error or a panic becomes the last error of this thread.
 pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return mp_status_t::MP_SUCCESS,
@@ -177,7 +178,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
     };
     let status = failure.status;
     let message = c_text(&failure.message);
-    // Fails only while the thread is ending; the status still tells.
+    // Fails only while the thread is ending. The status is returned in any case.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some((failure, message)));
     status
 }

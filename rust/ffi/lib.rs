@@ -1,6 +1,7 @@
-//! Moves data between the memories of one node (GPUs and host) over every link that can help at once.
+//! Moves data between the memories of one node (GPUs and host) over every link that can contribute.
 //!
-//! Rust programs use the types below, of which [`mpgpu_api`] says what they own, check and leave to the caller. The C ABI is in [`abi`].
+//! Rust programs use the types below. [`mpgpu_api`] describes their ownership, their checks, and the caller's
+//! obligations. The C ABI is in [`abi`].
 #![allow(non_camel_case_types, clippy::missing_safety_doc)]
 
 mod argument;
@@ -25,14 +26,15 @@ mod version;
 #[doc(inline)]
 pub use mpgpu_api::*;
 
-/// The C ABI, the only stable interface: what `include/mpgpu/mpgpu.h` is generated from.
+/// C ABI, the only stable interface. `include/mpgpu/mpgpu.h` is generated from it.
 ///
-/// Every entry point runs inside `guard`, the one panic boundary, and turns its arguments into references and values through
-/// `argument`, the one place with null, alignment and size checks. Handles are keys of `table`s, never dereferenced, so a
-/// destroyed handle is an error and not a crash. Outputs are written last, after everything that can fail.
+/// Every entry point runs inside `guard`, the only panic boundary. It converts its arguments to references and values
+/// through `argument`, the only place with null, alignment and size checks. Handles are keys of `table`s and are never
+/// dereferenced, so a destroyed handle causes an error, not a crash. Outputs are written last, after everything that
+/// can fail.
 ///
-/// The doc comments here become those of the header: they are written for C programmers, and what they ask of pointers is the
-/// safety contract.
+/// The doc comments here become those of the header. They are written for C programmers, and their requirements on
+/// pointers are the safety contract.
 pub mod abi {
     pub use super::collective::*;
     pub use super::context::*;

@@ -1,4 +1,4 @@
-//! Log records: to the caller's callback, and to standard error.
+//! Log records, sent to the caller's callback and to standard error.
 
 use super::argument::bad_value;
 use super::guard::{Failure, c_text, guard};
@@ -8,19 +8,19 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::sync::{OnceLock, PoisonError, RwLock};
 
-/// Sends the library's log records of `max_level` and below to `callback`, from now on, for the whole process.
-/// `callback` NULL or level 0 ends that. `user` is handed to the callback as it is.
+/// Sends the library's log records of `max_level` and below to `callback` from now on, for the whole process. A NULL
+/// `callback` or level 0 stops this. The library passes `user` to the callback unchanged.
 ///
-/// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` asks for it. When this returns, no thread
-/// is inside the earlier callback any more, so that what its `user` pointed to may go. Any thread, but not from inside
-/// the callback.
+/// While a callback is set, nothing goes to standard error unless `MPGPU_LOG` requests it. When this call returns, no
+/// thread is inside the previous callback, so the memory behind its `user` may be freed. May be called from any thread,
+/// but not from inside the callback.
 ///
-/// Errors: `MP_ERROR_INVALID_ARGUMENT` for a level that is none and for a call from inside the callback;
-/// `MP_ERROR_NOT_SUPPORTED` when this process has a Rust logger of its own, which then gets the records.
+/// Errors: `MP_ERROR_INVALID_ARGUMENT` for an unknown level and for a call from inside the callback;
+/// `MP_ERROR_NOT_SUPPORTED` if this process has its own Rust logger, which then receives the records.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, callback: mp_log_callback_t, user: *mut c_void) -> mp_status_t {
     guard(|| {
-        // In the order of their numbers.
+        // Levels are listed in the order of their numbers.
         let level = usize::try_from(max_level).ok().and_then(|level| LevelFilter::iter().nth(level));
         let level = level.ok_or_else(|| bad_value(c"max_level", max_level, "from 0 (MP_LOG_OFF) to 5 (MP_LOG_TRACE)"))?;
         if INSIDE.get() {
@@ -37,8 +37,9 @@ pub unsafe extern "C" fn mp_log_set_callback(max_level: mp_log_level_value, call
     })
 }
 
-/// What goes to standard error from now on: the level of `MPGPU_LOG`, where it is set. For Rust programs without a logger of their own;
-/// whoever creates a context over the C ABI gets it by that.
+/// Sets the level of records that go to standard error, from `MPGPU_LOG`. `None` selects the default.
+///
+/// Rust programs without their own logger call this. Creating a context through the C ABI calls it too.
 pub fn configure(level: Option<LevelFilter>) {
     if install() {
         let mut sinks = SINKS.write().unwrap_or_else(PoisonError::into_inner);
@@ -59,20 +60,21 @@ struct Callback {
 }
 
 struct User(*mut c_void);
-// SAFETY: the pointer is never looked into here; the header says that the callback is called on any thread.
+// SAFETY: this code never dereferences the pointer, and the header states that the callback is called on any thread.
 unsafe impl Send for User {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for User {}
 
 static SINKS: RwLock<Sinks> = RwLock::new(Sinks { callback: None, stderr: None });
 
 thread_local! {
-    /// Whether this thread is inside the callback: records from there would call it again without end.
+    /// True while this thread is inside the callback. Records from there would call it recursively without end.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Sinks {
-    /// Warnings reach the user of a program that says nothing about logging.
+    /// Returns the level for standard error. By default warnings are shown, so that they reach the user of a program
+    /// that does not configure logging.
     fn stderr(&self) -> LevelFilter {
         self.stderr.unwrap_or(if self.callback.is_some() { LevelFilter::Off } else { LevelFilter::Warn })
     }
@@ -82,8 +84,8 @@ impl Sinks {
     }
 }
 
-/// Makes this library's logger that of the `log` crate; false where the program has set one before, which is then left
-/// alone.
+/// Installs this library's logger in the `log` crate. Returns false if the program has set a logger before, which then
+/// stays.
 fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| log::set_logger(&Forward).is_ok())
@@ -93,7 +95,7 @@ struct Forward;
 
 impl Log for Forward {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Crates that this library uses log too; theirs are not the caller's business.
+        // Other crates that this library uses also log. Their records are not forwarded.
         let from = metadata.target().split("::").next().unwrap_or_default();
         from == "mpgpu" || from.starts_with("mpgpu_")
     }
@@ -104,7 +106,7 @@ impl Log for Forward {
         }
         let sinks = SINKS.read().unwrap_or_else(PoisonError::into_inner);
         if record.level() <= sinks.stderr() {
-            // Not eprintln!: it panics when standard error is closed, and a lost log line is no reason to fail.
+            // `eprintln!` panics if standard error is closed, and a lost log line must not cause a failure.
             let line = format!("mpgpu {}: {}\n", name(record.level()), record.args());
             let _ = std::io::Write::write_all(&mut std::io::stderr().lock(), line.as_bytes());
         }
@@ -112,8 +114,8 @@ impl Log for Forward {
             let target = c_text(record.target());
             let message = c_text(&record.args().to_string());
             INSIDE.set(true);
-            // SAFETY: the caller gave a function of this type and promises that it may be called on any thread; the lock is held,
-            // so that `mp_log_set_callback` waits for the call to return.
+            // SAFETY: the caller passed a function of this type and guarantees that it may be called on any thread. The
+            // lock is held, so that `mp_log_set_callback` waits for the call to return.
             unsafe { (callback.function)(record.level() as i32, target.as_ptr(), message.as_ptr(), callback.user.0) };
             INSIDE.set(false);
         }

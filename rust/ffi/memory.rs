@@ -1,4 +1,4 @@
-//! Memory of a context's devices.
+//! Memory on the devices of a context.
 
 use super::argument::Out;
 use super::context::find;
@@ -9,28 +9,34 @@ use mpgpu_contexts::{Context, Error};
 use mpgpu_core::topology::DeviceId;
 use std::ffi::c_void;
 
-/// Allocates `bytes` bytes on `device`: on a GPU its memory, on a host domain memory that GPUs read and write directly
-/// (pinned; on CUDA larger buffers are spread over the sockets, docs/guide/gpus.md). Other processes can map that of a GPU;
-/// host memory for them is `mp_alloc_shared`'s. `*memory` is aligned to at least 256 bytes, its contents are undefined. It belongs to the caller until `mp_free`, and to the context when that is
-/// destroyed. On the host backend a GPU's memory is host memory and can be read and written by the program; on CUDA it
-/// cannot. Any thread.
+/// Allocates `bytes` bytes on `device`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or `memory`
-/// NULL; `MP_ERROR_OUT_OF_MEMORY`.
+/// On a GPU this is GPU memory, which other processes can map. On a host domain it is pinned memory that GPUs read and
+/// write directly; on CUDA larger buffers are spread over the sockets (docs/guide/gpus.md). For host memory that other
+/// processes can map, use `mp_alloc_shared`. `*memory` is aligned to at least 256 bytes and its contents are undefined.
+/// The caller owns it until `mp_free`; destroying the context frees it too. The program can access GPU memory of the
+/// host backend, but not of CUDA. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL
+/// `memory`, `MP_ERROR_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_alloc(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
     allocate(context, bytes, memory, |context| context.allocate(DeviceId(device), bytes))
 }
 
-/// As `mp_alloc`, and other processes can map the memory (`mp_memory_export`). Of host memory they can map no other: that of
-/// `mp_alloc` is in huge pages on CUDA, which few systems give to memory that processes share. On a GPU the memory takes
-/// whole multiples of 2 MiB, and others can map it whatever another library, as UCX within MPI, has open; MPI itself moves
-/// memory of `mp_alloc` faster. Host memory is zero, and each
-/// allocation of it takes a file descriptor; on CUDA, from 4 MiB on, its pages are resident when the call returns, spread
-/// over the sockets or on the NUMA node of the host domain `device`. Freed by `mp_free`. Any thread.
+/// Allocates memory that other processes can map (`mp_memory_export`), otherwise as `mp_alloc`. Free it with `mp_free`.
+/// May be called from any thread.
 ///
-/// Errors: as `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` where the system gives no memory file, or no descriptor is left for
-/// it (`ulimit -n`).
+/// Other processes can map host memory only from this function. On CUDA the host memory of `mp_alloc` is in huge pages,
+/// which few systems provide for shared memory. The host memory of this function is zeroed, and each allocation uses a
+/// file descriptor. On CUDA, allocations of 4 MiB or more have all pages resident when the call returns. The pages are
+/// spread over the sockets, or are on the NUMA node of the host domain `device`.
+///
+/// GPU memory is allocated in multiples of 2 MiB. Other processes can map it even if another library, for example UCX
+/// inside MPI, has opened it. MPI itself moves memory of `mp_alloc` faster.
+///
+/// Errors: the errors of `mp_alloc`; `MP_ERROR_NOT_SUPPORTED` if the system provides no memory file, or no file
+/// descriptor is left (`ulimit -n`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_alloc_shared(context: mp_context_t, device: i32, bytes: u64, memory: *mut *mut c_void) -> mp_status_t {
     allocate(context, bytes, memory, |context| context.allocate_shared(DeviceId(device), bytes))
@@ -48,13 +54,15 @@ fn allocate(context: mp_context_t, bytes: u64, memory: *mut *mut c_void, from: i
     })
 }
 
-/// Gives memory of `mp_alloc` back. Waits until all work that the context has enqueued so far has finished, as
-/// `cudaFree` does; what a stream captures has not run and is left alone. Plans that use the memory can no longer be
-/// executed. NULL is allowed and does nothing. Any thread, host functions excepted; no other thread may enqueue work that
-/// uses the memory while the call runs, as with `cudaFree`.
+/// Frees memory of `mp_alloc`. Waits until all work that the context has enqueued so far has finished, as `cudaFree`
+/// does; work that a stream captures does not count. Plans that use the memory can no longer be executed. NULL does
+/// nothing.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_alloc` of this context did not return
-/// `memory`, or when it was freed already.
+/// May be called from any thread, but not from a host function. As with `cudaFree`, no other thread may enqueue work
+/// that uses the memory during the call.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_alloc` of this context did not return `memory`,
+/// or if it was already freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_free(context: mp_context_t, memory: *mut c_void) -> mp_status_t {
     guard(|| {
@@ -66,16 +74,16 @@ pub unsafe extern "C" fn mp_free(context: mp_context_t, memory: *mut c_void) -> 
     })
 }
 
-/// Gives memory of `mp_alloc` back after all work that is enqueued in `stream` now, without waiting for it. Work of other
-/// streams that uses the memory must come before that, by events say, as with `cudaFreeAsync`.
+/// Frees memory of `mp_alloc` after all work that is now enqueued in `stream`, without waiting for it. As with
+/// `cudaFreeAsync`, work of other streams that uses the memory must be ordered before that, for example by events.
 ///
-/// From now on the memory counts as freed: plans that use it, and handles of it, are refused. Its bytes go back to the
-/// driver, which may wait for the GPU to do so, in a later `mp_free` or `mp_context_destroy`, or when an `mp_alloc` finds
-/// no memory left; on the host backend with the next allocation. NULL is allowed and does nothing. Any thread, host
-/// functions excepted.
+/// The memory counts as freed when the call returns: plans that use it, and handles of it, are rejected. The driver
+/// gets its bytes back later, which may wait for the GPU: in a later `mp_free` or `mp_context_destroy`, or if an
+/// `mp_alloc` finds no free memory; on the host backend in the next allocation. NULL does nothing. May be called from
+/// any thread, but not from a host function.
 ///
-/// Errors, after which the memory is still the caller's: `MP_ERROR_INVALID_HANDLE` for context or stream;
-/// `MP_ERROR_INVALID_POINTER` as `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
+/// Errors, after which the caller still owns the memory: `MP_ERROR_INVALID_HANDLE` for context or stream;
+/// `MP_ERROR_INVALID_POINTER` as for `mp_free`; `MP_ERROR_NOT_SUPPORTED` while `stream` is being captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_void, stream: mp_stream_t) -> mp_status_t {
     guard(|| {
@@ -87,21 +95,25 @@ pub unsafe extern "C" fn mp_free_async(context: mp_context_t, memory: *mut c_voi
     })
 }
 
-/// Pins `bytes` bytes of the program's own host memory at `pointer`, an array, a mapped file or memory of another library, so
-/// that copies of plans that are made from now on read and write it where it lies, over all links. It stays the caller's, who
-/// keeps it mapped, and does not map other memory there, until `mp_memory_unregister`: copies go on with the pages that were
-/// pinned. Memory that may not be written can be a source, where the driver pins such memory.
+/// Pins `bytes` bytes of the program's own host memory at `pointer`, for example an array, a mapped file or memory of
+/// another library. Plans made from now on copy from and to this memory directly, over all links.
 ///
-/// Blocks: threads bring all pages in, in huge pages where `huge_pages` is 1 and the system has them, and pin pieces that end
-/// where addresses are multiples of 1 GiB. Two H200 (2026-11-27), for each GiB: 85 ms for pages that are not there yet (48 in
-/// huge pages), and 33 ms (22) to pin. What a copy takes of several pieces counts as several transfers of its plan. Windows of
-/// node plans lie within a piece; other processes cannot map such memory. Whole pages are pinned. Any thread, host functions
-/// excepted.
+/// The caller keeps ownership of the memory. Until `mp_memory_unregister`, the memory must stay mapped and no other
+/// memory may be mapped at its address, because copies keep using the pinned pages. Read-only memory can be a source if
+/// the driver pins such memory.
 ///
-/// Errors, after which nothing is pinned: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes, or
-/// `huge_pages` neither 0 nor 1; `MP_ERROR_INVALID_POINTER` for NULL, and where memory of the context, of the driver or
-/// none is in the range; `MP_ERROR_NOT_SUPPORTED` for memory that another library has pinned or that the driver does not pin;
-/// `MP_ERROR_OUT_OF_MEMORY`; `MP_ERROR_DRIVER`.
+/// Blocks: threads make all pages resident, in huge pages if `huge_pages` is 1 and the system supports them, and pin
+/// the range in pieces that end at multiples of 1 GiB. Time per GiB on two H200 (2026-11-27): 85 ms to make pages
+/// resident (48 ms in huge pages) and 33 ms (22 ms) to pin. A copy that spans several pieces counts as several
+/// transfers of its plan. A window of a node plan must be within one piece. Other processes cannot map such memory.
+/// Whole pages are pinned. May be called from any thread, but not from a host function.
+///
+/// Errors, after which nothing is pinned:
+/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes, or if `huge_pages` is neither 0 nor 1.
+/// - `MP_ERROR_INVALID_POINTER` for NULL, and if the range contains memory of the context, memory of the driver, or
+///   unmapped addresses.
+/// - `MP_ERROR_NOT_SUPPORTED` for memory that another library has pinned or that the driver cannot pin.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_register(context: mp_context_t, pointer: *mut c_void, bytes: u64, huge_pages: i32) -> mp_status_t {
     guard(|| {
@@ -116,12 +128,15 @@ pub unsafe extern "C" fn mp_memory_register(context: mp_context_t, pointer: *mut
     })
 }
 
-/// Takes `mp_memory_register` back. Waits until all work that the context has enqueued so far has finished. Plans that use the
-/// memory can no longer be executed; plans that are made afterwards take it for ordinary memory. NULL is allowed and does
-/// nothing. Any thread, host functions excepted; as for `mp_free`, no other thread enqueues work that uses it meanwhile.
+/// Unpins memory that `mp_memory_register` pinned. Waits until all work that the context has enqueued so far has
+/// finished. Plans that use the memory can no longer be executed. Plans made afterwards treat it as pageable memory.
+/// NULL does nothing.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when this context has not registered memory that begins at
-/// `pointer`; `MP_ERROR_DRIVER`, after which it counts as unregistered.
+/// May be called from any thread, but not from a host function. As with `mp_free`, no other thread may enqueue work
+/// that uses the memory during the call.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if this context has not registered memory that begins
+/// at `pointer`; `MP_ERROR_DRIVER`, after which the memory counts as unregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_unregister(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
     guard(|| {

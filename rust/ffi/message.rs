@@ -25,13 +25,13 @@ fn find(messenger: mp_messenger_t) -> Result<Arc<Messenger>, Failure> {
     MESSENGERS.with(messenger.addr(), c"messenger", Arc::clone)
 }
 
-/// Where an operation's request goes, if anywhere.
+/// Returns the output for an operation's request, if the caller wants one.
 fn request_out(request: *mut mp_request_t) -> Result<Option<Out<mp_request_t>>, Failure> {
     if request.is_null() { Ok(None) } else { Out::new(request, c"request").map(Some) }
 }
 
-/// A request for an operation that was posted. Without one the operation goes on by itself; so that the call tells the truth when there is no
-/// handle for one, the operation is taken back where it has not matched.
+/// Writes a request for an operation that was posted. Without a request the operation simply continues. If no handle
+/// can be created, the call reports an error, so an operation that has not matched is cancelled.
 fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Arc<Operation>) -> Result<(), Failure> {
     if let Some(out) = out {
         let created = request::create(messenger.node().context().clone(), Arc::clone(&operation) as _);
@@ -40,21 +40,21 @@ fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Ar
     Ok(())
 }
 
-/// The messages that a receive or a probe takes.
+/// Returns the pattern of messages that a receive or a probe accepts.
 fn pattern(rank: i32, tag: u64, mask: u64) -> Pattern {
-    // The messenger refuses what is no rank.
+    // The messenger rejects a number that is not a rank.
     let source = (rank != MP_ANY_RANK).then(|| rank.cast_unsigned());
     Pattern { source, tag, mask }
 }
 
-/// Where a call tells of a message.
+/// Output for the properties of a message.
 pub(super) struct EnvelopeOut {
     out: VersionedOut<mp_message_info_t>,
     given: mp_message_info_t,
 }
 
 impl EnvelopeOut {
-    /// `None` for NULL: the caller does not ask.
+    /// Returns `None` for NULL: the caller does not want the properties.
     pub fn new(info: *mut mp_message_info_t) -> Result<Option<EnvelopeOut>, Failure> {
         if info.is_null() {
             return Ok(None);
@@ -67,12 +67,12 @@ impl EnvelopeOut {
         Ok(Some(EnvelopeOut { out: VersionedOut::new(info, c"info")?, given }))
     }
 
-    /// Nothing where there is no message.
+    /// Writes the properties of a message. Does nothing without a message.
     pub fn write(self, envelope: Option<&Envelope>) {
         let Some(envelope) = envelope else { return };
         let bytes = envelope.metadata.len().min(self.given.metadata_capacity);
         if bytes > 0 {
-            // SAFETY: not null where the capacity is not 0, and the header demands so many writable bytes.
+            // SAFETY: not null if the capacity is not 0, and the header requires that many writable bytes.
             unsafe { std::ptr::copy_nonoverlapping(envelope.metadata.as_ptr(), self.given.metadata.cast(), bytes) };
         }
         self.out.write(mp_message_info_t {
@@ -85,12 +85,12 @@ impl EnvelopeOut {
     }
 }
 
-/// Makes a messenger: by it the ranks of a node send each other messages, which are matched by MPI's rules. All ranks
-/// call it together, with the same options; NULL means all defaults. `*messenger` belongs to the caller, who destroys it with
-/// `mp_messenger_destroy`. It keeps the node. Messages of different messengers do not meet.
+/// Creates a messenger, through which the ranks of a node exchange messages that match by MPI's rules. All ranks call
+/// it together with the same options; NULL means all defaults. The caller owns `*messenger` and destroys it with
+/// `mp_messenger_destroy`. The messenger keeps its node alive. Messages of different messengers never match.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`;
-/// `MP_ERROR_NOT_SUPPORTED` where ranks cannot share memory.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`,
+/// `MP_ERROR_NOT_SUPPORTED` if the ranks cannot share memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_messenger_create(
     node: mp_node_t,
@@ -117,14 +117,17 @@ pub unsafe extern "C" fn mp_messenger_create(
     })
 }
 
-/// Destroys a messenger. Not collective: other ranks go on, and what they ask of this one from then on ends with
-/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`. Blocks until
-/// movements under way have ended, and until messages that the library keeps (`mp_send`) were received, or their receivers have
-/// left; at most 10 seconds for all. Then streams of this rank that wait for a movement go on without it, its request ends with
-/// an error, and 2 seconds later the call returns. Destroying the context does the same first, of all messengers at once. Any thread.
+/// Destroys a messenger. Other ranks need not call it. Their later operations with this rank end with
+/// `MP_ERROR_PEER_GONE`. Receives and sends of this rank that have not matched end with `MP_ERROR_CANCELLED`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TIMEOUT` where kept messages were not received, or movements have not ended because
-/// a stream has not come to them: their memory must stay until their requests have ended. The messenger is destroyed all the same.
+/// Blocks until data movement in progress has ended, and until messages that the library has buffered (`mp_send`) were
+/// received or their receivers have left, but at most 10 seconds in total. After that, streams of this rank that wait
+/// for a movement continue without it, the request of the movement ends with an error, and the call returns 2 seconds
+/// later. Destroying the context does the same for all of its messengers together. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TIMEOUT` if buffered messages were not received, or movements have not
+/// ended because a stream has not reached them; their memory must stay allocated until their requests have ended. The
+/// messenger is destroyed nevertheless.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t {
     guard(|| {
@@ -135,21 +138,30 @@ pub extern "C" fn mp_messenger_destroy(messenger: mp_messenger_t) -> mp_status_t
     })
 }
 
-/// Sends `bytes` bytes at `data`, as earlier work in `stream` has written them, to `rank`, which may be this one. Does not
-/// wait. `metadata` is read during the call and arrives with the match; at most `MP_MESSAGE_METADATA_BYTES`. The memory must
-/// stay as it is until the request has ended; the request belongs to the caller, and may be NULL.
+/// Sends `bytes` bytes at `data` to `rank`, after earlier work in `stream` has written them. `rank` may be the calling
+/// rank. Does not wait.
 ///
-/// Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Memory of a
-/// GPU and host memory of `mp_alloc_shared` is read by whoever moves the bytes; such a send ends when the bytes were
-/// received. Other host memory, and host messages of up to 1 KiB, are copied to memory of the library in stream order, and
-/// the send ends then.
+/// `metadata` is read during the call and arrives when the message matches; it has at most `MP_MESSAGE_METADATA_BYTES`
+/// bytes. The memory at `data` must stay allocated and unchanged until the request has ended. The caller owns the
+/// request; `request` may be NULL.
 ///
-/// Errors: `MP_ERROR_QUEUE_FULL` where too many sends of this rank, or 512 MiB of them in pageable memory, have not been received, or too many of its
-/// messages wait at `rank`, and nothing was sent: receive what was sent to this rank, and call again; `MP_ERROR_PEER_GONE`; `MP_ERROR_TIMEOUT` where a rank that was stopped within a call has kept the other's
-/// mailbox locked for 30 seconds, and nothing was sent; `MP_ERROR_NOT_SUPPORTED` for memory of a GPU that cannot be shared, and in a stream
-/// that is being captured; `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`. The request
-/// ends with `MP_ERROR_PEER_GONE` where the receiver ends before the bytes have moved. With `MP_ERROR_OUT_OF_MEMORY`, no handle is
-/// left for the request: the message was sent if it has met its receive at once, and else not.
+/// Messages from one rank to another do not overtake each other: a receive takes the first message that it matches. GPU
+/// memory and host memory of `mp_alloc_shared` is read directly, and the send ends when the bytes were received. Other
+/// host memory, and host messages of up to 1 KiB, are copied to a buffer of the library in stream order, and the send
+/// ends when they are copied.
+///
+/// Errors:
+/// - `MP_ERROR_QUEUE_FULL` if too many sends of this rank are unreceived, if more than 512 MiB of them are in pageable
+///   memory, or if too many messages wait at `rank`. Nothing was sent. Receive the messages that were sent to this
+///   rank, and call again.
+/// - `MP_ERROR_TIMEOUT` if a rank that was stopped inside a call has held the lock of the other rank's mailbox for 30
+///   seconds. Nothing was sent.
+/// - `MP_ERROR_NOT_SUPPORTED` for GPU memory that cannot be shared, and in a stream that is being captured.
+/// - `MP_ERROR_OUT_OF_MEMORY` if no handle could be created for the request. The message was sent if it matched a
+///   receive immediately, otherwise it was not.
+/// - `MP_ERROR_PEER_GONE`, `MP_ERROR_INVALID_POINTER`, `MP_ERROR_INVALID_ARGUMENT`, `MP_ERROR_INVALID_HANDLE`.
+///
+/// The request ends with `MP_ERROR_PEER_GONE` if the receiver exits before the bytes have moved.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_send(
     messenger: mp_messenger_t,
@@ -171,18 +183,20 @@ pub unsafe extern "C" fn mp_send(
     })
 }
 
-/// Receives a message of `rank`, or of any with `MP_ANY_RANK`, whose tag equals `tag` in the bits of `mask` (all bits set for
-/// exactly this tag, 0 for any), into `bytes` bytes at `data`. They are written after earlier work in `stream`; later work in
-/// the stream does not wait for them (`mp_stream_wait_request`). Does not wait. The memory must stay allocated until the
-/// request has ended; the request belongs to the caller. A shorter message leaves the rest as it is. Ordinary host memory
-/// gets its bytes from memory of the library, by whoever waits for the request or by the thread `mpgpu-callback`.
+/// Receives a message into `bytes` bytes at `data`. The message comes from `rank`, or with `MP_ANY_RANK` from any rank.
+/// Its tag equals `tag` in the bits of `mask`: all bits set accept exactly this tag, 0 accepts any tag. Does not wait.
 ///
-/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` where the message is longer than the buffer; it stays the first that a
-/// receive of this kind takes. It ends with `MP_ERROR_PEER_GONE` where the sender has ended, and with `MP_ANY_RANK` where any
-/// rank has died while it waited: the message may have been that rank's. Later receives from any rank are served by the
-/// others.
+/// The bytes are written after earlier work in `stream`. Later work in the stream does not wait for them; see
+/// `mp_stream_wait_request`. The memory must stay allocated until the request has ended. The caller owns the request. A
+/// message shorter than the buffer leaves the rest of the buffer unchanged. For pageable host memory, the thread that
+/// waits for the request, or the thread `mpgpu-callback`, copies the bytes from a buffer of the library.
 ///
-/// Errors: as `mp_send`, and nothing is received.
+/// The request ends with `MP_ERROR_MESSAGE_TRUNCATED` if the message is longer than the buffer. The message stays the
+/// first one that a matching receive takes. The request ends with `MP_ERROR_PEER_GONE` if the sender has exited. With
+/// `MP_ANY_RANK` it does so if any rank died during the wait, because the message could have been that rank's; later
+/// receives from any rank match messages of the remaining ranks.
+///
+/// Errors: the errors of `mp_send`. Nothing is received.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_receive(
     messenger: mp_messenger_t,
@@ -202,10 +216,11 @@ pub unsafe extern "C" fn mp_receive(
     })
 }
 
-/// Looks for the message that a receive of this kind would take now, and leaves it where it is: `*found` becomes 1 or 0. Where
-/// there is one, fills `*info`, which may be NULL. Does not wait. Any thread.
+/// Checks for the message that a receive with this rank, tag and mask would take now, without receiving it. `*found`
+/// receives 1 or 0. If there is a message, `*info` is filled; `info` may be NULL. Does not wait. May be called from any
+/// thread.
 ///
-/// Errors: `MP_ERROR_PEER_GONE` where there is none and `rank` has ended; `MP_ERROR_INVALID_HANDLE`;
+/// Errors: `MP_ERROR_PEER_GONE` if there is no message and `rank` has exited; `MP_ERROR_INVALID_HANDLE`;
 /// `MP_ERROR_INVALID_ARGUMENT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_message_probe(
@@ -225,9 +240,9 @@ pub unsafe extern "C" fn mp_message_probe(
     })
 }
 
-/// Tells which message a request is about: `*matched` becomes 1 where a receive or fetch has met its message, and for sends;
-/// else 0. Then fills `*info`, which may be NULL. After a truncation the message is the one that
-/// was too long. Does not wait, and leaves the request as it is. Any thread.
+/// Returns the message of a request. `*matched` receives 1 for a send, and for a receive or fetch that has matched;
+/// otherwise 0. If it is 1, `*info` is filled; `info` may be NULL. After a truncation the message is the one that was
+/// too long. Does not wait. The request stays valid. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -241,11 +256,14 @@ pub unsafe extern "C" fn mp_message_get_info(request: mp_request_t, matched: *mu
     })
 }
 
-/// Describes `bytes` bytes at `data`, as earlier work in `stream` has written them, for one rank of the node that is given the
-/// descriptor by any means: `mp_message_fetch` there copies them into its own memory, whenever it likes, once. The memory must
-/// stay as it is until the request has ended. Does not wait. A descriptor whose fetching rank has ended is to be cancelled.
+/// Describes `bytes` bytes at `data`, after earlier work in `stream` has written them, so that another rank of the node
+/// can fetch them. Does not wait.
 ///
-/// Errors: as `mp_send`.
+/// The program passes the descriptor to one rank by any means. That rank copies the bytes to its own memory with
+/// `mp_message_fetch`, once, at any time. The memory must stay allocated and unchanged until the request has ended. If
+/// the fetching rank has exited, cancel the request.
+///
+/// Errors: the errors of `mp_send`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_message_describe(
     messenger: mp_messenger_t,
@@ -265,11 +283,12 @@ pub unsafe extern "C" fn mp_message_describe(
     })
 }
 
-/// Fetches what a descriptor describes into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
-/// `mp_receive`. `messenger` is that which was made together with the describing rank's.
+/// Fetches the buffer of a descriptor into `bytes` bytes at `data`, after earlier work in `stream`; otherwise as
+/// `mp_receive`. `messenger` must be the one that was created together with the describing rank's messenger.
 ///
-/// Errors: as `mp_receive`; `MP_ERROR_MESSAGE_TRUNCATED` where the buffer is too small, and it can be fetched into a larger
-/// one; `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or that was fetched or cancelled.
+/// Errors: the errors of `mp_receive`. `MP_ERROR_MESSAGE_TRUNCATED` if the buffer is too small; a larger buffer can
+/// still fetch the bytes. `MP_ERROR_INVALID_ARGUMENT` for a descriptor of another messenger, or one that was already
+/// fetched or cancelled.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_message_fetch(
     messenger: mp_messenger_t,

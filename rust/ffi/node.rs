@@ -1,4 +1,4 @@
-//! Nodes: ranks that plan together.
+//! Nodes: groups of ranks that plan together.
 
 use super::argument::{Out, array, text, versioned};
 use super::context::find;
@@ -27,45 +27,50 @@ pub(super) fn node_of(node: mp_node_t) -> Result<Arc<NodeGroup>, Failure> {
     NODES.with(node.addr(), c"node", Arc::clone)
 }
 
-/// The caller's allgather.
+/// Allgather function of the caller.
 struct AllgatherCallback {
     function: unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32,
     user: *mut c_void,
 }
 
-// SAFETY: the header says that it may be called from whichever thread calls the library.
+// SAFETY: the header states that it may be called from any thread that calls the library.
 unsafe impl Send for AllgatherCallback {}
 
 impl Allgather for AllgatherCallback {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
-        // SAFETY: the header says what the function does with these pointers, which are valid for the call.
+        // SAFETY: the header defines how the function uses these pointers, which are valid for the call.
         let code = unsafe { (self.function)(self.user, send.as_ptr().cast(), receive.as_mut_ptr().cast(), send.len()) };
         if code == 0 { Ok(()) } else { Err(format!("the callback returned {code}")) }
     }
 }
 
-/// Makes a node of `ranks` ranks, of which this is `rank`: processes of one machine that plan together, each with a
-/// context of its own. All ranks call it together, with the same kind of context. They tell each other which GPUs they
-/// have, and find a topology that has all of them, also where each process sees one GPU alone (`CUDA_VISIBLE_DEVICES`).
+/// Creates a node: a group of processes on one machine, each with its own context, that plan together. This process is
+/// rank `rank` of `ranks`.
 ///
-/// `allgather` collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does on a
-/// communicator of these ranks, and returns 0, or another number when it has failed. It is called with `user` during
-/// the calls that all ranks make together, from the thread that makes them, and must be usable for as long as the node exists; it
-/// must not make such a call on the same node. It may be NULL where `options->socket` names a path at which the ranks meet, and for
-/// one rank alone. `options` NULL means all defaults. `*node` belongs to the caller, who destroys it with `mp_node_destroy`.
+/// All ranks call this function together, with the same kind of context. They exchange the list of their GPUs and
+/// choose a topology that contains all of them. This works even if each process sees only one GPU
+/// (`CUDA_VISIBLE_DEVICES`). Blocks until all ranks have called it. NULL `options` means all defaults. The caller owns
+/// `*node` and destroys it with `mp_node_destroy`.
 ///
-/// Calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather` and `mp_messenger_create`. All
-/// ranks make the same calls on a node in the same order, one at a time; ranks that are in different calls get
-/// `MP_ERROR_RANK_FAILED`. Whatever fails on one rank, arguments that are refused included, fails on all: on the rank
-/// itself with its own status, on the others with `MP_ERROR_RANK_FAILED` and its reason, or with `MP_ERROR_NOT_SUPPORTED` where
-/// that was it. (Not so where the ranks cannot be reached: for `rank` and `ranks` out of range, and a socket that is refused.)
-/// Blocks until all ranks have called it.
+/// `allgather` gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does on a
+/// communicator of these ranks. It returns 0 on success and any other number on failure. The library calls it with
+/// `user`, during calls that all ranks make together, on the thread that makes them. It must remain usable for as long
+/// as the node exists, and must not make such a call on the same node. It may be NULL if there is only one rank, or if
+/// `options->socket` is the path of a socket at which the ranks meet. Only processes of one user can meet at a socket.
+/// If a file already exists at the path, the call fails, unless a killed job of this user left it.
 ///
-/// At a socket only processes of one user meet. A file that lies there is refused, unless a killed job of this user has left it.
+/// The calls that all ranks make together are this one, `mp_node_plan`, `mp_node_tune_partitions`, `mp_node_allgather`
+/// and `mp_messenger_create`. All ranks make the same calls on a node in the same order, one at a time. Ranks that are
+/// in different calls get `MP_ERROR_RANK_FAILED`. A failure of one rank, including a rejected argument, makes the call
+/// fail on all ranks. The failing rank returns its own status. The others return `MP_ERROR_RANK_FAILED` and the reason,
+/// except that `MP_ERROR_NOT_SUPPORTED` is returned on every rank. The other ranks cannot be notified if `rank` or
+/// `ranks` is out of range, or if the socket is rejected.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED`
-/// for ranks on other machines, in other containers or of other users, and where no rank knows how the GPUs are joined;
-/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+/// Errors:
+/// - `MP_ERROR_NOT_SUPPORTED` if ranks are on other machines, in other containers or of other users, or if no rank
+///   knows how the GPUs are connected.
+/// - `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`, `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT`,
+///   `MP_ERROR_INVALID_DEVICE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_create(
     context: mp_context_t,
@@ -113,7 +118,8 @@ pub unsafe extern "C" fn mp_node_create(
     })
 }
 
-/// What a rank hands in to a call of all ranks. Where that is refused here it takes part all the same, as a rank that has failed.
+/// Parses the arguments of a call that all ranks make. If they are invalid, this rank still joins the call, as a failed
+/// rank, so that the other ranks do not wait.
 pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     parse().inspect_err(|failure| {
         let told = node.refuse(call, &failure.message);
@@ -121,12 +127,17 @@ pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce()
     })
 }
 
-/// Takes part in the call on this node in which the other ranks are, or to which they come next, as a rank that has failed:
-/// it fails on them with `MP_ERROR_RANK_FAILED` and `reason`, text or NULL. For a rank that cannot make the call, because it
-/// could not get its memory, say. What this library refuses of a call is told by the call itself. Blocks until they have come.
+/// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
+/// `MP_ERROR_RANK_FAILED` and `reason`, which may be NULL.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where `reason` is no text, which is told all the same;
-/// `MP_ERROR_RANK_FAILED` where the others are in different calls; `MP_ERROR_ALLGATHER`.
+/// Use this if a rank cannot make the call itself, for example because it could not allocate memory. A call that
+/// rejects its own arguments notifies the other ranks without this function. Blocks until the other ranks have made
+/// their call.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` if `reason` is not UTF-8. The other ranks are notified nevertheless.
+/// - `MP_ERROR_RANK_FAILED` if the other ranks are in different calls.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_ALLGATHER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) -> mp_status_t {
     guard(|| {
@@ -136,14 +147,17 @@ pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) ->
     })
 }
 
-/// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. For what ranks of a node do
-/// together beside this library's calls: it has its place in their order, and ranks that are in different calls get an error in
-/// place of waiting for each other. `call` names it in errors, and ranks whose names differ are in different calls: 1 to 46 bytes
-/// of UTF-8. `receive` has room for `bytes` bytes of each rank; both may be NULL for 0 bytes, which makes a
-/// barrier. All ranks call it together. Blocks until they have.
+/// Gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does. All ranks call it
+/// together. Blocks until they have.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT`, also where ranks pass different numbers of bytes;
-/// `MP_ERROR_RANK_FAILED`; `MP_ERROR_ALLGATHER`.
+/// Programs use it for their own communication between the ranks of a node. It is ordered with the other collective
+/// calls of the library, so ranks that are in different calls get an error instead of waiting for each other. `call` is
+/// a name of 1 to 46 bytes of UTF-8 that appears in errors. Ranks that pass different names are in different calls.
+/// `receive` has room for `bytes` bytes of each rank. `send` and `receive` may be NULL for 0 bytes, which makes the
+/// call a barrier.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` (also if ranks pass different numbers of bytes),
+/// `MP_ERROR_RANK_FAILED`, `MP_ERROR_ALLGATHER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_allgather(
     node: mp_node_t,
@@ -164,18 +178,21 @@ pub unsafe extern "C" fn mp_node_allgather(
         })?;
         let all = node.allgather(call, send)?.concat();
         if let Some(out) = out {
-            // SAFETY: not null, and the header demands room for the bytes of all ranks.
+            // SAFETY: not null, and the header requires room for the bytes of all ranks.
             unsafe { out.write_all(&all) }
         }
         Ok(())
     })
 }
 
-/// Writes the GPUs that this rank works for, as its context numbers them: those of `options->devices`, else its share of what the
-/// ranks see; of ranks that name the same GPU the first works for it. `*count` becomes how many. With `devices` NULL that is all; else it has room for `capacity`. Any thread.
+/// Writes the GPUs that this rank uses, as its context numbers them. These are the GPUs of `options->devices`, or this
+/// rank's part of the visible GPUs. If several ranks list the same GPU, the first of them uses it.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `count` NULL, or too little room: then `*count` still has
-/// what is needed, and nothing is written to `devices`.
+/// `*count` receives the number of GPUs. If `devices` is NULL, nothing else is written; otherwise it has room for
+/// `capacity` numbers. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `count` is NULL or `capacity` is too small; in the
+/// latter case `*count` still receives the number of GPUs, and `devices` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, capacity: usize, count: *mut usize) -> mp_status_t {
     guard(|| {
@@ -188,16 +205,17 @@ pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, cap
         if capacity < own.len() {
             return Err(Failure::invalid(c"capacity", format!("capacity is {capacity}, but the rank works for {} GPUs", own.len())));
         }
-        // SAFETY: not null, and the header demands room for `capacity` numbers, which is enough.
+        // SAFETY: not null, and the header requires room for `capacity` numbers, which is enough.
         unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), devices, own.len()) };
         Ok(())
     })
 }
 
-/// Writes the first GPU that this rank works for to `*device` (`mp_node_devices` writes all). Any thread.
+/// Writes the first GPU that this rank uses to `*device`. `mp_node_devices` writes all of them. May be called from any
+/// thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for `device` NULL, and where the rank works for none, because there are more ranks than
-/// GPUs or another rank has named the same: then nothing is written.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if `device` is NULL, or if the rank uses no GPU
+/// because there are more ranks than GPUs or another rank has listed the same GPU; `*device` is then not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp_status_t {
     guard(|| {
@@ -207,8 +225,8 @@ pub unsafe extern "C" fn mp_node_device(node: mp_node_t, device: *mut i32) -> mp
     })
 }
 
-/// Destroys a node. Its plans and messengers go on, and are destroyed by themselves, before or after it: docs/guide/concepts.md, "Ending". Not
-/// collective. Any thread.
+/// Destroys a node. Its plans and messengers stay valid and are destroyed separately, before or after the node
+/// (docs/guide/concepts.md, "Ending"). Other ranks need not call it. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -216,40 +234,47 @@ pub extern "C" fn mp_node_destroy(node: mp_node_t) -> mp_status_t {
     guard(|| if NODES.is_inherited(node.addr()) { Ok(()) } else { NODES.remove(node.addr(), c"node").map(drop) })
 }
 
-/// Plans what all ranks of the node move in a step, together. All ranks call it together. Each hands in its windows,
-/// which is the memory that transfers may name, and the transfers that it sends or receives; each transfer is handed in
-/// by one of its two ranks. All ranks hold the same plan, and each executes its part by `mp_execute`.
+/// Plans all transfers between the ranks of a node in one step.
 ///
-/// A rank that does not know where another keeps its bytes hands in a half: its own end, and of the other end the rank, `MP_BY_TAG` in
-/// place of the window and a tag in place of the offset. The other rank does the same. Halves meet as MPI's messages do, by both
-/// ranks and the tag, and several of one kind in the order in which each rank hands them in; both have the same bytes. A half that
-/// meets none is refused.
+/// All ranks call it together. Each rank passes its windows, which are the memory that transfers may refer to, and
+/// transfers that it sends or receives. One of the two ranks passes each transfer. All ranks get the same plan, and
+/// each executes its part by `mp_execute`.
 ///
-/// A window lies on a device of the node, or in host memory of `mp_alloc_shared`; other host memory may be moved by its own
-/// rank alone. Destinations must not overlap each other or a source. `windows` and `transfers` are read during the call
-/// only; the memory must stay allocated until the plan is destroyed here. `options` must be the same on all
-/// ranks; NULL means all defaults. `*plan` belongs to the caller, who destroys it with `mp_plan_destroy`. Its
-/// staging memory is its own.
+/// A rank that does not know the position of the bytes in the other rank's memory passes a send or receive descriptor.
+/// It contains the rank's own end; the other end consists of the other rank, `MP_BY_TAG` as the window and a tag as the
+/// offset. The other rank passes the matching descriptor. Descriptors match as MPI messages do, by source, destination
+/// and tag, in the order in which each rank passes them, and must have the same size. A descriptor without a match is
+/// an error.
+///
+/// A window is on a device of the node or in host memory from `mp_alloc_shared`. Only the rank that owns other host
+/// memory can move it. Destinations must not overlap each other or a source. `windows` and `transfers` are read during
+/// the call only. The memory must stay allocated until this rank has destroyed the plan. `options` must be equal on all
+/// ranks; NULL means all defaults. The caller owns `*plan` and destroys it with `mp_plan_destroy`. The plan has its own
+/// staging memory.
 ///
 /// `mp_execute` of such a plan enqueues this rank's part of one step. Later work in the stream sees all bytes that this
-/// rank receives in the step, and may overwrite what it sent. Every rank executes every step, also one that has nothing
-/// to move: it may relay for others. A rank may be any number of steps ahead: no byte is written before the rank that
-/// receives it has come to the step in its stream. Steps follow each other, whatever streams and threads they are
-/// enqueued in. A stream that is being captured gets the step as part of its graph.
+/// rank receives in the step, and may overwrite the bytes that it sent. Every rank executes every step, even if it
+/// sends and receives nothing, because it may relay bytes for others. A rank may be any number of steps ahead: no byte
+/// is written before the receiving rank's stream has reached the step. The steps of a plan run in order, regardless of
+/// the streams and threads that enqueue them. In a stream that is being captured, the step becomes part of the graph.
 ///
-/// All ranks enqueue steps of plans that share a stream in the same order, or they wait for each other for ever. Outside
-/// of captures, `mp_execute` finds that two ranks that wait for each other differ (plans without partitions, at most 255
-/// steps apart): it refuses the step with `MP_ERROR_INVALID_ARGUMENT`, and the plan ends on both with
-/// `MP_ERROR_PEER_GONE`.
+/// If several plans share a stream, all ranks must enqueue their steps in the same order, or the ranks deadlock.
+/// Outside of captures, `mp_execute` detects two ranks that wait for each other because their orders differ (plans
+/// without partitions, at most 255 steps apart). It then rejects the step with `MP_ERROR_INVALID_ARGUMENT`, and the
+/// plan fails on both ranks with `MP_ERROR_PEER_GONE`.
 ///
-/// With `partitions` the transfers move in partitions, each as soon as whoever produces it says that it is ready, while the
-/// rest is still being produced: `mp_plan_arm` says how. The same on all ranks; `MP_PARTITION_OPTIONS_INIT` leaves numbers and
-/// agents to the model. NULL: whole transfers. For one process alone make a node of one rank.
+/// With `partitions`, each partition of a transfer moves as soon as its producer marks it ready, while the rest is
+/// still being produced; see `mp_plan_arm`. `partitions` must be equal on all ranks. With `MP_PARTITION_OPTIONS_INIT`
+/// the model chooses the number of partitions and the agent. NULL moves whole transfers. A single process uses a node
+/// of one rank.
 ///
-/// Errors: as `mp_plan`; `MP_ERROR_RANK_FAILED` with the reason of the rank that has failed (`MP_ERROR_NOT_SUPPORTED` is the status of all); `MP_ERROR_ALLGATHER`;
-/// `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With partitions
-/// `MP_ERROR_INVALID_ARGUMENT` for a count or an agent out of range; `MP_ERROR_NOT_SUPPORTED` where a rank would read host
-/// memory of another rank, whose producers cannot tell it.
+/// Errors:
+/// - The errors of `mp_plan`.
+/// - `MP_ERROR_RANK_FAILED` with the reason of the failed rank. `MP_ERROR_NOT_SUPPORTED` is returned on every rank.
+/// - `MP_ERROR_ALLGATHER`.
+/// - `MP_ERROR_NOT_SUPPORTED` with `MPGPU_VERIFY=bytes`, and for memory that other processes cannot map. With
+///   partitions also if a rank would read host memory of another rank, whose producers cannot notify it.
+/// - `MP_ERROR_INVALID_ARGUMENT` with partitions, for a count or an agent out of range.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_node_plan(
     node: mp_node_t,
@@ -277,7 +302,7 @@ pub unsafe extern "C" fn mp_node_plan(
     })
 }
 
-/// What a rank hands in.
+/// Converts the windows and transfers that a rank passes.
 pub(super) fn windows_and_transfers(
     windows: *const mp_window_t,
     window_count: usize,

@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
 
-/// How the caller wants transfers divided.
+/// Converts the partition options of the caller.
 pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partitioning, Failure> {
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let count = (options.count > 0).then_some(options.count);
@@ -26,19 +26,24 @@ pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partit
     Ok(Partitioning { count, agent })
 }
 
-/// Finds the best partitioning of these transfers for the kernels that produce them, by trying: plans candidates as
-/// `mp_node_plan` does (agents, numbers of partitions, some ten of each), executes each
-/// some times with `produce` launching the producers, and takes the one whose median step is shortest on the slowest rank.
-/// What is refused is left out. `*best`, the same on all ranks, is for `mp_node_plan`. The tuning file keeps all trials,
-/// of which `mpgpu tune partitions` makes a table and a picture, and `MP_AGENT_AUTO` finds there what is best without
-/// `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
+/// Finds the fastest partitioning of transfers for the kernels that produce them, by trial.
 ///
-/// All ranks call it together, with the same `tuning` and options, each on a stream of its own that the call makes. Each
-/// hands in the transfers that it sends. Destinations are overwritten. Blocks; any thread, host functions excepted.
+/// Plans about ten candidates for each agent, with different numbers of partitions, as `mp_node_plan` does. Executes
+/// each candidate several times, with `produce` launching the producers, and selects the one whose median step is
+/// shortest on the slowest rank. Candidates that cannot be planned are skipped. `*best` is equal on all ranks; pass it
+/// to `mp_node_plan`. The tuning file keeps all trials. `mpgpu tune partitions` prints and plots them, and
+/// `MP_AGENT_AUTO` uses the best of them without `MP_AGENT_PRODUCER` (docs/reference/tuning.md).
 ///
-/// Errors: those of `mp_node_plan`, where no candidate can be planned; `MP_ERROR_INVALID_ARGUMENT` for agents
-/// or rounds out of range, for a transfer that another rank sends, and where `produce` has failed;
-/// `MP_ERROR_NOT_SUPPORTED` where the file cannot be written; `MP_ERROR_ENVIRONMENT` where it is of another machine.
+/// All ranks call it together, with the same `tuning` and options. Each rank passes the transfers that it sends. The
+/// call creates a stream on each rank. Destinations are overwritten. Blocks. May be called from any thread, but not
+/// from a host function.
+///
+/// Errors:
+/// - The errors of `mp_node_plan`, if no candidate can be planned.
+/// - `MP_ERROR_INVALID_ARGUMENT` for agents or rounds out of range, for a transfer that another rank sends, and if
+///   `produce` failed.
+/// - `MP_ERROR_NOT_SUPPORTED` if the file cannot be written.
+/// - `MP_ERROR_ENVIRONMENT` if the file belongs to another machine.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments)]
 pub unsafe extern "C" fn mp_node_tune_partitions(
@@ -76,7 +81,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
         let mut launch = |triggers: &[Trigger], stream: StreamHandle| {
             let triggers: Vec<mp_trigger_t> = triggers.iter().map(trigger_of).collect();
             let stream = std::ptr::with_exposed_provenance_mut(stream.0);
-            // SAFETY: the caller's function, which the header demands to take these and to return.
+            // SAFETY: the caller's function, which the header requires to accept these arguments and to return.
             match unsafe { produce(user, triggers.as_ptr(), triggers.len(), stream) } {
                 0 => Ok(()),
                 code => Err(format!("has returned {code}")),
@@ -99,7 +104,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     })
 }
 
-/// The agents that these bits name.
+/// Returns the agents of a bit mask.
 fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
     if bits & !0b111 != 0 {
         let reason = "bits 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER), or 0 for MP_AGENT_COPY_ENGINE";
@@ -130,36 +135,40 @@ fn trigger_of(of: &Trigger) -> mp_trigger_t {
     }
 }
 
-/// Begins a step of a plan with partitions, in stream order, and returns. It starts after all earlier work in `stream` and after
-/// the last step; consumers of the last step's arrivals come before it.
+/// Begins a step of a plan with partitions, in stream order, and returns. The step starts after all earlier work in
+/// `stream` and after the previous step. Consumers of the previous step's partitions must be ordered before this call.
 ///
-/// Then the caller enqueues what produces the partitions, in `stream` or in one that has waited for it: kernels that mark them
-/// ready by the trigger that `mp_plan_get_trigger` gives (mpgpu/trigger.cuh). Last `mp_execute`
-/// enqueues what moves them, and its end: later work in that stream sees all bytes that this rank receives in the step,
-/// and may overwrite what it sent. Whoever receives may ask for the arrival of each partition before, by the trigger,
-/// after `mp_plan_arm`. All three may be captured, in one capture. A partition is marked ready once in a step, also where
-/// it is empty of news.
+/// A step consists of three calls:
+/// 1. `mp_plan_arm` begins the step.
+/// 2. The caller enqueues the producers of the partitions, in `stream` or in a stream that has waited for it. The
+///    producers are kernels that mark partitions ready through the trigger from `mp_plan_get_trigger`
+///    (mpgpu/trigger.cuh).
+/// 3. `mp_execute` enqueues the movement of the partitions and the end of the step. Later work in its stream sees all
+///    bytes that this rank receives in the step, and may overwrite the bytes that it sent.
 ///
-/// Every producer must be enqueued before `mp_execute` of the same step: on CUDA what waits for a producer may stand
-/// before it in a hardware queue otherwise, and neither ends. With `MP_AGENT_PRODUCER`, and with `MP_AGENT_AUTO` where
-/// `arrivals` are off, the stream of `mp_execute` must come after the producers: they may store the bytes, or all may be moved
-/// then.
+/// After `mp_plan_arm`, receivers may check through the trigger whether each partition has arrived. All three calls may
+/// be captured, in one capture. Each partition must be marked ready once per step, even if its data has not changed.
 ///
-/// Each call is followed by one `mp_execute`. A plan that is destroyed
-/// between the two leaves the other ranks `MP_ERROR_PEER_GONE`, and what they write in the step must stay allocated until
-/// they have destroyed theirs. Any thread, host functions excepted.
+/// Every producer must be enqueued before `mp_execute` of the same step. Otherwise, on CUDA, the operation that waits
+/// for a producer may precede it in a hardware queue, and both deadlock. With `MP_AGENT_PRODUCER`, and with
+/// `MP_AGENT_AUTO` if `arrivals` is off, the stream of `mp_execute` must be ordered after the producers, because the
+/// producers may store the bytes or all bytes may move after them.
 ///
-/// Errors: those of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` where it is armed already, or has no partitions.
+/// Each call must be followed by one `mp_execute`. If a plan is destroyed between the two, the other ranks get
+/// `MP_ERROR_PEER_GONE`. The destinations of their writes in this step must then stay allocated until they have
+/// destroyed their plans. May be called from any thread, but not from a host function.
+///
+/// Errors: the errors of `mp_execute`; `MP_ERROR_INVALID_ARGUMENT` if the plan is already armed or has no partitions.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_arm(plan: mp_plan_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(node_plan(plan)?.arm(StreamHandle(stream.addr()))?))
 }
 
-/// Fills `*trigger` with what kernels of this rank need of a transfer: of number `transfer` among those that `rank`
-/// handed in, from 0. It is the same for all steps. Any thread.
+/// Fills `*trigger` with the addresses that kernels of this rank need for a transfer. `transfer` is the index, from 0,
+/// among the transfers that `rank` passed. The trigger is the same for all steps. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` where the plan has no partitions, and for a transfer
-/// that does not exist or of which this rank has no end.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_INVALID_ARGUMENT` if the plan has no partitions, if the transfer does
+/// not exist, or if this rank neither sends nor receives it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfer: usize, trigger: *mut mp_trigger_t) -> mp_status_t {
     guard(|| {
@@ -169,13 +178,15 @@ pub unsafe extern "C" fn mp_plan_get_trigger(plan: mp_plan_t, rank: u32, transfe
     })
 }
 
-/// Blocks the calling thread until the last step that was executed has finished on this rank, at most `seconds`. For
-/// finding a producer that never comes: the error names the partitions that are missing. The step goes on; where it does
-/// not end within 10 seconds of `mp_plan_destroy`, that ends it without the rank's own missing partitions and fails with
-/// `MP_ERROR_TIMEOUT`; for those of another rank it waits until that one has made them ready, or has destroyed its plan.
-/// Steps that were captured are not waited for. Any thread, host functions excepted.
+/// Blocks the calling thread until the last executed step has finished on this rank, but at most `seconds`. Use it to
+/// find a producer that never marks its partitions ready: the error lists the missing partitions.
 ///
-/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a
+/// After an error the step continues. If it has not ended 10 seconds after the start of `mp_plan_destroy`, that call
+/// ends it without this rank's missing partitions and returns `MP_ERROR_TIMEOUT`. For partitions of another rank it
+/// waits until that rank has marked them ready or has destroyed its plan. This function does not wait for captured
+/// steps. May be called from any thread, but not from a host function.
+///
+/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE`; `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a
 /// number, or the plan has no partitions; `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_synchronize(plan: mp_plan_t, seconds: f64) -> mp_status_t {

@@ -1,4 +1,4 @@
-//! Plans.
+//! Plans of the C ABI.
 
 use super::argument::{Out, TextOut, VersionedOut, array, bad_value, switch, versioned};
 use super::context::{describe, find};
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use std::ffi::c_char;
 use std::sync::Arc;
 
-/// A plan of this process alone, or of all ranks of a node.
+/// Plan of this process alone, or of all ranks of a node.
 #[derive(Clone)]
 pub(super) enum AnyPlan {
     Own(Arc<Plan>),
@@ -28,7 +28,7 @@ struct PlanEntry {
     plan: AnyPlan,
 }
 
-/// A handle for a plan of a context that is still open.
+/// Creates a handle for a plan. Fails if the context has been closed.
 pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, Failure> {
     let handle = PLANS.insert_unless(PlanEntry { context, plan }, |entry| closed(&entry.context))?;
     Ok(std::ptr::without_provenance_mut(handle))
@@ -36,7 +36,7 @@ pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, 
 
 static PLANS: Table<PlanEntry> = Table::new(2);
 
-/// A plan of a node.
+/// Returns the plan of a node that a handle refers to.
 pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     match PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())? {
         AnyPlan::Node(plan) => Ok(plan),
@@ -49,20 +49,24 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     PLANS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
 
-/// Plans a batch of transfers together, so that they do not compete for links. Blocks for some microseconds; the same
-/// request again is a look-up in the context's plan cache. A batch of the same shape is checked and bound to its addresses,
-/// and not planned again: as many transfers in the same order, each between the same devices and kinds of memory and of as
-/// many bytes. Sources of 1 MiB and more that several transfers have in common belong to the shape too.
+/// Plans a batch of transfers together, so that they do not compete for links.
 ///
-/// The transfers of a batch run in no particular order: no destination may overlap another destination or any source of
-/// the batch. Sources may overlap. `count` 0 gives a plan that does nothing. `transfers` and `options` are read during
-/// the call only; `options` NULL means all defaults. The memory must stay allocated for as long as the plan is
-/// executed: a plan whose memory was given back with `mp_free` is refused. `*plan` belongs to the caller, who destroys
-/// it with `mp_plan_destroy`. Staging memory is allocated here, on devices where it is first needed. Any thread.
+/// Blocks for some microseconds. Planning the same request again is a look-up in the context's plan cache. A request of
+/// the same shape as a cached plan is checked and bound to its addresses without being planned again. Two requests have
+/// the same shape if they have equally many transfers in the same order, each between the same devices and kinds of
+/// memory and of the same size. The shape also includes which sources of 1 MiB or more several transfers share.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_POINTER` (NULL, unknown, on another
-/// device, out of its allocation), `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`, each naming the transfer by its index;
-/// `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`.
+/// The transfers of a batch run in no particular order. No destination may overlap another destination or any source of
+/// the batch; sources may overlap. With `count` 0 the plan does nothing. `transfers` and `options` are read during the
+/// call only; NULL `options` means all defaults. The memory must stay allocated for as long as the plan is executed: a
+/// plan whose memory was freed with `mp_free` is rejected. The caller owns `*plan` and destroys it with
+/// `mp_plan_destroy`. Staging memory is allocated here on devices that have none yet. May be called from any thread.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_POINTER` (NULL, unknown, on another device, or outside its
+///   allocation), `MP_ERROR_OVERLAP`, `MP_ERROR_NO_ROUTE`. The text gives the index of the transfer.
+/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan(
     context: mp_context_t,
@@ -91,7 +95,7 @@ pub unsafe extern "C" fn mp_plan(
     })
 }
 
-/// The failure of a call that lost a race against `mp_context_destroy`.
+/// Returns the failure of a call if `mp_context_destroy` has closed the context meanwhile.
 pub(super) fn closed(context: &Context) -> Option<Failure> {
     (!context.is_open()).then(|| Error::ContextDestroyed.into())
 }
@@ -122,14 +126,17 @@ pub(super) fn plan_options(options: &mp_plan_options_t) -> Result<PlanOptions, F
     })
 }
 
-/// Destroys a plan. Executions that are under way still finish. The context may keep the plan in its cache. Any thread.
+/// Destroys a plan. Executions in progress still finish. The context may keep the plan in its cache. May be called from
+/// any thread.
 ///
-/// Each rank destroys a plan of `mp_node_plan` for itself, after the last execution that it enqueues; the call blocks
-/// until these have finished. Ranks that have enqueued more of them get `MP_ERROR_PEER_GONE`; where a rank captures its
-/// steps, only if it leaves after a failure. Staging memory that others use goes back when they have destroyed theirs;
-/// `mp_context_destroy` waits for that up to five seconds.
+/// Each rank destroys its handle of a plan of `mp_node_plan` itself, after the last execution that it enqueues. The
+/// call then blocks until the rank's executions have finished. Ranks that have enqueued more executions get
+/// `MP_ERROR_PEER_GONE`; if a rank captures its steps, the others get it only when that rank leaves after a failure.
+/// Staging memory that other ranks use is freed when they have destroyed their handles; `mp_context_destroy` waits up
+/// to five seconds for that.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; of a node's plan those of its executions: it is destroyed all the same.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; for a plan of a node also the errors of its executions, and the plan is destroyed
+/// nevertheless.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     guard(|| {
@@ -143,13 +150,13 @@ pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     })
 }
 
-/// Host memory for the description of a transfer, a path or a path that was rejected, as a tree before it is JSON text.
+/// Host memory that the JSON tree of one transfer, path or rejected path takes, bytes.
 const DESCRIBED_BYTES: usize = 4096;
 
-/// Describes the plan: paths, shares, chunks, staging, predicted time, and why other paths were left out. The
-/// parameters are those of `mp_context_describe`. Any thread.
+/// Describes the plan: its paths, shares, chunks, staging and predicted time, and the reasons why other paths were
+/// rejected. The parameters are those of `mp_context_describe`. May be called from any thread.
 ///
-/// Errors: as `mp_context_describe`.
+/// Errors: the errors of `mp_context_describe`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan_describe(
     plan: mp_plan_t,
@@ -175,9 +182,9 @@ pub unsafe extern "C" fn mp_plan_describe(
     })
 }
 
-/// Fills `*info` with what the plan is like. Any thread.
+/// Fills `*info` with properties of the plan. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `info` is NULL or its size is wrong.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `info` is NULL or its size is wrong.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_info_t) -> mp_status_t {
     guard(|| {
@@ -202,48 +209,54 @@ pub unsafe extern "C" fn mp_plan_get_info(plan: mp_plan_t, info: *mut mp_plan_in
     })
 }
 
-/// Makes what the first execution of the plan in `stream` would otherwise make, so that it costs what later ones cost:
-/// graphs are instantiated, memory of other processes is mapped, GPUs get access to each other, kernels are loaded,
-/// internal streams and events created. Enqueues nothing and moves no byte; no other process takes part.
+/// Prepares the first execution of the plan in `stream`, so that it takes no longer than later ones.
 ///
-/// For a time loop: call it before the first step, once for each plan and stream. It may take milliseconds, and may wait
-/// for work of the GPUs. Graphs are kept of a bounded number of plans, those that were executed last; while `stream` is
-/// being captured none is made. Any thread, host functions excepted.
+/// It instantiates graphs, maps memory of other processes, enables access between GPUs, loads kernels, and creates
+/// internal streams and events. It enqueues nothing and moves no data. Other processes need not call it.
 ///
-/// Errors: those of `mp_execute`.
+/// In a time loop, call it before the first step, once for each plan and stream. It may take milliseconds and may wait
+/// for work of the GPUs. Only the graphs of a limited number of plans are kept, those executed last. While `stream` is
+/// being captured, no graph is instantiated. May be called from any thread, but not from a host function.
+///
+/// Errors: the errors of `mp_execute`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| {
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
         match plan {
             AnyPlan::Own(plan) => Ok(plan.prepare(StreamHandle(stream.addr()))?),
-            // Its streams and events were made with it.
+            // The streams and events of a node plan were created with the plan.
             AnyPlan::Node(_) => Ok(()),
         }
     })
 }
 
-/// Enqueues one execution of the plan in `stream` and returns. It starts after all earlier work in `stream`, and later
-/// work in `stream` starts after it. It does not wait for the device, but where the driver does because the queue of
-/// `stream` is full (on CUDA about a thousand operations behind one that waits).
+/// Enqueues one execution of the plan in `stream` and returns. The execution starts after all earlier work in `stream`,
+/// and later work in `stream` starts after it. The call does not wait for the device, unless the driver blocks because
+/// the queue of `stream` is full (on CUDA about a thousand operations behind one that waits).
 ///
-/// `stream` is one of `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the default
-/// stream. `request` may be NULL, which costs least; else `*request` receives a handle for `mp_wait` and `mp_test`,
-/// which belongs to the caller. The same plan may be executed any number of times, in several streams and threads at
-/// once; executions that share staging memory are put in order by the library, in the order of the calls. Executions in
-/// different streams that write the same destination are for the caller to order. Any thread, host functions excepted.
+/// `stream` is a stream from `mp_stream_create` of the same context, on CUDA any `cudaStream_t`, or NULL for the
+/// default stream. `request` may be NULL, which is cheapest. Otherwise `*request` receives a handle for `mp_wait` and
+/// `mp_test`, which the caller owns.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` for plan or stream; `MP_ERROR_INVALID_POINTER` when memory of the plan was freed;
-/// `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed;
-/// `MP_ERROR_INTERNAL` when the program fails its own check (`MPGPU_VERIFY=program`, debug builds): nothing was
-/// enqueued then, nor with `MP_ERROR_NOT_SUPPORTED`: for what a captured stream cannot hold, and for a copy between
-/// pools or mappings of two GPUs neither of which may enter both.
+/// A plan may be executed any number of times, in several streams and threads concurrently. The library orders
+/// executions that share staging memory by the order of the calls. The caller must order executions in different
+/// streams that write the same destination. May be called from any thread, but not from a host function.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE` for plan or stream.
+/// - `MP_ERROR_INVALID_POINTER` if memory of the plan was freed.
+/// - `MP_ERROR_INVALID_ARGUMENT` for a plan with partitions that is not armed.
+/// - `MP_ERROR_INTERNAL` if the program fails its own check (`MPGPU_VERIFY=program`, debug builds). Nothing was
+///   enqueued.
+/// - `MP_ERROR_NOT_SUPPORTED` for operations that a captured stream cannot hold, and for a copy between memory pools or
+///   mappings of two GPUs if neither GPU can access both. Nothing was enqueued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, request: *mut mp_request_t) -> mp_status_t {
     guard(|| {
         let out = if request.is_null() { None } else { Some(Out::new(request, c"request")?) };
         let (context, plan) = PLANS.with(plan.addr(), c"plan", |entry| {
-            // Only a request needs to know its context.
+            // Only a request needs its context.
             (out.is_some().then(|| entry.context.clone()), entry.plan.clone())
         })?;
         let stream = StreamHandle(stream.addr());

@@ -1,4 +1,4 @@
-//! Probing the machine.
+//! Probing of the machine.
 
 use super::argument::{TextOut, switch, text, versioned};
 use super::context::find;
@@ -8,25 +8,29 @@ use mpgpu_measure::probe::ProbeOptions;
 use std::ffi::c_char;
 use std::path::Path;
 
-/// Measures the machine of a context: how fast copies between its devices are, which of them slow each other down, what
-/// copies cost besides, and whether their bytes arrive. The result is a topology file; the context itself goes on with
-/// the topology that it has.
+/// Measures the machine of a context: the speed of copies between its devices, which copies slow each other down, fixed
+/// costs of copies, and whether the bytes arrive. The result is a topology file. The context itself keeps its current
+/// topology.
 ///
-/// `options` NULL means all defaults: a full probe, kept where contexts of this user on these GPUs find it from then
-/// on. Only such a probe is also tuned: better plans than the model's are looked for, by executing them, for single
-/// copies from and to host memory and for all-to-alls of all GPUs, if there are three or more, and contexts that take
-/// the probe by themselves take what was found with it. Where that search fails the log has a warning, and the probe is
-/// kept without.
+/// NULL `options` means all defaults: a full probe, stored in a file that contexts of this user on these GPUs find from
+/// then on. Only such a probe is also tuned: it searches for better plans than the model's by executing them, for
+/// single copies from and to host memory and, with three or more GPUs, for all-to-alls of all GPUs. Contexts that find
+/// the probe also use its tuned plans. If the search fails, the log has a warning and the probe is stored without
+/// tuning.
 ///
-/// Takes seconds (a full probe of four H200 25 to 31, most of it tuning; estimated for eight GPUs: less than a minute),
-/// memory and streams on every device, and all links: nothing else should run on the machine meanwhile, or it is
-/// measured too. On the host backend copies by CPU threads are measured, and kept in a named file only. A probe that
-/// predicts its own check with a median error of more than 20 % is not tuned from and not kept, and contexts do not take
-/// it. Blocks. Any thread, but one probe of a context at a time.
+/// The probe takes seconds: a full probe of four H200 takes 25 to 31 s, most of it tuning; less than a minute is
+/// estimated for eight GPUs. It uses memory and streams on every device, and all links. Other programs that run
+/// meanwhile distort the result. On the host backend the probe measures copies by CPU threads, and stores them only in
+/// a file that `options` names. A probe that predicts its own check with a median error of more than 20 % is neither
+/// tuned nor stored, and contexts do not use it. Blocks. May be called from any thread, but only one probe of a context
+/// at a time.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for an option; `MP_ERROR_OUT_OF_MEMORY`;
-/// `MP_ERROR_TOPOLOGY` when the file cannot be written, `MP_ERROR_NOT_SUPPORTED` when the result is not kept, or there is
-/// no directory for it: it is then still to be had from `mp_context_probed`; `MP_ERROR_DRIVER`.
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` for an option.
+/// - `MP_ERROR_TOPOLOGY` if the file cannot be written.
+/// - `MP_ERROR_NOT_SUPPORTED` if the result is not stored or there is no directory for it. `mp_context_probed` still
+///   returns the result.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_OUT_OF_MEMORY`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const mp_probe_options_t) -> mp_status_t {
     guard(|| {
@@ -47,14 +51,14 @@ pub unsafe extern "C" fn mp_context_probe(context: mp_context_t, options: *const
     })
 }
 
-/// Gives the file that the last `mp_context_probe` of this context made: TOML, as docs/reference/topology.md describes it.
+/// Returns the topology file of the last `mp_context_probe` of this context, as TOML (docs/reference/topology.md).
 ///
-/// `*length` receives the bytes of the text with its final NUL. With `text` NULL that is all; else the text is written to
-/// `text`, which has `capacity` bytes. Any thread.
+/// `*length` receives the size of the text including its final NUL, bytes. If `text` is NULL, nothing else is written;
+/// otherwise the text is written to `text`, which has `capacity` bytes. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_TOPOLOGY` when this context has not been probed;
-/// `MP_ERROR_INVALID_ARGUMENT` when `length` is NULL, or for too little room: then `*length` still has what is needed,
-/// and nothing is written to `text`.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_TOPOLOGY` if this context has not been probed.
+/// `MP_ERROR_INVALID_ARGUMENT` if `length` is NULL or `capacity` is too small; in the latter case `*length` still
+/// receives the required size, and `text` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_context_probed(context: mp_context_t, text: *mut c_char, capacity: usize, length: *mut usize) -> mp_status_t {
     guard(|| {

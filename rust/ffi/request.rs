@@ -25,40 +25,44 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     REQUESTS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
 
-/// A handle for an execution, a send or a receive.
+/// Creates a handle for an execution, a send or a receive.
 pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp_request_t, Failure> {
     let handle = REQUESTS.insert_unless(RequestEntry { context, completion }, |entry| closed(&entry.context))?;
     Ok(std::ptr::without_provenance_mut(handle))
 }
 
-/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets `*request`
-/// to NULL. Waiting for a NULL request succeeds at once. Any thread; of two threads that wait for the same request one may get
-/// `MP_ERROR_INVALID_HANDLE`.
+/// Blocks the calling thread until the execution, send, receive or fetch has ended, then destroys the request and sets
+/// `*request` to NULL. Waiting for a NULL request succeeds immediately. May be called from any thread. If two threads
+/// wait for the same request, one of them may get `MP_ERROR_INVALID_HANDLE`.
 ///
-/// `info` NULL asks for no more. Otherwise fills `*info` with the message of a send, a receive or a fetch, also where it returns
-/// `MP_ERROR_MESSAGE_TRUNCATED`; with any other error of a receive it is left as it is.
+/// `info` may be NULL. Otherwise `*info` receives the message of a send, a receive or a fetch, even if the call returns
+/// `MP_ERROR_MESSAGE_TRUNCATED`. After any other error of a receive `*info` is unchanged.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, where `info` is not NULL also for a NULL request; `MP_ERROR_INVALID_ARGUMENT`, then also for
-/// the request of an execution, which has no message. Both leave `*request` as it is. Any other error, such
-/// as `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is that of the operation, which has ended: the request is
-/// destroyed and `*request` is NULL. So is it with `MP_ERROR_PEER_GONE`, which is returned as by `mp_stream_synchronize`, for
-/// an execution that was enqueued before its stream was told.
+/// Errors:
+/// - `MP_ERROR_INVALID_HANDLE`, also for a NULL request if `info` is not NULL. `*request` is unchanged.
+/// - `MP_ERROR_INVALID_ARGUMENT`, also if `info` is not NULL and the request belongs to an execution, which has no
+///   message. `*request` is unchanged.
+/// - Any other error, for example `MP_ERROR_DATA_CORRUPTION` or `MP_ERROR_DRIVER`, is the result of the operation. The
+///   request is destroyed and `*request` is NULL.
+/// - `MP_ERROR_PEER_GONE` also reports abandoned waits as `mp_stream_synchronize` does, for an execution that was
+///   enqueued before its stream reported the error. The request is destroyed and `*request` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_wait(request: *mut mp_request_t, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| end(Out::new(request, c"request")?, None, info))
 }
 
-/// Asks whether the operation has ended, without blocking: `*done` becomes 1 or 0. When it has, the request is destroyed
-/// and `*request` is set to NULL, and `*info` is filled as by `mp_wait`; otherwise it is left as it is. A NULL request is done.
-/// Any thread.
+/// Checks whether the operation has ended, without blocking. `*done` receives 1 or 0. If the operation has ended, the
+/// request is destroyed, `*request` is set to NULL and `*info` is filled as by `mp_wait`. Otherwise `*request` and
+/// `*info` are unchanged. A NULL request counts as ended. May be called from any thread.
 ///
-/// Errors: as `mp_wait`; `*done` is 1 when the error is that of the operation, and is not written otherwise.
+/// Errors: the errors of `mp_wait`. If the error is the result of the operation, `*done` is 1; after any other error
+/// `*done` is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, info: *mut mp_message_info_t) -> mp_status_t {
     guard(|| end(Out::new(request, c"request")?, Some(Out::new(done, c"done")?), info))
 }
 
-/// Waits for a request, or where there is a `done` asks whether it has ended. Once it has, destroys it.
+/// Waits for a request, or with `done` only checks whether it has ended. Destroys a request that has ended.
 #[inline]
 fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message_info_t) -> Result<(), Failure> {
     let say = |is_done: i32, done: Option<Out<i32>>| done.into_iter().for_each(|done| done.write(is_done));
@@ -79,7 +83,7 @@ fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message
         say(0, done);
         return Ok(());
     }
-    // Where it has ended it returns at once, and says more than whether it is done.
+    // An operation that has ended returns immediately here, with its result.
     let result = completion.wait();
     finish(request, handle)?;
     say(1, done);
@@ -89,10 +93,10 @@ fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message
     Ok(result?)
 }
 
-/// Destroys the request and sets `*request` to NULL, without waiting: the execution goes on. A NULL request is allowed.
-/// Any thread.
+/// Destroys the request and sets `*request` to NULL, without waiting. The execution continues. A NULL request does
+/// nothing. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `request` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `request` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_request_destroy(request: *mut mp_request_t) -> mp_status_t {
     guard(|| {
@@ -115,7 +119,7 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
     Ok(())
 }
 
-/// What a completion is of, if it is a send or a receive.
+/// Returns the send or receive that a completion belongs to.
 fn operation_of(completion: &Completion, argument: Name) -> Result<&Operation, Failure> {
     completion.as_any().downcast_ref().ok_or_else(|| {
         let remedy = if argument == c"info" { ": let info be NULL" } else { "" };
@@ -127,14 +131,14 @@ fn completion_of(request: mp_request_t) -> Result<(Arc<Context>, Completion), Fa
     REQUESTS.with(request.addr(), c"request", |entry| (entry.context.clone(), entry.completion.clone()))
 }
 
-/// What `ask` says of a send or a receive.
+/// Returns the result of `ask` on the send or receive of a request.
 pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operation) -> T) -> Result<T, Failure> {
     Ok(ask(operation_of(&completion_of(request)?.1, c"request")?))
 }
 
-/// Cancels a send or receive that has not matched, or a described buffer that was not fetched: `*cancelled` becomes 1, and its
-/// request ends with `MP_ERROR_CANCELLED`; `*cancelled` is 0 where it was too late, and it goes on. The request is still to be
-/// waited for or destroyed. Any thread.
+/// Cancels a send or receive that has not matched, or a described buffer that was not fetched. `*cancelled` receives 1,
+/// and the request ends with `MP_ERROR_CANCELLED`. If it is too late, `*cancelled` receives 0 and the operation
+/// continues. In both cases the request must still be waited for or destroyed. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` for the request of an execution.
 #[unsafe(no_mangle)]
@@ -146,12 +150,14 @@ pub unsafe extern "C" fn mp_request_cancel(request: mp_request_t, cancelled: *mu
     })
 }
 
-/// Has later work in `stream` come after the request: after the bytes of a receive, which it sees, and of a send, which it may
-/// overwrite; after all of an execution. The host does not wait, also where a message has not matched yet. The stream goes on
-/// where the request ends with an error, so the request says whether the bytes have come. A NULL request is done. Leaves the
-/// request as it is. Any thread.
+/// Makes work that is later enqueued in `stream` wait for a request. That work sees the bytes of a receive, may
+/// overwrite the bytes of a send, and runs after all of an execution.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` in a stream that is being captured, for messages.
+/// Does not block the host, even if a message has not matched yet. If the request ends with an error, the stream
+/// continues, so the result of the request shows whether the bytes have arrived. A NULL request counts as ended. The
+/// request stays valid. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_NOT_SUPPORTED` for messages in a stream that is being captured.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_request_t) -> mp_status_t {
     guard(|| {
@@ -166,31 +172,35 @@ pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_reques
     })
 }
 
-/// What a caller wants to be called.
+/// Callback of the caller for the end of a request.
 struct RequestFunction {
     function: unsafe extern "C" fn(user: *mut c_void, status: mp_status_value),
     user: *mut c_void,
 }
 
-// SAFETY: the header says on which thread it is called.
+// SAFETY: the header states on which thread it is called.
 unsafe impl Send for RequestFunction {}
 
 impl RequestFunction {
     fn call(&self, status: mp_status_t) {
-        // SAFETY: the header says what the function is, and that it is called with `user` once.
+        // SAFETY: the header defines the function, and that it is called with `user` once.
         unsafe { (self.function)(self.user, status as mp_status_value) }
     }
 }
 
-/// Calls `function` once with `user` and the outcome when the request has ended, on the thread `mpgpu-callback` of its context,
-/// which starts with the first such call; on that thread `mp_last_error` has the text of an error. The function may call the
-/// library, but holds up other callbacks of the context, and must not wait for a stream that waits for a receive into ordinary
-/// host memory, which this thread may have to copy. A thread that destroys the context, or the messenger of the request, must
-/// hold no lock that the function takes (Python's interpreter lock is one). The request stays as it is, and may be waited for or destroyed before.
-/// Destroying the context calls what is left. Any thread.
+/// Calls `function` once with `user` and the outcome when the request has ended.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for an
-/// execution that was captured.
+/// The function runs on the thread `mpgpu-callback` of the context, which the first such call starts. On that thread
+/// `mp_last_error` returns the text of an error. The function may call the library, but it delays other callbacks of
+/// the context. It must not wait for a stream that waits for a receive into pageable host memory, because this thread
+/// may have to copy those bytes. A thread that destroys the context or the messenger of the request must not hold a
+/// lock that the function acquires, for example Python's interpreter lock.
+///
+/// The request stays valid, and may be waited for or destroyed before the function is called. Destroying the context
+/// calls all remaining functions. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` for
+/// an execution that was captured.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_request_set_callback(request: mp_request_t, function: mp_request_function_t, user: *mut c_void) -> mp_status_t {
     guard(|| {

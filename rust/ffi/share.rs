@@ -1,4 +1,4 @@
-//! Memory between the processes of a node.
+//! Memory and signals that processes of a node share.
 
 use super::argument::{Out, array};
 use super::context::find;
@@ -12,20 +12,27 @@ use std::ffi::c_void;
 
 const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 
-/// Describes `bytes` bytes from `pointer` on for other processes of the node, which map them with `mp_memory_import`.
+/// Exports `bytes` bytes at `pointer` to other processes of the node, which map them with `mp_memory_import`. Exporting
+/// the same range again returns an equal handle. May be called from any thread.
 ///
-/// The range lies in one allocation: of `mp_alloc` of this context, or on CUDA of `cudaMalloc`, of the virtual memory
-/// API or of a pool, the last two when created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. Host memory is of
-/// `mp_alloc_shared`. Of a range that `cuMemMap` has mapped from several chunks each chunk is an allocation by itself. The allocation stays its owner's. It can be mapped, whole, from now until it
-/// is freed or the context is destroyed; handles of freed memory are refused from then on, also where its address has
-/// been given out again. Whoever has mapped it should close it first: on the host backend what they map turns into
-/// zeros, on CUDA it must not be used any more. Exporting again gives an equal handle. The handle is a key: any process
-/// of this user that has its bytes may read and write the allocation, and one that has not may not. The first export of
-/// a process starts a thread, which answers importers. Any thread.
+/// The range must be within one allocation. It may come from `mp_alloc` (GPU memory) or `mp_alloc_shared` (host memory)
+/// of this context. On CUDA it may also come from `cudaMalloc`, the virtual memory API or a memory pool; the last two
+/// must be created with `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`. If `cuMemMap` has mapped a range from several
+/// chunks, each chunk is a separate allocation.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` for memory that the context does not know and for a
-/// range that leaves its allocation; `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared, with the reason and
-/// the remedy; `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL; `MP_ERROR_DRIVER`.
+/// The owner keeps the allocation. Importers map the whole allocation, at any time until it is freed or the context is
+/// destroyed. Handles of freed memory are rejected, even if its address is in use again. Importers should close the
+/// memory before the owner frees it. On the host backend their mapping otherwise turns into zeros; on CUDA it must not
+/// be used any more.
+///
+/// The handle is a key: any process of this user that has its bytes can read and write the allocation, and no other
+/// process can. The first export of a process starts a thread that answers importers.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that leaves its allocation.
+/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text has the reason and the remedy.
+/// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_export(
     context: mp_context_t,
@@ -47,27 +54,34 @@ pub unsafe extern "C" fn mp_memory_export(
     })
 }
 
-/// Maps the memory that a handle of `mp_memory_export` describes. `*pointer` then serves as an end of transfers, as
-/// memory of the device `*device`, which is the number that the exporter's device has here; `*bytes` is the size of the
-/// range. `device`, `in_kernels` and `bytes` may be NULL. On the host backend the memory can be read and written directly.
+/// Maps the memory of a handle from `mp_memory_export`.
 ///
-/// A handle of this process gives the address that the memory has. An allocation is mapped once, however many handles
-/// of ranges in it are imported, and stays mapped until `mp_memory_close` was called as often as this. Waits for the
-/// exporter's answer, some microseconds, at most five seconds, however often signals interrupt it. Later calls that use
-/// the memory after its owner has freed it, or has ended, fail with `MP_ERROR_PEER_GONE`. Any thread, host functions
-/// excepted.
+/// `*pointer` receives the address, for use in transfers. `*device` receives the device of the memory, in the numbering
+/// of this context, and `*bytes` the size of the range. `device`, `in_kernels` and `bytes` may be NULL. On the host
+/// backend the program can read and write the memory directly.
 ///
-/// With `kernels` `MP_DEVICE_AUTO`, `*in_kernels` becomes NULL. On CUDA the address is then good for plans and, of memory of
-/// `cudaMalloc` and `mp_alloc`, for kernels of the GPU that is current in the calling thread; without one, of a GPU that the
-/// context uses. Otherwise kernels of the device `kernels` read and write the memory at `*in_kernels`, whatever GPU is
-/// current, also where it is on a GPU that this process does not see: `*pointer` is then no end of transfers, but what
-/// `mp_memory_close` takes, and `*device` is `kernels`.
+/// A handle of this process returns the address that the memory already has. An allocation is mapped once, even if
+/// several handles of ranges in it are imported, and stays mapped until `mp_memory_close` has been called as often as
+/// this function. The call waits for the exporter's answer, which takes some microseconds and at most five seconds,
+/// even if POSIX signals interrupt it. After the owner has freed the memory or exited, later calls that use it fail
+/// with `MP_ERROR_PEER_GONE`. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL or the bytes are no handle;
-/// `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_VERSION_MISMATCH`; `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container,
-/// user or backend, for memory of a GPU that this process does not see, or that `kernels` does not reach, and for what another
-/// library of this process has open by CUDA IPC (docs/guide/processes.md); `MP_ERROR_PEER_GONE` when the exporter has ended or has freed the memory;
-/// `MP_ERROR_TIMEOUT` when it does not answer; `MP_ERROR_DRIVER`.
+/// If `kernels` is `MP_DEVICE_AUTO`, `*in_kernels` is NULL. On CUDA, plans can use `*pointer`. For memory of
+/// `cudaMalloc` and `mp_alloc`, kernels can use it too, on the GPU that is current in the calling thread or, if none is
+/// current, on a GPU that the context uses.
+///
+/// Otherwise `kernels` is the device whose kernels access the memory, at `*in_kernels`. This works regardless of the
+/// current GPU, and for memory on a GPU that is not visible to this process. `*pointer` is then not valid in transfers
+/// and serves only for `mp_memory_close`; `*device` is `kernels`.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL or the bytes are not a handle.
+/// - `MP_ERROR_NOT_SUPPORTED` for a handle of another node, container, user or backend; for memory of a GPU that is not
+///   visible to this process or that `kernels` cannot access; and for memory that another library of this process has
+///   opened by CUDA IPC (docs/guide/processes.md).
+/// - `MP_ERROR_PEER_GONE` if the exporter has exited or has freed the memory.
+/// - `MP_ERROR_TIMEOUT` if the exporter does not answer.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_VERSION_MISMATCH`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_import(
     context: mp_context_t,
@@ -104,15 +118,19 @@ fn handle_of(handle: *const mp_memory_handle_t) -> Result<Handle, Failure> {
     Handle::decode(&handle.bytes).map_err(|error| Failure::from(mpgpu_contexts::Error::from(error)))
 }
 
-/// Takes note of memory of another process that the caller has mapped by `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
-/// so that it may be an end of transfers: the driver calls it memory of the GPU through which it was opened, and `device`
-/// says on which it really is. `pointer` is what was returned, `bytes` how many it has been mapped with, `ipc_handle` the
-/// 64 bytes that were opened; GPUs that work on it open them too. Call `mp_memory_close` before the mapping is closed.
-/// Any thread, host functions excepted.
+/// Registers memory of another process that the caller has mapped with `cuIpcOpenMemHandle` or `cudaIpcOpenMemHandle`,
+/// for use in transfers.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when a pointer is NULL, for 0 bytes, and when `device`
-/// is no GPU; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that no GPU has, and for
-/// memory that the context has mapped itself or was told of already.
+/// `pointer` is the address that the mapping returned, `bytes` its size, and `ipc_handle` the 64-byte handle that was
+/// opened. `device` is the GPU on which the memory really is; the driver reports the GPU through which it was opened.
+/// Other GPUs that copy this memory open the handle too. Call `mp_memory_close` before you close the mapping. May be
+/// called from any thread, but not from a host function.
+///
+/// Errors:
+/// - `MP_ERROR_INVALID_ARGUMENT` if a pointer is NULL, for 0 bytes, and if `device` is not a GPU.
+/// - `MP_ERROR_NOT_SUPPORTED` on the host backend, for memory that is not on a GPU, and for memory that the context has
+///   mapped itself or that is already registered.
+/// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_adopt(
     context: mp_context_t,
@@ -140,15 +158,15 @@ pub unsafe extern "C" fn mp_memory_adopt(
     })
 }
 
-/// Gives back an address of `mp_memory_import`. With the last of an allocation, waits until all work that the context
-/// has enqueued so far has finished, and unmaps it: plans that use it can no longer be executed. NULL is allowed and
-/// does nothing. Any thread, host functions excepted.
+/// Closes an address from `mp_memory_import`. Closing an allocation for the last time waits until all work that the
+/// context has enqueued so far has finished, and unmaps the allocation. Plans that use it can no longer be executed.
+/// NULL does nothing. May be called from any thread, but not from a host function.
 ///
-/// Also for an address of `mp_memory_adopt`: waits for nothing, as the caller must before it closes the mapping, and
-/// closes what GPUs have opened for the context.
+/// Also closes an address from `mp_memory_adopt`, and the mappings that other GPUs have opened for the context. In this
+/// case it does not wait; the caller must wait for the work before it closes its own mapping.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `mp_memory_import` of this context did not
-/// return `pointer`, or when it was closed already.
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `mp_memory_import` of this context did not return
+/// `pointer`, or if it was already closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_void) -> mp_status_t {
     guard(|| {
@@ -160,21 +178,24 @@ pub unsafe extern "C" fn mp_memory_close(context: mp_context_t, pointer: *mut c_
     })
 }
 
-/// Tells the owner of imported memory that this process raises no counter in it beyond `value`, though it lives on and may
-/// keep the memory mapped: waits there for more end as if the process had ended, and others go on. For programs that stop
-/// early, after an exception say, while others wait for their signals. `pointer` lies in memory of `mp_memory_import`; what
-/// other importers raise belongs into allocations of their own. Does not wait for work of this process. Any thread.
+/// Notifies the owner of imported memory that this process will set no counter in it beyond `value`, although the
+/// process continues and may keep the memory mapped.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` when `pointer` is not in imported memory.
+/// Waits for higher values then end as if this process had exited. Other waits continue. Use it in a program that stops
+/// early, for example after an exception, while other processes wait for its signals. `pointer` is in memory from
+/// `mp_memory_import`. Counters that other importers set must be in separate allocations. Does not wait for work of
+/// this process. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_POINTER` if `pointer` is not in imported memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_memory_leave(context: mp_context_t, pointer: *const c_void, value: u64) -> mp_status_t {
     guard(|| Ok(find(context)?.state().leave_signals(pointer.addr() as u64, value)?))
 }
 
-/// Writes 16 bytes that name a device in every process of the node, whatever number it has there: a GPU's UUID; for
-/// virtual devices and host domains bytes made of their number. Any thread.
+/// Writes 16 bytes that identify a device in every process of the node, independent of its number there: the UUID of a
+/// GPU; bytes derived from the number for virtual devices and host domains. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_DEVICE`; `MP_ERROR_INVALID_ARGUMENT` when `uuid` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `uuid` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid: *mut u8) -> mp_status_t {
     guard(|| {
@@ -186,26 +207,34 @@ pub unsafe extern "C" fn mp_device_uuid(context: mp_context_t, device: i32, uuid
 }
 
 /// Makes all work that is enqueued in `stream` from now on wait until the counters of all `count` signals have reached
-/// their values. Does not block. What was written before a counter was raised is then visible to that work.
+/// their values. Does not block. Data that was written before a counter was set is then visible to that work. May be
+/// called from any thread.
 ///
-/// The counters lie in memory of this context (a receiver waits in its own memory, which it has exported to whoever
-/// raises them). `signals` is read during the call only. What waits for all work of the context (`mp_free`,
-/// `mp_memory_close`, `mp_context_destroy`) waits for these waits too. Any thread.
+/// The counters must be in memory of this context: a receiver waits in its own memory, which it has exported to the
+/// process that sets the counters. `signals` is read during the call only. Calls that wait for all work of the context
+/// (`mp_free`, `mp_memory_close`, `mp_context_destroy`) wait for these waits too.
 ///
-/// When a process that has mapped a counter's memory ends without closing it, waits in that memory that are not
-/// satisfied are given up: later work in the stream runs, without the bytes that were waited for, and so does work of
-/// other streams that comes after it. The next `mp_stream_synchronize` of a stream that waits in that allocation, or
-/// that has come after such a one by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE`, once, after its work has
-/// finished. `mp_wait`, `mp_test` and `mp_event_synchronize` return it for what was enqueued before its stream was told
-/// in one of these ways. Other streams are not concerned; streams that the caller joins by CUDA's own events are not
-/// known to come after. In which stream a graph is launched is not known either: of waits that were captured every
-/// stream is told. Later calls whose wait in that memory would fail are refused.
+/// If a process that has mapped a counter's memory exits without closing it, unsatisfied waits in that memory are
+/// abandoned. Later work in the stream, and work of other streams that is ordered after it, then runs with stale data.
+/// The error is reported as follows:
+/// - The next `mp_stream_synchronize` of a stream that waits in that allocation, or that has waited for such a stream
+///   by `mp_stream_wait_event`, returns `MP_ERROR_PEER_GONE` once, after its work has finished.
+/// - `mp_wait`, `mp_test` and `mp_event_synchronize` return it for work that was enqueued before its stream reported
+///   the error.
+/// - Streams that are ordered by CUDA's own events are not recognised as dependent, and report nothing.
+/// - The library does not know the stream in which a graph is launched, so every stream reports the abandoned waits
+///   that were captured.
+/// - Later calls whose wait in that memory would fail are rejected.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` for context or stream; `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not
-/// aligned or not in memory that the context knows, naming the signal by its index; `MP_ERROR_NOT_SUPPORTED` for a
-/// counter in imported memory, and on CUDA for one in other memory than `mp_signal_t` says; `MP_ERROR_PEER_GONE` for a
-/// counter that is not reached and whose memory was mapped by a process that has ended without closing it, and then
-/// nothing is enqueued; `MP_ERROR_INVALID_ARGUMENT` when `signals` is NULL and `count` is not 0.
+/// Errors:
+/// - `MP_ERROR_INVALID_POINTER` for a counter that is NULL, not aligned or not in memory that the context knows. The
+///   text gives the index of the signal.
+/// - `MP_ERROR_NOT_SUPPORTED` for a counter in imported memory, and on CUDA for a counter that is not in the memory
+///   that `mp_signal_t` requires.
+/// - `MP_ERROR_PEER_GONE` for a counter that is not reached and whose memory was mapped by a process that exited
+///   without closing it. Nothing is enqueued.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `signals` is NULL and `count` is not 0.
+/// - `MP_ERROR_INVALID_HANDLE` for context or stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_wait_signals(
     context: mp_context_t,
@@ -219,16 +248,19 @@ pub unsafe extern "C" fn mp_stream_wait_signals(
     })
 }
 
-/// Says that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed: when a
-/// process that has mapped the memory ends without closing it, each counter that has not reached its value is raised to
-/// it, and whoever synchronises any stream is told, as `mp_stream_wait_signals` says of captured waits. So a kernel that polls such a counter, for a
-/// value that no process raises it to, learns that it waits in vain. Does not wait, and enqueues nothing; of each counter
-/// the furthest value counts, and a call once more only looks for errors.
+/// Declares that kernels of the caller wait for the counters of `count` signals, from now until their memory is freed.
+/// A kernel that polls such a counter then does not wait forever for a process that has exited.
 ///
-/// Counters as for `mp_stream_wait_signals`. `signals` is read during the call only. Any thread.
+/// If a process that has mapped the memory exits without closing it, the library sets each counter that has not reached
+/// its value to that value. Every stream then reports the error when it is synchronised, as `mp_stream_wait_signals`
+/// describes for captured waits. Does not wait and enqueues nothing. The highest declared value of each counter counts;
+/// repeating a call only checks for errors.
 ///
-/// Errors: as `mp_stream_wait_signals`, without those of streams; `MP_ERROR_PEER_GONE` wherever a process that had mapped a
-/// counter's memory has ended without closing it.
+/// The counters are subject to the rules of `mp_stream_wait_signals`. `signals` is read during the call only. May be
+/// called from any thread.
+///
+/// Errors: the errors of `mp_stream_wait_signals`, except those about streams. `MP_ERROR_PEER_GONE` if any process that
+/// had mapped a counter's memory has exited without closing it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_kernel_wait_signals(context: mp_context_t, signals: *const mp_signal_t, count: usize) -> mp_status_t {
     guard(|| {
@@ -237,14 +269,15 @@ pub unsafe extern "C" fn mp_kernel_wait_signals(context: mp_context_t, signals: 
     })
 }
 
-/// Raises the counters of `count` signals to their values after all work enqueued in `stream` so far: whoever sees the
-/// value sees every byte that this work has written. Does not block.
+/// Sets the counters of `count` signals to their values after all work enqueued in `stream` so far. A process that sees
+/// the value also sees every byte that this work has written. Does not block. May be called from any thread.
 ///
-/// A counter is raised by storing the value, so it has one raiser. It lies in memory of this context or in imported
-/// memory. After `mp_execute` this is a put with signal. `signals` is read during the call only. Any thread.
+/// Setting a counter stores the value, so only one process may set each counter. The counter is in memory of this
+/// context or in imported memory. After `mp_execute` this call completes a put with signal. `signals` is read during
+/// the call only.
 ///
-/// Errors: as `mp_stream_wait_signals`, but imported memory is accepted, and `MP_ERROR_PEER_GONE` says that its owner has
-/// ended or has freed it.
+/// Errors: the errors of `mp_stream_wait_signals`, but imported memory is accepted. `MP_ERROR_PEER_GONE` if the owner
+/// of the memory has exited or has freed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_raise_signals(
     context: mp_context_t,
@@ -258,13 +291,14 @@ pub unsafe extern "C" fn mp_stream_raise_signals(
     })
 }
 
-/// Raises a counter to `value` now, by the calling thread: whoever sees the value sees what this thread has written and
-/// seen before. Work in streams is not waited for: `mp_stream_raise_signals` comes after it.
+/// Sets a counter to `value` now, from the calling thread. A process that sees the value also sees everything that this
+/// thread has written and seen before. Does not wait for work in streams; `mp_stream_raise_signals` does.
 ///
-/// The counter lies in memory of this context or in imported memory, and the CPU reaches it: on CUDA as `mp_signal_t`
-/// says, on the host backend in any memory. Any thread, host functions excepted.
+/// The counter must be in memory of this context or in imported memory, and the CPU must be able to access it: on CUDA
+/// the memory that `mp_signal_t` requires, on the host backend any memory. May be called from any thread, but not from
+/// a host function.
 ///
-/// Errors: as `mp_stream_raise_signals`, without those of streams.
+/// Errors: the errors of `mp_stream_raise_signals`, except those about streams.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_signal_raise(context: mp_context_t, counter: *mut u64, value: u64) -> mp_status_t {
     guard(|| {
@@ -273,10 +307,11 @@ pub unsafe extern "C" fn mp_signal_raise(context: mp_context_t, counter: *mut u6
     })
 }
 
-/// Reads a counter into `*value`. What was written before it was raised to that is then visible to the calling thread.
-/// Counters as for `mp_signal_raise`. Any thread, host functions excepted.
+/// Reads a counter into `*value`. Data that was written before the counter was set to this value is then visible to the
+/// calling thread. The counter is subject to the rules of `mp_signal_raise`. May be called from any thread, but not
+/// from a host function.
 ///
-/// Errors: as `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` when `value` is NULL.
+/// Errors: the errors of `mp_signal_raise`; `MP_ERROR_INVALID_ARGUMENT` if `value` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_signal_read(context: mp_context_t, counter: *const u64, value: *mut u64) -> mp_status_t {
     guard(|| {
@@ -287,10 +322,12 @@ pub unsafe extern "C" fn mp_signal_read(context: mp_context_t, counter: *const u
     })
 }
 
-/// Tells whether a counter has reached `value`: `*reached` is 1 or 0, and neither is an error. Does not wait. Counters
-/// as for `mp_signal_synchronize`. Any thread, host functions excepted.
+/// Checks whether a counter has reached `value`. `*reached` receives 1 or 0; both are success. Does not wait. The
+/// counter is subject to the rules of `mp_signal_synchronize`. May be called from any thread, but not from a host
+/// function.
 ///
-/// Errors: as `mp_signal_synchronize`, without `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` when `reached` is NULL.
+/// Errors: the errors of `mp_signal_synchronize` except `MP_ERROR_TIMEOUT`; `MP_ERROR_INVALID_ARGUMENT` if `reached` is
+/// NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_signal_test(context: mp_context_t, counter: *const u64, value: u64, reached: *mut i32) -> mp_status_t {
     guard(|| {
@@ -302,12 +339,16 @@ pub unsafe extern "C" fn mp_signal_test(context: mp_context_t, counter: *const u
     })
 }
 
-/// Blocks the calling thread until a counter has reached `value`, at most `seconds`; with 0 it looks once. The counter
-/// lies in host memory, or on the host backend in any memory, of this context. Any thread, host functions excepted.
+/// Blocks the calling thread until a counter has reached `value`, but at most `seconds`; with 0 it checks once. The
+/// counter must be in memory of this context: in host memory, or on the host backend in any memory. May be called from
+/// any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_TIMEOUT`; `MP_ERROR_PEER_GONE` when a process that has mapped the memory has ended without closing
-/// it, and the value is not reached; `MP_ERROR_INVALID_ARGUMENT` when `seconds` is negative or not a number; the others
-/// of `mp_stream_wait_signals`.
+/// Errors:
+/// - `MP_ERROR_TIMEOUT` if the value is not reached in time.
+/// - `MP_ERROR_PEER_GONE` if a process that has mapped the memory has exited without closing it, and the value is not
+///   reached.
+/// - `MP_ERROR_INVALID_ARGUMENT` if `seconds` is negative or not a number.
+/// - The other errors of `mp_stream_wait_signals`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_signal_synchronize(context: mp_context_t, counter: *const u64, value: u64, seconds: f64) -> mp_status_t {
     guard(|| {

@@ -1,4 +1,4 @@
-//! Streams and events: one source for the CUDA and the host backend.
+//! Streams and events, with the same functions for the CUDA and the host backend.
 
 use super::argument::Out;
 use super::context::find;
@@ -18,10 +18,10 @@ fn event_of(event: mp_event_t) -> EventHandle {
     EventHandle(event.addr())
 }
 
-/// Creates a stream of `device` that is ordered with no other stream, the default stream included. It belongs to the
-/// caller until `mp_stream_destroy`. On CUDA it is a `cudaStream_t`. Any thread.
+/// Creates a stream of `device`. It is not ordered with any other stream, including the default stream. On CUDA it is a
+/// `cudaStream_t`. The caller owns it until `mp_stream_destroy`. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` when `stream` is NULL.
+/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_DEVICE`, `MP_ERROR_INVALID_ARGUMENT` if `stream` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_create(context: mp_context_t, device: i32, stream: *mut mp_stream_t) -> mp_status_t {
     guard(|| {
@@ -32,29 +32,34 @@ pub unsafe extern "C" fn mp_stream_create(context: mp_context_t, device: i32, st
     })
 }
 
-/// Destroys a stream of `mp_stream_create`. Work that is enqueued in it still finishes. Any thread.
+/// Destroys a stream that `mp_stream_create` returned. Work that is already enqueued in it still finishes. May be
+/// called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, and for a stream that `mp_stream_create` of this context did not
+/// Errors: `MP_ERROR_INVALID_HANDLE` for the context, or for a stream that `mp_stream_create` of this context did not
 /// return.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_destroy(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(find(context)?.destroy_stream(stream_of(stream))?))
 }
 
-/// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. Any thread, host
-/// functions excepted.
+/// Blocks until all work enqueued in `stream` so far has finished. NULL is the default stream. May be called from any
+/// thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` when the stream, or one that it has come after, has waited in
-/// vain for signals or in a node plan, once (see `mp_stream_wait_signals`); any other error is that of work in the stream.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE`, once, if a wait for signals or a node plan in this stream,
+/// or in a stream that it has waited for, was abandoned because a peer exited (see `mp_stream_wait_signals`). Any other
+/// error is that of work in the stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_stream_synchronize(context: mp_context_t, stream: mp_stream_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_stream(stream_of(stream))?))
 }
 
-/// Writes the device of `stream` to `*device`: only kernels of that device can be launched in it. `MP_DEVICE_HOST` for the
-/// default streams of CUDA, which are of whatever GPU is current when they are used. `*capturing` becomes 1 where the stream is
-/// being captured into a graph, so that work that is enqueued in it runs at every launch of the graph; else, and always on the
-/// host backend, 0. Either may be NULL. Any thread.
+/// Writes the device and the capture state of a stream.
+///
+/// `*device` receives the device of `stream`. Only kernels of that device can be launched in the stream. The default
+/// streams of CUDA belong to the GPU that is current when they are used, so for them `*device` is `MP_DEVICE_HOST`.
+/// `*capturing` receives 1 if the stream is being captured into a graph, so that enqueued work runs at every launch of
+/// the graph. Otherwise, and always on the host backend, it receives 0. Either pointer may be NULL. May be called from
+/// any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -67,7 +72,7 @@ pub unsafe extern "C" fn mp_stream_get_info(
     guard(|| {
         let (of, is_captured) = (Out::if_wanted(device, c"device")?, Out::if_wanted(capturing, c"capturing")?);
         let (context, stream) = (find(context)?, stream_of(stream));
-        // Each may be a call of the driver.
+        // Each query may be a call of the driver.
         let on = if device.is_null() { 0 } else { context.stream_device(stream)?.0 };
         let captures = if capturing.is_null() { false } else { context.is_capturing(stream)? };
         of.write(on);
@@ -76,20 +81,23 @@ pub unsafe extern "C" fn mp_stream_get_info(
     })
 }
 
-/// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later. The
-/// function may block. On CUDA the driver runs the functions of several streams one after the other, so a function must not
-/// wait for a function of another stream; on the host backend each stream has a thread for them. A function must not call
-/// this library. In a stream that is being captured, it runs at every launch of the graph, in several threads at once if several of its executables run at once. Any thread.
+/// Enqueues a call of `function(user)` on a CPU thread, after all earlier work in `stream` and before all later work.
 ///
-/// With `release` NULL, `user` stays the caller's, and valid until the function has run; in a capture, for as long as the graph
-/// and all that was instantiated of it. Otherwise the library gives `user` back: it calls `release(user)` once, on any thread,
-/// when the function will not be called again. That is after it has run; or, in a stream that is being captured, when the graph
-/// and all that was instantiated of it are gone. `release` must not call functions of this library or of CUDA. When this call
-/// fails, neither function is ever called, and `user` stays the caller's. Where the GPU fails before the function has
-/// run, the driver drops it and `release` is not called.
+/// The function may block, but must not call this library. On CUDA the driver runs the functions of several streams one
+/// after the other, so a function must not wait for a function of another stream. On the host backend each stream has a
+/// thread for its functions. In a stream that is being captured, the function runs at every launch of the graph, and
+/// concurrently on several threads if several executables of the graph run concurrently. May be called from any thread.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` when `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
-/// capture where the driver is older than CUDA 11.3.
+/// If `release` is NULL, the caller keeps ownership of `user` and keeps it valid until the function has run; in a
+/// capture, for as long as the graph and all of its executables exist. Otherwise this call transfers ownership of
+/// `user` to the library, which calls `release(user)` once, on any thread, when the function will not be called again:
+/// after it has run, or, in a capture, when the graph and all of its executables are destroyed. `release` must not call
+/// functions of this library or of CUDA. If this call fails, neither function is ever called and the caller keeps
+/// ownership of `user`. If the GPU fails before the function has run, the driver drops the call and `release` is not
+/// called.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `function` is NULL; `MP_ERROR_NOT_SUPPORTED` in a
+/// capture if the driver is older than CUDA 11.3.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_stream_launch_host(
     context: mp_context_t,
@@ -114,7 +122,8 @@ pub unsafe extern "C" fn mp_stream_launch_host(
     })
 }
 
-/// A call that is enqueued or refused, and dropped before or after that is known: whoever comes second releases.
+/// Call that the backend may drop before or after it is known whether the call was enqueued. The later of the two
+/// events releases `user`.
 struct Owned {
     call: HostCall,
     release: HostCall,
@@ -144,23 +153,25 @@ struct HostCall {
     user: *mut c_void,
 }
 
-// SAFETY: `user` is never looked into here, and the caller of `mp_stream_launch_host` allows the call on other threads.
+// SAFETY: this code never dereferences `user`, and the caller of `mp_stream_launch_host` allows the call on other
+// threads.
 unsafe impl Send for HostCall {}
-// SAFETY: as above, on several at once where the caller launches a graph so.
+// SAFETY: as for `Send`. The call runs on several threads at a time only if the caller launches the graph that way.
 unsafe impl Sync for HostCall {}
 
 impl HostCall {
     fn run(&self) {
-        // SAFETY: the caller gave a function of this type and the value that it takes.
+        // SAFETY: the caller passed a function of this type and the value that it takes.
         unsafe { (self.function)(self.user) }
     }
 }
 
-/// Creates an event. It counts as done until it is first recorded. It belongs to the caller until `mp_event_destroy`.
-/// It serves streams of every device, so on CUDA it is no `cudaEvent_t` and must not be handed to CUDA's own functions;
-/// the functions here accept a `cudaEvent_t` as well. Any thread.
+/// Creates an event. An event that was never recorded counts as completed. The caller owns it until `mp_event_destroy`.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_INVALID_ARGUMENT` when `event` is NULL.
+/// The event works with streams of every device. Therefore on CUDA it is not a `cudaEvent_t` and must not be passed to
+/// functions of CUDA. The functions here also accept a `cudaEvent_t`. May be called from any thread.
+///
+/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_INVALID_ARGUMENT` if `event` is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mp_event_create(context: mp_context_t, event: *mut mp_event_t) -> mp_status_t {
     guard(|| {
@@ -171,7 +182,8 @@ pub unsafe extern "C" fn mp_event_create(context: mp_context_t, event: *mut mp_e
     })
 }
 
-/// Destroys an event of `mp_event_create`. Waits that are enqueued still hold. Any thread.
+/// Destroys an event that `mp_event_create` returned. Waits that are already enqueued remain effective. May be called
+/// from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -179,7 +191,8 @@ pub extern "C" fn mp_event_destroy(context: mp_context_t, event: mp_event_t) -> 
     guard(|| Ok(find(context)?.destroy_event(event_of(event))?))
 }
 
-/// Makes `event` stand for all work enqueued in `stream` so far, in place of what it stood for before. Any thread.
+/// Records in `event` all work enqueued in `stream` so far, and replaces an earlier record. May be called from any
+/// thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]
@@ -187,17 +200,18 @@ pub extern "C" fn mp_event_record(context: mp_context_t, event: mp_event_t, stre
     guard(|| Ok(find(context)?.record_event(event_of(event), stream_of(stream))?))
 }
 
-/// Blocks until the work that `event` stands for has finished. Any thread, host functions excepted.
+/// Blocks until the work recorded in `event` has finished. May be called from any thread, but not from a host function.
 ///
-/// Errors: `MP_ERROR_INVALID_HANDLE`; `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event is
-/// recorded in a stream that was told; for an event of CUDA's own once, if `mp_event_record` has recorded it.
+/// Errors: `MP_ERROR_INVALID_HANDLE`. `MP_ERROR_PEER_GONE` as `mp_stream_synchronize`, but every time until the event
+/// is recorded in a stream that has already reported the error; for a `cudaEvent_t` once, if `mp_event_record` has
+/// recorded it.
 #[unsafe(no_mangle)]
 pub extern "C" fn mp_event_synchronize(context: mp_context_t, event: mp_event_t) -> mp_status_t {
     guard(|| Ok(find(context)?.synchronize_event(event_of(event))?))
 }
 
-/// Makes all work that is enqueued in `stream` from now on wait for what `event` stands for now. Does not block. Any
-/// thread.
+/// Makes all work that is enqueued in `stream` from now on wait for the work that is currently recorded in `event`.
+/// Does not block. May be called from any thread.
 ///
 /// Errors: `MP_ERROR_INVALID_HANDLE`.
 #[unsafe(no_mangle)]

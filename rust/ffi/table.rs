@@ -1,8 +1,9 @@
-//! Handles: keys of slot maps, cast to pointers that nobody dereferences.
+//! Handle tables. A handle is a key of a slot map, cast to a pointer that is never dereferenced.
 //!
-//! A key carries the number of its slot and how often the slot has been used, so a handle that was destroyed finds nothing even
-//! when its slot is in use again. Four bits tell contexts, plans and requests apart, so that a handle of the wrong kind finds
-//! nothing either, and four more the process that made it from those of its children by `fork`.
+//! A key consists of a slot number and the number of times that the slot has been used, so a destroyed handle finds
+//! nothing even if its slot is in use again. Four bits distinguish contexts, plans and other kinds, so a handle of the
+//! wrong kind finds nothing. Four more bits distinguish the process that created the handle from its children by
+//! `fork`.
 
 use super::argument::{Name, bad_handle};
 use super::guard::Failure;
@@ -15,7 +16,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 // A key has 64 bits and must fit into a pointer.
 const _: () = assert!(size_of::<*mut ()>() == size_of::<u64>(), "mpgpu needs a 64-bit target");
 
-/// Bits 28 to 31 of a key, which belong to the slot number, tell the kind, and bits 24 to 27 the process; 2^24 live handles would need them.
+/// Bits 28 to 31 of a key hold the kind, and bits 24 to 27 the process. They belong to the slot number, which would
+/// need them only with 2^24 live handles.
 const KIND_SHIFT: u32 = 28;
 const PROCESS_SHIFT: u32 = 24;
 const KIND: u64 = 0xF << KIND_SHIFT;
@@ -23,30 +25,31 @@ const PROCESS: u64 = 0xF << PROCESS_SHIFT;
 
 const _: () = assert!(fork::DEPTH == 1 << (KIND_SHIFT - PROCESS_SHIFT));
 
-/// All live handles of one kind.
+/// Table of all live handles of one kind.
 pub(super) struct Table<T> {
     kind: u64,
     slots: OfProcess<RwLock<SlotMap<DefaultKey, T>>>,
 }
 
 impl<T> Table<T> {
-    /// `kind` is from 1 to 15, and each table's own.
+    /// Creates an empty table. `kind` is from 1 to 15 and unique to each table.
     pub const fn new(kind: u64) -> Self {
         Table { kind: kind << KIND_SHIFT, slots: OfProcess::new(|| RwLock::new(SlotMap::new())) }
     }
 
-    /// What the handles of this kind and process have in those bits.
+    /// Returns the kind and process bits that handles of this table have in the current process.
     fn tag(&self) -> u64 {
         self.kind | (u64::from(fork::generation()) << PROCESS_SHIFT & PROCESS)
     }
 
-    /// Whether a handle was made by the process that this one was forked from: in this one there is nothing behind it.
+    /// Returns true if the handle was created by a process from which this one was forked. Such a handle refers to
+    /// nothing in this process.
     pub fn is_inherited(&self, handle: usize) -> bool {
         let bits = handle as u64;
         fork::generation() > 0 && bits & KIND == self.kind && bits & (KIND | PROCESS) != self.tag()
     }
 
-    // A panic inside the slot map leaves it consistent: it allocates before it changes anything.
+    // A panic inside the slot map leaves it consistent, because it allocates before it changes anything.
     fn read(&self) -> RwLockReadGuard<'_, SlotMap<DefaultKey, T>> {
         self.slots.get().read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,12 +63,12 @@ impl<T> Table<T> {
             return Err(Failure { argument: Some(name), ..Error::Forked.into() });
         }
         let (bits, tag) = (handle as u64, self.tag());
-        // Handle 0 has no kind, and is refused with the rest.
+        // Handle 0 has no kind and fails this check too.
         if bits & (KIND | PROCESS) == tag { Ok(KeyData::from_ffi(bits ^ tag).into()) } else { Err(bad_handle(handle, name)) }
     }
 
-    /// A handle for `value`, unless `refuse` says no. `refuse` runs under the table's lock: whoever changes its answer and then
-    /// calls [`purge`](Table::purge) misses no value.
+    /// Inserts `value` and returns a new handle, unless `refuse` returns a failure. `refuse` runs under the table's lock:
+    /// a thread that changes its result and then calls [`purge`](Table::purge) misses no value.
     pub fn insert_unless(&self, value: T, refuse: impl FnOnce(&T) -> Option<Failure>) -> Result<usize, Failure> {
         let mut slots = self.write();
         if let Some(failure) = refuse(&value) {
@@ -81,24 +84,24 @@ impl<T> Table<T> {
         Ok((bits | self.tag()) as usize)
     }
 
-    /// A handle for `value`.
+    /// Inserts `value` and returns a new handle.
     pub fn insert(&self, value: T) -> Result<usize, Failure> {
         self.insert_unless(value, |_| None)
     }
 
-    /// What `get` takes of the value of this handle, under the lock, so it should be quick.
+    /// Returns the result of `get` on the value of this handle. `get` runs under the lock, so it should be quick.
     pub fn with<R>(&self, handle: usize, name: Name, get: impl FnOnce(&T) -> R) -> Result<R, Failure> {
         let key = self.key(handle, name)?;
         self.read().get(key).map(get).ok_or_else(|| bad_handle(handle, name))
     }
 
-    /// Takes the value of this handle out; the handle is invalid from then on.
+    /// Removes and returns the value of this handle. The handle is invalid from then on.
     pub fn remove(&self, handle: usize, name: Name) -> Result<T, Failure> {
         let key = self.key(handle, name)?;
         self.write().remove(key).ok_or_else(|| bad_handle(handle, name))
     }
 
-    /// Takes out every value that `belongs`. They are dropped after the lock is released.
+    /// Removes every value for which `belongs` is true. The values are dropped after the lock is released.
     pub fn purge(&self, belongs: impl Fn(&T) -> bool) {
         let mut slots = self.write();
         let keys: Vec<DefaultKey> = slots.iter().filter(|(_, value)| belongs(value)).map(|(key, _)| key).collect();
