@@ -2,8 +2,7 @@
 #ifndef MPGPU_BUFFER_HPP
 #define MPGPU_BUFFER_HPP
 
-/// @file
-/// Memory of a device.
+/// @file Buffers: memory of a device.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/detail/memory_owner.hpp>
@@ -14,29 +13,30 @@
 
 namespace mpgpu {
 
-/// Memory of one device for `size()` elements of `T`, uninitialised, aligned to 256 bytes or more, host memory pinned.
+/// Memory of one device for `size()` elements of `T`. It is uninitialised and aligned to at least 256 bytes; host
+/// memory is pinned.
 ///
-/// Owns it, and is move-only. Its destructor waits until everything enqueued in the context so far has finished, as
-/// `cudaFree` does, because a copy may still use the memory; then it frees it. After `set_stream` it does not wait.
+/// Owns the memory and is move-only. Like `cudaFree`, the destructor waits until all work enqueued in the context so
+/// far has finished, because a copy may still use the memory; then it frees it. After `set_stream` it does not wait.
 template <class T> class buffer : public detail::memory_owner<T, detail::freed_in> {
   public:
-    /// Owns nothing.
+    /// Constructs an empty buffer.
     buffer() noexcept = default;
-    /// Allocates `size` elements on `where`; none at all when `size` is 0. Throws `out_of_memory`, `argument_error`,
+    /// Allocates `size` elements on `where`, or nothing if `size` is 0. Throws `out_of_memory`, `argument_error`,
     /// `driver_error`.
     buffer(const context &ctx, device where, std::size_t size, on_error failed = {})
         : buffer(mp_alloc, ctx, where, size, failed) {}
 
-    /// The same in memory that other processes can map: `mp_alloc_shared` says more. Throws
-    /// `not_supported` too.
+    /// Allocates memory that other processes can map; see `mp_alloc_shared`. Throws as the constructor, and
+    /// `not_supported`.
     [[nodiscard]] static buffer shared(const context &ctx, device where, std::size_t size, on_error failed = {}) {
         return buffer(mp_alloc_shared, ctx, where, size, failed);
     }
 
-    /// From now on the destructor frees the memory after the work that is then enqueued in `stream`, and does not wait;
-    /// `mp_free_async` says when its bytes are there for others. Work of other streams that uses the memory must come
-    /// before that, by events say. `stream` must outlive this. While it is being captured the destructor waits after
-    /// all.
+    /// Makes the destructor free the memory after the work that is then enqueued in `stream`, without waiting.
+    /// `mp_free_async` describes when the bytes become available again. Work of other streams that uses the memory must
+    /// be ordered before that, for example by events. `stream` must outlive this buffer. While `stream` is being
+    /// captured the destructor waits instead.
     void set_stream(stream_view stream) noexcept {
         this->owner().stream = stream.get();
         this->owner().has_stream = true;
@@ -46,8 +46,8 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     using allocator = mp_status_t(mp_context_t, std::int32_t, std::uint64_t, void **);
 
     buffer(allocator *allocate, const context &ctx, device where, std::size_t size, on_error failed) {
-        // More bytes than can be counted are asked for as the most that can: the library then says what it was asked
-        // for.
+        // A byte count that overflows is replaced by the largest one, so that the library reports an error with the
+        // requested size.
         constexpr std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
         const std::uint64_t bytes = size <= most / sizeof(T) ? size * sizeof(T) : most;
         void *memory = nullptr;
@@ -59,7 +59,7 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     }
 };
 
-/// Untyped memory, its size in bytes.
+/// Untyped memory; its size is in bytes.
 using memory = buffer<std::byte>;
 
 } // namespace mpgpu

@@ -2,21 +2,19 @@
 #ifndef MPGPU_COLLECTIVE_HPP
 #define MPGPU_COLLECTIVE_HPP
 
-/// @file
-/// Named batches: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of a
-/// process or as half-transfers of a rank. Copies alone: nothing is reduced. Planned together, bytes that several want
-/// are passed on by those who have them.
+/// @file Collectives: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of
+/// a process or as descriptors of a rank. No collective reduces. If they are planned together, bytes that several
+/// participants receive are forwarded by participants that already have them.
 ///
-/// @code
-/// mpgpu::plan weights(ctx, mpgpu::broadcast(model, copies));       // one process; made once, or each time by a
-/// look-up weights.enqueue(stream); mpgpu::plan steps = node.plan_exchange(mpgpu::all_gather(node, own, all));  //
-/// ranks; all call it together steps.enqueue(stream);                                                      // every
-/// step
-/// @endcode
+/// @code // One process. Planning again is a look-up. mpgpu::plan weights(ctx, mpgpu::broadcast(model, copies));
+/// weights.enqueue(stream);
 ///
-/// Blocks of several participants lie one behind the other, in the participants' order. What lies where it is to go
-/// already (a block of `all_gather` inside of the participant's own destination, as with `MPI_IN_PLACE`) is not copied.
-/// An all-to-all in place would need memory of its own: it is refused when it is planned.
+/// // Ranks of a node; all of them plan together. mpgpu::plan steps = node.plan_exchange(mpgpu::all_gather(node, own,
+/// all)); steps.enqueue(stream); // each time step @endcode
+///
+/// Blocks of several participants are contiguous, in participant order. A block that is already at its destination is
+/// not copied, for example a source of `all_gather` inside the participant's own destination (`MPI_IN_PLACE`). An
+/// all-to-all in place would need memory of its own, so planning it fails.
 
 #include <mpgpu/error.hpp>
 #include <mpgpu/node.hpp>
@@ -38,7 +36,7 @@ namespace mpgpu {
 
 namespace detail {
 
-/// The pieces of a collective whose blocks have so many bytes each.
+/// Returns the pieces of a collective whose blocks have these sizes in bytes.
 [[nodiscard]] inline std::vector<mp_piece_t> pieces_of(mp_collective_t collective, std::size_t participants,
                                                        std::size_t root, const std::vector<std::uint64_t> &sizes,
                                                        on_error failed) {
@@ -55,14 +53,14 @@ namespace detail {
     return pieces;
 }
 
-/// A block of memory, without the type of its elements.
+/// Block of memory, without the type of its elements.
 struct block {
-    const void *memory;  ///< its first byte
-    std::int32_t device; ///< where it lies
-    std::uint64_t bytes; ///< its size
+    const void *memory;  ///< first byte
+    std::int32_t device; ///< device of the memory
+    std::uint64_t bytes; ///< size, bytes
 };
 
-/// Of a container of buffers or spans.
+/// Returns the blocks of a container of buffers or spans.
 template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     std::vector<block> blocks;
     for (auto &&end : ends) {
@@ -71,13 +69,13 @@ template <class Ends> [[nodiscard]] std::vector<block> blocks_of(Ends &&ends) {
     }
     return blocks;
 }
-/// Of a buffer or a span.
+/// Returns the block of a buffer or a span.
 template <class End> [[nodiscard]] block block_of(End &&end) {
     const auto span = as_device_span(end);
     return {span.data(), span.location().id(), span.size_bytes()};
 }
 
-/// Bytes of each.
+/// Returns the size of each block, bytes.
 [[nodiscard]] inline std::vector<std::uint64_t> sizes_of(const std::vector<block> &blocks) {
     std::vector<std::uint64_t> sizes(blocks.size());
     for (std::size_t at = 0; at < blocks.size(); ++at) {
@@ -86,7 +84,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return sizes;
 }
 
-/// Says what is wrong with memory that has another size than what moves there.
+/// Returns an error if memory has a different size than the bytes that move there.
 [[nodiscard]] inline std::optional<error_details> wrong_size(const char *argument, const std::string &what,
                                                              std::uint64_t has, std::uint64_t bytes) {
     if (has == bytes) {
@@ -97,7 +95,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
                              " move there: take a span of that size"};
 }
 
-/// True if a block has as many bytes as move there. One that has not is reported.
+/// Returns true if the size of a block equals the bytes that move there. Reports an error otherwise.
 [[nodiscard]] inline bool check_block(const char *what, std::size_t participant, const block &has, std::uint64_t bytes,
                                       on_error failed) {
     auto wrong = wrong_size(what, std::string(what) + " " + std::to_string(participant), has.bytes, bytes);
@@ -108,7 +106,7 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return true;
 }
 
-/// The transfers of pieces between blocks; one block alone is everybody's.
+/// Returns the transfers of pieces between blocks. If `from` or `to` has only one block, all participants use it.
 [[nodiscard]] inline std::vector<transfer> transfers_of(const std::vector<mp_piece_t> &pieces,
                                                         const std::vector<block> &from, const std::vector<block> &to) {
     std::vector<transfer> transfers;
@@ -116,7 +114,8 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
         const block &source = from[from.size() == 1 ? 0 : piece.from];
         const block &target = to[to.size() == 1 ? 0 : piece.to];
         const char *src = static_cast<const char *>(source.memory) + piece.send_offset;
-        // The destination was writable when its block was taken. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+        // The destination was writable when its block was created.
+        // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
         char *dst = static_cast<char *>(const_cast<void *>(target.memory)) + piece.receive_offset;
         if (src != dst) {
             transfers.push_back({dst, target.device, src, source.device, piece.bytes});
@@ -125,18 +124,19 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return transfers;
 }
 
-/// The tag of the halves of collectives, which is no tag of a program's own unless it takes the highest.
+/// Returns the tag of a collective's descriptors. The tag differs from tags of the program, unless the program uses the
+/// highest numbers.
 [[nodiscard]] constexpr std::uint64_t collective_tag(mp_collective_t collective) noexcept {
     return ~static_cast<std::uint64_t>(collective);
 }
 
-/// A rank's halves of pieces.
+/// Returns a rank's descriptors for the pieces of a collective.
 [[nodiscard]] inline std::vector<half_transfer> halves_of(mp_collective_t collective,
                                                           const std::vector<mp_piece_t> &pieces, std::uint32_t rank,
                                                           const void *send, void *receive) {
     std::vector<half_transfer> halves;
     for (const mp_piece_t &piece : pieces) {
-        // It is only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+        // The memory is only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
         char *src = static_cast<char *>(const_cast<void *>(send)) + piece.send_offset;
         char *dst = static_cast<char *>(receive) + piece.receive_offset;
         if (piece.from == rank && piece.to == rank && src == dst) {
@@ -152,11 +152,11 @@ template <class End> [[nodiscard]] block block_of(End &&end) {
     return halves;
 }
 
-/// Sizes in bytes, and their sum, of which no address can count more.
+/// Sizes in bytes, and their sum, which must fit into 64 bits.
 class byte_sizes {
   public:
-    /// `count` sizes: of so many `elements` of `element_bytes` each; `each` in place of all if none are given. What is
-    /// wrong is kept for `wrong`.
+    /// Converts `count` sizes from `elements` of `element_bytes` bytes each. If `elements` is empty, every size is
+    /// `each`. `wrong` returns an error of the sizes.
     byte_sizes(const char *argument, array_view<const std::size_t> elements, std::size_t count, std::size_t each,
                std::size_t element_bytes)
         : sizes_(count, 0) {
@@ -178,13 +178,13 @@ class byte_sizes {
         }
     }
 
-    /// The error of the sizes, if there is one.
+    /// Returns the error of the sizes, if there is one.
     [[nodiscard]] std::optional<error_details> &wrong() noexcept { return wrong_; }
-    /// All sizes, bytes.
+    /// Returns all sizes, bytes.
     [[nodiscard]] const std::vector<std::uint64_t> &get() const noexcept { return sizes_; }
-    /// The size at `at`, bytes.
+    /// Returns the size at index `at`, bytes.
     [[nodiscard]] std::uint64_t operator[](std::size_t at) const { return sizes_[at]; }
-    /// The sum of all sizes, bytes.
+    /// Returns the sum of all sizes, bytes.
     [[nodiscard]] std::uint64_t sum() const noexcept { return sum_; }
 
   private:
@@ -199,20 +199,20 @@ class byte_sizes {
     std::optional<error_details> wrong_;
 };
 
-/// All together.
+/// Returns the sum of sizes.
 [[nodiscard]] inline std::uint64_t sum_of(const std::vector<std::uint64_t> &sizes) noexcept {
     return std::accumulate(sizes.begin(), sizes.end(), std::uint64_t{0});
 }
 
-/// Reports what is wrong with a rank's part of a collective. The other ranks, which are in `node::plan_exchange` or
-/// come to it, are told why.
+/// Reports an error in this rank's part of a collective. The other ranks, which are in `node::plan_exchange` or call it
+/// later, receive the reason.
 [[nodiscard]] inline std::vector<half_transfer> refuse_part(const node &ranks, error_details wrong, on_error failed) {
     static_cast<void>(mp_node_fail(ranks.get(), wrong.message.c_str()));
     failed.report(std::move(wrong));
     return {};
 }
 
-/// A rank's halves of a collective whose blocks have so many bytes each.
+/// Returns a rank's descriptors for a collective whose blocks have these sizes in bytes.
 [[nodiscard]] inline std::vector<half_transfer> halves_of_sizes(mp_collective_t collective, const node &ranks, int root,
                                                                 const std::vector<std::uint64_t> &sizes,
                                                                 const void *send, void *receive, on_error failed) {
@@ -226,8 +226,8 @@ class byte_sizes {
     return halves_of(collective, pieces, static_cast<std::uint32_t>(ranks.rank()), send, receive);
 }
 
-/// A rank's halves of a scatter, a gather or an all-gather. The source of the one and the destination of the others has
-/// all blocks: on the root, or on all.
+/// Returns a rank's descriptors for a scatter, a gather or an all-gather. The source of a scatter and the destination
+/// of the others contain all blocks, on the root or, for an all-gather, on every rank.
 template <class T>
 [[nodiscard]] std::vector<half_transfer> halves_of_blocks(mp_collective_t collective, const node &ranks, int root,
                                                           device_span<const T> from, device_span<T> to,
@@ -255,8 +255,8 @@ template <class T>
 
 } // namespace detail
 
-/// All of `source` to each of `destinations`, a container of buffers or spans, each of the same size. Throws
-/// `argument_error`, which names the one that has another.
+/// Returns the transfers that copy all of `source` to each of `destinations`, a container of buffers or spans of the
+/// same size. Throws `argument_error`, which names a destination with a different size.
 template <class Source, class Ends>
 [[nodiscard]] std::vector<transfer> broadcast(Source &&source, Ends &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from{detail::block_of(source)}, to = detail::blocks_of(destinations);
@@ -270,7 +270,8 @@ template <class Source, class Ends>
                : detail::transfers_of(detail::pieces_of(MP_BROADCAST, to.size(), 0, {from[0].bytes}, failed), from, to);
 }
 
-/// Of `source` its part to each of `destinations`, which together have its size. Throws `argument_error`.
+/// Returns the transfers that copy consecutive parts of `source` to `destinations`, whose sizes must sum to the size of
+/// `source`. Throws `argument_error`.
 template <class Source, class Ends>
 [[nodiscard]] std::vector<transfer> scatter(Source &&source, Ends &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from{detail::block_of(source)}, to = detail::blocks_of(destinations);
@@ -282,7 +283,8 @@ template <class Source, class Ends>
                       : detail::transfers_of(detail::pieces_of(MP_SCATTER, to.size(), 0, sizes, failed), from, to);
 }
 
-/// All of `sources` into `destination`, which has their size together. Throws `argument_error`.
+/// Returns the transfers that copy all of `sources` to consecutive parts of `destination`, whose size is the sum of
+/// theirs. Throws `argument_error`.
 template <class Ends, class Destination>
 [[nodiscard]] std::vector<transfer> gather(Ends &&sources, Destination &&destination, on_error failed = {}) {
     const std::vector<detail::block> from = detail::blocks_of(sources), to{detail::block_of(destination)};
@@ -294,8 +296,8 @@ template <class Ends, class Destination>
                         : detail::transfers_of(detail::pieces_of(MP_GATHER, from.size(), 0, sizes, failed), from, to);
 }
 
-/// All of `sources` into each of `destinations`, as many, each with the size of all sources together. Throws
-/// `argument_error`.
+/// Returns the transfers that copy all of `sources` to each of `destinations`. There are as many destinations as
+/// sources, and each has the size of all sources together. Throws `argument_error`.
 template <class Sources, class Destinations>
 [[nodiscard]] std::vector<transfer> all_gather(Sources &&sources, Destinations &&destinations, on_error failed = {}) {
     const std::vector<detail::block> from = detail::blocks_of(sources), to = detail::blocks_of(destinations);
@@ -314,8 +316,9 @@ template <class Sources, class Destinations>
     return detail::transfers_of(detail::pieces_of(MP_ALL_GATHER, from.size(), 0, sizes, failed), from, to);
 }
 
-/// Of each of `sources` its part to each of `destinations`, as many. `elements` says how many each sends each, sender
-/// by sender; without it all parts of a source are of one size. Throws `argument_error`.
+/// Returns the transfers that copy one part of each of `sources` to each of `destinations`. There are as many
+/// destinations as sources. `elements` lists the number of elements for each sender and receiver, ordered by sender; if
+/// it is empty, all parts of a source have equal size. Throws `argument_error`.
 template <class Sources, class Destinations,
           std::enable_if_t<!std::is_base_of_v<node, std::remove_reference_t<Sources>>, int> = 0>
 [[nodiscard]] std::vector<transfer> all_to_all(Sources &&sources, Destinations &&destinations,
@@ -355,12 +358,12 @@ template <class Sources, class Destinations,
     return detail::transfers_of(detail::pieces_of(MP_ALL_TO_ALL, count, 0, sizes, failed), from, to);
 }
 
-/// This rank's part of a broadcast in a node: `elements` of the root to those of all others, of the same size. For
-/// `node::plan_exchange`, as what follows.
+/// Returns this rank's descriptors for a broadcast in a node, which copies `elements` of the root to `elements` of the
+/// same size on all other ranks. Pass them to `node::plan_exchange`, as those of the collectives below.
 ///
-/// Throws `argument_error` for an empty node, a root that is no rank, memory of another size than what moves there, and
-/// sizes that are not one for each rank or that no address can count, as the collectives below do. The other ranks,
-/// which are in `plan_exchange` or come to it, get `rank_failed` with the reason.
+/// This and the collectives below throw `argument_error` for an empty node, a root that is not a rank, memory whose
+/// size differs from the bytes that move there, and sizes that are not one per rank or whose sum overflows. The other
+/// ranks, which are in `plan_exchange` or call it later, then get `rank_failed` with the reason.
 template <class Elements>
 [[nodiscard]] std::vector<half_transfer> broadcast(const node &ranks, int root, Elements &&elements,
                                                    on_error failed = {}) {
@@ -371,9 +374,9 @@ template <class Elements>
     return detail::halves_of_sizes(MP_BROADCAST, ranks, root, {span.size_bytes()}, span.data(), span.data(), failed);
 }
 
-/// This rank's part of a scatter: of the root's `source` a part into `destination` of each. `elements` says how many
-/// each receives, the same on all ranks; without it as many as this one. `source` is read on the root alone, and has
-/// the size of all parts there.
+/// Returns this rank's descriptors for a scatter, which copies one part of the root's `source` to `destination` of each
+/// rank. `elements` lists the number of elements that each rank receives and is equal on all ranks; if it is empty, all
+/// ranks receive as many as this one. `source` is read on the root only, where it has the size of all parts together.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> scatter(const node &ranks, int root, Source &&source,
                                                  Destination &&destination, array_view<const std::size_t> elements = {},
@@ -383,9 +386,9 @@ template <class Source, class Destination>
         MP_SCATTER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
-/// This rank's part of a gather: its `source` into the root's `destination`, which is written there alone. `elements`
-/// says how many each sends, the same on all ranks; without it as many as this one. `destination` has the size of all
-/// parts on the root.
+/// Returns this rank's descriptors for a gather, which copies `source` of each rank to the root's `destination`.
+/// `elements` lists the number of elements that each rank sends and is equal on all ranks; if it is empty, all ranks
+/// send as many as this one. `destination` is written on the root only, where it has the size of all parts together.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> gather(const node &ranks, int root, Source &&source, Destination &&destination,
                                                 array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -394,7 +397,8 @@ template <class Source, class Destination>
         MP_GATHER, ranks, root, detail::as_device_span(source), to, elements, failed);
 }
 
-/// This rank's part of an all-gather: `source` of each into `destination` of all. `elements` as for `gather`.
+/// Returns this rank's descriptors for an all-gather, which copies `source` of each rank to `destination` of all ranks.
+/// `elements` as for `gather`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_gather(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -403,9 +407,10 @@ template <class Source, class Destination>
         MP_ALL_GATHER, ranks, 0, detail::as_device_span(source), to, elements, failed);
 }
 
-/// This rank's part of an all-to-all: of `source` a part to each, and a part of each into `destination`. `sent` and
-/// `received` say how many elements go to each and come from each; without them all parts are of one size. Where two
-/// ranks differ, the plan is refused on all with the two that do.
+/// Returns this rank's descriptors for an all-to-all, which copies one part of `source` to each rank, and one part of
+/// each rank into `destination`. `sent` and `received` list the number of elements for each rank; if they are empty,
+/// all parts have equal size. If two ranks disagree about a size, planning fails on all ranks, and the error names
+/// both.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_to_all(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> sent = {},

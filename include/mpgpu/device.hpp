@@ -2,8 +2,7 @@
 #ifndef MPGPU_DEVICE_HPP
 #define MPGPU_DEVICE_HPP
 
-/// @file
-/// Devices: GPUs and host NUMA domains.
+/// @file Devices: GPUs and host NUMA domains.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>
@@ -13,37 +12,37 @@
 
 namespace mpgpu {
 
-/// The memory of a GPU or of a host NUMA domain. A type of its own, so that a device is never mistaken for a size or a
-/// rank. A plain value.
+/// Device: a GPU or a host NUMA domain, identified by its memory. A separate type, so that a device is not confused
+/// with a size or a rank. A plain value.
 class device {
   public:
-    /// The GPU with this index, from 0: on CUDA the ordinal that `cudaSetDevice` takes in this process, that is after
-    /// `CUDA_VISIBLE_DEVICES`. A negative index gives a device that no machine has.
+    /// Returns the GPU with this index, from 0. On CUDA it is the ordinal that `cudaSetDevice` takes in this process,
+    /// after `CUDA_VISIBLE_DEVICES`. A negative index returns a device that no machine has.
     [[nodiscard]] static constexpr device gpu(int index) noexcept {
         return device(index >= 0 ? index : std::numeric_limits<std::int32_t>::max());
     }
 
-    /// The host memory of a NUMA domain, from 0. A negative domain gives a device that no machine has.
+    /// Returns the host memory of a NUMA domain, from 0. A negative domain returns a device that no machine has.
     [[nodiscard]] static constexpr device host(int domain = 0) noexcept {
         return device(domain >= 0 ? -1 - domain : std::numeric_limits<std::int32_t>::min());
     }
 
-    /// In a transfer: whichever device the address belongs to, `MP_DEVICE_AUTO`. An address that the library does not
-    /// know is ordinary host memory.
+    /// Returns `MP_DEVICE_AUTO`, which in a transfer stands for the device that the address belongs to. An address that
+    /// the library does not know counts as pageable host memory.
     [[nodiscard]] static constexpr device automatic() noexcept { return device(MP_DEVICE_AUTO); }
 
-    /// The device with this number in the C API: GPUs count up from 0, host NUMA domains down from -1.
+    /// Returns the device with this number in the C API. GPUs count up from 0, host NUMA domains down from -1.
     [[nodiscard]] static constexpr device from_id(std::int32_t id) noexcept { return device(id); }
 
-    /// Its number in the C API.
+    /// Returns the number of this device in the C API.
     [[nodiscard]] constexpr std::int32_t id() const noexcept { return id_; }
 
-    /// Whether it is host memory.
+    /// Returns true if the device is host memory.
     [[nodiscard]] constexpr bool is_host() const noexcept { return id_ < 0; }
 
-    /// Whether both are the same device.
+    /// True if both devices are the same.
     friend constexpr bool operator==(device a, device b) noexcept { return a.id_ == b.id_; }
-    /// Whether they are different devices.
+    /// True if the devices are different.
     friend constexpr bool operator!=(device a, device b) noexcept { return a.id_ != b.id_; }
 
   private:
@@ -51,11 +50,11 @@ class device {
     std::int32_t id_;
 };
 
-/// How many devices a context has.
+/// Number of devices of a context.
 struct device_count {
-    /// GPUs, `device::gpu(0)` to `device::gpu(gpus - 1)`.
+    /// Number of GPUs, `device::gpu(0)` to `device::gpu(gpus - 1)`.
     int gpus = 0;
-    /// Host NUMA domains, `device::host(0)` to `device::host(host_domains - 1)`.
+    /// Number of host NUMA domains, `device::host(0)` to `device::host(host_domains - 1)`.
     int host_domains = 0;
 };
 

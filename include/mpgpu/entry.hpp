@@ -2,29 +2,25 @@
 #ifndef MPGPU_ENTRY_HPP
 #define MPGPU_ENTRY_HPP
 
-/// @file
-/// Messages that call a function of their receiver, as entry methods of Charm++ do: a header over message.hpp.
+/// @file Messages that call a function of their receiver, as entry methods of Charm++ do. Needs only message.hpp.
 ///
-/// @code
-/// mpgpu::entries entries(ctx, messages);
-/// entries.on_message(
+/// @code mpgpu::entries entries(ctx, messages); entries.on_message(
 ///     bar_tag,
-///     [&](mpgpu::arrival &m) { m.into(0, grid, stream).into(1, list, stream); }, // it has come: where it goes
-///     [&](mpgpu::arrival &m) { bar(*m.arguments_as<int>(), grid, list); });      // its buffers are there
+///     [&](mpgpu::arrival &m) { m.into(0, grid, stream).into(1, list, stream); }, // on arrival: sets the destinations
+///     [&](mpgpu::arrival &m) { bar(*m.arguments_as<int>(), grid, list); });      // when the buffers have arrived
 ///
-/// mpgpu::entry_request sent = entries.send(rank, bar_tag, mpgpu::entry_arguments(size), {grid, list}, stream);
-/// while (running) {
+/// mpgpu::entry_request sent = entries.send(rank, bar_tag, mpgpu::entry_arguments(size), {grid, list}, stream); while
+/// (running) {
 ///     entries.progress(); // calls these functions; never blocks
-/// }
-/// @endcode
+/// } @endcode
 ///
 /// After J. Choi et al., GPU-aware Communication with UCX in Parallel Programming Models, 2021: `post` and `entry` are
 /// its post and regular entry method, a part is its `CkDeviceBuffer`.
 ///
-/// On the wire a message of one part, or none, and up to 256 bytes of arguments is one of `messenger::send`, with the
-/// arguments as metadata; so such messages, from wherever, call functions too. Any other is a head: its metadata say
-/// `{entry_mark, parts, bytes of arguments}` (64, 32, 32 bits), its bytes are for each part the descriptor (64 bytes)
-/// and the size (64 bits), then the arguments. The receiver fetches each part.
+/// Wire format: a message with at most one part and at most 256 bytes of arguments is one message of `messenger::send`,
+/// with the arguments as metadata. Therefore such messages from any sender call functions too. Every other message is a
+/// head. Its metadata are `{entry_mark, parts, bytes of arguments}` (64, 32, 32 bits). Its bytes are the descriptor (64
+/// bytes) and the size (64 bits) of each part, then the arguments. The receiver fetches each part.
 ///
 /// Errors are thrown.
 
@@ -49,46 +45,46 @@
 
 namespace mpgpu {
 
-/// The first word of a head's metadata.
+/// First word of the metadata of a head.
 inline constexpr std::uint64_t entry_mark = 0x7972746e65706d00;
 
 namespace detail {
 
-/// The metadata of a head. Its bytes are an `entry_part` for each part, then the arguments.
+/// Metadata of a head. The bytes of the head are one `entry_part` per part, then the arguments.
 struct entry_head {
     std::uint64_t mark = entry_mark;  ///< `entry_mark`
-    std::uint32_t parts = 0;          ///< messages that follow the head
+    std::uint32_t parts = 0;          ///< parts of the message
     std::uint32_t argument_bytes = 0; ///< bytes of the arguments
 };
 
-/// One buffer of a send: a message by descriptor.
+/// One buffer of a send, as a descriptor.
 struct entry_part {
-    message_descriptor descriptor; ///< what the receiver takes the message by
-    std::uint64_t bytes;           ///< its size
+    message_descriptor descriptor; ///< descriptor that the receiver fetches
+    std::uint64_t bytes;           ///< size of the buffer
 };
 static_assert(sizeof(entry_head) == 16 && sizeof(entry_part) == 72, "mpgpu: ranks in other languages read them");
 
-/// Throws `argument_error` for this argument.
+/// Throws `argument_error` for an argument.
 [[noreturn]] inline void refuse_entry(std::string argument, std::string message) {
     fail({status::invalid_argument, 0, std::move(argument), std::move(message)});
 }
 
 } // namespace detail
 
-/// The bytes of a value, as arguments of `entries::send`. They are read during that call.
+/// Returns the bytes of a value, as arguments of `entries::send`. The call reads them.
 template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(const T &value) noexcept {
     static_assert(std::is_trivially_copyable_v<T>, "mpgpu: arguments are bytes, so the type must allow that");
     return {reinterpret_cast<const std::byte *>(&value), sizeof(T)};
 }
 
-/// A message that has come. `post` names where its parts go; `entry` finds them there.
+/// Message that has arrived. `post` sets the destinations of its parts; `entry` finds the parts there.
 class arrival {
   public:
     arrival(const arrival &) = delete;
     arrival(arrival &&) = delete;
     arrival &operator=(const arrival &) = delete;
     arrival &operator=(arrival &&) = delete;
-    /// Waits for its head, which is written to memory of its own.
+    /// Waits for the head of the message, because it is written to memory of this object.
     ~arrival() {
         if (is_head_ && !is_posted_ && !moving_.empty()) {
             std::error_code ignored;
@@ -96,17 +92,17 @@ class arrival {
         }
     }
 
-    /// The rank that has sent it.
+    /// Returns the rank that sent the message.
     [[nodiscard]] std::uint32_t rank() const noexcept { return info_.rank(); }
-    /// Its tag.
+    /// Returns the tag of the message.
     [[nodiscard]] std::uint64_t tag() const noexcept { return info_.tag(); }
-    /// Its arguments, which live as long as this.
+    /// Returns the arguments. The view is valid for as long as this object exists.
     [[nodiscard]] array_view<const std::byte> arguments() const noexcept {
         return is_head_ ? array_view<const std::byte>{head_.data() + parts_.size() * sizeof(detail::entry_part),
                                                       head_.size() - parts_.size() * sizeof(detail::entry_part)}
                         : info_.metadata();
     }
-    /// Its arguments as a value; empty where they have another size.
+    /// Returns the arguments as a value, or nothing if their size differs from that of `T`.
     template <class T> [[nodiscard]] std::optional<T> arguments_as() const noexcept {
         static_assert(std::is_trivially_copyable_v<T> && std::is_default_constructible_v<T>,
                       "mpgpu: arguments are bytes, so the type must allow that");
@@ -119,13 +115,13 @@ class arrival {
         return value;
     }
 
-    /// How many buffers it brings.
+    /// Returns the number of buffers of the message.
     [[nodiscard]] std::size_t parts() const noexcept { return parts_.size(); }
-    /// The size of one, in bytes; `part` is below `parts()`.
+    /// Returns the size of a part, bytes. `part` must be less than `parts()`.
     [[nodiscard]] std::uint64_t bytes(std::size_t part) const noexcept { return parts_[part].bytes; }
 
-    /// Where a part goes, device or host memory, written after earlier work in `stream`; in `post`, each part once.
-    /// Throws `argument_error`, and as `messenger::receive`.
+    /// Sets the destination of a part: device or host memory, written after earlier work in `stream`. Called in `post`,
+    /// once for each part. Throws `argument_error`, and as `messenger::receive`.
     arrival &into(std::size_t part, message_memory<void> to, stream_view stream) {
         if (part >= placed_.size() || placed_[part]) {
             detail::refuse_entry("part", std::to_string(part) + ": a message of " + std::to_string(parts_.size()) +
@@ -149,14 +145,14 @@ class arrival {
 
     using function = std::function<void(arrival &)>;
 
-    /// Of functions of the `entries` that owns it.
+    /// Refers to functions that the owning `entries` holds.
     arrival(const messenger &messages, const message_info &info, const function &post, const function &entry)
         : messages_(messages), info_(info), post_(post), entry_(entry) {
         const auto head = info.metadata_as<detail::entry_head>();
         is_head_ = head && head->mark == entry_mark;
     }
 
-    /// Takes what was found: calls `post`, where it is no head.
+    /// Begins to receive a message that a probe has found. Calls `post` if the message is not a head.
     void take(stream_view control) {
         if (is_head_) {
             head_.resize(static_cast<std::size_t>(info_.bytes()));
@@ -174,7 +170,7 @@ class arrival {
         moving_.push_back(messages_.receive(to, static_cast<std::int32_t>(rank()), tag(), order));
     }
 
-    /// Whether all that moves has come. Throws what one ended with.
+    /// Returns true if all parts and the head have arrived. Throws the error of one that failed.
     [[nodiscard]] bool is_there() {
         while (!moving_.empty() && moving_.back().test()) {
             moving_.pop_back();
@@ -182,7 +178,7 @@ class arrival {
         return moving_.empty();
     }
 
-    /// Reads the head, which has come.
+    /// Reads the head after it has arrived.
     void read() {
         const auto head = *info_.metadata_as<detail::entry_head>();
         const std::size_t table = head.parts * sizeof(detail::entry_part);
@@ -218,10 +214,10 @@ class arrival {
     std::vector<message_request> moving_;
 };
 
-/// An entry message that is being sent. Destroying it forgets it: the message goes on.
+/// Request of an entry message. Destroying a pending request does not stop the message.
 class entry_request {
   public:
-    /// Nothing to wait for.
+    /// Constructs an empty request.
     entry_request() noexcept = default;
 
     /// Blocks until the memory of all parts may be written again. Throws as `message_request::synchronize`.
@@ -230,7 +226,7 @@ class entry_request {
             parts_.back().synchronize();
         }
     }
-    /// Whether it may; never blocks. Throws the same.
+    /// Returns true if the memory of all parts may be written again. Never blocks. Throws as `synchronize`.
     [[nodiscard]] bool test() {
         while (!parts_.empty() && parts_.back().test()) {
             parts_.pop_back();
@@ -243,14 +239,15 @@ class entry_request {
     std::vector<message_request> parts_;
 };
 
-/// Functions for messages of a messenger, by their tags. Context and messenger must outlive it. For one thread; others
-/// have their own, for other tags. What has not come to its end when this is destroyed is not received.
+/// Functions that are called for messages of a messenger, by tag. The context and the messenger must outlive this
+/// object. One thread uses an object; other threads have their own objects, for other tags. Messages that are
+/// incomplete when this object is destroyed are not received.
 class entries {
   public:
-    /// Is called with what has arrived, during `progress`.
+    /// Function that `progress` calls with a message that has arrived.
     using function = std::function<void(arrival &)>;
 
-    /// Not collective. Throws `argument_error`, `driver_error`.
+    /// Creates an object without functions. Not collective. Throws `argument_error`, `driver_error`.
     entries(const context &ctx, const messenger &messages) : messages_(messages), control_(ctx, device::host()) {}
     entries(const entries &) = delete;
     entries(entries &&) = delete;
@@ -258,14 +255,14 @@ class entries {
     entries &operator=(entries &&) = delete;
     ~entries() = default;
 
-    /// Messages whose tag equals this one in the bits of its mask call `post` when they have come, and `entry` when
-    /// their parts are where it has placed them. Nothing else may receive such messages.
+    /// Registers functions for messages whose tag matches. Such a message calls `post` when it has arrived, and `entry`
+    /// when its parts are at the destinations that `post` has set. Nothing else may receive such messages.
     void on_message(message_tag tag, function post, function entry) {
         functions_.push_back({tag, std::move(post), std::move(entry)});
     }
 
-    /// Sends arguments, which are read during the call, and buffers, as earlier work in `stream` has written them; they
-    /// stay as they are until the request has ended. Throws as `messenger::send`.
+    /// Sends arguments, which are read during the call, and buffers, after earlier work in `stream` has written them.
+    /// The buffers must stay unchanged until the request has ended. Throws as `messenger::send`.
     [[nodiscard]] entry_request send(std::uint32_t rank, std::uint64_t tag, array_view<const std::byte> arguments,
                                      const std::vector<message_memory<const void>> &parts, stream_view stream) {
         entry_request made;
@@ -276,7 +273,7 @@ class entries {
             return made;
         }
         sent_.remove_if([](sent_head &head) {
-            std::error_code ignored; // the parts' requests say it
+            std::error_code ignored; // the requests of the parts report it
             return head.request.test(ignored) || ignored;
         });
         detail::entry_head head;
@@ -302,9 +299,9 @@ class entries {
         return made;
     }
 
-    /// Looks for messages and calls their functions, in no particular order: how many calls. Never blocks. Throws what
-    /// they throw, and what a message ended with, which is then dropped; one that `post` has not placed may stay the
-    /// next to come.
+    /// Checks for messages and calls their functions, in no particular order. Returns the number of calls. Never
+    /// blocks. Throws the exceptions of the functions and the errors of messages. The message concerned is then
+    /// dropped; if `post` has not set its destinations, it may be found again.
     std::size_t progress() {
         std::size_t calls = 0;
         for (const registered &of : functions_) {
@@ -316,7 +313,7 @@ class entries {
             }
         }
         for (auto at = arrivals_.begin(); at != arrivals_.end();) {
-            std::unique_ptr<arrival> one = std::move(*at); // dropped where it throws
+            std::unique_ptr<arrival> one = std::move(*at); // dropped if it throws
             at = arrivals_.erase(at);
             bool there = one->is_there();
             if (there && !one->is_posted_) {
@@ -341,7 +338,7 @@ class entries {
         function post;
         function entry;
     };
-    /// Of parts that nobody will fetch, where a send fails.
+    /// Cancels described parts if the send fails, because no rank will fetch them.
     struct withdrawal {
         std::vector<message_request> &parts;
         bool is_due = true;
@@ -378,7 +375,7 @@ class entries {
     };
 
     const messenger &messages_;
-    stream control_; // of heads, which do not wait for the program's work
+    stream control_; // for heads, which do not wait for the program's work
     std::list<registered> functions_;
     std::list<sent_head> sent_;
     std::list<std::unique_ptr<arrival>> arrivals_;

@@ -2,8 +2,8 @@
 #ifndef MPGPU_ERROR_HPP
 #define MPGPU_ERROR_HPP
 
-/// @file
-/// Errors: the statuses of the C API as `std::error_code`s, the exceptions, and how a call is told to report.
+/// @file Errors: the statuses of the C API as `std::error_code`s, the exceptions, and `on_error`, which selects how a
+/// call reports errors.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>
@@ -19,39 +19,39 @@
 #include <utility>
 
 #if defined(__cpp_exceptions) || defined(__EXCEPTIONS) || defined(_CPPUNWIND)
-/// 1 where this translation unit is compiled with exceptions, else 0.
+/// 1 if this translation unit is compiled with exceptions, otherwise 0.
 #define MPGPU_EXCEPTIONS 1
 #else
-/// 1 where this translation unit is compiled with exceptions, else 0.
+/// 1 if this translation unit is compiled with exceptions, otherwise 0.
 #define MPGPU_EXCEPTIONS 0
 #endif
 
 namespace mpgpu {
 
-/// The statuses of the C API. A `std::error_code` set by this library compares equal to one of them.
+/// Statuses of the C API. A `std::error_code` set by this library compares equal to one of them.
 enum class status : int {
-    success = MP_SUCCESS,                           ///< done
-    invalid_argument = MP_ERROR_INVALID_ARGUMENT,   ///< a value that is not accepted
-    invalid_handle = MP_ERROR_INVALID_HANDLE,       ///< an empty or destroyed object
-    invalid_device = MP_ERROR_INVALID_DEVICE,       ///< a device that the context does not have
-    invalid_pointer = MP_ERROR_INVALID_POINTER,     ///< an address that is unknown or on another device
-    overlap = MP_ERROR_OVERLAP,                     ///< transfers of a batch touch the same bytes
-    no_route = MP_ERROR_NO_ROUTE,                   ///< no path joins two devices
-    out_of_memory = MP_ERROR_OUT_OF_MEMORY,         ///< a device or the host has no memory left
-    not_supported = MP_ERROR_NOT_SUPPORTED,         ///< this machine, driver or build cannot do it
+    success = MP_SUCCESS,                           ///< the call succeeded
+    invalid_argument = MP_ERROR_INVALID_ARGUMENT,   ///< invalid value
+    invalid_handle = MP_ERROR_INVALID_HANDLE,       ///< empty or destroyed object
+    invalid_device = MP_ERROR_INVALID_DEVICE,       ///< device that the context does not have
+    invalid_pointer = MP_ERROR_INVALID_POINTER,     ///< address that is unknown or on another device
+    overlap = MP_ERROR_OVERLAP,                     ///< transfers of a batch overlap
+    no_route = MP_ERROR_NO_ROUTE,                   ///< no path connects two devices
+    out_of_memory = MP_ERROR_OUT_OF_MEMORY,         ///< a device or the host has run out of memory
+    not_supported = MP_ERROR_NOT_SUPPORTED,         ///< not supported by this machine, driver or build
     no_driver = MP_ERROR_NO_DRIVER,                 ///< no GPU driver was found
-    driver = MP_ERROR_DRIVER,                       ///< the driver or the operating system refused
-    topology = MP_ERROR_TOPOLOGY,                   ///< a topology that is unknown, unreadable or not valid
-    environment = MP_ERROR_ENVIRONMENT,             ///< an environment variable that is not accepted
-    version_mismatch = MP_ERROR_VERSION_MISMATCH,   ///< header and library do not go together
-    data_corruption = MP_ERROR_DATA_CORRUPTION,     ///< bytes arrived wrong
-    internal = MP_ERROR_INTERNAL,                   ///< a defect of the library
-    peer_gone = MP_ERROR_PEER_GONE,                 ///< another process has ended or freed what it shared
-    timeout = MP_ERROR_TIMEOUT,                     ///< what was waited for has not come in time
-    rank_failed = MP_ERROR_RANK_FAILED,             ///< another rank could not do its part
-    allgather = MP_ERROR_ALLGATHER,                 ///< the allgather of a node has failed
-    message_truncated = MP_ERROR_MESSAGE_TRUNCATED, ///< a message is longer than its buffer
-    cancelled = MP_ERROR_CANCELLED,                 ///< an operation was cancelled
+    driver = MP_ERROR_DRIVER,                       ///< error of the driver or the operating system
+    topology = MP_ERROR_TOPOLOGY,                   ///< unknown, unreadable or invalid topology
+    environment = MP_ERROR_ENVIRONMENT,             ///< invalid environment variable
+    version_mismatch = MP_ERROR_VERSION_MISMATCH,   ///< incompatible versions of header and library
+    data_corruption = MP_ERROR_DATA_CORRUPTION,     ///< data arrived corrupted
+    internal = MP_ERROR_INTERNAL,                   ///< defect of the library
+    peer_gone = MP_ERROR_PEER_GONE,                 ///< another process has exited or freed shared memory
+    timeout = MP_ERROR_TIMEOUT,                     ///< the time limit of a wait has passed
+    rank_failed = MP_ERROR_RANK_FAILED,             ///< another rank failed in a collective call
+    allgather = MP_ERROR_ALLGATHER,                 ///< the allgather function of a node failed
+    message_truncated = MP_ERROR_MESSAGE_TRUNCATED, ///< message longer than its buffer
+    cancelled = MP_ERROR_CANCELLED,                 ///< the operation was cancelled
     queue_full = MP_ERROR_QUEUE_FULL                ///< no room for another operation or message
 };
 
@@ -87,38 +87,37 @@ class category_type final : public std::error_category {
 
 } // namespace detail
 
-/// The category of the error codes that this library sets.
+/// Returns the category of the error codes that this library sets.
 inline const std::error_category &category() noexcept {
     static const detail::category_type instance;
     return instance;
 }
 
-/// The error code of a status; found by `std::error_code` itself.
+/// Returns the error code of a status. `std::error_code` finds this function by argument-dependent lookup.
 inline std::error_code make_error_code(status value) noexcept {
     return {static_cast<int>(value), category()};
 }
 
-/// What the last failed call on this thread had to say.
+/// Details of the last failed call on a thread.
 struct error_details {
-    /// Its status; `success` when no call on this thread has failed.
+    /// Status of the call. `success` if no call on this thread has failed.
     mpgpu::status status = mpgpu::status::success;
-    /// What the driver or the operating system returned; 0 when neither was involved.
+    /// Error code of the driver or the operating system. 0 if neither reported an error.
     std::int64_t driver_code = 0;
-    /// The name of the argument at fault; empty when no single one is.
+    /// Name of the invalid argument. Empty if no single argument is invalid.
     std::string argument;
-    /// What was wrong, with the value, and what to do about it.
+    /// Error text: the invalid value and the remedy.
     std::string message;
 };
 
 namespace detail {
 
-/// What follows the name of an object that is none.
+/// Error text for an empty object, appended to its name.
 inline constexpr const char *is_empty = " is empty: make one and move it there first";
 
 } // namespace detail
 
-/// Copies the details of the last failed call of the library on the calling thread. Throws nothing but
-/// `std::bad_alloc`.
+/// Returns the details of the last failed call of the library on the calling thread. Throws only `std::bad_alloc`.
 [[nodiscard]] inline error_details last_error() {
     mp_error_info_t last = MP_ERROR_INFO_INIT;
     error_details details;
@@ -127,7 +126,7 @@ inline constexpr const char *is_empty = " is empty: make one and move it there f
         details.driver_code = last.driver_code;
         details.argument = last.argument != nullptr ? last.argument : "";
         details.message = last.message != nullptr ? last.message : "";
-        // Handles are C's: here objects are empty.
+        // The C text speaks of a NULL handle. In C++ the object is empty.
         const std::string null = details.argument + " is NULL";
         if (details.status == mpgpu::status::invalid_handle && details.message == null) {
             details.message = details.argument + detail::is_empty;
@@ -136,91 +135,91 @@ inline constexpr const char *is_empty = " is empty: make one and move it there f
     return details;
 }
 
-/// The base of every exception of this library. `what()` says what was wrong, with the value, and what to do about it.
+/// Base class of every exception of this library. `what()` names the invalid value and the remedy.
 class error : public std::runtime_error {
   public:
-    /// An error with the details of a failed call.
+    /// Constructs an error from the details of a failed call.
     explicit error(error_details details)
         : std::runtime_error(details.message), details_(std::make_shared<const error_details>(std::move(details))) {}
 
-    /// Its status.
+    /// Returns the status of the failed call.
     [[nodiscard]] mpgpu::status status() const noexcept { return details_->status; }
 
-    /// The same as a `std::error_code`.
+    /// Returns the status as a `std::error_code`.
     [[nodiscard]] std::error_code code() const noexcept { return make_error_code(details_->status); }
 
-    /// What the driver or the operating system returned; 0 when neither was involved.
+    /// Returns the error code of the driver or the operating system. 0 if neither reported an error.
     [[nodiscard]] std::int64_t driver_code() const noexcept { return details_->driver_code; }
 
-    /// The name of the argument at fault; empty when no single one is.
+    /// Returns the name of the invalid argument. Empty if no single argument is invalid.
     [[nodiscard]] const std::string &argument() const noexcept { return details_->argument; }
 
   private:
     std::shared_ptr<const error_details> details_; // shared, because copying an exception must not throw
 };
 
-/// The caller passed something wrong: a value, a handle, a device, a pointer, or transfers that overlap.
+/// Invalid argument: a value, a handle, a device, a pointer, or transfers that overlap.
 class argument_error : public error {
   public:
     using error::error;
 };
 
-/// A device or the host has no memory left.
+/// Memory of a device or the host is exhausted.
 class out_of_memory : public error {
   public:
     using error::error;
 };
 
-/// This machine, driver or build cannot do it: no route between two devices, no driver, an engine that does not exist
-/// here.
+/// Request that this machine, driver or build does not support: no route between two devices, no driver, or an
+/// unavailable engine.
 class not_supported : public error {
   public:
     using error::error;
 };
 
-/// The library was set up wrongly: a topology file, an environment variable, or a header of another version.
+/// Invalid configuration: a topology file, an environment variable, or a header of another version.
 class configuration_error : public error {
   public:
     using error::error;
 };
 
-/// The driver or the operating system refused; `driver_code()` is what it returned.
+/// Error of the driver or the operating system. `driver_code()` returns its code.
 class driver_error : public error {
   public:
     using error::error;
 };
 
-/// Bytes arrived wrong. Only where verification is switched on.
+/// Data that arrived corrupted. Thrown only if verification is switched on.
 class data_corruption : public error {
   public:
     using error::error;
 };
 
-/// Another process has ended, or has freed what it shared.
+/// Another process has exited or has freed memory that it shared.
 class peer_gone : public error {
   public:
     using error::error;
 };
 
-/// What was waited for has not come in time.
+/// The time limit of a wait has passed.
 class timeout : public error {
   public:
     using error::error;
 };
 
-/// Another rank could not do its part of what all ranks do together, or their allgather has failed.
+/// Failure of another rank in a call that all ranks make, or of their allgather function.
 class rank_failed : public error {
   public:
     using error::error;
 };
 
-/// A message was not received, or not sent: it is longer than its buffer, it was cancelled, or there is no room.
+/// Message that was not received or not sent: it is longer than its buffer, it was cancelled, or the queue is full.
 class message_error : public error {
   public:
     using error::error;
 };
 
-/// A defect of the library itself.
+/// Defect of the library.
 class internal_error : public error {
   public:
     using error::error;
@@ -228,7 +227,7 @@ class internal_error : public error {
 
 namespace detail {
 
-/// Throws one class of exception; without exceptions, prints the message and aborts.
+/// Throws one class of exception. Without exceptions, prints the message and aborts.
 template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 #if MPGPU_EXCEPTIONS
     throw Exception(std::move(details));
@@ -279,7 +278,7 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
     }
 }
 
-/// Refuses a call on an object that is empty.
+/// Throws the error for a call on an empty object.
 [[noreturn]] inline void fail_empty(const char *what) {
     error_details details;
     details.status = status::invalid_handle;
@@ -290,21 +289,19 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 
 } // namespace detail
 
-/// How a call reports a failure: the last parameter of every function and constructor that can fail, and never written
-/// out. Left out, a failure throws. Given a `std::error_code`, the call writes its outcome there, success included, and
-/// throws at most `std::bad_alloc`, and only where it makes a string or stores a callable.
+/// Error reporting of a call: the last parameter of every function and constructor that can fail. Callers never write
+/// its type.
 ///
-/// @code
-/// stream.synchronize();                   // throws
-/// std::error_code ec;
-/// stream.synchronize(ec);                 // does not
-/// if (ec == mpgpu::status::peer_gone) ...
-/// @endcode
+/// If the argument is omitted, a failure throws. If a `std::error_code` is passed, the call writes its outcome there,
+/// including success. It then throws only `std::bad_alloc`, and only if it creates a string or stores a callable.
+///
+/// @code stream.synchronize();                   // throws std::error_code ec; stream.synchronize(ec);
+/// // does not throw if (ec == mpgpu::status::peer_gone) ... @endcode
 class on_error {
   public:
-    /// A failure throws.
+    /// Makes a failure throw.
     constexpr on_error() noexcept = default;
-    /// The outcome goes to `code`, which must live until the call returns.
+    /// Writes the outcome to `code`, which must live until the call returns.
     constexpr on_error(std::error_code &code) noexcept : code_(&code) {}
 
     /// Reports the outcome of a call of the C API.
@@ -318,7 +315,7 @@ class on_error {
         }
     }
 
-    /// Reports a failure that this library's C++ part has found. `last_error()` does not know of it.
+    /// Reports a failure that the C++ headers have detected. `last_error()` does not contain it.
     void report(error_details details) const {
         if (code_ == nullptr) {
             detail::fail(std::move(details));
@@ -332,7 +329,7 @@ class on_error {
 
 } // namespace mpgpu
 
-/// Lets `std::error_code` be made from, and compared with, `mpgpu::status`.
+/// Allows `std::error_code` to be constructed from and compared with `mpgpu::status`.
 template <> struct std::is_error_code_enum<mpgpu::status> : std::true_type {};
 
 #endif // MPGPU_ERROR_HPP

@@ -2,22 +2,22 @@
 #ifndef MPGPU_EVENT_HPP
 #define MPGPU_EVENT_HPP
 
-/// @file
-/// Events.
+/// @file Events: points in streams.
 
 #include <mpgpu/context.hpp>
 
 namespace mpgpu {
 
-/// A point in a stream that other streams, of any device, and the host can wait for. Stands for nothing until recorded.
+/// Point in a stream for which other streams, of any device, and the host can wait. An event that was never recorded
+/// counts as completed.
 ///
-/// Owns it, and is move-only. Its destructor does not wait: streams that wait for the event still do.
+/// Owns its C handle and is move-only. The destructor does not wait; streams that wait for the event still do.
 class event {
   public:
-    /// No event: every call reports `status::invalid_handle`.
+    /// Constructs an empty event. Every call on it reports `status::invalid_handle`.
     event() noexcept = default;
 
-    /// Makes an event. Throws `argument_error`, `driver_error`.
+    /// Creates an event. Throws `argument_error`, `driver_error`.
     explicit event(const context &ctx, on_error failed = {}) {
         mp_event_t made = nullptr;
         const mp_status_t outcome = mp_event_create(ctx.get(), &made);
@@ -25,18 +25,19 @@ class event {
         failed.report(outcome);
     }
 
-    /// From now on the event stands for all work enqueued in `stream` so far. Throws `argument_error`, `driver_error`.
+    /// Records all work enqueued in `stream` so far. Throws `argument_error`, `driver_error`.
     void record(stream_view stream, on_error failed = {}) {
         failed.report(mp_event_record(context_handle(), get(), stream.get()));
     }
 
-    /// Blocks the calling thread until what this stands for has finished. Throws `argument_error`, `driver_error`,
-    /// `peer_gone` as `stream::synchronize` does, until it is recorded in a stream that was told.
+    /// Blocks the calling thread until the recorded work has finished. Throws `argument_error`, `driver_error`, and
+    /// `peer_gone` as `stream::synchronize`, every time until the event is recorded in a stream that has already
+    /// reported the error.
     void synchronize(on_error failed = {}) const { failed.report(mp_event_synchronize(context_handle(), get())); }
 
-    /// The C handle (one of mpgpu's own, no `cudaEvent_t`, also on the CUDA backend), still owned by this object.
+    /// Returns the C handle, which this object still owns. It is not a `cudaEvent_t`, even on the CUDA backend.
     [[nodiscard]] mp_event_t get() const noexcept { return handle_.get(); }
-    /// Whether this owns an event.
+    /// True if this object owns an event.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

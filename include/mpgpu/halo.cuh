@@ -2,16 +2,12 @@
 #ifndef MPGPU_HALO_CUH
 #define MPGPU_HALO_CUH
 
-/// @file
-/// The kernels of mpgpu/halo.hpp on CUDA: one launch packs, or unpacks, for all neighbours and variables of a rank, or
-/// is all of an exchange. For sources that nvcc compiles; the only header of mpgpu that needs the CUDA runtime.
+/// @file CUDA kernels for mpgpu/halo.hpp: one launch packs, or unpacks, for all neighbours and variables of a rank, or
+/// performs a whole exchange. For sources that nvcc compiles. This is the only header of mpgpu that needs the CUDA
+/// runtime.
 ///
-/// @code
-/// mpgpu::halo::options how;
-/// how.copy = mpgpu::halo::cuda_copier();
-/// how.pushed_copy = mpgpu::halo::cuda_pushed();
-/// mpgpu::halo::plan halo(ctx, grid, arrays, how);
-/// @endcode
+/// @code mpgpu::halo::options how; how.copy = mpgpu::halo::cuda_copier(); how.pushed_copy = mpgpu::halo::cuda_pushed();
+/// mpgpu::halo::plan halo(ctx, grid, arrays, how); @endcode
 
 #include <mpgpu/halo.hpp>
 
@@ -32,25 +28,26 @@ namespace mpgpu::halo {
 namespace detail {
 
 constexpr unsigned copy_threads = 256;
-constexpr unsigned copy_blocks = 64; // of one piece at most; 27 pieces of a few such fill the largest GPU
+constexpr unsigned copy_blocks = 64; // maximum per piece; 27 pieces of a few such blocks fill the largest GPU
 
-/// Block (x, y): every gridDim.x-th block of words of piece y.
+/// Copies pieces. Block (x, y) copies every gridDim.x-th group of words of piece y.
 template <direction Way> __global__ void copy_pieces(const piece *pieces) {
     const std::uint64_t first = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
     copy_piece(pieces[blockIdx.y], Way, first, std::uint64_t{gridDim.x} * blockDim.x);
 }
 
-constexpr unsigned persistent_threads = 1024; // a block has a message for itself, which may lie in host memory
-constexpr unsigned persistent_blocks = 32;    // with all on one message: they keep PCIe and a network busy
+constexpr unsigned persistent_threads = 1024; // each block has its own message, which may be in host memory
+constexpr unsigned persistent_blocks = 32; // maximum if all work on one message: enough to saturate PCIe and a network
 
 template <persistent_form Form>
 __global__ void __launch_bounds__(persistent_threads) exchange_kernel(persistent_work work, std::uint64_t exchange) {
     exchange_messages<Form>(notify_block::current(), work, exchange);
 }
 
-constexpr unsigned pushed_threads = 256; // so that a face of a small mesh is packed by many multiprocessors
+constexpr unsigned pushed_threads = 256; // small, so that many multiprocessors pack a face of a small mesh
 
-/// Four blocks a multiprocessor: what hides the latency of memory takes so many loads.
+/// Performs a rank's part of an exchange in which messages are pushed. Four blocks per multiprocessor keep enough loads
+/// in flight to hide the latency of memory.
 __global__ void __launch_bounds__(pushed_threads, 4) push_kernel(const __grid_constant__ pushed_work work) {
     push_messages(notify_block::current(), work);
 }
@@ -61,7 +58,7 @@ inline void check_cuda(cudaError_t code, const char *what) {
     }
 }
 
-/// Makes a device current, and on destruction the one that was.
+/// Scope guard that makes a device current and restores the previous one.
 class current_device {
   public:
     explicit current_device(device where) {
@@ -76,13 +73,13 @@ class current_device {
     int before_ = 0;
 };
 
-/// How many blocks of a kernel run at once in this process's part of a GPU, which is current. Refused where they are
-/// less than `least`.
+/// Returns the number of blocks of a kernel that can run simultaneously in this process's part of a GPU, which must be
+/// current. Throws if it is less than `least`.
 template <class Kernel>
 unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, device where, int sharing, unsigned least) {
     int resident = 0;
     int multiprocessors = 0;
-    // This also loads the kernel: at its launch that might wait for others that run.
+    // This also loads the kernel. Loading it at its launch could wait for running kernels.
     check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, static_cast<int>(threads), 0),
                "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
     check_cuda(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, where.id()),
@@ -97,11 +94,12 @@ unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, devi
     return most;
 }
 
-/// The blocks of a kernel that waits for other ranks. Kernels of several plans may wait at the same time, on each rank
-/// others, so the blocks of all plans of this process must run at once: a plan takes half of what others have left.
+/// Reservation of blocks for a kernel that waits for other ranks. Kernels of several plans may wait at the same time,
+/// in a different order on each rank, so the blocks of all plans of this process must be able to run simultaneously. A
+/// plan reserves at most half of the remaining blocks.
 class waiting_blocks {
   public:
-    /// At most `useful` of the `at_once` blocks of a device.
+    /// Reserves at most `useful` of the `at_once` blocks of a device.
     waiting_blocks(device where, unsigned at_once, unsigned useful) : where_(where.id()) {
         const std::lock_guard<std::mutex> locked(all().mutex);
         unsigned &taken = all().taken[where_];
@@ -140,7 +138,7 @@ class waiting_blocks {
 };
 
 /// Lets kernels of the current device write to messages in memory of other GPUs of this process. Memory of other
-/// processes is mapped for the device already, and their GPUs get no context here.
+/// processes is already mapped for the device, and needs no context on their GPUs.
 inline void reach(const pushed_messages &messages, device where) {
     for (const pushed_message &m : messages.sent) {
         cudaPointerAttributes there{};
@@ -160,14 +158,15 @@ inline void reach(const pushed_messages &messages, device where) {
         }
         const cudaError_t enabled = cudaDeviceEnablePeerAccess(there.device, 0);
         if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-            static_cast<void>(cudaGetLastError()); // it is remembered as the last error
+            static_cast<void>(cudaGetLastError()); // clears the last error
         } else {
             check_cuda(enabled, "cudaDeviceEnablePeerAccess");
         }
     }
 }
 
-/// A list in memory of a device, freed with the last copy of the pointer, after what is enqueued has finished.
+/// Copies a list to memory of a device. The memory is freed with the last copy of the pointer, after enqueued work has
+/// finished.
 template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, device where, array_view<const T> list) {
     const auto kept = std::make_shared<buffer<T>>(ctx, where, list.size());
     if (list.empty()) {
@@ -180,14 +179,14 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
     return kept;
 }
 
-/// The lists of a `persistent_work` in memory of a device.
+/// Lists of a `persistent_work` in memory of a device.
 class lists_on_device {
   public:
     lists_on_device(const context &ctx, device where, const persistent_lists &lists)
         : pieces_(on_device<piece>(ctx, where, lists.pieces)), tiles_(on_device<tile>(ctx, where, lists.tiles)),
           starts_(on_device<std::uint32_t>(ctx, where, lists.starts)) {}
 
-    /// The value for a kernel.
+    /// Returns the kernel argument.
     [[nodiscard]] persistent_work work(std::uint32_t sent, notifier tell) const {
         const auto received = static_cast<std::uint32_t>(starts_->size() - 1) - sent;
         return {pieces_->data(), tiles_->data(), starts_->data(), sent, received, tell};
@@ -199,7 +198,7 @@ class lists_on_device {
     std::shared_ptr<buffer<std::uint32_t>> starts_;
 };
 
-/// Throws what a kernel has ended with that runs in this stream.
+/// Throws the error of a kernel that runs in this stream, if it has failed.
 inline void check_persistent(stream_view stream) {
     const cudaError_t state = cudaStreamQuery(static_cast<cudaStream_t>(stream.get()));
     check_cuda(state == cudaErrorNotReady ? cudaSuccess : state, "the kernel that exchanges messages with other nodes");
@@ -207,11 +206,11 @@ inline void check_persistent(stream_view stream) {
 
 } // namespace detail
 
-/// Packs and unpacks by a kernel, for arrays on GPUs of the CUDA backend.
+/// Returns a copier that packs and unpacks by a kernel, for arrays on GPUs of the CUDA backend.
 [[nodiscard]] inline copier cuda_copier() {
     return [](const context &ctx, device where, array_view<const piece> pieces, direction way) -> launch_function {
         const auto kept = detail::on_device(ctx, where, pieces);
-        std::uint64_t cells = 0; // of the largest piece
+        std::uint64_t cells = 0; // cells of the largest piece
         for (const piece &p : pieces) {
             cells = std::max(cells, p.count[0] * p.count[1] * p.count[2]);
         }
@@ -234,9 +233,10 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// The kernel of `options::persistent`, for arrays on GPUs of the CUDA backend: in as many blocks as the form can use
-/// and this process's part of the GPU holds at once, because blocks wait for each other and for other ranks. Processes
-/// that share a GPU take equal parts, and run at the same time only under MPS.
+/// Returns the kernel for `options::persistent`, for arrays on GPUs of the CUDA backend. It launches as many blocks as
+/// the form can use, but no more than this process's part of the GPU can run simultaneously, because blocks wait for
+/// each other and for other ranks. Processes that share a GPU get equal parts; their kernels run concurrently only
+/// under MPS.
 [[nodiscard]] inline persistent_copier cuda_persistent() {
     return [](const context &ctx, device where, const detail::persistent_lists &lists, std::uint32_t sent,
               notifier tell, persistent_form form, int sharing) -> persistent_kernel {
@@ -249,7 +249,8 @@ inline void check_persistent(stream_view stream) {
             detail::blocks_at_once("options::persistent", kernel, detail::persistent_threads, where, sharing, least);
         const auto received = static_cast<std::uint32_t>(lists.starts.size() - 1) - sent;
         constexpr unsigned warps = detail::persistent_threads / 32;
-        // With all on one message half of the GPU is left to others: a block takes a whole multiprocessor.
+        // If all blocks work on one message, half of the GPU is left to other work, because one block occupies a
+        // multiprocessor.
         const unsigned useful = each ? std::max(sent, received) + 1
                                      : std::min((lists.most_tiles() + warps - 1) / warps, detail::persistent_blocks);
         const unsigned blocks = std::clamp(useful, least, each ? most : std::max(most / 2, least));
@@ -264,8 +265,8 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// `own_kernel` for arrays on GPUs of the CUDA backend: `launch` is called with the GPU current. All blocks of the
-/// kernel must run at once, beside whatever else runs there: launch it by `cudaLaunchCooperativeKernel`.
+/// Returns an `own_kernel` for arrays on GPUs of the CUDA backend. `launch` is called with the GPU current. All blocks
+/// of the kernel must run simultaneously with all other work on the GPU, so launch it by `cudaLaunchCooperativeKernel`.
 [[nodiscard]] inline persistent_copier cuda_own_kernel(own_launch launch) {
     return [launch = std::move(launch)](const context &ctx, device where, const detail::persistent_lists &lists,
                                         std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {
@@ -280,9 +281,10 @@ inline void check_persistent(stream_view stream) {
     };
 }
 
-/// The kernel of `options::pushed`, for arrays on GPUs of the CUDA backend. Between processes its blocks wait for other
-/// ranks, so it has at most half of what this process's part of the GPU holds at once, and those of all plans together
-/// no more than all. Processes that share a GPU take equal parts, and run at the same time only under MPS.
+/// Returns the kernel for `options::pushed`, for arrays on GPUs of the CUDA backend. Between processes its blocks wait
+/// for other ranks. Therefore it uses at most half of the blocks that this process's part of the GPU can run
+/// simultaneously, and all plans together use at most all of them. Processes that share a GPU get equal parts; their
+/// kernels run concurrently only under MPS.
 [[nodiscard]] inline pushing_copier cuda_pushed() {
     return [](const context &ctx, device where, const detail::pushed_messages &messages,
               int sharing) -> launch_function {

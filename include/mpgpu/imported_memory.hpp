@@ -2,8 +2,7 @@
 #ifndef MPGPU_IMPORTED_MEMORY_HPP
 #define MPGPU_IMPORTED_MEMORY_HPP
 
-/// @file
-/// Memory of other processes of the node.
+/// @file Memory of other processes of the node.
 
 #include <mpgpu/buffer.hpp>
 
@@ -12,12 +11,12 @@
 
 namespace mpgpu {
 
-/// A range of memory for another process of the node: 128 bytes that may travel over MPI or anything else. The C
-/// struct, trivially copyable; it owns nothing.
+/// Handle of a memory range for another process of the node: 128 bytes that can travel over MPI or any other channel.
+/// Trivially copyable; owns nothing. The C struct.
 using memory_handle = mp_memory_handle_t;
 
-/// Describes memory for other processes of the node, which map it as `imported_memory`. It stays its owner's: it can be
-/// mapped until it is freed or the context is destroyed. Throws `argument_error`, `not_supported` for memory that
+/// Exports memory to other processes of the node, which map it as `imported_memory`. The owner keeps the memory; others
+/// can map it until it is freed or the context is destroyed. Throws `argument_error`, `not_supported` for memory that
 /// cannot be shared, `driver_error`.
 template <class T>
 [[nodiscard]] memory_handle export_memory(const context &ctx, device_span<T> range, on_error failed = {}) {
@@ -25,28 +24,29 @@ template <class T>
     failed.report(mp_memory_export(ctx.get(), range.data(), range.size_bytes(), &handle));
     return handle;
 }
-/// All elements of a buffer.
+/// Exports all elements of a buffer.
 template <class T>
 [[nodiscard]] memory_handle export_memory(const context &ctx, const buffer<T> &whole, on_error failed = {}) {
     return export_memory(ctx, device_span<const T>(whole), failed);
 }
 
-/// Memory of another process, mapped here: `size()` elements of `T`, as an end of transfers.
+/// Memory of another process, mapped into this one: `size()` elements of `T`, as one end of transfers.
 ///
-/// Owns the mapping, and is move-only. Its destructor, with the last import of an allocation, waits until everything
-/// enqueued so far has finished, and unmaps it.
+/// Owns the mapping and is move-only. The destructor of the last import of an allocation waits until all work enqueued
+/// so far has finished, and unmaps the allocation.
 template <class T> class imported_memory : public detail::memory_owner<T, detail::released_in<mp_memory_close>> {
   public:
-    /// Owns nothing.
+    /// Constructs an empty mapping.
     imported_memory() noexcept = default;
-    /// Maps what a handle of `export_memory` describes; bytes at its end that make no whole `T` are left out. A handle
-    /// of this process gives the memory's own address. Waits at most five seconds for the exporter's answer. Throws
-    /// `argument_error` for bytes that are no handle, `not_supported` for one from another node, container or user,
-    /// `configuration_error` for one of another version, `peer_gone`, `timeout`, `driver_error`.
+    /// Maps the memory of a handle from `export_memory`. Bytes at its end that do not form a whole `T` are left out. A
+    /// handle of this process returns the memory's own address. Waits at most five seconds for the exporter's answer.
+    /// Throws `argument_error` for an invalid handle, `not_supported` for a handle from another node, container or
+    /// user, `configuration_error` for a handle of another version, `peer_gone`, `timeout`, `driver_error`.
     imported_memory(const context &ctx, const memory_handle &handle, on_error failed = {})
         : imported_memory(ctx.get(), handle, device::automatic(), failed) {}
-    /// The same for a context's C handle. For kernels of `kernels`, which have it at `in_kernels()`, it is also mapped
-    /// where it is on a GPU that this process does not see: `mp_memory_import` says more. Throws as above.
+    /// Maps the memory of a handle with a context's C handle. Kernels of the device `kernels` access it at
+    /// `in_kernels()`, even if it is on a GPU that is not visible to this process; see `mp_memory_import`. Throws as
+    /// the constructor above.
     imported_memory(mp_context_t ctx, const memory_handle &handle, device kernels = device::automatic(),
                     on_error failed = {}) {
         void *mapped = nullptr;
@@ -61,11 +61,12 @@ template <class T> class imported_memory : public detail::memory_owner<T, detail
         failed.report(outcome);
     }
 
-    /// The first element, for kernels of the device that it was mapped for; null where it was mapped for none.
+    /// Returns the address of the first element for kernels of the device that was passed as `kernels`. Null if no
+    /// device was passed.
     [[nodiscard]] T *in_kernels() const noexcept { return in_kernels_; }
 
   private:
-    T *in_kernels_ = nullptr; ///< good for as long as this owns the mapping
+    T *in_kernels_ = nullptr; ///< valid for as long as this object owns the mapping
 };
 
 } // namespace mpgpu

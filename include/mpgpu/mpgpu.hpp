@@ -2,36 +2,30 @@
 #ifndef MPGPU_HPP
 #define MPGPU_HPP
 
-/// @file
-/// The C++ API of mpgpu: headers over mpgpu.h and nothing else. C++17, no CUDA headers, no library of its own. This one
-/// includes them all but those of MPI and of halo exchanges.
+/// @file C++ API of mpgpu. Headers over mpgpu.h alone: C++17, no CUDA headers, no additional library. This header
+/// includes all of them except those for MPI and halo exchanges.
 ///
-/// @code
-/// mpgpu::context ctx;
-/// mpgpu::buffer<float> a(ctx, mpgpu::device::gpu(0), n), b(ctx, mpgpu::device::gpu(1), n);
-/// mpgpu::plan halo(ctx, {mpgpu::make_transfer(b, a)});
-/// mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
-/// mpgpu::request done = halo.execute(stream);
-/// done.synchronize();
-/// @endcode
+/// @code mpgpu::context ctx; mpgpu::buffer<float> a(ctx, mpgpu::device::gpu(0), n), b(ctx, mpgpu::device::gpu(1), n);
+/// mpgpu::plan halo(ctx, {mpgpu::make_transfer(b, a)}); mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+/// mpgpu::request done = halo.execute(stream); done.synchronize(); @endcode
 ///
-/// Errors. A function that can fail throws `mpgpu::error` or one of the classes derived from it. Given a
-/// `std::error_code` as its last argument it reports there instead, see `on_error`; a constructor that reports so
-/// leaves the object empty. `mpgpu::last_error()` has the details either way. Destructors never throw. Without
-/// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
+/// Errors. A function that can fail throws `mpgpu::error` or a class derived from it. If a `std::error_code` is passed
+/// as the last argument, the function reports there instead (`on_error`), and a constructor that fails leaves the
+/// object empty. In both cases `mpgpu::last_error()` returns the details. Destructors never throw. Without exceptions
+/// (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
 ///
-/// Ownership. `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
-/// `imported_memory` and `registered_memory` own one thing each and can be moved, not copied. A moved-from object is
-/// empty, and so is one that is default-constructed, but for a `context`, which then makes one: it may be destroyed,
-/// assigned to and tested; a call on it reports `status::invalid_handle`. Objects made from a context may outlive it:
-/// they are then invalid, which is reported and never dereferenced.
+/// Ownership. A `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
+/// `imported_memory` or `registered_memory` owns one object each and can be moved, not copied. Moved-from and
+/// default-constructed objects are empty, except that a default-constructed `context` creates a context. An empty
+/// object may be destroyed, assigned to and tested; calls on it report `status::invalid_handle`. Objects made from a
+/// context may outlive it. They are then invalid; calls report an error and never dereference them.
 ///
-/// Waiting. `synchronize` blocks the calling thread. `wait` never does: it makes later work of a stream wait.
+/// Waiting. `synchronize` blocks the calling thread. `wait` never blocks; it makes later work of a stream wait.
 ///
-/// Threads. The library may be called from any thread. Of one object, `const` functions may run at the same time; the
-/// others need the caller's own synchronisation, as everywhere in the standard library.
+/// Threads. The library may be called from any thread. As in the standard library, `const` functions of one object may
+/// run concurrently, and other functions need external synchronisation.
 ///
-/// Units are bytes and seconds, except that sizes of `buffer<T>` and of views count elements.
+/// Units are bytes and seconds, except that sizes of `buffer<T>` and of views are in elements.
 
 #include <mpgpu/buffer.hpp>
 #include <mpgpu/collective.hpp>
@@ -54,7 +48,7 @@
 #include <mpgpu/stream_view.hpp>
 #include <mpgpu/transfer.hpp>
 
-/// Everything of mpgpu.
+/// All C++ types and functions of mpgpu.
 namespace mpgpu {}
 
 #endif // MPGPU_HPP

@@ -2,36 +2,33 @@
 #ifndef MPGPU_MPI_HPP
 #define MPGPU_MPI_HPP
 
-/// @file
-/// The MPI ranks of a node, which share memory and plan together: a header over mpgpu.hpp and MPI, nothing else.
+/// @file MPI ranks of a node, which share memory and plan together. Needs only mpgpu.hpp and MPI.
 ///
-/// @code
-/// mpgpu::context ctx;
-/// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this node, and their GPUs
-/// const mpgpu::device gpu = node.device();                           // the one that this rank works for
-/// mpgpu::buffer<double> ghost(ctx, gpu, n);
-/// mpgpu::plan halo = node.plan_exchange(                             // what all ranks move in a step; collective
+/// @code mpgpu::context ctx; const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this
+/// node, and their GPUs const mpgpu::device gpu = node.device();                           // the GPU that this rank
+/// uses mpgpu::buffer<double> ghost(ctx, gpu, n); mpgpu::plan halo = node.plan_exchange(                             //
+/// all transfers of a step; collective
 ///     {mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
 ///
-/// auto ghosts = node.exchange(mpgpu::device_span<double>(ghost));    // everybody's, mapped here; collective
+/// auto ghosts = node.exchange(mpgpu::device_span<double>(ghost));    // memory of all ranks, mapped here; collective
 /// for (int rank : neighbours) {
 ///     if (auto *there = ghosts.of(rank)) {
 ///         transfers.push_back(mpgpu::make_transfer(*there, edge));   // on this node: a copy into its memory
 ///     } else {
-///         by_mpi.push_back(rank);                                    // elsewhere: MPI, and ghosts.why(rank) says why
+///         by_mpi.push_back(rank);                                    // elsewhere: MPI; ghosts.why(rank) has the
+///         reason
 ///     }
-/// }
-/// @endcode
+/// } @endcode
 ///
-/// Collective functions are called by all ranks of the communicator that the node was made from, in the same order.
-/// They return, or throw, on all ranks alike where they say so: a rank that cannot export is reported to the others and
-/// keeps none of them waiting.
+/// All ranks of the communicator from which the node was made call collective functions, in the same order. A function
+/// returns, or throws, on all ranks if its comment states so: a rank that cannot export its memory is reported to the
+/// others and does not make them wait.
 ///
-/// Ranks of a node that are in different collective calls get `rank_failed`, with the names of both calls. They do not
+/// If ranks of a node are in different collective calls, they get `rank_failed` with the names of both calls and do not
 /// wait for each other. Ranks of other nodes wait in MPI, as in any of its collective calls.
 ///
-/// MPI errors are the communicator's error handler's; where that returns, they are thrown as `mpgpu::driver_error` with
-/// MPI's code, or as `rank_failed` where ranks of a node talk to each other.
+/// The communicator's error handler handles MPI errors. If it returns, they are thrown as `mpgpu::driver_error` with
+/// MPI's code, or as `rank_failed` in communication between ranks of a node.
 
 #include <mpgpu/mpgpu.hpp>
 
@@ -66,7 +63,7 @@ inline void check(int code, const char *what) {
     }
 }
 
-/// A communicator of this header's own, freed with the object unless MPI was finalised before.
+/// Communicator that this header owns. Freed with the object unless MPI has been finalised.
 class communicator {
   public:
     communicator() noexcept = default;
@@ -103,17 +100,17 @@ class communicator {
     MPI_Comm value_ = MPI_COMM_NULL;
 };
 
-/// What each rank tells the others in `exchange`. Plain bytes.
+/// Message of each rank to the others in `exchange`. Plain bytes.
 struct offer {
     memory_handle handle;
-    std::int32_t status; ///< of its export; `MP_SUCCESS` with a handle
-    std::uint32_t empty; ///< 1 when it has nothing to offer
+    std::int32_t status; ///< of the export; `MP_SUCCESS` with a handle
+    std::uint32_t empty; ///< 1 if the rank offers nothing
 };
 static_assert(std::is_trivially_copyable_v<offer> && sizeof(offer) == sizeof(memory_handle) + 8);
 
 } // namespace detail
 
-/// A GPU, or a host domain, in all processes of a node: its UUID.
+/// UUID of a GPU or a host domain, equal in all processes of a node.
 using device_uuid = std::array<unsigned char, 16>;
 
 namespace detail {
@@ -126,38 +123,39 @@ namespace detail {
 
 } // namespace detail
 
-/// The UUID of a device of a context, whatever its number: equal in all processes exactly where it is the same GPU.
+/// Returns the UUID of a device of a context. Two processes get equal UUIDs if and only if the device is the same GPU.
 /// Throws `argument_error`, `driver_error`.
 [[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
     return detail::uuid_of(ctx.get(), which);
 }
 
-/// The memory of all ranks, as far as this one can map it: what `node::exchange` returns. Move-only. It keeps the
-/// mappings; copies into memory of a rank must have ended before that rank frees it.
+/// Result of `node::exchange`: the memory of all ranks that this rank can map. Owns the mappings and is move-only.
+/// Copies into memory of a rank must have ended before that rank frees it.
 template <class T> class shared_memory {
   public:
-    /// Ranks of the communicator.
+    /// Returns the number of ranks of the communicator.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(peers_.size()); }
 
-    /// The memory of a rank of the communicator that the node was made from, of several ranges the one with this index;
-    /// this rank's own under its own address. `nullptr` for what the rank did not offer, for a rank of another node,
-    /// and for memory that cannot be mapped: `why` tells.
+    /// Returns the memory of a rank of the communicator from which the node was made. `range` is the index among the
+    /// ranges of that rank. This rank's own memory has its own address. Returns `nullptr` for a range that the rank did
+    /// not offer, for a rank of another node, and for memory that cannot be mapped; `why` returns the reason.
     [[nodiscard]] imported_memory<T> *of(int rank, std::size_t range = 0) noexcept {
         mapped *const found = contains(rank, range) ? &peers_[static_cast<std::size_t>(rank)].ranges[range] : nullptr;
         return found != nullptr && found->memory ? &found->memory : nullptr;
     }
-    /// The same, as the source of transfers.
+    /// Returns the memory of a rank as the source of transfers.
     [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
         const mapped &found = find(rank, range);
         return found.memory ? &found.memory : nullptr;
     }
 
-    /// Why `of(rank, range)` is `nullptr`: `success` when it is not, and when the rank did not offer it.
+    /// Returns the reason why `of(rank, range)` is `nullptr`. `success` if it is not `nullptr`, or if the rank did not
+    /// offer the range.
     [[nodiscard]] mpgpu::status status(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).status;
     }
 
-    /// The same for people; empty when there is nothing to say.
+    /// Returns the text for the reason why `of(rank, range)` is `nullptr`. Empty if there is none.
     [[nodiscard]] const std::string &why(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).why;
     }
@@ -170,8 +168,8 @@ template <class T> class shared_memory {
         std::string why;
     };
     struct peer {
-        std::vector<mapped> ranges; ///< none on another node
-        mapped elsewhere;           ///< what holds for all other ranges
+        std::vector<mapped> ranges; ///< empty for a rank on another node
+        mapped elsewhere;           ///< result for all other ranges
     };
 
     [[nodiscard]] bool contains(int rank, std::size_t range) const noexcept {
@@ -188,54 +186,54 @@ template <class T> class shared_memory {
     std::vector<peer> peers_;
 };
 
-/// The ranks of a communicator that share this rank's node: they map each other's memory (`exchange`), and plan
-/// together as those of an `mpgpu::node`. Made once, collectively; refers to what the context owns, which may be moved,
-/// and must outlive it. To be destroyed before `MPI_Finalize` (docs/guide/concepts.md, "Ending").
+/// Ranks of a communicator that share this rank's node. They map each other's memory (`exchange`) and plan together as
+/// the ranks of an `mpgpu::node`. Created once, collectively. Refers to resources of the context, which may be moved
+/// and must outlive it. Destroy the node before `MPI_Finalize` (docs/guide/concepts.md, "Ending").
 ///
-/// `rank()` and `size()` are of the node, as with any `mpgpu::node`, and so are the ranks in its plans and messages.
-/// `communicator_rank()` and `communicator_size()` are of the communicator `all` that it was made from, and `exchange`,
-/// `halo::plan` and `contains` take ranks of that. `rank_on_node` leads from there to the node. Both numbers are the
-/// same if all ranks are on one node.
+/// `rank()`, `size()`, and the ranks in plans and messages number the ranks of the node, as with any `mpgpu::node`.
+/// `communicator_rank()` and `communicator_size()` refer to the communicator `all` from which the node was made, and
+/// `exchange`, `halo::plan` and `contains` take its ranks. `rank_on_node` converts its ranks to those of the node. Both
+/// numberings are equal if all ranks are on one node.
 class node : public mpgpu::node {
   public:
-    /// No rank: collective calls throw `argument_error`.
+    /// Constructs an empty node. Collective calls on it throw `argument_error`.
     node() noexcept = default;
 
-    /// Splits `all` by node. Collective over `all`, which stays the caller's and is duplicated, so that messages of
-    /// this object meet none of the caller's. `gpus` as for `mpgpu::node`. Throws as that does, and `driver_error` for
-    /// an error of MPI.
+    /// Splits `all` by node. Collective over `all`. The caller keeps `all`; the node duplicates it, so that its
+    /// messages do not match messages of the caller. `gpus` as for `mpgpu::node`. Throws as that constructor, and
+    /// `driver_error` for an error of MPI.
     node(const context &ctx, MPI_Comm all, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
-    /// The same with one GPU, also where `std::optional::emplace` or `std::make_unique` passes the arguments on, which
-    /// take no list in braces.
+    /// Splits `all` by node, with one GPU. `std::optional::emplace` and `std::make_unique` need this overload, because
+    /// they cannot forward a braced list.
     node(const context &ctx, MPI_Comm all, mpgpu::device gpu)
         : node(ctx, all, array_view<const mpgpu::device>(&gpu, 1)) {}
 
-    /// As above, for a code that has the communicator of its node's ranks already, `local`, or one of fewer ranks of
-    /// this node: only these share memory and plan together. Both stay the caller's. `MPI_COMM_NULL`: as above.
+    /// Uses `local`, an existing communicator of the ranks of this node, or of some of them. Only these ranks share
+    /// memory and plan together. The caller keeps both communicators. With `MPI_COMM_NULL` the node splits `all`
+    /// itself.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
-    /// The same with one GPU.
+    /// Uses `local`, with one GPU.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
         : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
 
-    /// This rank in the communicator `all`; -1 of an empty object.
+    /// Returns this rank in the communicator `all`. -1 if the node is empty.
     [[nodiscard]] int communicator_rank() const noexcept {
         return on_node_.empty() ? -1 : on_node_[static_cast<std::size_t>(rank())];
     }
-    /// Ranks of the communicator `all`, on all nodes; 0 of an empty object.
+    /// Returns the number of ranks of the communicator `all`, on all nodes. 0 if the node is empty.
     [[nodiscard]] int communicator_size() const noexcept { return static_cast<int>(index_.size()); }
-    /// The communicator of the ranks of this node; it belongs to this object.
+    /// Returns the communicator of the ranks of this node. The node owns it.
     [[nodiscard]] MPI_Comm communicator() const noexcept { return of_.local ? of_.local->get() : MPI_COMM_NULL; }
-    /// A duplicate of the communicator that this object was made from: all ranks, of all nodes. It belongs to this
-    /// object.
+    /// Returns a duplicate of the communicator `all`, with the ranks of all nodes. The node owns it.
     [[nodiscard]] MPI_Comm everyone() const noexcept { return of_.all.get(); }
-    /// The ranks of this node, this one included, as the communicator `all` numbers them, ascending.
+    /// Returns the ranks of this node including this one, as the communicator `all` numbers them, in ascending order.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
-    /// The rank of this node that a rank of the communicator `all` is, as plans and messages number them. For a rank of
-    /// another node it is a number below 0 that every call refuses by name; ask `contains` first. A rank below 0, as
-    /// `MPI_PROC_NULL`, is returned as it is: half-transfers with it move nothing. Throws `argument_error` for a rank
-    /// that the communicator does not have.
+    /// Converts a rank of the communicator `all` to the rank in this node, which plans and messages use. For a rank of
+    /// another node the result is below 0, and every call rejects it by name; check with `contains` first. A rank below
+    /// 0, such as `MPI_PROC_NULL`, is returned unchanged, and descriptors with it move nothing. Throws `argument_error`
+    /// for a rank that the communicator does not have.
     [[nodiscard]] int rank_on_node(int rank) const {
         if (rank >= communicator_size()) {
             mpgpu::detail::fail({status::invalid_argument, 0, "rank",
@@ -247,16 +245,16 @@ class node : public mpgpu::node {
         }
         return contains(rank) ? index_[static_cast<std::size_t>(rank)] : MP_RANK_ELSEWHERE(rank);
     }
-    /// True if a rank of the communicator `all` is on this node. For the others the code goes on using MPI.
+    /// Returns true if a rank of the communicator `all` is on this node. Use MPI for the other ranks.
     [[nodiscard]] bool contains(int rank) const noexcept {
         return rank >= 0 && rank < communicator_size() && index_[static_cast<std::size_t>(rank)] >= 0;
     }
 
-    /// The device that each rank of this node names, in the order of `ranks()`, as this process numbers devices: by
-    /// UUID, whatever `CUDA_VISIBLE_DEVICES` each rank has. A rank whose GPU this process does not see has none.
-    /// Collective over the ranks of this node. Throws `argument_error` on the rank that names a device that it does
-    /// not have, after the others have gone on; they find it without one. Throws `rank_failed` if ranks are in
-    /// different calls.
+    /// Returns the device that each rank of this node passes, in the order of `ranks()`, as this process numbers
+    /// devices. Devices are identified by UUID, so the ranks may have different `CUDA_VISIBLE_DEVICES`. A rank whose
+    /// GPU is not visible to this process has no device. Collective over the ranks of this node. Throws
+    /// `argument_error` on a rank that passes a device that it does not have; the other ranks continue and get no
+    /// device for it. Throws `rank_failed` if ranks are in different calls.
     [[nodiscard]] std::vector<std::optional<mpgpu::device>> device_of_each(mpgpu::device mine) const {
         check_made();
         device_uuid uuid{};
@@ -278,17 +276,15 @@ class node : public mpgpu::node {
         return found;
     }
 
-    /// Exports `mine` and imports what the other ranks of this node export: handles are gathered, then each rank maps
-    /// what it can. An empty span offers nothing. Collective over the ranks of this node. A rank whose export or whose
-    /// mapping fails is one of the ranks without memory, with the reason: nothing is thrown for it, and nobody waits
-    /// for it. Throws `rank_failed` if ranks are in different calls.
+    /// Exports `mine` and imports the memory that the other ranks of this node export. An empty span offers nothing.
+    /// Collective over the ranks of this node. If an export or a mapping fails, nothing is thrown and no rank waits;
+    /// `shared_memory::why` returns the reason. Throws `rank_failed` if ranks are in different calls.
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
         return exchange(std::vector<device_span<T>>{mine});
     }
-    /// The same for several ranges of each rank at once, found by rank and index: `of(rank, i)`. Some may be empty, and
-    /// ranks may offer different numbers of them.
-    /// With `kernels`, for kernels of that device (`imported_memory::in_kernels`), memory of GPUs out of sight
-    /// included.
+    /// Exchanges several ranges of each rank together; `of(rank, i)` returns range `i` of a rank. Ranges may be empty,
+    /// and ranks may offer different numbers of them. If `kernels` is a device, the memory is mapped for its kernels
+    /// (`imported_memory::in_kernels`), including memory of GPUs that are not visible to this process.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             mpgpu::device kernels = mpgpu::device::automatic()) const {
@@ -342,23 +338,23 @@ class node : public mpgpu::node {
                 }
             }
         }
-        // A rank that frees its memory after this has been mapped by all who could; one that does so before would be
-        // reported as gone by some and not by others.
+        // A rank that frees its memory after this point was mapped by all ranks that can map it. Without this barrier,
+        // some ranks could find it freed and others not.
         mpgpu::detail::meet_all_ranks(get(), call);
         return shared;
     }
-    /// All elements of a buffer; none where it is empty.
+    /// Exchanges all elements of a buffer, or nothing if it is empty.
     template <class T> [[nodiscard]] shared_memory<T> exchange(buffer<T> &whole) const {
         return exchange(device_span<T>(whole));
     }
 
   private:
-    /// This object's own.
+    /// Communicators that this object owns.
     struct communicators {
         detail::communicator all;
-        std::shared_ptr<detail::communicator> local; ///< of this node; the allgather has it too
+        std::shared_ptr<detail::communicator> local; ///< of this node; shared with the allgather function
 
-        /// Split by node where `local` is `MPI_COMM_NULL`.
+        /// Duplicates the communicators. Splits `of_all` by node if `of_local` is `MPI_COMM_NULL`.
         communicators(MPI_Comm of_all, MPI_Comm of_local) : local(std::make_shared<detail::communicator>()) {
             detail::check(MPI_Comm_dup(of_all, all.address()), "MPI_Comm_dup");
             if (of_local != MPI_COMM_NULL) {
@@ -391,12 +387,12 @@ class node : public mpgpu::node {
         }
     }
 
-    /// What all ranks of this node pass to a call, `count` values of each.
+    /// Gathers `count` values of each rank of this node, which all of them pass to `call`.
     template <class T> [[nodiscard]] std::vector<T> of_all(const char *call, const T *mine, std::size_t count) const {
         return mpgpu::detail::of_all_ranks(get(), on_node_.size(), call, mine, count);
     }
 
-    /// MPI would end the program.
+    /// Throws if the node is empty, because MPI would abort the program.
     void check_made() const {
         if (!*this) {
             mpgpu::detail::fail_empty("node");
@@ -407,7 +403,7 @@ class node : public mpgpu::node {
     device_count devices_;
     communicators of_;
     std::vector<int> on_node_; ///< rank in `all` of each rank of this node
-    std::vector<int> index_;   ///< place in `on_node_` of each rank of `all`; -1 on another node
+    std::vector<int> index_;   ///< index in `on_node_` of each rank of `all`; -1 on another node
 };
 
 } // namespace mpgpu::mpi

@@ -2,15 +2,12 @@
 #ifndef MPGPU_NODE_HPP
 #define MPGPU_NODE_HPP
 
-/// @file
-/// Ranks of a node that plan together, each in a process of its own: `node`. `mpi::node` of mpgpu/mpi.hpp is one that
-/// is made from a communicator.
+/// @file Nodes: ranks, each in its own process, that plan together. `mpi::node` of mpgpu/mpi.hpp is a node made from a
+/// communicator.
 ///
-/// @code
-/// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
-/// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
-/// halo.enqueue(stream);                                              // every time step, each rank its part
-/// @endcode
+/// @code mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective mpgpu::plan halo =
+/// node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)}); halo.enqueue(stream);
+/// // each time step, each rank its part @endcode
 
 #include <mpgpu/buffer.hpp>
 #include <mpgpu/context.hpp>
@@ -29,29 +26,29 @@
 
 namespace mpgpu {
 
-/// Memory of a rank that transfers of a node's plan may name. The C struct.
+/// Memory of a rank that transfers of a node's plan may refer to. The C struct.
 using window = mp_window_t;
 
-/// A copy between windows of two ranks, or of one: destination, source (each a `node_end`), bytes. The C struct.
+/// Copy between windows of two ranks, or within one rank: destination, source (each a `node_end`), bytes. The C struct.
 using node_transfer = mp_node_transfer_t;
 
-/// An end of a `node_transfer`: the byte `offset` of window `index` of those that a rank hands in.
+/// Returns one end of a `node_transfer`: byte `offset` of the window with this index among those that `rank` passes.
 [[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
     return {static_cast<std::uint32_t>(rank), index, offset};
 }
 
-/// What a rank sends to another, or receives from it, without knowing where the other keeps it: `send_to` and
-/// `receive_from` make it.
+/// Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. `send_to` and
+/// `receive_from` create it.
 struct half_transfer {
-    window memory;     ///< this rank's bytes
-    int rank;          ///< the other rank; nothing is moved if it is below 0, as `MPI_PROC_NULL`
-    std::uint64_t tag; ///< the same in both halves
-    bool is_send;      ///< whether the other rank receives them
+    window memory;     ///< memory of this rank
+    int rank;          ///< other rank; below 0, as `MPI_PROC_NULL`, nothing is moved
+    std::uint64_t tag; ///< equal in the send and the receive descriptor
+    bool is_send;      ///< true if this rank sends the bytes
 };
 
 namespace detail {
 
-/// Fails to compile for memory that no half-transfer takes, and says what to pass.
+/// Fails to compile for memory that a descriptor cannot contain. The message names the accepted types.
 template <class Memory> constexpr void refuse_memory_of_half() noexcept {
     static_assert(is_end<Memory>, "mpgpu: a half-transfer takes a buffer or a device_span: other ranks cannot reach a "
                                   "std::vector or an array. Copy it into a buffer of the GPU, or into one of "
@@ -59,8 +56,8 @@ template <class Memory> constexpr void refuse_memory_of_half() noexcept {
     static_assert(!is_end<Memory>, "mpgpu: receive_from writes: pass a buffer or a device_span that is not const");
 }
 
-/// Collects `count` values of every rank of a node, in the order of ranks. All ranks call it together, with the same
-/// `call`, by which errors name it. Throws `rank_failed` if ranks are in different calls.
+/// Gathers `count` values of every rank of a node, in rank order. All ranks call it together with the same `call`,
+/// which is the name that errors show. Throws `rank_failed` if ranks are in different calls.
 template <class T>
 [[nodiscard]] std::vector<T> of_all_ranks(mp_node_t node, std::size_t ranks, const char *call, const T *mine,
                                           std::size_t count) {
@@ -70,40 +67,41 @@ template <class T>
     return all;
 }
 
-/// Returns when all ranks of a node have called it, with the same `call`. Throws as `of_all_ranks` does.
+/// Blocks until all ranks of a node have called it with the same `call`. Throws as `of_all_ranks`.
 inline void meet_all_ranks(mp_node_t node, const char *call) {
     on_error().report(mp_node_allgather(node, call, nullptr, nullptr, 0));
 }
 
 } // namespace detail
 
-/// All bytes of a span to a rank of the node, which hands in `receive_from` with this rank and the same tag.
+/// Returns a descriptor that sends all bytes of a span to a rank of the node. That rank passes `receive_from` with this
+/// rank and the same tag.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
-    // They are only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
+    // The elements are only read. NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
     return {{const_cast<std::remove_const_t<T> *>(elements.data()), elements.size_bytes()}, rank, tag, true};
 }
-/// The same of a buffer.
+/// Returns a descriptor that sends all bytes of a buffer.
 template <class T> [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const buffer<T> &whole) noexcept {
     return send_to(rank, tag, device_span<const T>(whole));
 }
-/// Does not compile: other memory is out of reach of other ranks.
+/// Rejects other memory at compile time, because other ranks cannot access it.
 template <class Memory, std::enable_if_t<!detail::is_end<const Memory>, int> = 0>
 [[nodiscard]] half_transfer send_to(int rank, std::uint64_t tag, const Memory & /*memory*/) noexcept {
     detail::refuse_memory_of_half<Memory>();
     return {{nullptr, 0}, rank, tag, true};
 }
-/// All bytes of a span from a rank of the node, which hands in `send_to` with this rank, the same tag and as many
-/// bytes.
+/// Returns a descriptor that receives all bytes of a span from a rank of the node. That rank passes `send_to` with this
+/// rank, the same tag and the same number of bytes.
 template <class T>
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
     static_assert(!std::is_const_v<T>, "mpgpu: what is received is written");
     return {{elements.data(), elements.size_bytes()}, rank, tag, false};
 }
-/// The same of a buffer.
+/// Returns a descriptor that receives all bytes of a buffer.
 template <class T> [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, buffer<T> &whole) noexcept {
     return receive_from(rank, tag, device_span<T>(whole));
 }
-/// Does not compile: other memory is out of reach of other ranks, and constant memory is not written.
+/// Rejects other memory at compile time, because other ranks cannot access it. Also rejects constant memory.
 template <class Memory,
           std::enable_if_t<!detail::is_end<Memory> || std::is_const_v<std::remove_reference_t<Memory>>, int> = 0>
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, Memory && /*memory*/) noexcept {
@@ -111,78 +109,79 @@ template <class Memory,
     return {{nullptr, 0}, rank, tag, false};
 }
 
-/// Who moves partitions that are ready.
+/// Agent that moves partitions as soon as they are ready.
 enum class agent : std::int32_t {
-    automatic = MP_AGENT_AUTO,          ///< what the library chooses
-    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths, without a multiprocessor
-    producer = MP_AGENT_PRODUCER,       ///< the producing kernels: they store their bytes at the destination
+    automatic = MP_AGENT_AUTO,          ///< chosen by the library
+    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; uses no multiprocessor
+    producer = MP_AGENT_PRODUCER,       ///< producing kernels, which store their bytes at the destination
 };
 
-/// How transfers move in partitions.
+/// Options of transfers that move in partitions.
 struct partitioning {
-    std::uint32_t count = 0;        ///< partitions of each transfer; 0 for as many as the model finds best
-    agent mover = agent::automatic; ///< who moves those that are ready
-    bool arrivals = true;           ///< whether receivers are told of each arrival
-    bool stores =
-        false; ///< whether `agent::automatic` may have the producers store, which write where their trigger points
+    std::uint32_t count = 0;        ///< partitions of each transfer; 0 lets the model choose
+    agent mover = agent::automatic; ///< agent that moves ready partitions
+    bool arrivals = true;           ///< true if receivers are notified when each partition arrives
+    bool stores = false;            ///< true if `agent::automatic` may let producers store at the destination
 };
 
-/// What `node::tune_partitions` tries.
+/// Candidates and limits of `node::tune_partitions`.
 struct partition_tuning {
-    /// Who may move partitions: with `agent::producer` the kernel writes where the trigger points; `agent::automatic`
-    /// only where `arrivals` is false.
+    /// Agents to try. With `agent::producer` the kernel must write where the trigger points. `agent::automatic`
+    /// requires `arrivals` to be false.
     std::vector<agent> agents{agent::copy_engine};
-    std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 for 7
-    bool arrivals = true;     ///< whether receivers are told of each arrival
-    std::string file{};       ///< where the trials are kept; empty for the file of MPGPU_TUNING_FILE
-    std::uint32_t blocks = 0; ///< of the kernel, where the program tunes with several numbers of them
+    std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 selects 7
+    bool arrivals = true;     ///< true if receivers are notified when each partition arrives
+    std::string file{};       ///< file that keeps the trials; empty for the file of MPGPU_TUNING_FILE
+    std::uint32_t blocks = 0; ///< blocks of the kernel, for programs that tune with several block counts
 };
 
-/// All bytes of a span.
+/// Returns a window of all bytes of a span.
 template <class T> [[nodiscard]] window make_window(device_span<T> elements) noexcept {
     return {elements.data(), elements.size_bytes()};
 }
-/// All bytes of a buffer; none where it is empty.
+/// Returns a window of all bytes of a buffer, with 0 bytes if the buffer is empty.
 template <class T> [[nodiscard]] window make_window(buffer<T> &whole) noexcept {
     return make_window(device_span<T>(whole));
 }
 
-/// The ranks of a node, which plan together. Owns it, and is move-only.
+/// Node: ranks that plan together. Owns its C handle and is move-only.
 class node {
   public:
-    /// Collects `bytes` bytes of every rank at every rank, in the order of ranks, as `MPI_Allgather` does. Returns 0,
-    /// or another number when it has failed. Must not throw.
+    /// Function that gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does. Returns
+    /// 0 on success and any other number on failure. Must not throw.
     using allgather = std::function<int(const void *send, void *receive, std::size_t bytes)>;
 
-    /// No node: every call reports `status::invalid_handle`.
+    /// Constructs an empty node. Every call on it reports `status::invalid_handle`.
     node() noexcept = default;
 
-    /// A node of `ranks` ranks, of which this is `rank`. `gpus` are those that this rank works for; left out, those
-    /// that it sees, shared out evenly where several ranks see them. All ranks make it together. What fails on one rank
-    /// fails on all: there with its own error, on the others with `rank_failed` and the reason. Throws
-    /// `argument_error`, `not_supported`, `rank_failed`.
+    /// Creates a node of `ranks` ranks, in which this process is rank `rank`. All ranks call it together.
+    ///
+    /// `gpus` are the GPUs that this rank uses. By default these are the visible GPUs; GPUs visible to several ranks
+    /// are divided evenly. A failure of one rank makes the call fail on all ranks: that rank gets its own error, the
+    /// others get `rank_failed` with the reason. Throws `argument_error`, `not_supported`, `rank_failed`.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, allgather gather,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
-    /// The same where the ranks have no allgather: they meet at a socket, whose path is the same on all, in a folder
-    /// that they all may write to, and wait a minute for each other. Throws as above.
+    /// Creates a node whose ranks have no allgather function. They meet at a socket, wait for each other for one
+    /// minute, and all pass the same path, in a folder that they may all write to. Throws as the constructor above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
-    /// A node of this process alone.
+    /// Creates a node of this process alone.
     explicit node(const context &ctx, on_error failed = {}) : ranks_(1) {
         failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
     }
 
-    /// Plans what all ranks move in a step, together: each hands in its windows, and the transfers that it sends or
-    /// receives. Collective. `mpgpu::plan::enqueue` then enqueues this rank's part of a step; every rank executes every
-    /// step. `mp_node_plan` says more, and `mp_plan_destroy` what ranks get that have come further than one that
-    /// destroys its plan. Throws `argument_error`, `not_supported`,
-    /// `out_of_memory`, `rank_failed`.
+    /// Plans all transfers between the ranks in one step. Collective: each rank passes its windows and the transfers
+    /// that it sends or receives.
+    ///
+    /// `mpgpu::plan::enqueue` then enqueues this rank's part of a step. Every rank executes every step. See
+    /// `mp_node_plan`; `mp_plan_destroy` describes the errors of ranks that have enqueued more steps than a rank that
+    /// destroys its plan. Throws `argument_error`, `not_supported`, `out_of_memory`, `rank_failed`.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const plan_options &options = {}, on_error failed = {}) const {
         mpgpu::plan made;
@@ -192,9 +191,8 @@ class node {
         return made;
     }
 
-    /// The same with transfers that move in partitions, each as soon as it is ready, while the rest is being produced:
-    /// `plan::arm`, then what produces them, then `plan::enqueue` make a step. `mp_plan_arm` says more. Throws as
-    /// above.
+    /// Plans transfers that move in partitions, each as soon as it is ready, while the rest is still being produced. A
+    /// step consists of `plan::arm`, the producers, and `plan::enqueue`; see `mp_plan_arm`. Throws as `plan` above.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const partitioning &how, const plan_options &options = {},
                                    on_error failed = {}) const {
@@ -210,27 +208,30 @@ class node {
         return made;
     }
 
-    /// The same for ranks that know what they send and receive, and not where the other keeps it, as with MPI. Halves
-    /// of two ranks meet by both ranks and the tag, several of one kind in the order in which each rank hands them in.
-    /// Window `i` is the memory of half `i`. Collective. Throws as above; `argument_error` for a half that meets none,
-    /// or one of another size.
+    /// Plans the transfers of send and receive descriptors, for ranks that do not know the position of the bytes in the
+    /// other rank's memory. Collective.
+    ///
+    /// Sends match receives by source, destination and tag, in the order in which each rank passes them. Window `i` is
+    /// the memory of descriptor `i`. Throws as `plan`, and `argument_error` for a descriptor without a match or with a
+    /// different size.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const plan_options &options = {},
                                             on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, options, failed);
     }
-    /// The same with transfers that move in partitions. `plan::trigger(rank(), i)` is of half `i`, so with one
-    /// partition each a receiver asks which of its messages has arrived (`trigger::arrived(0)`).
+    /// Plans the transfers of send and receive descriptors, moved in partitions. `plan::trigger(rank(), i)` belongs to
+    /// descriptor `i`. With one partition each, a receiver can check which of its messages has arrived
+    /// (`trigger::arrived(0)`).
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
                                             const plan_options &options = {}, on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, how, options, failed);
     }
 
-    /// Finds the best partitioning of these transfers by trying, on all ranks together: `produce` launches the
-    /// producers of a step in a stream, given the triggers of the transfers that this rank has handed in, all of which
-    /// it sends. Its exceptions end the call. Destinations are overwritten. `mp_node_tune_partitions` says more. Throws
-    /// as `plan` does.
+    /// Finds the fastest partitioning of transfers by trial, on all ranks together. `produce` launches the producers of
+    /// a step in a stream. It receives the triggers of the transfers that this rank passed; this rank must send all of
+    /// them. An exception of `produce` ends the call. Destinations are overwritten. See `mp_node_tune_partitions`.
+    /// Throws as `plan`.
     [[nodiscard]] partitioning
     tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
                     const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,
@@ -259,26 +260,26 @@ class node {
         return {best.count, static_cast<agent>(best.agent), trials.arrivals, best.stores == MP_ON};
     }
 
-    /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: it
-    /// fails on them with `rank_failed` and `reason`. For a rank that cannot make the call. Throws `rank_failed`.
+    /// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
+    /// `rank_failed` and `reason`. For a rank that cannot make the call itself. Throws `rank_failed`.
     void fail(const std::string &reason, on_error failed = {}) const {
         failed.report(mp_node_fail(get(), reason.c_str()));
     }
 
-    /// Which of the node's ranks this is.
+    /// Returns the rank of this process in the node.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
-    /// How many ranks the node has, also where a communicator has more (`mpi::node`); 0 of an empty object.
+    /// Returns the number of ranks of the node, even if a communicator has more (`mpi::node`). 0 if the node is empty.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
-    /// The first GPU that this rank works for. Throws `argument_error` where there is none: there are more ranks than
-    /// GPUs, or another rank has named it.
+    /// Returns the first GPU that this rank uses. Throws `argument_error` if there is none, because there are more
+    /// ranks than GPUs or another rank has listed the same GPU.
     [[nodiscard]] mpgpu::device device(on_error failed = {}) const {
         std::int32_t id = MP_DEVICE_HOST;
         failed.report(mp_node_device(get(), &id));
         return mpgpu::device::from_id(id);
     }
-    /// The GPUs that this rank works for, none where there are fewer: those that it has named, else its share of what
-    /// the ranks see; of ranks that name the same GPU the first works for it. Throws `argument_error` for an empty
-    /// object.
+    /// Returns the GPUs that this rank uses: those that it listed, or its part of the visible GPUs. If several ranks
+    /// list the same GPU, the first of them uses it. Empty if there are fewer GPUs than ranks. Throws `argument_error`
+    /// if the node is empty.
     [[nodiscard]] std::vector<mpgpu::device> devices(on_error failed = {}) const {
         std::size_t count = 0;
         failed.report(mp_node_devices(get(), nullptr, 0, &count));
@@ -291,13 +292,13 @@ class node {
         }
         return found;
     }
-    /// The C handle, still owned by this object.
+    /// Returns the C handle, which this object still owns.
     [[nodiscard]] mp_node_t get() const noexcept { return handle_.get(); }
-    /// Whether this owns a node.
+    /// True if this object owns a node.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
-    /// What tuning calls, and what that has thrown.
+    /// Callback of tuning, and the exception that it has thrown.
     struct producer_call {
         const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
         std::exception_ptr thrown;
@@ -310,7 +311,7 @@ class node {
                 thrown = std::current_exception();
             }
 #else
-            produce(triggers, stream_view(stream)); // ends the process where it fails
+            produce(triggers, stream_view(stream)); // ends the process if it fails
 #endif
             return thrown ? 1 : 0;
         }
@@ -335,9 +336,9 @@ class node {
             const mp_node_end_t own{rank_, static_cast<std::uint32_t>(made.first.size()), 0};
             const mp_node_end_t other{static_cast<std::uint32_t>(half.rank), MP_BY_TAG, half.tag};
             made.first.push_back(half.memory);
-            // Numbers of ranks on other nodes, and `any_rank`, lie further below: the library refuses them by name.
+            // Numbers of ranks on other nodes, and `any_rank`, are further below; the library rejects them by name.
             const bool is_none = half.rank < 0 && half.rank > MP_FIRST_ELSEWHERE;
-            made.second.push_back(is_none        ? node_transfer{own, own, 0} // keeps the numbers of the others
+            made.second.push_back(is_none        ? node_transfer{own, own, 0} // keeps the indices of the others
                                   : half.is_send ? node_transfer{other, own, half.memory.bytes}
                                                  : node_transfer{own, other, half.memory.bytes});
         }
@@ -349,7 +350,7 @@ class node {
 
     std::uint32_t rank_ = 0;
     std::uint32_t ranks_ = 0;
-    std::unique_ptr<allgather> gather_; ///< its address is the library's
+    std::unique_ptr<allgather> gather_; ///< the library holds its address
     detail::handle<mp_node_t, detail::destroyed_by<mp_node_destroy>> handle_;
 };
 

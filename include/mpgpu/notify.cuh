@@ -2,68 +2,65 @@
 #ifndef MPGPU_NOTIFY_CUH
 #define MPGPU_NOTIFY_CUH
 
-/// @file
-/// Notifications between a running kernel and CPU threads, the kernel's side: a value that a kernel takes as argument.
-/// Needs nothing of the library. mpgpu/notify.hpp makes it and is the threads' side.
+/// @file Notifications between a running kernel and CPU threads, the side of the kernel: a value that a kernel takes as
+/// argument. Needs nothing of the library. mpgpu/notify.hpp creates it and is the side of the threads.
 ///
-/// @code
-/// __global__ void work(mpgpu::notifier tell) {
+/// @code __global__ void work(mpgpu::notifier tell) {
 ///     const auto block = mpgpu::notify_block::current();
 ///     ...                                     // the block's part
-///     tell.raise_by_all(block, 0, step);      // by the last block that comes here: a thread may read all parts
-///     tell.wait(block, 1, step);              // all blocks, until a thread has raised notification 1
+///     tell.raise_by_all(block, 0, step);      // set by the last block that calls it: a thread may read all parts
+///     tell.wait(block, 1, step);              // all blocks, until a thread has set notification 1
 ///     ...
-/// }
-/// @endcode
+/// } @endcode
 ///
-/// A notification is a counter of 64 bits in pinned host memory, alone in its cache line, that one side raises to ever
-/// greater values and the other waits for. Nothing blocks but `wait`, and neither side makes a call of the driver.
+/// A notification is a 64-bit counter in pinned host memory, alone in its cache line. One side sets it to increasing
+/// values and the other waits for them. Only `wait` blocks, and neither side calls the driver.
 ///
-/// Blocks that wait for a thread must all fit on the GPU at once, along with all that the thread needs from that GPU:
-/// launch at most `cudaOccupancyMaxActiveBlocksPerMultiprocessor` times the multiprocessors, divided by the processes
-/// that share the GPU, or the blocks that are to raise may never start.
+/// Blocks that wait for a thread must all fit on the GPU simultaneously, together with all work that the thread needs
+/// from that GPU. Launch at most `cudaOccupancyMaxActiveBlocksPerMultiprocessor` blocks per multiprocessor, divided by
+/// the number of processes that share the GPU. Otherwise the blocks that set a notification may never start.
 ///
-/// One thread of one block polls host memory; all others poll a copy in device memory. A whole grid that polls host
-/// memory slowed a concurrent copy from 396 to 0.8 GB/s on H200.
+/// One thread of one block polls host memory; all others poll a copy in device memory. On H200, a whole grid that
+/// polled host memory slowed a concurrent copy from 396 to 0.8 GB/s.
 ///
-/// Compiled by anything but nvcc, or called in host code, the same functions run on CPU threads, of which each stands
-/// for a block of one thread: for tests, and for mpgpu's host backend. Compute capability 7.0 or later.
+/// If compiled by another compiler than nvcc, or called in host code, the functions run on CPU threads, each of which
+/// counts as a block of one thread. Tests and mpgpu's host backend use this. Requires compute capability 7.0 or later.
 
 #include <cstddef>
 #include <cstdint>
 #include <thread>
 
 #ifdef __CUDACC__
-/// Functions that a kernel and a CPU thread can call.
+/// Qualifiers of functions that a kernel and a CPU thread can call.
 #define MPGPU_NOTIFY_BOTH __host__ __device__
 #else
-/// Functions that a kernel and a CPU thread can call.
+/// Qualifiers of functions that a kernel and a CPU thread can call.
 #define MPGPU_NOTIFY_BOTH
 #endif
 
 namespace mpgpu {
 
-/// A counter that has its cache line for itself: 128 bytes, the longest of today's CPUs and what GPUs fetch at once.
+/// Counter with its own cache line of 128 bytes: the longest line of current CPUs and the unit of GPU memory accesses.
 struct alignas(128) notification_counter {
-    std::uint64_t value; ///< only grows
+    std::uint64_t value; ///< only increases
 };
 
-/// What blocks of the kernel tell each other of a notification, in device memory. 0 at first.
+/// State of a notification that blocks of the kernel share, in device memory. Initially 0.
 struct notification_mirror {
-    std::uint64_t value;   ///< the counter as the polling block has last seen it
-    std::uint32_t arrived; ///< blocks that have come to `raise_by_all`
+    std::uint64_t value;   ///< value of the counter that the polling block has read last
+    std::uint32_t arrived; ///< blocks that have called `raise_by_all`
     std::uint32_t unused;  ///< 0
 };
 
-/// The calling block: where it is in its grid, and the calling thread in it.
+/// Calling block: its position in the grid, and the calling thread's position in the block.
 struct notify_block {
-    std::uint32_t index;   ///< of the block
-    std::uint32_t blocks;  ///< of the grid
-    std::uint32_t thread;  ///< in the block
-    std::uint32_t threads; ///< of the block
+    std::uint32_t index;   ///< index of the block in the grid
+    std::uint32_t blocks;  ///< number of blocks in the grid
+    std::uint32_t thread;  ///< index of the thread in the block
+    std::uint32_t threads; ///< number of threads in the block
 
 #ifdef __CUDACC__
-    /// The block that calls it, of a grid and blocks of any dimensions. In kernels.
+    /// Returns the calling block, of a grid and blocks of any dimensions. For kernels.
     [[nodiscard]] static __device__ notify_block current() {
         return {blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), gridDim.x * gridDim.y * gridDim.z,
                 threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z),
@@ -71,7 +68,7 @@ struct notify_block {
     }
 #endif
 
-    /// Waits for all threads of the block, which see each other's writes from then on. On the CPU there is one.
+    /// Waits for all threads of the block, which see each other's writes from then on. A CPU block has only one thread.
     MPGPU_NOTIFY_BOTH void synchronize() const {
 #ifdef __CUDA_ARCH__
         __syncthreads();
@@ -81,13 +78,13 @@ struct notify_block {
 
 namespace detail {
 
-/// Which threads a write is for and a read is from.
+/// Threads that see a write or make a value that is read.
 enum class reach {
-    device, ///< of this GPU
-    system  ///< of the CPU and of all GPUs
+    device, ///< threads of this GPU
+    system  ///< threads of the CPU and of all GPUs
 };
 
-/// Reads a counter; what its writer had written before is seen by whatever follows.
+/// Reads a counter. All earlier writes of the thread that set it are then visible.
 template <reach Who> [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t load(const std::uint64_t *counter) {
 #ifdef __CUDA_ARCH__
     unsigned long long value = 0;
@@ -102,8 +99,8 @@ template <reach Who> [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t load(c
 #endif
 }
 
-/// Writes a counter, after all that the calling thread has written or has seen written, by its block before a barrier
-/// say: no other fence is needed.
+/// Writes a counter after all writes of the calling thread, and after all writes that it has seen, for example those of
+/// its block before a barrier. No other fence is needed.
 template <reach Who> MPGPU_NOTIFY_BOTH inline void store(std::uint64_t *counter, std::uint64_t value) {
 #ifdef __CUDA_ARCH__
     const unsigned long long word = value;
@@ -117,8 +114,8 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline void store(std::uint64_t *counter,
 #endif
 }
 
-/// Counts the caller in; true for the last of `of`, which then sees what all others have written, and for which the
-/// count starts anew.
+/// Counts the caller. Returns true for the last of `of` callers, which then sees the writes of all others. The count
+/// then restarts at 0.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool is_last(std::uint32_t *arrived, std::uint32_t of) {
 #ifdef __CUDA_ARCH__
     unsigned before = 0;
@@ -127,13 +124,13 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline void store(std::uint64_t *counter,
 #else
     const bool last = __atomic_add_fetch(arrived, 1U, __ATOMIC_ACQ_REL) == of;
     if (last) {
-        __atomic_store_n(arrived, 0U, __ATOMIC_RELAXED); // nobody counts for the next time before this one is raised
+        __atomic_store_n(arrived, 0U, __ATOMIC_RELAXED); // no block counts again before this notification is set
     }
     return last;
 #endif
 }
 
-/// Polls until a counter stands at `value` or more; what it stands at.
+/// Polls until a counter has reached `value`, and returns the counter.
 template <reach Who> MPGPU_NOTIFY_BOTH inline std::uint64_t poll(const std::uint64_t *counter, std::uint64_t value) {
     std::uint64_t now = load<Who>(counter);
     while (now < value) {
@@ -147,26 +144,28 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline std::uint64_t poll(const std::uint
 
 } // namespace detail
 
-/// The notifications of a kernel. A plain value, passed to the kernel by value. Copies stand for the same counters.
+/// Notifications of a kernel. A plain value, passed to the kernel by value. Copies refer to the same counters.
 ///
-/// Of one notification, values only grow, and one side raises it: one thread at a time, or one kernel at a time. What
-/// was written before it was raised is seen by whoever has found it raised.
+/// The value of a notification only increases. One side sets it, by one thread or one kernel at a time. A thread that
+/// finds it set sees all writes before that.
 class notifier {
   public:
     notifier() = default;
-    /// Of `size` counters in memory that CPU and GPU reach, and as many mirrors in memory of the GPU; both 0 at first.
+    /// Refers to `size` counters in memory that CPU and GPU can access, and the same number of mirrors in GPU memory.
+    /// All are initially 0.
     MPGPU_NOTIFY_BOTH notifier(notification_counter *counters, notification_mirror *mirrors, std::size_t size)
         : counters_(counters), mirrors_(mirrors), size_(size) {}
 
-    /// Notifications.
+    /// Returns the number of notifications.
     [[nodiscard]] MPGPU_NOTIFY_BOTH std::size_t size() const { return size_; }
 
-    /// Raises a notification, by one thread, after all that this thread has written or seen written. Never blocks.
+    /// Sets a notification after all writes of the calling thread, and after all writes that it has seen. One thread
+    /// calls it. Never blocks.
     MPGPU_NOTIFY_BOTH void raise(std::size_t index, std::uint64_t value) const {
         detail::store<detail::reach::system>(&counters_[index].value, value);
     }
 
-    /// The same after what all threads of the block have written; called by all of them.
+    /// Sets a notification after the writes of all threads of the block. All of them call it.
     MPGPU_NOTIFY_BOTH void raise(const notify_block &block, std::size_t index, std::uint64_t value) const {
         block.synchronize();
         if (block.thread == 0) {
@@ -174,9 +173,10 @@ class notifier {
         }
     }
 
-    /// The same after what all blocks of the grid have written; called by all threads of all blocks, in the same order
-    /// of notifications. The last block raises, and the others go on: no barrier between blocks. A notification that is
-    /// raised this way again must have been waited for, or the kernel launched anew, in between.
+    /// Sets a notification after the writes of all blocks of the grid. All threads of all blocks call it, for
+    /// notifications in the same order. The last block sets the notification; the others continue without a barrier
+    /// between blocks. Before the next call for the same notification, a thread must have waited for it, or the kernel
+    /// must have been launched again.
     MPGPU_NOTIFY_BOTH void raise_by_all(const notify_block &block, std::size_t index, std::uint64_t value) const {
         block.synchronize();
         if (block.thread == 0 && detail::is_last(&mirrors_[index].arrived, block.blocks)) {
@@ -184,18 +184,19 @@ class notifier {
         }
     }
 
-    /// What a notification stands at. Reads host memory, so by one thread of the grid; never blocks.
+    /// Returns the value of a notification. Reads host memory, so only one thread of the grid should call it. Never
+    /// blocks.
     [[nodiscard]] MPGPU_NOTIFY_BOTH std::uint64_t value(std::size_t index) const {
         return detail::load<detail::reach::system>(&counters_[index].value);
     }
-    /// Whether it stands at `value` or more; as `value`.
+    /// Returns true if a notification has reached `least`. The rules of `value` apply.
     [[nodiscard]] MPGPU_NOTIFY_BOTH bool is_raised(std::size_t index, std::uint64_t least) const {
         return value(index) >= least;
     }
 
-    /// Waits until a CPU thread has raised a notification to `least` or more; called by all threads of all blocks. One
-    /// thread of block 0 polls host memory and passes on what it finds. Returns what the notification stands at, the
-    /// same in all blocks unless it is raised twice.
+    /// Waits until a CPU thread has set a notification to `least` or more. All threads of all blocks call it. One
+    /// thread of block 0 polls host memory and passes the value on. Returns the value of the notification, which is
+    /// equal in all blocks unless it is set twice.
     MPGPU_NOTIFY_BOTH std::uint64_t wait(const notify_block &block, std::size_t index, std::uint64_t least) const {
         if (block.index == 0 && block.thread == 0) {
             pass_on(index, least);
@@ -203,14 +204,14 @@ class notifier {
         return wait_passed_on(block, index, least);
     }
 
-    /// One half of `wait`, for grids in which a block does nothing but poll: one thread waits, reading host memory, and
-    /// passes on what it finds.
+    /// Performs the polling part of `wait`, for grids in which one block only polls: one thread polls host memory and
+    /// passes the value on to the other blocks.
     MPGPU_NOTIFY_BOTH void pass_on(std::size_t index, std::uint64_t least) const {
         const std::uint64_t found = detail::poll<detail::reach::system>(&counters_[index].value, least);
         detail::store<detail::reach::device>(&mirrors_[index].value, found);
     }
 
-    /// The other half, called by all threads of a block: waits for what is passed on.
+    /// Performs the other part of `wait`: all threads of a block wait for the value that is passed on.
     MPGPU_NOTIFY_BOTH std::uint64_t wait_passed_on(const notify_block &block, std::size_t index,
                                                    std::uint64_t least) const {
 #ifdef __CUDA_ARCH__
@@ -220,7 +221,7 @@ class notifier {
         }
         block.synchronize();
         const std::uint64_t now = found;
-        block.synchronize(); // the next wait may write it
+        block.synchronize(); // the next wait may overwrite it
         return now;
 #else
         static_cast<void>(block);

@@ -2,17 +2,14 @@
 #ifndef MPGPU_NOTIFY_HPP
 #define MPGPU_NOTIFY_HPP
 
-/// @file
-/// Notifications between a running kernel and CPU threads, the threads' side: a header over mpgpu.hpp and nothing else.
-/// The kernel's side is mpgpu/notify.cuh.
+/// @file Notifications between a running kernel and CPU threads, the side of the threads. Needs only mpgpu.hpp.
+/// mpgpu/notify.cuh is the side of the kernel.
 ///
-/// @code
-/// mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2);
-/// work<<<blocks, threads, 0, stream>>>(told.in_kernel());
-/// told.synchronize(0, step, std::chrono::seconds(10), "the first half"); // until the kernel has raised notification 0
-/// ...                                                                // reads what the kernel has written
-/// told.raise(1, step);                                               // the kernel, still running, goes on
-/// @endcode
+/// @code mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2); work<<<blocks, threads, 0,
+/// stream>>>(told.in_kernel()); told.synchronize(0, step, std::chrono::seconds(10), "the first half"); // until the
+/// kernel has set notification 0 ...                                                                // reads data of
+/// the kernel told.raise(1, step);                                               // the kernel, still running,
+/// continues @endcode
 
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/notify.cuh>
@@ -27,17 +24,17 @@
 
 namespace mpgpu {
 
-/// Counters that a kernel raises and CPU threads wait for, or the other way round; see `notifier` for what holds of
-/// each.
+/// Counters that a kernel sets and CPU threads wait for, or vice versa. `notifier` describes the rules for each
+/// counter.
 ///
-/// Owns 128 bytes of pinned host memory and 16 bytes of the GPU's for each. Move-only. Its destructor waits, as those
-/// of all buffers, until everything enqueued in the context has finished: a kernel that still waits must be told first.
-/// `const` functions may be called by several threads at once.
+/// Owns 128 bytes of pinned host memory and 16 bytes of GPU memory per counter. Move-only. Like that of a buffer, the
+/// destructor waits until all work enqueued in the context has finished, so notify a waiting kernel before. Several
+/// threads may call `const` functions concurrently.
 class notifications {
   public:
-    /// Owns none.
+    /// Constructs an object without notifications.
     notifications() noexcept = default;
-    /// `count` notifications, which stand at 0, for kernels of `where`. Blocks for one small copy. Throws
+    /// Creates `count` notifications with value 0, for kernels of the device `where`. Blocks for one small copy. Throws
     /// `argument_error`, `out_of_memory`, `driver_error`.
     notifications(const context &ctx, device where, std::size_t count)
         : counters_(ctx, device::host(), count), mirrors_(ctx, where, count) {
@@ -52,27 +49,27 @@ class notifications {
         order.synchronize();
     }
 
-    /// Notifications.
+    /// Returns the number of notifications.
     [[nodiscard]] std::size_t size() const noexcept { return counters_.size(); }
 
-    /// What a kernel takes, by value; good for as long as this object.
+    /// Returns the kernel argument, passed by value. It is valid for as long as this object exists.
     [[nodiscard]] notifier in_kernel() noexcept { return {counters_.data(), mirrors_.data(), size()}; }
 
-    /// Raises a notification that a kernel waits for, after all that the calling thread has written. Never blocks.
+    /// Sets a notification that a kernel waits for, after all earlier writes of the calling thread. Never blocks.
     void raise(std::size_t index, std::uint64_t value) noexcept {
         detail::store<detail::reach::system>(&counters_.data()[index].value, value);
     }
 
-    /// What a notification stands at. Never blocks.
+    /// Returns the value of a notification. Never blocks.
     [[nodiscard]] std::uint64_t value(std::size_t index) const noexcept {
         return detail::load<detail::reach::system>(&counters_.data()[index].value);
     }
-    /// Whether a notification stands at `least` or more: what the kernel had written before may then be read. Never
+    /// Returns true if a notification has reached `least`. Data that the kernel wrote before may then be read. Never
     /// blocks.
     [[nodiscard]] bool test(std::size_t index, std::uint64_t least) const noexcept { return value(index) >= least; }
 
-    /// Blocks the calling thread until a notification stands at `least` or more: polls. Throws `timeout` after `most`,
-    /// with the notification's index, `name` if it is given, and what it stands at.
+    /// Blocks the calling thread until a notification has reached `least`, by polling. Throws `timeout` after `most`;
+    /// the error shows the notification's index, its value, and `name` if it is given.
     void synchronize(std::size_t index, std::uint64_t least, std::chrono::nanoseconds most,
                      const std::string &name = {}, on_error failed = {}) const {
         const auto begin = std::chrono::steady_clock::now();

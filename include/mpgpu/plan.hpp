@@ -2,8 +2,7 @@
 #ifndef MPGPU_PLAN_HPP
 #define MPGPU_PLAN_HPP
 
-/// @file
-/// Plans: how a batch of transfers is carried out.
+/// @file Plans: batches of transfers that execute together.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/request.hpp>
@@ -16,48 +15,50 @@
 
 namespace mpgpu {
 
-/// What runs a plan.
+/// Mechanism that executes a plan.
 enum class engine : std::int32_t {
-    automatic = MP_ENGINE_AUTO, ///< the one that the model finds fastest
-    stream = MP_ENGINE_STREAM,  ///< copies on internal streams, joined by events
-    graph = MP_ENGINE_GRAPH,    ///< the same copies as one graph launch
-    batch = MP_ENGINE_BATCH,    ///< direct copies in batched calls
-    kernel = MP_ENGINE_KERNEL   ///< direct copies in fused kernels
+    automatic = MP_ENGINE_AUTO, ///< engine that the model predicts to be fastest
+    stream = MP_ENGINE_STREAM,  ///< copies on internal streams, ordered by events
+    graph = MP_ENGINE_GRAPH,    ///< copies and fused kernels, launched as one graph
+    batch = MP_ENGINE_BATCH,    ///< direct copies, in batched driver calls
+    kernel = MP_ENGINE_KERNEL   ///< direct copies, in fused kernels
 };
 
-/// How to plan. A field left alone is decided by the environment, then by the tuning file, then by the model.
+/// Options of a plan. A field with its default value is decided by the environment, then by the tuning file, then by
+/// the model.
 struct plan_options {
-    /// What runs the plan.
+    /// Mechanism that executes the plan.
     mpgpu::engine engine = mpgpu::engine::automatic;
-    /// The most paths that one transfer may use; 0: left to the model.
+    /// Maximum number of paths per transfer. 0: the model decides.
     std::uint32_t max_paths = 0;
-    /// Whether a copy between GPUs may also pass through host memory. Left alone, it may.
+    /// True if a copy between GPUs may also pass through host memory, which is the default.
     std::optional<bool> host_path;
-    /// Bytes of one chunk on staged paths; 0: left to the model.
+    /// Bytes of one chunk on staged paths. 0: the model decides.
     std::uint64_t chunk_bytes = 0;
-    /// Transfers below this many bytes take one path; 0: left to the model.
+    /// Transfers with fewer bytes use one path. 0: the model decides.
     std::uint64_t min_bytes = 0;
-    /// The most staging memory on each device, bytes; 0: the context's bound.
+    /// Maximum staging memory on each device, bytes. 0: the context's limit.
     std::uint64_t staging_bytes = 0;
-    /// GPUs through which bytes of others may pass: bit `g` is GPU `g`, `MP_RELAY_NONE` alone is none. 0: all.
+    /// Bit mask of the GPUs that may relay bytes for others: bit `g` is GPU `g`. `MP_RELAY_NONE` allows none, 0 allows
+    /// all.
     std::uint64_t relay_gpus = 0;
-    /// Whether executions choose among variants of the plan by how long they take. Left alone, they do; plans of a node
-    /// do not.
+    /// True if executions choose among variants of the plan by their measured times, which is the default. Plans of a
+    /// node do not choose.
     std::optional<bool> adapt;
-    /// Chunks of each path through another GPU, before `chunk_bytes`; 0: left to the model.
+    /// Number of chunks of each path through another GPU. Takes precedence over `chunk_bytes`. 0: the model decides.
     std::uint32_t relay_chunks = 0;
-    /// The same for paths through host memory.
+    /// Number of chunks of each path through host memory. Takes precedence over `chunk_bytes`. 0: the model decides.
     std::uint32_t host_chunks = 0;
 };
 
 namespace detail {
 
-/// The same as C has it.
+/// Returns the C value of an optional switch.
 [[nodiscard]] inline mp_switch_t c_switch(std::optional<bool> on) noexcept {
     return on ? (*on ? MP_ON : MP_OFF) : MP_DEFAULT;
 }
 
-/// The same as the C struct.
+/// Returns the C struct of plan options.
 [[nodiscard]] inline mp_plan_options_t c_options(const plan_options &options) noexcept {
     mp_plan_options_t c = MP_PLAN_OPTIONS_INIT;
     c.engine = static_cast<mp_engine_t>(options.engine);
@@ -75,22 +76,22 @@ namespace detail {
 
 } // namespace detail
 
-/// What a plan promises: bytes, paths, modelled seconds, and measured ones where there are any. The C struct.
+/// Properties of a plan: bytes, paths, modelled seconds, and measured seconds if available. The C struct.
 using plan_info = mp_plan_info_t;
 
-/// How a batch of transfers is carried out: made once, executed as often as wanted, from any thread.
+/// Plan for a batch of transfers. It is made once and executed any number of times, from any thread.
 ///
-/// Owns it, and is move-only. Its destructor does not wait: executions that are enqueued still finish. That of a plan
-/// of a `node` blocks until the steps that were enqueued here have finished, for which the other ranks must come to
-/// them.
+/// Owns its C handle and is move-only. The destructor does not wait; enqueued executions still finish. For a plan of a
+/// `node` the destructor blocks until the steps that this rank has enqueued have finished, which requires the other
+/// ranks to reach them.
 class plan {
   public:
-    /// No plan: every call reports `status::invalid_handle`.
+    /// Constructs an empty plan. Every call on it reports `status::invalid_handle`.
     plan() noexcept = default;
 
-    /// Plans the transfers of one communication step together, so that they do not fight for links. They are unordered
-    /// among each other, so no destination may overlap another destination or a source. The memory must exist whenever
-    /// the plan is executed; the array of transfers is not kept. Throws `argument_error`, `not_supported`,
+    /// Plans the transfers of one communication step together, so that they do not compete for links. The transfers run
+    /// in no particular order, so no destination may overlap another destination or a source. The memory must exist
+    /// whenever the plan is executed; the array of transfers is not kept. Throws `argument_error`, `not_supported`,
     /// `out_of_memory`.
     plan(const context &ctx, array_view<const transfer> transfers, const plan_options &options = {},
          on_error failed = {}) {
@@ -98,61 +99,61 @@ class plan {
         failed.report(mp_plan(ctx.get(), transfers.data(), transfers.size(), &c, handle_.address()));
     }
 
-    /// Makes what the first execution in `stream` would otherwise make, so that it costs what later ones cost; enqueues
-    /// nothing. For a time loop, before the first step: may take milliseconds, and may wait for work of the GPUs.
-    /// `mp_plan_prepare` says more. Throws as `execute` does.
+    /// Prepares the first execution in `stream`, so that it takes no longer than later ones. Enqueues nothing. Call it
+    /// before a time loop: it may take milliseconds and may wait for work of the GPUs. See `mp_plan_prepare`. Throws as
+    /// `execute`.
     void prepare(stream_view stream, on_error failed = {}) const {
         failed.report(mp_plan_prepare(get(), stream.get()));
     }
 
-    /// Enqueues the copies: after all earlier work in `stream`, before all later work in it. Never blocks. Executions
-    /// of one plan, or of plans that share staging memory, may be enqueued in different streams at once. Throws
-    /// `argument_error`, `out_of_memory`, `driver_error`.
+    /// Enqueues the copies after all earlier work in `stream` and before all later work. Does not wait for the device.
+    /// Executions of one plan, or of plans that share staging memory, may be enqueued in different streams
+    /// concurrently. Throws `argument_error`, `out_of_memory`, `driver_error`.
     [[nodiscard]] request execute(stream_view stream, on_error failed = {}) const {
         request done;
         failed.report(mp_execute(get(), stream.get(), done.handle_.address()));
         return done;
     }
 
-    /// `execute` for code that is ordered by streams alone: makes no request. Throws as `execute` does.
+    /// Enqueues the copies without creating a request, for code that is ordered by streams alone. Throws as `execute`.
     void enqueue(stream_view stream, on_error failed = {}) const {
         failed.report(mp_execute(get(), stream.get(), nullptr));
     }
 
-    /// Begins a step of a plan with partitions: after all earlier work in `stream`, before what makes them ready.
-    /// `enqueue` or `execute` follows after that. `mp_plan_arm` says more. Throws `argument_error`, `peer_gone`.
+    /// Begins a step of a plan with partitions, after all earlier work in `stream`. Enqueue the producers next, then
+    /// call `enqueue` or `execute`. See `mp_plan_arm`. Throws `argument_error`, `peer_gone`.
     void arm(stream_view stream, on_error failed = {}) const { failed.report(mp_plan_arm(get(), stream.get())); }
 
-    /// What kernels need that produce or consume a transfer in partitions (mpgpu/trigger.cuh): number `transfer` of
-    /// those that `rank` handed in. Throws `argument_error`.
+    /// Returns the trigger of a transfer that moves in partitions, for kernels that produce or consume it
+    /// (mpgpu/trigger.cuh). `index` is the index among the transfers that `rank` passed. Throws `argument_error`.
     [[nodiscard]] mp_trigger_t trigger(std::uint32_t rank, std::size_t index, on_error failed = {}) const {
         mp_trigger_t made = MP_TRIGGER_INIT;
         failed.report(mp_plan_get_trigger(get(), rank, index, &made));
         return made;
     }
 
-    /// Blocks until the last step of a plan with partitions has finished here, at most so many seconds. The error names
-    /// the partitions that are missing. Throws `timeout`, `peer_gone`, `argument_error`.
+    /// Blocks until the last step of a plan with partitions has finished on this rank, but at most `seconds`. The error
+    /// lists the missing partitions. Throws `timeout`, `peer_gone`, `argument_error`.
     void synchronize(double seconds, on_error failed = {}) const { failed.report(mp_plan_synchronize(get(), seconds)); }
 
-    /// Paths, shares, chunks, modelled time, and why each other path was not taken. Throws `argument_error` when this
-    /// is empty.
+    /// Describes paths, shares, chunks, modelled time, and the reason why each other path was rejected. Throws
+    /// `argument_error` if the plan is empty.
     [[nodiscard]] std::string describe(description form = description::text, on_error failed = {}) const {
         return detail::text_of(failed, [&](char *out, std::size_t capacity, std::size_t *length) {
             return mp_plan_describe(get(), static_cast<mp_format_t>(form), out, capacity, length);
         });
     }
 
-    /// The plan in numbers; its seconds are modelled, not measured. Throws `argument_error` when this is empty.
+    /// Returns properties of the plan. Throws `argument_error` if the plan is empty.
     [[nodiscard]] plan_info info(on_error failed = {}) const {
         plan_info numbers = MP_PLAN_INFO_INIT;
         failed.report(mp_plan_get_info(get(), &numbers));
         return numbers;
     }
 
-    /// The C handle, still owned by this object.
+    /// Returns the C handle, which this object still owns.
     [[nodiscard]] mp_plan_t get() const noexcept { return handle_.get(); }
-    /// Whether this owns a plan.
+    /// True if this object owns a plan.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

@@ -2,8 +2,7 @@
 #ifndef MPGPU_REQUEST_HPP
 #define MPGPU_REQUEST_HPP
 
-/// @file
-/// Requests: executions, sends and receives that can be waited for.
+/// @file Requests: executions, sends and receives that can be waited for.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/error.hpp>
@@ -19,15 +18,15 @@ namespace mpgpu {
 
 namespace detail {
 
-/// Forgets a request: the execution goes on.
+/// Destroys a request without waiting; the execution continues.
 struct request_owner {
     void operator()(mp_request_t value) const noexcept { static_cast<void>(mp_request_destroy(&value)); }
 };
 
-/// What `request::then` was given.
+/// Type of the function that is passed to `request::then`.
 using request_function = std::function<void(std::error_code)>;
 
-/// Calls what `request::then` was given, and destroys it.
+/// Calls the function that was passed to `request::then`, and destroys it.
 inline void call_request_function(void *user, mp_status_t outcome) {
     const std::unique_ptr<request_function> function(static_cast<request_function *>(user));
     (*function)(make_error_code(static_cast<status>(outcome)));
@@ -35,48 +34,49 @@ inline void call_request_function(void *user, mp_status_t outcome) {
 
 } // namespace detail
 
-/// One execution of a plan, to wait for or to ask about.
+/// Request of one execution of a plan.
 ///
-/// Move-only. Destroying a request that is still pending forgets it, as `MPI_Request_free` does: the copies go on,
-/// ordered by their stream, and nothing blocks. A destructor that waited would put a host synchronisation, which nobody
-/// wrote, into a time loop that is ordered by streams alone. Whoever frees or reads the memory on the host
-/// synchronizes, with the request, the stream or an event.
+/// Move-only. Destroying a pending request does not wait and does not stop the copies, as with `MPI_Request_free`. The
+/// copies continue in stream order. A destructor that waited would add a hidden host synchronisation to time loops that
+/// are ordered by streams alone. Before the host frees or reads the memory, it must synchronize with the request, the
+/// stream or an event.
 class request {
   public:
-    /// Nothing to wait for.
+    /// Constructs an empty request.
     request() noexcept = default;
 
-    /// Blocks the calling thread until all bytes have arrived; returns at once when empty. Empty afterwards. Throws
-    /// `driver_error`, `data_corruption` where the execution met one, `peer_gone` as `stream::synchronize` does.
+    /// Blocks the calling thread until all bytes have arrived. Returns immediately if the request is empty. The request
+    /// is then empty. Throws `driver_error`, `data_corruption` if the execution detected one, `peer_gone` as
+    /// `stream::synchronize`.
     void synchronize(on_error failed = {}) { failed.report(mp_wait(handle_.address(), nullptr)); }
 
-    /// Whether all bytes have arrived, without blocking; empty once they have. Throws as `synchronize` does.
+    /// Returns true if all bytes have arrived, without blocking. The request is then empty. Throws as `synchronize`.
     [[nodiscard]] bool test(on_error failed = {}) {
         std::int32_t done = 0;
         failed.report(mp_test(handle_.address(), &done, nullptr));
         return done != 0;
     }
 
-    /// Makes later work of `stream` wait until all bytes have arrived; the host does not wait. The stream goes on where
-    /// the request ends with an error, which `synchronize` reports. Throws `argument_error`, `not_supported`.
+    /// Makes later work of `stream` wait until all bytes have arrived, without blocking the host. If the request ends
+    /// with an error, which `synchronize` reports, the stream continues. Throws `argument_error`, `not_supported`.
     void wait(stream_view stream, on_error failed = {}) const {
         failed.report(mp_stream_wait_request(stream.get(), handle_.get()));
     }
 
-    /// Calls `function` once with the outcome, on the thread `mpgpu-callback` of the context; it must not throw. The
-    /// request may be destroyed before. Throws `argument_error`, `not_supported`.
+    /// Calls `function` once with the outcome, on the thread `mpgpu-callback` of the context. `function` must not
+    /// throw. The request may be destroyed before the call. Throws `argument_error`, `not_supported`.
     void then(std::function<void(std::error_code)> function, on_error failed = {}) const {
         auto owned = std::make_unique<detail::request_function>(std::move(function));
         const mp_status_t outcome = mp_request_set_callback(handle_.get(), detail::call_request_function, owned.get());
         if (outcome == MP_SUCCESS) {
-            static_cast<void>(owned.release()); // the callback's
+            static_cast<void>(owned.release()); // owned by the callback
         }
         failed.report(outcome);
     }
 
-    /// Whether there is still something to wait for.
+    /// True if the request is not empty.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
-    /// The C handle, still owned by this object.
+    /// Returns the C handle, which this object still owns.
     [[nodiscard]] mp_request_t get() const noexcept { return handle_.get(); }
 
   private:

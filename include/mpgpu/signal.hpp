@@ -2,9 +2,8 @@
 #ifndef MPGPU_SIGNAL_HPP
 #define MPGPU_SIGNAL_HPP
 
-/// @file
-/// Signals between the processes of a node: counters in memory. Streams raise them and wait for them by
-/// `context::raise` and `context::wait`, the calling thread by `context::raise_from_host`, `context::is_reached` and
+/// @file Signals between the processes of a node: counters in memory. Streams set and wait for them with
+/// `context::raise` and `context::wait`. The calling thread uses `context::raise_from_host`, `context::is_reached` and
 /// `context::synchronize`.
 
 #include <mpgpu/detail/cpp17.hpp>
@@ -12,8 +11,8 @@
 
 namespace mpgpu {
 
-/// A counter of 64 bits in memory of `signal_counters`, or in imported memory, and the value that it is raised to or
-/// waited for. The C struct, a plain value.
+/// 64-bit counter in memory of `signal_counters` or in imported memory, and the value to set or wait for. A plain
+/// value. The C struct.
 using signal_value = mp_signal_t;
 
 } // namespace mpgpu

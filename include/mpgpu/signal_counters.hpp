@@ -2,8 +2,7 @@
 #ifndef MPGPU_SIGNAL_COUNTERS_HPP
 #define MPGPU_SIGNAL_COUNTERS_HPP
 
-/// @file
-/// Memory of signals.
+/// @file Memory for signals.
 
 #include <mpgpu/buffer.hpp>
 
@@ -12,13 +11,13 @@
 
 namespace mpgpu {
 
-/// Counters of signals, which stand at 0 at first: a buffer in host memory that other processes can map.
+/// Counters of signals, initially 0. A buffer in host memory that other processes can map.
 class signal_counters : public buffer<std::uint64_t> {
   public:
-    /// Owns nothing.
+    /// Constructs an empty object.
     signal_counters() noexcept = default;
-    /// Allocates `size` counters; none at all when `size` is 0. Throws `argument_error`, `out_of_memory`,
-    /// `not_supported`, `driver_error`.
+    /// Allocates `size` counters, or nothing if `size` is 0. Throws `argument_error`, `out_of_memory`, `not_supported`,
+    /// `driver_error`.
     signal_counters(const context &ctx, std::size_t size, on_error failed = {})
         : buffer(buffer::shared(ctx, device::host(), size, failed)) {}
 };

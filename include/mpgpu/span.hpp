@@ -2,8 +2,7 @@
 #ifndef MPGPU_SPAN_HPP
 #define MPGPU_SPAN_HPP
 
-/// @file
-/// Views of memory that someone else owns: `array_view`, and `device_span`, which knows the device.
+/// @file Non-owning views of memory: `array_view`, and `device_span`, which knows the device.
 
 #include <mpgpu/device.hpp>
 
@@ -15,9 +14,9 @@
 
 namespace mpgpu {
 
-/// A contiguous sequence of elements that someone else owns: the part of `std::span` that C++17 lacks. Made from an
-/// array or from anything with `data()` and `size()`, `std::span` included, and convertible to `std::span`. Sizes count
-/// elements. Owns nothing; a plain value.
+/// Non-owning view of a contiguous sequence of elements: the part of `std::span` that C++17 lacks. Constructed from an
+/// array or from any type with `data()` and `size()`, including `std::span`, and convertible to `std::span`. Sizes are
+/// in elements. A plain value.
 template <class T> class array_view {
     template <class C>
     using element_of = std::remove_pointer_t<decltype(std::declval<C &>().data(), std::declval<C &>().size(),
@@ -27,49 +26,49 @@ template <class T> class array_view {
                                      !std::is_same_v<std::remove_cv_t<std::remove_reference_t<C>>, array_view>;
 
   public:
-    /// `T`.
+    /// Element type `T`.
     using element_type = T;
-    /// `T` without const.
+    /// Element type `T` without const.
     using value_type = std::remove_cv_t<T>;
 
-    /// No elements.
+    /// Constructs an empty view.
     constexpr array_view() noexcept = default;
-    /// `size` elements from `data` on.
+    /// Views `size` elements from `data` on.
     constexpr array_view(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
-    /// The elements of an array.
+    /// Views the elements of an array.
     template <std::size_t N> constexpr array_view(T (&array)[N]) noexcept : data_(array), size_(N) {}
 
-    /// The elements of a container. A temporary is accepted only where the elements are const, as a function's
+    /// Views the elements of a container. A temporary is accepted only if the elements are const, as a function's
     /// argument.
     template <class C, std::enable_if_t<is_other<C> && (std::is_lvalue_reference_v<C> || std::is_const_v<T>), int> = 0,
               std::enable_if_t<std::is_convertible_v<element_of<std::remove_reference_t<C>> (*)[], T (*)[]>, int> = 0>
     constexpr array_view(C &&container) noexcept(noexcept(container.data()))
         : data_(container.data()), size_(container.size()) {}
 
-    /// The elements of a list in braces, as a function's argument: they live until the call returns.
+    /// Views the elements of a braced list as a function's argument. They are valid until the call returns.
     template <class U = T, std::enable_if_t<std::is_const_v<U>, int> = 0>
     constexpr array_view(std::initializer_list<value_type> list) noexcept : array_view(list.begin(), list.size()) {}
 
-    /// The first element.
+    /// Returns the address of the first element.
     [[nodiscard]] constexpr T *data() const noexcept { return data_; }
-    /// Elements.
+    /// Returns the number of elements.
     [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
-    /// Bytes.
+    /// Returns the number of bytes.
     [[nodiscard]] constexpr std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
-    /// The first element.
+    /// Returns an iterator to the first element.
     [[nodiscard]] constexpr T *begin() const noexcept { return data_; }
-    /// Behind the last element.
+    /// Returns an iterator behind the last element.
     [[nodiscard]] constexpr T *end() const noexcept { return data_ + size_; }
 
-    /// The element at `index`, which must be less than `size()`.
+    /// Returns the element at `index`, which must be less than `size()`.
     [[nodiscard]] constexpr T &operator[](std::size_t index) const {
         assert(index < size_);
         return data_[index];
     }
 
-    /// `count` elements from `offset` on, both inside the view.
+    /// Returns a view of `count` elements from `offset` on, which must be inside this view.
     [[nodiscard]] constexpr array_view subspan(std::size_t offset, std::size_t count) const {
         assert(offset <= size_ && count <= size_ - offset);
         return array_view(data_ + offset, count);
@@ -80,33 +79,33 @@ template <class T> class array_view {
     std::size_t size_ = 0;
 };
 
-/// A view and the device whose memory it lies in: one end of a transfer. Owns nothing; a plain value.
+/// View of elements and the device of their memory: one end of a transfer. Owns nothing; a plain value.
 template <class T> class device_span {
     static_assert(std::is_trivially_copyable_v<T>, "mpgpu: a transfer copies bytes, so the elements must allow that");
 
   public:
-    /// `T`.
+    /// Element type `T`.
     using element_type = T;
 
-    /// These elements, in memory of this device.
+    /// Views elements in memory of the device `location`.
     constexpr device_span(array_view<T> elements, device location) noexcept
         : elements_(elements), location_(location) {}
 
-    /// A read-only view of the same elements.
+    /// Views the same elements read-only.
     template <class U, std::enable_if_t<std::is_same_v<const U, T>, int> = 0>
     constexpr device_span(device_span<U> other) noexcept
         : elements_(other.data(), other.size()), location_(other.location()) {}
 
-    /// The first element.
+    /// Returns the address of the first element.
     [[nodiscard]] constexpr T *data() const noexcept { return elements_.data(); }
-    /// Elements.
+    /// Returns the number of elements.
     [[nodiscard]] constexpr std::size_t size() const noexcept { return elements_.size(); }
-    /// Bytes.
+    /// Returns the number of bytes.
     [[nodiscard]] constexpr std::size_t size_bytes() const noexcept { return elements_.size_bytes(); }
-    /// The device.
+    /// Returns the device of the memory.
     [[nodiscard]] constexpr device location() const noexcept { return location_; }
 
-    /// `count` elements from `offset` on, both inside the span.
+    /// Returns a span of `count` elements from `offset` on, which must be inside this span.
     [[nodiscard]] constexpr device_span subspan(std::size_t offset, std::size_t count) const {
         return device_span(elements_.subspan(offset, count), location_);
     }

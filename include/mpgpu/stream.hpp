@@ -2,8 +2,7 @@
 #ifndef MPGPU_STREAM_HPP
 #define MPGPU_STREAM_HPP
 
-/// @file
-/// Streams.
+/// @file Streams of a device.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/event.hpp>
@@ -12,17 +11,17 @@
 
 namespace mpgpu {
 
-/// A stream of one device: work in it runs in order, and at the same time as work in other streams.
+/// Stream of one device: its work runs in order, concurrently with work in other streams.
 ///
-/// Owns it, and is move-only. Its destructor does not wait: work that is enqueued still finishes. `const` functions may
-/// be called from several threads at once.
+/// Owns its C handle and is move-only. The destructor does not wait; enqueued work still finishes. Several threads may
+/// call `const` functions concurrently.
 class stream {
   public:
-    /// No stream: every call reports `status::invalid_handle`, and so does the view, which must not be taken for the
-    /// default stream.
+    /// Constructs an empty stream. Every call on it reports `status::invalid_handle`. So does the conversion to
+    /// `stream_view`, which would otherwise name the default stream.
     stream() noexcept = default;
 
-    /// Makes a stream of `where`. Throws `argument_error`, `driver_error`.
+    /// Creates a stream of the device `where`. Throws `argument_error`, `driver_error`.
     stream(const context &ctx, device where, on_error failed = {}) {
         mp_stream_t made = nullptr;
         const mp_status_t outcome = mp_stream_create(ctx.get(), where.id(), &made);
@@ -30,8 +29,8 @@ class stream {
         failed.report(outcome);
     }
 
-    /// The view that `plan::execute` and `event::record` take. The stream must outlive it. Throws `argument_error` when
-    /// empty.
+    /// Returns the view that `plan::execute` and `event::record` take. The stream must outlive it. Throws
+    /// `argument_error` if the stream is empty.
     operator stream_view() const & {
         if (!handle_) {
             detail::fail_empty("stream");
@@ -40,30 +39,32 @@ class stream {
     }
     operator stream_view() const && = delete;
 
-    /// Blocks the calling thread until everything enqueued so far has finished. Throws `argument_error`,
-    /// `driver_error`, and `peer_gone`, once for each process that has ended while a stream of the context waited for
-    /// its signals.
+    /// Blocks the calling thread until all work enqueued so far has finished. Throws `argument_error`, `driver_error`,
+    /// and `peer_gone` once if a wait in this stream, or in a stream that it has waited for, was abandoned because a
+    /// peer exited.
     void synchronize(on_error failed = {}) const { failed.report(mp_stream_synchronize(context_handle(), get())); }
 
-    /// Enqueues a call of `task()` on a CPU thread after all earlier work in this stream; later work waits for it. A
-    /// copy of `task` is kept until then. While the stream is being captured, the copy belongs to the graph: it is
-    /// called at every launch, and kept until the graph and all that was instantiated of it are gone. As with
+    /// Enqueues a call of `task()` on a CPU thread after all earlier work in this stream. Later work waits for the
+    /// call.
+    ///
+    /// The library keeps a copy of `task` until then. While the stream is being captured, the graph owns the copy: it
+    /// is called at every launch, and kept until the graph and all of its executables are destroyed. As with
     /// `cudaLaunchHostFunc`, neither `task` nor its destructor may call this library or CUDA, and an exception that
-    /// leaves it ends the program. Throws `argument_error`, `driver_error`, `not_supported` in a capture where the
-    /// driver is older than CUDA 11.3.
+    /// leaves it ends the program. Throws `argument_error`, `driver_error`, `not_supported` in a capture if the driver
+    /// is older than CUDA 11.3.
     template <class Task> void launch_host(Task &&task, on_error failed = {}) const {
         failed.report(detail::launch_host(context_handle(), get(), std::forward<Task>(task)));
     }
 
-    /// Work enqueued from now on starts after what `ev` stands for now. Does not block. Throws `argument_error`,
-    /// `driver_error`.
+    /// Makes work enqueued from now on wait for the work that is currently recorded in `ev`. Does not block. Throws
+    /// `argument_error`, `driver_error`.
     void wait(const event &ev, on_error failed = {}) const {
         failed.report(mp_stream_wait_event(context_handle(), get(), ev.get()));
     }
 
-    /// The C handle (a `cudaStream_t` on the CUDA backend), still owned by this object.
+    /// Returns the C handle, which this object still owns. On the CUDA backend it is a `cudaStream_t`.
     [[nodiscard]] mp_stream_t get() const noexcept { return handle_.get(); }
-    /// Whether this owns a stream.
+    /// True if this object owns a stream.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:

@@ -2,8 +2,7 @@
 #ifndef MPGPU_STREAM_VIEW_HPP
 #define MPGPU_STREAM_VIEW_HPP
 
-/// @file
-/// Streams that someone else owns.
+/// @file Non-owning views of streams.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>
@@ -12,25 +11,25 @@
 
 namespace mpgpu {
 
-/// A stream that someone else owns: a `cudaStream_t`, or the view of an `mpgpu::stream`. An integer or `nullptr` is
-/// refused at compile time; the default stream is asked for by name. A plain value.
+/// Non-owning view of a stream: a `cudaStream_t` or an `mpgpu::stream`. Integers and `nullptr` are rejected at compile
+/// time; use `default_stream()` for the default stream. A plain value.
 class stream_view {
   public:
     stream_view() = delete;
     stream_view(int) = delete;
     stream_view(std::nullptr_t) = delete;
-    /// This stream, which must outlive the view.
+    /// Views a stream, which must outlive the view.
     constexpr stream_view(mp_stream_t stream) noexcept : stream_(stream) {}
 
-    /// The default stream of the backend in use: CUDA's legacy default stream.
+    /// Returns the default stream of the active backend, on CUDA the legacy default stream.
     [[nodiscard]] static constexpr stream_view default_stream() noexcept { return {static_cast<mp_stream_t>(nullptr)}; }
 
-    /// The C handle: on the CUDA backend a `cudaStream_t`.
+    /// Returns the C handle. On the CUDA backend it is a `cudaStream_t`.
     [[nodiscard]] constexpr mp_stream_t get() const noexcept { return stream_; }
 
-    /// Whether both are the same stream.
+    /// True if both views name the same stream.
     friend constexpr bool operator==(stream_view a, stream_view b) noexcept { return a.stream_ == b.stream_; }
-    /// Whether they are different streams.
+    /// True if the views name different streams.
     friend constexpr bool operator!=(stream_view a, stream_view b) noexcept { return a.stream_ != b.stream_; }
 
   private:

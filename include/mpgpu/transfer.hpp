@@ -2,8 +2,7 @@
 #ifndef MPGPU_TRANSFER_HPP
 #define MPGPU_TRANSFER_HPP
 
-/// @file
-/// Transfers: the copies that a plan is made of.
+/// @file Transfers: the copies of a plan.
 
 #include <mpgpu/detail/memory_owner.hpp>
 #include <mpgpu/error.hpp>
@@ -14,12 +13,12 @@
 
 namespace mpgpu {
 
-/// One copy of a batch: the C struct, a plain value. `make_transfer` fills it from two spans.
+/// One copy of a batch. A plain value; `make_transfer` fills it from two spans. The C struct.
 using transfer = mp_transfer_t;
 
-/// The transfer of all elements of `src` to `dst`; each is a `buffer`, an `imported_memory` or a `device_span`, of the
-/// same element type and size. Throws `argument_error` when the sizes differ; `last_error()` does not know of it, and
-/// with a `std::error_code` the transfer is then one of 0 bytes.
+/// Returns the transfer of all elements of `src` to `dst`. Each is a `buffer`, an `imported_memory` or a `device_span`,
+/// and both have the same element type and size. Throws `argument_error` if the sizes differ; `last_error()` does not
+/// contain this error. If a `std::error_code` is passed, the transfer then has 0 bytes.
 template <class Dst, class Src> [[nodiscard]] transfer make_transfer(Dst &&dst, Src &&src, on_error failed = {}) {
     constexpr bool are_ends = detail::is_end<Dst> && detail::is_end<Src>;
     static_assert(are_ends, "mpgpu: an end of a transfer is a buffer, an imported_memory or a device_span, which know "

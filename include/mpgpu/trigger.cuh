@@ -2,23 +2,19 @@
 #ifndef MPGPU_TRIGGER_CUH
 #define MPGPU_TRIGGER_CUH
 
-/// @file
-/// For kernels that produce or consume a transfer that moves in partitions: `trigger`. Needs nothing of the library but
-/// what a plan gives; a compiler without CUDA gets the same for threads of the CPU, of which each is a block of one
-/// thread.
+/// @file Triggers, for kernels that produce or consume a transfer that moves in partitions. Needs nothing of the
+/// library except the values that a plan returns. A compiler without CUDA gets the same functions for CPU threads; each
+/// thread counts as a block of one thread.
 ///
-/// @code
-/// __global__ void produce(mpgpu::trigger out) {
+/// @code __global__ void produce(mpgpu::trigger out) {
 ///     double *cells = static_cast<double *>(out.destination());
 ///     const auto [first, end] = my_cells(blockIdx.x, gridDim.x);
 ///     for (auto i = first + threadIdx.x; i < end; i += blockDim.x) { cells[i] = compute(i); }
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
 /// }
 ///
-/// plan.arm(stream);   // of mpgpu::node::plan, with partitions
-/// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
-/// plan.enqueue(stream);
-/// @endcode
+/// plan.arm(stream);   // of mpgpu::node::plan, with partitions produce<<<blocks, threads, 0,
+/// stream>>>(mpgpu::trigger(plan.trigger(rank, 0))); plan.enqueue(stream); @endcode
 
 #include <cstdint>
 #ifndef __CUDACC__
@@ -46,10 +42,11 @@ MPGPU_TRIGGER_FUNCTION void meet() {
 MPGPU_TRIGGER_FUNCTION bool is_first_thread() {
     return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0;
 }
-// The whole of `amount` counted so far. What this block has written is visible to those that count later and `see`. It
-// does not acquire by itself, because that empties the multiprocessor's L1 cache behind each block. Nor fences around
-// an addition: on H200 they took a kernel that computes 2.4 % longer, an addition that orders 1.2 %. Addresses are
-// global, or the compiler adds a branch for shared memory.
+// Adds `amount` to a counter and returns the new value. The writes of this block become visible to blocks that count
+// later and then call `see`. The addition does not acquire by itself, because that would empty the multiprocessor's L1
+// cache after each block. It uses no fences either: on H200 fences around an addition made a kernel that computes take
+// 2.4 % longer, an ordered addition 1.2 %. Addresses are converted to global ones, otherwise the compiler adds a branch
+// for shared memory.
 MPGPU_TRIGGER_FUNCTION std::uint64_t count(std::uint64_t *counter, std::uint64_t amount) {
     std::uint64_t before;
     asm volatile("atom.add.release.gpu.global.u64 %0, [%1], %2;"
@@ -58,7 +55,7 @@ MPGPU_TRIGGER_FUNCTION std::uint64_t count(std::uint64_t *counter, std::uint64_t
                  : "memory");
     return before + amount;
 }
-// What those have written that have counted before is visible afterwards.
+// Makes the writes of blocks that have counted before visible to this thread.
 MPGPU_TRIGGER_FUNCTION void see() {
     asm volatile("fence.acq_rel.gpu;" : : : "memory");
 }
@@ -68,7 +65,7 @@ MPGPU_TRIGGER_FUNCTION void set_back(std::uint64_t *counter) {
                  : "l"(__cvta_generic_to_global(counter)), "l"(std::uint64_t{0})
                  : "memory");
 }
-// Copy engines, other GPUs and the CPU see the bytes when they see the flag.
+// Sets a flag. Copy engines, other GPUs and the CPU see the bytes when they see the flag.
 MPGPU_TRIGGER_FUNCTION void raise(std::uint64_t *flag) {
     asm volatile("st.release.sys.global.u64 [%0], %1;"
                  :
@@ -83,7 +80,7 @@ MPGPU_TRIGGER_FUNCTION std::uint64_t look(const std::uint64_t *flag) {
     asm volatile("ld.acquire.sys.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
     return value;
 }
-// A look at host memory takes about a microsecond. Blocks that look more often take the link from copies.
+// A read of host memory takes about a microsecond. Blocks that read more often take link bandwidth from copies.
 MPGPU_TRIGGER_FUNCTION void rest() {
     __nanosleep(1000);
 }
@@ -92,7 +89,7 @@ inline void meet() {}
 inline bool is_first_thread() {
     return true;
 }
-// Builtins, because std::atomic_ref came with C++20.
+// These use compiler builtins, because std::atomic_ref requires C++20.
 inline std::uint64_t count(std::uint64_t *counter, std::uint64_t amount) {
     return __atomic_add_fetch(counter, amount, __ATOMIC_RELEASE);
 }
@@ -119,15 +116,15 @@ inline void rest() {
 
 } // namespace trigger_detail
 
-/// One end of a transfer that moves in partitions, as a kernel gets it: a value of a few words, the same in every step,
-/// good until its plan is destroyed.
+/// One end of a transfer that moves in partitions, as a kernel argument. A value of a few words that is equal in every
+/// step and valid until the plan is destroyed.
 ///
-/// `ready…`, `wait` and `arrived` are called by whole thread blocks, all threads of the block alike, after the threads'
-/// own writes: they contain the barrier and the fence that are needed, and none in steps in which nobody looks at
-/// partitions. Of one transfer a step uses one of the `ready` functions, on each partition.
+/// Whole thread blocks call `ready…`, `wait` and `arrived`, with equal arguments in all threads, after the threads' own
+/// writes. The functions contain the required barrier and fence. In steps in which partitions do not count they contain
+/// neither. For one transfer, a step uses only one of the `ready` functions, on each partition.
 class trigger {
   public:
-    /// Of what `mp_plan_get_trigger` gives (`mpgpu::plan::trigger`).
+    /// Constructs a trigger from the result of `mp_plan_get_trigger` (`mpgpu::plan::trigger`).
     template <class Made>
     explicit trigger(const Made &made) noexcept
         : step_(made.step), ready_(made.ready), arrived_(made.arrived), counters_(made.counters), bytes_(made.bytes),
@@ -135,29 +132,29 @@ class trigger {
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
-    /// Where producers write in this step: the source, or the destination itself, with `MP_AGENT_PRODUCER` and where
-    /// steps have chosen it (`stores`). A look at memory of the GPU, so a thread keeps it in a variable. Null where
-    /// this rank does not send the transfer.
+    /// Returns the address at which producers write in this step: the source, or the destination itself with
+    /// `MP_AGENT_PRODUCER` and in steps that have chosen it (`stores`). Each call reads memory, so keep the result in a
+    /// variable. Null if this rank does not send the transfer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
         return step_ != nullptr ? reinterpret_cast<void *>(step_[0]) : nullptr;
     }
-    /// Bytes of the transfer.
+    /// Returns the size of the transfer, bytes.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t bytes() const { return bytes_; }
-    /// How many partitions there are.
+    /// Returns the number of partitions.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partitions() const { return partitions_; }
-    /// Bytes of each partition but the last.
+    /// Returns the size of each partition except the last, bytes.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t partition_bytes() const { return partition_bytes_; }
-    /// First byte of a partition.
+    /// Returns the offset of the first byte of a partition.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t begin(std::uint32_t partition) const {
         return partition * partition_bytes_;
     }
-    /// The byte after a partition.
+    /// Returns the offset behind the last byte of a partition.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t end(std::uint32_t partition) const {
         return partition + 1 < partitions_ ? (partition + 1) * partition_bytes_ : bytes_;
     }
 
-    /// The calling block has written its part of a partition. `producers` blocks say so, each once in a step; the last
-    /// one starts the partition.
+    /// Marks the calling block's part of a partition as written. `producers` blocks call it, each once in a step. The
+    /// last of them starts the movement of the partition.
     MPGPU_TRIGGER_FUNCTION void ready(std::uint32_t partition, std::uint64_t producers = 1) const {
         if (!is_counted()) {
             return;
@@ -168,31 +165,31 @@ class trigger {
         }
     }
 
-    /// The calling block has written `bytes` bytes of the transfer from byte `first` on, in whichever partitions they
-    /// lie. Each byte is named once in a step; who names the last one of a partition starts it. Rows of a face, or
-    /// anything that a block writes in pieces: one call for each piece.
+    /// Marks `bytes` bytes of the transfer from byte `first` on as written by the calling block. The range may span
+    /// several partitions. Each byte is marked once in a step; the call that marks the last byte of a partition starts
+    /// its movement. A block that writes several ranges, for example rows of a face, makes one call for each.
     MPGPU_TRIGGER_FUNCTION void ready_range(std::uint64_t first, std::uint64_t bytes) const {
         ready_rows(first, bytes, 1, 0);
     }
 
-    /// The same for `rows` pieces of `bytes` bytes that begin `stride` bytes apart, as a block of a stencil writes a
-    /// part of a face.
+    /// Marks `rows` ranges of `bytes` bytes that begin `stride` bytes apart, for example the part of a face that a
+    /// block of a stencil writes.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
         ready_rows(this, 1, first, bytes, rows, stride);
     }
 
-    /// `ready_range` for each of `transfers` transfers of the same bytes to several destinations, which are divided
-    /// alike: a block counts once for all of them. A step uses no other `ready` function of these.
+    /// Marks a range in each of `transfers` transfers of the same bytes to several destinations, with equal partitions.
+    /// The block counts only once for all of them. A step uses no other `ready` function of these transfers.
     MPGPU_TRIGGER_FUNCTION static void ready_range(const trigger *all, unsigned transfers, std::uint64_t first,
                                                    std::uint64_t bytes) {
         ready_rows(all, transfers, first, bytes, 1, 0);
     }
 
-    /// Whether a partition has arrived in this step: then its bytes may be read. For a rank that receives the transfer,
-    /// after `mp_plan_arm`; never, where its plan does not tell of arrivals. One thread of the block looks, and each
-    /// gets the same answer. Where the sender has died or left the step, all arrive, and the stream gets
-    /// `MP_ERROR_PEER_GONE`.
+    /// Returns true if a partition has arrived in this step, so that its bytes may be read. For a rank that receives
+    /// the transfer, after `mp_plan_arm`. Always false if the plan does not notify of arrivals. One thread of the block
+    /// checks, and all threads get the same result. If the sender has died or left the step, all partitions arrive and
+    /// the stream gets `MP_ERROR_PEER_GONE`.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool arrived(std::uint32_t partition) const {
 #ifdef __CUDACC__
         return __syncthreads_and(!trigger_detail::is_first_thread() || is_up(partition)) != 0;
@@ -201,8 +198,8 @@ class trigger {
 #endif
     }
 
-    /// Waits until a partition has arrived. One thread of the block looks, once in a microsecond; blocks that wait keep
-    /// others from running, so launch no more of them than fit beside what they wait for.
+    /// Waits until a partition has arrived. One thread of the block checks once per microsecond. Waiting blocks occupy
+    /// the GPU, so launch only as many as can run together with the work that they wait for.
     MPGPU_TRIGGER_FUNCTION void wait(std::uint32_t partition) const {
         if (trigger_detail::is_first_thread()) {
             while (!is_up(partition)) {
@@ -215,7 +212,8 @@ class trigger {
   private:
     MPGPU_TRIGGER_FUNCTION static void ready_rows(const trigger *all, unsigned transfers, std::uint64_t first,
                                                   std::uint64_t bytes, std::uint64_t rows, std::uint64_t stride) {
-        // Where nobody looks this is all that a trigger costs: what a block before has brought into the cache.
+        // In steps in which partitions do not count, this read is the only cost of a trigger. An earlier block has
+        // usually brought it into the cache.
         bool counts = false;
         for (unsigned i = 0; i < transfers; ++i) {
             counts = counts || all[i].is_counted();
@@ -228,7 +226,7 @@ class trigger {
             return;
         }
         const trigger &one = *all;
-        // Rows of one partition are counted together, because each count is a trip to memory.
+        // Rows of one partition are counted together, because each count accesses memory.
         std::uint64_t counted = 0;
         std::uint32_t partition = one.partition_of(first);
         for (std::uint64_t row = 0; row < rows; ++row) {
@@ -249,21 +247,21 @@ class trigger {
         add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
     }
 
-    /// Whether anybody looks at partitions in this step.
+    /// Returns true if partitions count in this step.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_counted() const {
         return step_[1] != 0;
     }
 
-    /// The partition that a byte lies in. Without a division, which takes a thread hundreds of instructions while all
-    /// others of its block have finished.
+    /// Returns the partition of a byte. Avoids a division, which would take one thread hundreds of instructions while
+    /// all others of its block have finished.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partition_of(std::uint64_t at) const {
         auto partition = static_cast<std::uint32_t>(trigger_detail::multiply_high(at, reciprocal_));
-        // Rounded down twice, it may be one too small.
+        // Two roundings down can make the result too small by one.
         return partition + (end(partition) <= at ? 1 : 0);
     }
 
-    /// Counts what is ready of a partition, in the counter of the first transfer. The last of it sets the counter back
-    /// and raises the flags of all.
+    /// Counts ready bytes or blocks of a partition in the counter of the first transfer. The call that completes it
+    /// resets the counter and sets the flags of all transfers.
     MPGPU_TRIGGER_FUNCTION static void add(const trigger *all, unsigned transfers, std::uint32_t partition,
                                            std::uint64_t amount, std::uint64_t whole) {
         if (amount < whole) {
@@ -288,13 +286,13 @@ class trigger {
         return up > 0 && up == arrived_flags_;
     }
 
-    const std::uint64_t *step_; ///< where producers write, and whether they count
+    const std::uint64_t *step_; ///< write address of the producers, and 1 if they count
     std::uint64_t *ready_;
     const std::uint64_t *arrived_;
     std::uint64_t *counters_;
     std::uint64_t bytes_;
     std::uint64_t partition_bytes_;
-    std::uint64_t reciprocal_; ///< of `partition_bytes_`, in units of 2^-64
+    std::uint64_t reciprocal_; ///< reciprocal of `partition_bytes_`, in units of 2^-64
     std::uint32_t partitions_;
     std::uint32_t arrived_flags_;
 };

@@ -11,9 +11,9 @@
 
 namespace mpgpu::detail {
 
-/// Move-only ownership of one C handle, the same for every owning type: each has one of these as its only member and no
-/// special member functions of its own. `Owner` is called with the handle to give it back and holds what that needs; it
-/// moves with the handle, so that a moved-from object is empty altogether.
+/// Move-only ownership of one C handle. Every owning type has one of these as its only member and no special member
+/// functions of its own. `Owner` is called with the handle to release it and holds the values that this requires. It
+/// moves with the handle, so that a moved-from object is completely empty.
 template <class T, class Owner> class handle : private Owner {
   public:
     handle() noexcept = default;
@@ -40,7 +40,7 @@ template <class T, class Owner> class handle : private Owner {
     [[nodiscard]] const Owner &owner() const noexcept { return *this; }
     [[nodiscard]] Owner &owner() noexcept { return *this; }
 
-    /// Where a C function writes a handle, or clears it.
+    /// Returns the address at which a C function writes or clears the handle.
     [[nodiscard]] T *address() noexcept { return &value_; }
 
     explicit operator bool() const noexcept { return value_ != nullptr; }
@@ -49,18 +49,18 @@ template <class T, class Owner> class handle : private Owner {
     T value_ = nullptr;
 };
 
-/// Owner of a handle that knows its context.
+/// Owner of a handle whose destroy function takes only the handle.
 template <auto Destroy> struct destroyed_by {
     template <class T> void operator()(T value) const noexcept { static_cast<void>(Destroy(value)); }
 };
 
-/// Owner of a handle that is given back to the context it came from.
+/// Owner of a handle whose destroy function also takes the context.
 template <auto Destroy> struct destroyed_in {
     mp_context_t context = nullptr;
     template <class T> void operator()(T value) const noexcept { static_cast<void>(Destroy(context, value)); }
 };
 
-/// Owner of memory of `mp_alloc`, and what is known about it. Freed in the order of a stream where it has one.
+/// Owner of memory from `mp_alloc`, with its properties. Frees it in stream order if a stream is set.
 struct freed_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;
@@ -74,7 +74,7 @@ struct freed_in {
     }
 };
 
-/// Owner of a mapping of another process's memory, or of a registration, and what is known about that memory.
+/// Owner of a mapping of another process's memory, or of a registration, with the properties of that memory.
 template <auto Release> struct released_in {
     mp_context_t context = nullptr;
     std::size_t size = 0;

@@ -16,10 +16,10 @@ template <class Task> void run_task(void *user) noexcept {
 }
 
 template <class Task> void release_task(void *user) noexcept {
-    delete static_cast<Task *>(user); // made in `launch_host`
+    delete static_cast<Task *>(user); // allocated in `launch_host`
 }
 
-/// Enqueues a copy of `task`, which the library gives back when it will not run again.
+/// Enqueues a copy of `task`. The library releases the copy when it will not run again.
 template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t stream, Task &&task) {
     using stored = std::decay_t<Task>;
     static_assert(std::is_invocable_v<stored &>, "mpgpu: a host task is called without arguments");
@@ -27,7 +27,7 @@ template <class Task> mp_status_t launch_host(mp_context_t context, mp_stream_t 
     const mp_status_t status =
         mp_stream_launch_host(context, stream, &run_task<stored>, copy.get(), &release_task<stored>);
     if (status == MP_SUCCESS) {
-        static_cast<void>(copy.release()); // the library's until release_task
+        static_cast<void>(copy.release()); // owned by the library until release_task
     }
     return status;
 }

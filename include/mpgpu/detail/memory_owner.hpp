@@ -11,48 +11,48 @@
 
 namespace mpgpu::detail {
 
-/// What `buffer`, `imported_memory` and `registered_memory` have in common: memory of one device, `size()` elements of
-/// `T`, which `Owner` gives back. Move-only; a moved-from object is empty.
+/// Common base of `buffer`, `imported_memory` and `registered_memory`: memory of one device, `size()` elements of `T`,
+/// which `Owner` releases. Move-only; a moved-from object is empty.
 template <class T, class Owner> class memory_owner {
     static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
                   "mpgpu: elements are moved as bytes and never constructed");
 
   public:
-    /// `T`.
+    /// Element type `T`.
     using element_type = T;
 
-    /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.
+    /// Returns the address of the first element. On a GPU of the CUDA backend only GPUs and copies may access it.
     [[nodiscard]] T *data() noexcept { return handle_.get(); }
-    /// The first element. On a GPU of the CUDA backend it is an address that only GPUs and copies may follow.
+    /// Returns the address of the first element. On a GPU of the CUDA backend only GPUs and copies may access it.
     [[nodiscard]] const T *data() const noexcept { return handle_.get(); }
-    /// Elements; 0 when empty.
+    /// Returns the number of elements. 0 if the object is empty.
     [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
-    /// Bytes.
+    /// Returns the number of bytes.
     [[nodiscard]] std::size_t size_bytes() const noexcept { return size() * sizeof(T); }
-    /// Whose memory it is, as this process numbers devices; meaningless when empty.
+    /// Returns the device of the memory, as this process numbers devices. Meaningless if the object is empty.
     [[nodiscard]] device location() const noexcept { return device::from_id(handle_.owner().device); }
-    /// Whether this owns memory.
+    /// True if this object owns memory.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
-    /// All elements, as one end of a transfer.
+    /// Returns all elements, as one end of a transfer.
     operator device_span<T>() noexcept { return {{data(), size()}, location()}; }
-    /// All elements, as the source of a transfer.
+    /// Returns all elements, as the source of a transfer.
     operator device_span<const T>() const noexcept { return {array_view<const T>(data(), size()), location()}; }
 
-    /// `count` elements from `offset` on, both inside, as one end of a transfer.
+    /// Returns `count` elements from `offset` on, which must be inside the memory, as one end of a transfer.
     [[nodiscard]] device_span<T> subspan(std::size_t offset, std::size_t count) {
         return device_span<T>(*this).subspan(offset, count);
     }
-    /// `count` elements from `offset` on, both inside, as the source of a transfer.
+    /// Returns `count` elements from `offset` on, which must be inside the memory, as the source of a transfer.
     [[nodiscard]] device_span<const T> subspan(std::size_t offset, std::size_t count) const {
         return device_span<const T>(*this).subspan(offset, count);
     }
 
   protected:
-    /// Takes ownership of memory, in place of what it owned.
+    /// Takes ownership of memory and releases the memory that it owned before.
     void own(void *data, Owner owner) noexcept { handle_ = handle<T *, Owner>(static_cast<T *>(data), owner); }
 
-    /// What gives the memory back.
+    /// Returns the owner, which releases the memory.
     [[nodiscard]] Owner &owner() noexcept { return handle_.owner(); }
 
   private:
@@ -69,7 +69,7 @@ template <class T, class Owner> device_span<const T> as_device_span(const memory
     return whole;
 }
 
-/// True if `as_device_span` takes an lvalue of the type.
+/// True if `as_device_span` accepts an lvalue of the type.
 template <class End, class = void> inline constexpr bool is_end = false;
 template <class End>
 inline constexpr bool

@@ -9,8 +9,8 @@
 
 namespace mpgpu::detail {
 
-/// The text of `write(text, capacity, length)`, which is called until it fits: a description may grow between two
-/// calls. Empty where that fails.
+/// Returns the text of `write(text, capacity, length)`. Calls `write` until the text fits, because a description may
+/// grow between two calls. Empty if `write` fails.
 template <class Write> [[nodiscard]] std::string text_of(const on_error &failed, const Write &write) {
     std::string text;
     std::size_t length = 0; // with the final NUL
@@ -23,7 +23,7 @@ template <class Write> [[nodiscard]] std::string text_of(const on_error &failed,
             break;
         }
         if (length > text.size()) {
-            status = MP_SUCCESS; // it has grown; anything else that fails leaves the length as it was
+            status = MP_SUCCESS; // it has grown; any other failure leaves the length unchanged
         }
     }
     failed.report(status);

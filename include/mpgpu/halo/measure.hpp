@@ -2,8 +2,7 @@
 #ifndef MPGPU_HALO_MEASURE_HPP
 #define MPGPU_HALO_MEASURE_HPP
 
-/// @file
-/// Part of mpgpu/halo.hpp, which programs include: forms of an exchange, compared by running them.
+/// @file Selection of the fastest exchange method by measurement. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/schedule.hpp>
 
@@ -20,24 +19,24 @@
 
 namespace mpgpu::halo {
 
-/// A form of an exchange that was measured when a plan was made.
+/// Exchange method that was measured when a plan was made.
 struct measured_form {
     std::uint64_t direct_pieces; ///< as in `options`
-    double seconds;              ///< of one of several exchanges in a row, no host waiting between them, from the first
-                                 ///< call until the slowest rank has finished the last: the least seen
-    bool pushed;                 ///< as in `options`
+    double seconds; ///< least time of one of several back-to-back exchanges, until the slowest rank has finished
+    bool pushed;    ///< as in `options`
 };
 
 namespace detail {
 
-/// The least time of an exchange in each of several forms, in seconds; infinity where it is refused. The forms take
-/// turns, so that what disturbs the machine disturbs all. `run(form, exchanges)` returns how long so many exchanges
-/// take, all enqueued before the host waits; infinity if they are refused; and the same on all ranks, so that all
-/// measure as often and find the same.
+/// Returns the least time of one exchange for each of several methods, seconds. Infinity for a method that fails. The
+/// methods alternate, so that a disturbance of the machine affects all of them. `run(form, exchanges)` returns the
+/// duration of several exchanges that are all enqueued before the host waits, or infinity if they fail. It returns
+/// equal values on all ranks, so that all ranks measure equally often and find the same result.
 ///
-/// Up to 16 exchanges in a row are timed, as a time loop makes them: a form may be as fast as another when the host
-/// waits for each, and three times as slow when they queue. Slow ones are timed in shorter rows. Two exchanges of each
-/// are made, and more rows while all take less than a tenth of a second.
+/// Up to 16 back-to-back exchanges are timed, as a time loop makes them. Two methods may be equally fast if the host
+/// waits for each exchange, yet differ by a factor of three when exchanges queue. Slow methods are timed with fewer
+/// exchanges. Each method runs two single exchanges first, then series of exchanges until all of them together have
+/// taken a tenth of a second.
 template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t forms, const Run &run) {
     constexpr double enough = 0.1;
     constexpr int most_rounds = 8;
@@ -60,8 +59,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
                 all += seconds;
             }
         }
-        // The first exchange of a plan also loads kernels and maps memory, and the second is alone. Where something
-        // else keeps the machine busy for a moment, the quicker of the two says how long rows may be.
+        // The first exchange of a plan also loads kernels and maps memory; the second is a single exchange. The faster
+        // of the two determines the length of the series, in case a short disturbance slows one of them.
         quickest = std::min(quickest, all);
         spent += round > 1 ? all : round * quickest;
         if (round == 1) {
@@ -74,7 +73,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return least;
 }
 
-/// The form to take: the first, which is the simplest, unless a later one is faster by more than readings differ.
+/// Returns the index of the selected method: the first, which is the simplest, unless a later one is faster by more
+/// than the spread of the measurements.
 [[nodiscard]] inline std::size_t fastest_of(const std::vector<double> &seconds) noexcept {
     constexpr double margin = 0.05;
     std::size_t best = 0;
@@ -84,22 +84,21 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
     return best;
 }
 
-/// How something can be exchanged, among others.
+/// One method of exchange.
 struct form {
     std::uint64_t direct_pieces; ///< as in `options`
     bool pushed = false;         ///< as in `options`
 };
 
-/// A form that cannot be had here.
+/// Exchange method that is not possible here.
 struct refused_form {
     form which;
     std::string why;
-    std::exception_ptr error; ///< null where it was another process's
+    std::exception_ptr error; ///< null if it occurred in another process
 };
 
-/// Calls `step()`, which is part of a form. An error that says that what was asked for cannot be had rules out the form
-/// and is returned: too much for a bound, for this machine or for its memory, or for another rank's. Others are
-/// thrown.
+/// Calls `step()`, which is part of a method. If the method is not possible, because it exceeds a limit, is not
+/// supported by the machine, exhausts memory or fails on another rank, the error is returned. Other errors are thrown.
 template <class Step> [[nodiscard]] std::optional<refused_form> refused(form which, const Step &step) {
 #if MPGPU_EXCEPTIONS
     const auto out = [&](const error &e) { return refused_form{which, e.what(), std::current_exception()}; };
@@ -116,12 +115,12 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     }
 #else
     static_cast<void>(which);
-    step(); // ends the process where it fails
+    step(); // ends the process if it fails
 #endif
     return std::nullopt;
 }
 
-/// Throws the error of the first of all forms, all of which were refused.
+/// Throws the error of the first method. All methods have failed.
 [[noreturn]] inline void fail_as_first(const std::vector<refused_form> &all) {
     const refused_form &first = *std::min_element(all.begin(), all.end(), [](const auto &a, const auto &b) {
         return a.which.direct_pieces < b.which.direct_pieces;
@@ -132,7 +131,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     fail(invalid("arrays", first.why));
 }
 
-/// What is wrong with the form that is asked for.
+/// Returns the error of the requested method, if there is one.
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
     if (how.pushed.value_or(false) && how.direct_pieces.value_or(0) != 0) {
         return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
@@ -141,20 +140,21 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
     return std::nullopt;
 }
 
-/// Whether messages are to be pushed, or it is to be tried whether that is faster.
+/// Returns true if pushed messages were requested, or should be measured.
 [[nodiscard]] inline bool tries_pushed(const grid &g, const options &how, bool can_push) {
     return how.pushed.value_or(can_push && !how.direct_pieces && packs(g, 0));
 }
 
-/// How long `work()` takes, in seconds.
+/// Returns the duration of `work()`, seconds.
 template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     const auto started = std::chrono::steady_clock::now();
     work();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-/// The limits to choose from: what the caller asks for, or all that are worth measuring. Without something that packs
-/// (`can_pack`), those that need none; where all need it, one that says so when the plan is made.
+/// Returns the limits to choose from: the caller's value, or all that are worth measuring. If nothing can pack
+/// (`can_pack` is false), limits that need packing are left out. If all need packing, one remains, and making its plan
+/// reports the error.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
                                                               const std::vector<std::size_t> &element_bytes,
                                                               const options &how, bool can_pack, int ranks_in_a_plan) {

@@ -2,8 +2,7 @@
 #ifndef MPGPU_HALO_MESH_HPP
 #define MPGPU_HALO_MESH_HPP
 
-/// @file
-/// Part of mpgpu/halo.hpp, which programs include: the mesh, its division among ranks, and the arrays.
+/// @file The mesh, its division among ranks, and the arrays. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/mpgpu.hpp>
 
@@ -19,50 +18,51 @@
 
 namespace mpgpu::halo {
 
-/// Which neighbours take part: those that differ in at most one, two or three dimensions.
+/// Neighbours that exchange cells: those that differ in at most one, two or three dimensions.
 enum class neighbours : std::int32_t {
     faces = 1,  ///< 6 in three dimensions
-    edges = 2,  ///< and those across edges: 18
-    corners = 3 ///< and those across corners: 26
+    edges = 2,  ///< also those across edges: 18
+    corners = 3 ///< also those across corners: 26
 };
 
-/// A mesh and its division among ranks. Dimensions are x, y, z, and x is contiguous in memory. A dimension that a
-/// problem does not have is left as it is: one cell, no ghost cells. In y and z, 0 cells and 0 ranks are 1 too, so that
-/// `g.cells = {nx, ny}` makes a plane. A plain value.
+/// Mesh and its division among ranks. Dimensions are x, y, z; x is contiguous in memory. Leave dimensions that a
+/// problem does not have at their defaults: one cell, no ghost cells. In y and z, 0 cells and 0 ranks also count as 1,
+/// so `g.cells = {nx, ny}` defines a plane. A plain value.
 struct grid {
     /// Cells of the whole mesh, without ghost cells.
     std::array<std::int64_t, 3> cells = {1, 1, 1};
-    /// Ranks in each dimension. Rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z).
+    /// Number of ranks in each dimension. Rank (x, y, z) has the number x + ranks[0] * (y + ranks[1] * z).
     std::array<int, 3> ranks = {1, 1, 1};
-    /// Whether the last cell of a dimension is followed by the first.
+    /// True if the first cell of a dimension follows the last.
     std::array<bool, 3> periodic = {false, false, false};
-    /// Ghost cells at either end of each dimension: at most as many as any rank has cells there.
+    /// Number of ghost cells at each end of each dimension, at most the number of cells that any rank has in that
+    /// dimension.
     std::array<std::int64_t, 3> ghost = {0, 0, 0};
-    /// Whose cells are wanted. Ghost cells of other neighbours, and those outside a mesh that is not periodic, are left
-    /// alone.
+    /// Neighbours whose cells are received. Ghost cells of other neighbours, and those outside a mesh that is not
+    /// periodic, are not changed.
     neighbours reach = neighbours::corners;
 };
 
-/// A range of cells: of the whole mesh, or of one array.
+/// Range of cells of the whole mesh or of one array.
 struct box {
-    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< in each dimension, from 0
-    std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< in each dimension
+    std::array<std::int64_t, 3> first = {0, 0, 0}; ///< first cell in each dimension, from 0
+    std::array<std::int64_t, 3> cells = {0, 0, 0}; ///< number of cells in each dimension
 };
 
 namespace detail {
 
-/// The cells of the whole mesh, with 1 in dimensions that it does not have.
+/// Returns the cells of the whole mesh, with 1 in dimensions that it does not have.
 [[nodiscard]] constexpr std::array<std::int64_t, 3> mesh_cells(const grid &g) noexcept {
     return {g.cells[0], g.cells[1] == 0 ? 1 : g.cells[1], g.cells[2] == 0 ? 1 : g.cells[2]};
 }
-/// The ranks in each dimension, likewise.
+/// Returns the ranks in each dimension, with 1 in dimensions that the mesh does not have.
 [[nodiscard]] constexpr std::array<int, 3> mesh_ranks(const grid &g) noexcept {
     return {g.ranks[0], g.ranks[1] == 0 ? 1 : g.ranks[1], g.ranks[2] == 0 ? 1 : g.ranks[2]};
 }
 
 } // namespace detail
 
-/// How many ranks a grid has; the greatest `int` for more.
+/// Returns the number of ranks of a grid, or the largest `int` if there are more.
 [[nodiscard]] constexpr int rank_count(const grid &g) noexcept {
     constexpr std::int64_t most = std::numeric_limits<int>::max();
     std::int64_t count = 1;
@@ -72,13 +72,14 @@ namespace detail {
     return static_cast<int>(count);
 }
 
-/// Where a rank lies in the rank grid.
+/// Returns the position of a rank in the rank grid.
 [[nodiscard]] constexpr std::array<int, 3> place_of(const grid &g, int rank) noexcept {
     const std::array<int, 3> ranks = detail::mesh_ranks(g);
     return {rank % ranks[0], rank / ranks[0] % ranks[1], rank / ranks[0] / ranks[1]};
 }
 
-/// The cells of the mesh that a rank computes: as equal parts as possible, the first ones having the extra cells.
+/// Returns the cells of the mesh that a rank computes. The parts are as equal as possible; the first ones have the
+/// extra cells.
 [[nodiscard]] constexpr box box_of(const grid &g, int rank) noexcept {
     const std::array<std::int64_t, 3> cells = detail::mesh_cells(g);
     const std::array<int, 3> ranks = detail::mesh_ranks(g);
@@ -93,7 +94,7 @@ namespace detail {
     return own;
 }
 
-/// Elements of a rank's arrays in each dimension, ghost cells included.
+/// Returns the number of elements of a rank's arrays in each dimension, including ghost cells.
 [[nodiscard]] constexpr std::array<std::int64_t, 3> array_extents(const grid &g, int rank) noexcept {
     const box own = box_of(g, rank);
     return {own.cells[0] + 2 * g.ghost[0], own.cells[1] + 2 * g.ghost[1], own.cells[2] + 2 * g.ghost[2]};
@@ -101,16 +102,16 @@ namespace detail {
 
 /// One variable of one rank. Owns nothing.
 struct rank_array {
-    void *data;                ///< the first element
-    device location;           ///< the device that it lies on
-    std::size_t element_bytes; ///< of one element
-    std::size_t size;          ///< elements
+    void *data;                ///< first element
+    device location;           ///< device of the memory
+    std::size_t element_bytes; ///< size of one element, bytes
+    std::size_t size;          ///< number of elements
 };
 
-/// The variables of one rank, all on one device. All ranks have the same variables in the same order.
+/// Variables of one rank, all on one device. All ranks have the same variables in the same order.
 using rank_arrays = std::vector<rank_array>;
 
-/// A `buffer` or a `device_span` as a variable; the elements are of any trivially copyable type.
+/// Returns a `buffer` or a `device_span` as a variable. The elements may have any trivially copyable type.
 template <class Elements> [[nodiscard]] rank_array array_of(Elements &&elements) noexcept {
     const auto whole = mpgpu::detail::as_device_span(elements);
     using element = typename decltype(whole)::element_type;
@@ -134,7 +135,7 @@ inline void check(mp_status_t outcome) {
     return refusal(status::invalid_argument, std::move(argument), std::move(message));
 }
 
-/// The product, unless it is more than a size of memory can be.
+/// Returns the product, or nothing if it overflows.
 [[nodiscard]] inline std::optional<std::int64_t> product(std::int64_t a, std::int64_t b) noexcept {
     if (b != 0 && a > std::numeric_limits<std::int64_t>::max() / b) {
         return std::nullopt;
@@ -142,7 +143,7 @@ inline void check(mp_status_t outcome) {
     return a * b;
 }
 
-/// What is wrong with a grid.
+/// Returns the error of a grid, if there is one.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g) {
     constexpr std::int64_t most = std::int64_t{1} << 40; // sums of a few stay far from overflow
     const std::array<std::int64_t, 3> cells = mesh_cells(g);
@@ -174,7 +175,7 @@ inline void check(mp_status_t outcome) {
     return std::nullopt;
 }
 
-/// What is wrong with the arrays of a rank of a valid grid.
+/// Returns the error of the arrays of a rank of a valid grid, if there is one.
 [[nodiscard]] inline std::optional<error_details> wrong(const grid &g, int rank, const rank_arrays &arrays) {
     const std::string whose = "rank " + std::to_string(rank);
     if (arrays.empty()) {

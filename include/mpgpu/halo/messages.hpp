@@ -2,8 +2,7 @@
 #ifndef MPGPU_HALO_MESSAGES_HPP
 #define MPGPU_HALO_MESSAGES_HPP
 
-/// @file
-/// Part of mpgpu/halo_mpi.hpp, which programs include: messages to ranks of other nodes.
+/// @file Messages to ranks of other nodes. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/plan.hpp>
@@ -11,7 +10,7 @@
 
 #include <mpi.h>
 #if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
-#include <mpi-ext.h> // says whether it is GPU-aware
+#include <mpi-ext.h> // reports whether MPI is GPU-aware
 #endif
 
 #include <algorithm>
@@ -31,7 +30,7 @@
 
 namespace mpgpu::halo::detail {
 
-/// Whether MPI says that it takes device memory.
+/// Returns true if MPI reports support for device memory.
 [[nodiscard]] inline bool gpu_aware() {
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
     return MPIX_Query_cuda_support() == 1;
@@ -40,7 +39,7 @@ namespace mpgpu::halo::detail {
 #endif
 }
 
-/// How many ranks of a communicator have this rank's device.
+/// Returns the number of ranks of a communicator that use this rank's device.
 [[nodiscard]] inline int ranks_sharing(const context &ctx, device where, MPI_Comm all) {
     int ranks = 0;
     mpi::detail::check(MPI_Comm_size(all, &ranks), "MPI_Comm_size");
@@ -51,19 +50,20 @@ namespace mpgpu::halo::detail {
     return static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
 }
 
-/// A part of a message between two ranks: some of its pieces.
+/// Part of a message between two ranks: some of its pieces.
 struct message_part {
-    std::uint64_t offset; ///< in the message
+    std::uint64_t offset; ///< offset in the message
     std::uint64_t bytes;
     std::size_t first_piece;
     std::size_t pieces;
 };
 
-/// The parts in which a message of elements of these sizes is sent, the same on both ranks: each of as many pieces as
-/// make 32 KiB, so that large messages are under way while they are packed. One where no sizes are given.
+/// Returns the parts in which a message of elements of these sizes is sent, equal on both ranks. Each part has as many
+/// pieces as make 32 KiB, so that large messages are in flight while they are packed. Returns one part if no sizes are
+/// given.
 [[nodiscard]] inline std::vector<message_part> parts_of(const rank_pair &p,
                                                         const std::vector<std::size_t> &element_bytes) {
-    constexpr std::uint64_t enough = 32768; // MPI takes about as long for it as for a message of no bytes
+    constexpr std::uint64_t enough = 32768; // MPI takes about as long for it as for an empty message
     if (element_bytes.empty()) {
         return {{0, p.bytes, 0, 0}};
     }
@@ -81,7 +81,7 @@ struct message_part {
     return parts;
 }
 
-/// Requests of MPI for all messages to and from ranks of other nodes, made once, on a communicator of their own.
+/// Persistent MPI requests for all messages to and from ranks of other nodes, created once, on their own communicator.
 class mpi_requests : public off_node {
   public:
     mpi_requests(const mpi_requests &) = delete;
@@ -92,9 +92,9 @@ class mpi_requests : public off_node {
         int finalised = 0;
         if (MPI_Finalized(&finalised) == MPI_SUCCESS && finalised == 0) {
             for (MPI_Request &request : requests_) {
-                int done = 0; // or not started
+                int done = 0; // or not active
                 if (MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done == 0) {
-                    static_cast<void>(MPI_Cancel(&request)); // the plan ends within an exchange
+                    static_cast<void>(MPI_Cancel(&request)); // the plan is destroyed during an exchange
                     static_cast<void>(MPI_Wait(&request, MPI_STATUS_IGNORE));
                 }
                 static_cast<void>(MPI_Request_free(&request));
@@ -103,22 +103,22 @@ class mpi_requests : public off_node {
     }
 
   protected:
-    /// What MPI sends or receives at once: bytes of the rank's outbox or inbox, or of their staging.
+    /// One send or receive of MPI: bytes of the rank's outbox or inbox, or of their staging buffers.
     struct message {
-        const rank_pair *of; ///< of the schedule, which is there in constructors only
+        const rank_pair *of; ///< pair of the schedule, valid in constructors only
         message_part part;
-        int tag; ///< parts are sent in any order
+        int tag; ///< distinguishes the parts, which are sent in any order
         std::byte *box;
         std::byte *given;
     };
 
-    /// `outbox`, `inbox`: of this rank, on its device. Messages have several parts where `element_bytes` is given.
-    /// Collective over all ranks of the node's communicator.
+    /// Creates the requests. `outbox` and `inbox` are those of this rank, on its device. Messages have several parts if
+    /// `element_bytes` is given. Collective over all ranks of the node's communicator.
     mpi_requests(const context &ctx, const mpi::node &node, const schedule &all, int rank, device where,
                  const std::vector<std::size_t> &element_bytes, memory &outbox, memory &inbox, const options &how) {
         mpi::detail::check(MPI_Comm_dup(node.everyone(), messages_.address()), "MPI_Comm_dup");
-        if (how.persistent != persistent_form::none) {             // here, where no rank has had anything to refuse yet
-            sharing_ = ranks_sharing(ctx, where, messages_.get()); // those that are taken for other nodes too
+        if (how.persistent != persistent_form::none) {             // before any rank can fail
+            sharing_ = ranks_sharing(ctx, where, messages_.get()); // also counts ranks that are treated as other nodes
         }
         const bool staged = how.between_nodes == mpi_memory::staged || (how.between_nodes == mpi_memory::automatic &&
                                                                         ctx.backend() != backend::host && !gpu_aware());
@@ -144,21 +144,21 @@ class mpi_requests : public off_node {
                     made.push_back({&p, part, tag++, box + offset, (staged ? staging : box) + offset});
                 }
             }
-            // Short ones are packed first, so that MPI has something to do early.
+            // Short messages are packed first, so that MPI can start early.
             std::stable_sort(made.begin(), made.end(),
                              [](const message &a, const message &b) { return a.part.bytes < b.part.bytes; });
             for (const message &m : made) {
                 add(receives, m, unit);
             }
         }
-        mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests still have it
+        mpi::detail::check(MPI_Type_free(&unit), "MPI_Type_free"); // the requests keep it
     }
 
     [[nodiscard]] MPI_Request *receives() noexcept { return requests_.data(); }
     [[nodiscard]] MPI_Request *sends() noexcept { return requests_.data() + received_.size(); }
     [[nodiscard]] int count() const noexcept { return static_cast<int>(requests_.size()); }
 
-    /// Another exchange, of which nothing is done.
+    /// Begins another exchange.
     void begin() {
         now_ = {};
         now_.to_send = sent_.size();
@@ -166,7 +166,7 @@ class mpi_requests : public off_node {
         completed_.resize(requests_.size());
     }
 
-    /// Brings MPI on: calls `arrived` with the number of each message that has.
+    /// Makes progress in MPI. Calls `arrived` with the number of each message that has arrived.
     template <class Arrived> void test(const Arrived &arrived) {
         if (requests_.empty()) {
             return; // MPI may refuse an empty list
@@ -185,10 +185,10 @@ class mpi_requests : public off_node {
         }
     }
 
-    std::vector<message> received_; ///< in the order of the requests
+    std::vector<message> received_; ///< same order as the requests
     std::vector<message> sent_;
     exchange_progress now_;
-    int sharing_ = 1; ///< ranks that have this rank's device, counted where a kernel is to be persistent
+    int sharing_ = 1; ///< ranks that use this rank's device; counted for persistent kernels
 
   private:
     void add(bool receives, const message &m, MPI_Datatype unit) {
@@ -205,14 +205,14 @@ class mpi_requests : public off_node {
                            receives ? "MPI_Recv_init" : "MPI_Send_init");
     }
 
-    mpi::detail::communicator messages_; ///< so that no message of another plan or of the caller's is taken for one
+    mpi::detail::communicator messages_; ///< separate, so that messages of other plans or of the caller do not match
     memory staging_out_;
     memory staging_in_;
     std::vector<MPI_Request> requests_; ///< receives, then sends
     std::vector<int> completed_;        ///< for MPI_Testsome
 };
 
-/// Messages to and from ranks of other nodes that kernels have packed and will unpack.
+/// Messages to and from ranks of other nodes that kernels pack before and unpack after.
 class mpi_messages final : public mpi_requests {
   public:
     mpi_messages(const context &ctx, const mpi::node &node, const schedule &all, int rank, memory &outbox,
@@ -241,7 +241,7 @@ class mpi_messages final : public mpi_requests {
     void start() override { begin(); }
 
     exchange_progress progress() override {
-        // The last messages have been unpacked too: that is earlier in the same stream.
+        // The previous messages have been unpacked too, because that is earlier in the same stream.
         if (packed_ && packed_.test()) {
             if (count() > 0) { // a rank may have no neighbour on another node, and MPI refuses an empty list
                 mpi::detail::check(MPI_Startall(count(), receives()), "MPI_Startall");
@@ -261,14 +261,14 @@ class mpi_messages final : public mpi_requests {
     }
 
   private:
-    mpgpu::plan nothing_; ///< its executions tell when a stream is there
+    mpgpu::plan nothing_; ///< empty plan; its request shows that a stream has reached a point
     request packed_;
     std::optional<mpgpu::plan> down_;
     std::optional<mpgpu::plan> up_;
 };
 
-/// The same by one kernel that runs for as long as the exchange: the thread polls for messages that it has packed, and
-/// tells it of those that have arrived.
+/// Messages to and from ranks of other nodes, moved by one kernel that runs for the whole exchange. The thread polls
+/// for messages that the kernel has packed, and notifies it of those that have arrived.
 class persistent_messages final : public mpi_requests {
   public:
     persistent_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
@@ -290,7 +290,7 @@ class persistent_messages final : public mpi_requests {
         for (const bool receives : {false, true}) {
             const direction way = receives ? direction::unpack : direction::pack;
             for (const message &m : receives ? received_ : sent_) {
-                std::vector<piece> pieces; // of all parts
+                std::vector<piece> pieces; // pieces of all parts
                 add_pieces(pieces, *m.of, g, arrays, m.given - m.part.offset, way);
                 lists.add({pieces.data() + m.part.first_piece, m.part.pieces});
             }
@@ -301,14 +301,14 @@ class persistent_messages final : public mpi_requests {
     persistent_messages(persistent_messages &&) = delete;
     persistent_messages &operator=(const persistent_messages &) = delete;
     persistent_messages &operator=(persistent_messages &&) = delete;
-    ~persistent_messages() override { release(); } // or what frees the kernel's memory would wait for ever
+    ~persistent_messages() override { release(); } // otherwise freeing the kernel's memory would wait forever
 
     void packed(stream_view order) override {
         if (released_) {
             fail(refusal(status::rank_failed, "stream",
                          "an earlier exchange with ranks on other nodes has failed; make the plan anew"));
         }
-        if (!alone_) { // at the same time as what is exchanged with ranks of this node
+        if (!alone_) { // concurrent with the exchange with ranks of this node
             forked_.record(order);
             side_.wait(forked_);
         }
@@ -324,14 +324,14 @@ class persistent_messages final : public mpi_requests {
         });
     }
 
-    /// Sends each message when it is packed, and tells the kernel of each that arrives. Those that are received are
-    /// posted when the kernel begins: the last exchange has ended then, and has unpacked what it got. All is done when
-    /// this rank's are sent, too: the next kernel may overwrite them.
+    /// Sends each message when it is packed, and notifies the kernel of each that arrives. Receives are posted when the
+    /// kernel begins, because the previous exchange has then ended and unpacked its messages. The exchange is done only
+    /// when this rank's messages are sent too, because the next kernel may overwrite them.
     exchange_progress progress() override {
         or_release([this] {
             constexpr unsigned look = 1024;
             if (++polls_ % look == 0) {
-                kernel_.check(runs_in_); // it would tell no more
+                kernel_.check(runs_in_); // a failed kernel no longer notifies
             }
             if (!posted_ && !told_.test(begun, exchange_)) {
                 return;
@@ -366,10 +366,10 @@ class persistent_messages final : public mpi_requests {
   private:
     [[nodiscard]] std::uint32_t sent() const noexcept { return static_cast<std::uint32_t>(sent_.size()); }
 
-    /// Lets the kernel end, whatever has arrived.
+    /// Lets the kernel end, regardless of the messages that have arrived.
     void release() noexcept {
         released_ = true;
-        for (std::size_t k = 0; k <= received_.size(); ++k) { // and `all_sent_at`, which comes after them
+        for (std::size_t k = 0; k <= received_.size(); ++k) { // and `all_sent_at`, which follows them
             told_.raise(arrived_at(sent(), k), given_up);
         }
     }
@@ -383,26 +383,27 @@ class persistent_messages final : public mpi_requests {
             throw;
         }
 #else
-        step();                       // ends the process where it fails
+        step();                       // ends the process if it fails
 #endif
     }
 
     mp_context_t context_;
-    stream side_; ///< of the kernel, while streams exchange with ranks of this node
+    stream side_; ///< stream of the kernel, if the caller's stream exchanges with ranks of this node
     event forked_;
     event ended_;
     notifications told_;
     persistent_kernel kernel_;
     stream_view runs_in_ = stream_view::default_stream();
-    bool alone_ = false; ///< nothing is exchanged with ranks of this node
+    bool alone_ = false; ///< true if nothing is exchanged with ranks of this node
     bool released_ = false;
-    bool posted_ = false;        ///< the receives
-    std::uint64_t exchange_ = 0; ///< number of the last
-    std::vector<bool> started_;  ///< of the sends
+    bool posted_ = false;        ///< true if the receives are posted
+    std::uint64_t exchange_ = 0; ///< number of the last exchange
+    std::vector<bool> started_;  ///< true for sends that are started
     unsigned polls_ = 0;
 };
 
-/// Messages that a thread brings on, from `start` until all is done. What moves them is used by it alone meanwhile.
+/// Messages on which a thread makes progress, from `start` until all are done. Only that thread uses the wrapped object
+/// meanwhile.
 class messages_by_thread final : public off_node {
   public:
     explicit messages_by_thread(std::shared_ptr<off_node> messages) : messages_(std::move(messages)) {
@@ -436,7 +437,7 @@ class messages_by_thread final : public off_node {
         {
             const std::lock_guard<std::mutex> locked(mutex_);
             now_ = {};
-            now_.to_send = 1; // until the thread says more
+            now_.to_send = 1; // until the thread updates it
             failed_ = nullptr;
             works_ = true;
         }
@@ -458,7 +459,7 @@ class messages_by_thread final : public off_node {
     }
 
   private:
-    /// Signals that threads made meanwhile do not get, also where one cannot be made.
+    /// Scope guard that blocks POSIX signals in threads created meanwhile, even if a thread cannot be created.
     struct blocked_signals {
         blocked_signals() noexcept {
             sigset_t all;
@@ -502,16 +503,16 @@ class messages_by_thread final : public off_node {
             return never;
         }
 #else
-        return messages_->progress(); // ends the process where it fails
+        return messages_->progress(); // ends the process if it fails
 #endif
     }
 
     std::shared_ptr<off_node> messages_;
     std::mutex mutex_;
     std::condition_variable wake_;
-    exchange_progress now_;     ///< as the thread has last found it
-    std::exception_ptr failed_; ///< what it has met
-    bool works_ = false;        ///< on an exchange
+    exchange_progress now_;     ///< last progress that the thread has reported
+    std::exception_ptr failed_; ///< error of the thread
+    bool works_ = false;        ///< true during an exchange
     bool ends_ = false;
     std::thread thread_;
 };

@@ -2,9 +2,9 @@
 #ifndef MPGPU_HALO_PERSISTENT_HPP
 #define MPGPU_HALO_PERSISTENT_HPP
 
-/// @file
-/// Part of mpgpu/halo.hpp, which programs include: one kernel for all messages of a rank to and from other nodes. It
-/// packs, tells a thread of each message that is packed, is told of each that has arrived, and unpacks it.
+/// @file One kernel for all messages of a rank to and from other nodes. It packs messages, notifies a thread of each
+/// packed message, is notified of each message that has arrived, and unpacks it. Part of mpgpu/halo.hpp; include that
+/// header.
 ///
 /// After B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC Asia 2024, whose
 /// two forms are `persistent_form::block_each` (there: stream approach) and `persistent_form::all_blocks` (stacked).
@@ -23,7 +23,7 @@
 
 namespace mpgpu::halo::detail {
 
-/// Words of a cell, which may be of any type.
+/// Words of a cell of any type.
 struct __attribute__((may_alias)) word_of_8 {
     std::uint64_t bits;
 };
@@ -34,14 +34,13 @@ struct __attribute__((may_alias)) word_of_1 {
     std::uint8_t bits;
 };
 
-/// a / b. Of 64 bits it takes a GPU five times as long, and is rarely needed.
+/// Returns a / b. A 64-bit division takes a GPU five times as long as a 32-bit one and is rarely needed.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline std::uint64_t quotient(std::uint64_t a, std::uint64_t b) {
     constexpr unsigned half = 32;
     return ((a | b) >> half) == 0 ? static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b) : a / b;
 }
 
-/// Every `stride`-th of a piece's words, among its cells, one after the other from word `first` on. Divisions are made
-/// once, and not for each word.
+/// Iterator over every `stride`-th word of a piece's cells, from word `first` on. Divides once, not for each word.
 template <class Word> class cell_walk {
   public:
     MPGPU_NOTIFY_BOTH cell_walk(const piece &p, std::uint64_t row_words, std::uint64_t first, std::uint64_t stride)
@@ -50,7 +49,7 @@ template <class Word> class cell_walk {
         place(stride, dx_, dy_, dz_);
     }
 
-    /// Where the word is; then it is the next one's turn.
+    /// Returns the address of the current word and advances to the next.
     [[nodiscard]] MPGPU_NOTIFY_BOTH Word *next() {
         Word *const here = reinterpret_cast<Word *>(p_.cells + z_ * p_.plane_bytes + y_ * p_.row_bytes) + x_;
         x_ += dx_;
@@ -77,16 +76,17 @@ template <class Word> class cell_walk {
 
     const piece &p_;
     std::uint64_t row_words_;
-    std::uint64_t x_ = 0; ///< of the next word: in its row; then its row and its plane
+    std::uint64_t x_ = 0; ///< position of the next word: in its row, then its row and its plane
     std::uint64_t y_ = 0;
     std::uint64_t z_ = 0;
-    std::uint64_t dx_ = 0; ///< the stride in these
+    std::uint64_t dx_ = 0; ///< stride in the same coordinates
     std::uint64_t dy_ = 0;
     std::uint64_t dz_ = 0;
 };
 
-/// Copies every `stride`-th word of a piece from word `first` on, as far as word `end`. A thread reads `AtOnce` of them
-/// before it writes the first: several where few threads copy, and from host memory, a microsecond and more away.
+/// Copies every `stride`-th word of a piece, from word `first` to word `end`. A thread reads `AtOnce` words before it
+/// writes the first. Several words in flight help if few threads copy, or if the source is host memory, which is a
+/// microsecond or more away.
 template <class Word, unsigned AtOnce>
 MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uint64_t first, std::uint64_t stride,
                                          std::uint64_t end) {
@@ -112,14 +112,14 @@ MPGPU_NOTIFY_BOTH inline void copy_words(const piece &p, direction way, std::uin
     }
 }
 
-/// The widest word to which all rows of a piece are aligned, in bytes.
+/// Returns the size of the widest word to which all rows of a piece are aligned, bytes.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline unsigned word_bytes(const piece &p) {
     const std::uint64_t all =
-        reinterpret_cast<std::uintptr_t>(p.cells) | p.element_bytes | p.row_bytes | p.plane_bytes; // low bits say it
+        reinterpret_cast<std::uintptr_t>(p.cells) | p.element_bytes | p.row_bytes | p.plane_bytes; // see the low bits
     return all % sizeof(std::uint64_t) == 0 ? 8 : all % sizeof(std::uint32_t) == 0 ? 4 : 1;
 }
 
-/// Copies every `stride`-th of the words of a piece in [first, end).
+/// Copies every `stride`-th word of a piece in [first, end).
 template <unsigned AtOnce = 1>
 MPGPU_NOTIFY_BOTH inline void copy_piece(const piece &p, direction way, std::uint64_t first, std::uint64_t stride,
                                          std::uint64_t end = ~std::uint64_t{0}) {
@@ -133,34 +133,33 @@ MPGPU_NOTIFY_BOTH inline void copy_piece(const piece &p, direction way, std::uin
     }
 }
 
-/// As many words of a piece as a warp, or a CPU thread, copies in one go: so that warps share out small and large
-/// pieces alike.
+/// Unit of work for a warp or a CPU thread: part of a piece. Warps divide small and large pieces evenly.
 struct tile {
-    std::uint64_t first; ///< word of the piece
+    std::uint64_t first; ///< first word, in the piece
     std::uint32_t piece;
     std::uint32_t unused;
 };
 
-constexpr unsigned tile_lane_words = 4; // of each thread of a warp: with more, 1024 threads run out of registers
+constexpr unsigned tile_lane_words = 4; // words per thread of a warp: with more, 1024 threads run out of registers
 constexpr std::uint64_t tile_words = std::uint64_t{32} * tile_lane_words;
 
-/// What one launch copies; a plain value that the kernel takes, of lists in memory that it reaches.
+/// Kernel argument that describes one launch. A plain value; its lists are in memory that the kernel can access.
 struct persistent_work {
     const piece *pieces = nullptr;
     const tile *tiles = nullptr;
-    const std::uint32_t *starts = nullptr; ///< tiles of message m are those from `starts[m]` to `starts[m + 1]`
-    std::uint32_t sent = 0;                ///< messages, which come first
-    std::uint32_t received = 0;            ///< messages
+    const std::uint32_t *starts = nullptr; ///< message m has tiles `starts[m]` to `starts[m + 1]`
+    std::uint32_t sent = 0;                ///< number of sent messages, which come first
+    std::uint32_t received = 0;            ///< number of received messages
     notifier tell;
 };
 
-/// The lists of a `persistent_work`, on the host.
+/// Lists of a `persistent_work` on the host.
 struct persistent_lists {
     std::vector<piece> pieces;
     std::vector<tile> tiles;
     std::vector<std::uint32_t> starts = {0};
 
-    /// Adds a message; those that are sent first.
+    /// Adds a message. Messages that are sent come first.
     void add(array_view<const piece> message) {
         for (const piece &p : message) {
             const std::uint64_t words = p.count[0] * p.element_bytes / word_bytes(p) * p.count[1] * p.count[2];
@@ -172,13 +171,13 @@ struct persistent_lists {
         starts.push_back(static_cast<std::uint32_t>(tiles.size()));
     }
 
-    /// The value for a kernel that reaches these lists.
+    /// Returns the argument for a kernel that can access these lists.
     [[nodiscard]] persistent_work work(std::uint32_t sent, notifier tell) const noexcept {
         const auto received = static_cast<std::uint32_t>(starts.size() - 1) - sent;
         return {pieces.data(), tiles.data(), starts.data(), sent, received, tell};
     }
 
-    /// Of the message that has the most.
+    /// Returns the number of tiles of the message that has most.
     [[nodiscard]] std::uint32_t most_tiles() const noexcept {
         std::uint32_t most = 0;
         for (std::size_t m = 0; m + 1 < starts.size(); ++m) {
@@ -188,16 +187,17 @@ struct persistent_lists {
     }
 };
 
-// The notifications of a launch. The value that a thread raises says which message has arrived: so the kernel waits for
-// one notification at a time, and unpacks in the order of arrival.
+// Notifications of a launch. The value of an arrival notification contains the message that has arrived. Therefore the
+// kernel waits for one notification at a time and unpacks in the order of arrival.
 
-/// Raised by the kernel to the exchange's number when it begins, so has ended before: its memory is free.
+/// Index of the notification that the kernel sets to the exchange's number when it begins. The previous kernel has then
+/// ended, and its memory is free.
 constexpr std::size_t begun = 0;
-/// Raised by the kernel to the exchange's number when message `m` of those sent is packed.
+/// Index of the notification that the kernel sets to the exchange's number when sent message `m` is packed.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t packed_at(std::size_t m) {
     return 1 + m;
 }
-/// Raised by the thread to `arrival(exchange, m)` when message m of those received is the k-th to arrive.
+/// Index of the notification that the thread sets to `arrival(exchange, m)` when message m is the k-th to arrive.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t arrived_at(std::uint32_t sent, std::size_t k) {
     return std::size_t{1} + sent + k;
 }
@@ -205,20 +205,21 @@ constexpr unsigned message_bits = 32;
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::uint64_t arrival(std::uint64_t exchange, std::uint32_t message) {
     return (exchange << message_bits) | message;
 }
-/// Raised by the thread to the exchange's number when all that was sent is: a kernel that goes on may pack again.
+/// Index of the notification that the thread sets to the exchange's number when all messages are sent. A kernel that
+/// continues may then pack again.
 [[nodiscard]] MPGPU_NOTIFY_BOTH constexpr std::size_t all_sent_at(std::uint32_t sent, std::uint32_t received) {
     return std::size_t{1} + sent + received;
 }
-/// In place of an arrival: nothing will arrive any more, and the kernel ends.
+/// Value that replaces an arrival if nothing will arrive any more. The kernel then ends.
 constexpr std::uint64_t given_up = ~std::uint64_t{0};
 
-/// Copies a message, by the threads of one block or of all.
+/// Copies a message, by the threads of one block or of all blocks.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const persistent_work &work,
                                            std::uint32_t message, direction way) {
     constexpr std::uint32_t warp = 32;
     const std::uint32_t lanes = block.threads < warp ? block.threads : warp;
-    const std::uint32_t warps = block.threads / lanes; // of the block
+    const std::uint32_t warps = block.threads / lanes; // warps of the block
     const std::uint32_t own = block.thread / lanes;
     const bool alone = Form == persistent_form::block_each;
     const std::uint32_t stride = alone ? warps : warps * block.blocks;
@@ -230,12 +231,12 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
     }
 }
 
-/// The block that polls for all others, where each message has a block: the last.
+/// Returns true for the last block if each message has its own block. That block polls for all others.
 template <persistent_form Form> [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool polls(const notify_block &block) {
     return Form == persistent_form::block_each && block.index == block.blocks - 1;
 }
 
-/// Packs what is sent, and tells of each message.
+/// Packs the messages that are sent, and notifies the thread of each.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void pack_messages(const notify_block &block, const persistent_work &work,
                                             std::uint64_t exchange) {
@@ -256,7 +257,7 @@ MPGPU_NOTIFY_BOTH inline void pack_messages(const notify_block &block, const per
     }
 }
 
-/// Unpacks each message that arrives. False where nothing will arrive any more.
+/// Unpacks each message that arrives. Returns false if nothing will arrive any more.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const persistent_work &work,
                                               std::uint64_t exchange) {
@@ -279,7 +280,7 @@ MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const p
     return true;
 }
 
-/// What each block of the kernel does in an exchange.
+/// Performs the part of each block of the kernel in an exchange.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
                                                 std::uint64_t exchange) {
@@ -287,7 +288,7 @@ MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const
     unpack_messages<Form>(block, work, exchange);
 }
 
-/// The kernel as a function of a stream that starts a thread for each of a few blocks; for what the CPU reaches.
+/// Runs the kernel on CPU threads, each of which acts as a block, for memory that the CPU can access.
 template <persistent_form Form>
 void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier tell, std::uint64_t exchange) {
     const persistent_work work = lists.work(sent, tell);
@@ -305,7 +306,7 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 [[nodiscard]] inline persistent_copier cpu_persistent() {
     return [](const context &ctx, device, const persistent_lists &lists, std::uint32_t sent, notifier tell,
               persistent_form form, int) -> persistent_kernel {
-        // Shared with what is enqueued, which may outlive the plan.
+        // Shared with enqueued work, which may outlive the plan.
         const auto kept = std::make_shared<const persistent_lists>(lists);
         auto *const run = form == persistent_form::block_each ? &run_as_threads<persistent_form::block_each>
                                                               : &run_as_threads<persistent_form::all_blocks>;
@@ -322,37 +323,38 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 
 namespace mpgpu::halo {
 
-/// What a kernel of the program's own takes that does exchanges beside its own work: a plain value. The functions below
-/// are for all threads of all blocks of its grid, which must all run at once (docs/guide/halo.md).
+/// Argument of the program's own kernel that performs exchanges besides its own work. A plain value. All threads of all
+/// blocks of the grid call the functions below, and all blocks must run simultaneously (docs/guide/halo.md).
 using kernel_work = detail::persistent_work;
 
-/// Begins an exchange: packs all messages to ranks of other nodes, and tells the thread of each. All blocks must have
-/// come together since they wrote the cells, and since they unpacked the exchange before (`grid.sync()`).
+/// Begins an exchange: packs all messages to ranks of other nodes, and notifies the thread of each. All blocks must
+/// have synchronised (`grid.sync()`) after they wrote the cells and after they unpacked the previous exchange.
 MPGPU_NOTIFY_BOTH inline void pack_and_tell(const notify_block &block, const kernel_work &work,
                                             std::uint64_t exchange) {
     detail::pack_messages<persistent_form::all_blocks>(block, work, exchange);
 }
 
-/// Waits for each message of the exchange, and unpacks it. All blocks must come together before one reads ghost cells
-/// that another has unpacked. False where the exchange has failed on the host: the kernel is to end.
+/// Waits for each message of the exchange and unpacks it. All blocks must synchronise before a block reads ghost cells
+/// that another has unpacked. Returns false if the exchange has failed on the host; the kernel must then end.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_and_unpack(const notify_block &block, const kernel_work &work,
                                                              std::uint64_t exchange) {
     return detail::unpack_messages<persistent_form::all_blocks>(block, work, exchange);
 }
 
-/// Waits until what an exchange has packed is sent, in a kernel that begins another one afterwards. False as
-/// `await_and_unpack`.
+/// Waits until the packed messages of an exchange are sent, in a kernel that begins another exchange afterwards.
+/// Returns false as `await_and_unpack`.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_sent(const notify_block &block, const kernel_work &work,
                                                        std::uint64_t exchange) {
     return work.tell.wait(block, detail::all_sent_at(work.sent, work.received), exchange) != detail::given_up;
 }
 
-/// Launches a kernel of the program's own for an exchange, in the stream. For an exchange that a kernel which is still
-/// running does, it launches nothing.
+/// Function that launches the program's own kernel for an exchange, in the stream. It launches nothing for an exchange
+/// that a running kernel performs.
 using own_launch = std::function<void(stream_view, const kernel_work &, std::uint64_t exchange)>;
 
-/// `options::persistent_copy` of the program's own, of what the CPU reaches; on CUDA `cuda_own_kernel` of
-/// mpgpu/halo.cuh. `options::persistent` must be `persistent_form::all_blocks`.
+/// Returns a value for `options::persistent_copy` that launches the program's own kernel, for memory that the CPU can
+/// access. On CUDA use `cuda_own_kernel` of mpgpu/halo.cuh. `options::persistent` must be
+/// `persistent_form::all_blocks`.
 [[nodiscard]] inline persistent_copier own_kernel(own_launch launch) {
     return [launch = std::move(launch)](const context &, device, const detail::persistent_lists &lists,
                                         std::uint32_t sent, notifier tell, persistent_form, int) -> persistent_kernel {

@@ -2,8 +2,7 @@
 #ifndef MPGPU_HALO_PROCESSES_HPP
 #define MPGPU_HALO_PROCESSES_HPP
 
-/// @file
-/// Part of mpgpu/halo_mpi.hpp, which programs include: plans of one process for each rank.
+/// @file Plans with one process per rank. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/messages.hpp>
 #include <mpgpu/halo/plan.hpp>
@@ -25,13 +24,13 @@
 namespace mpgpu::halo::detail {
 
 template <> struct processes<mpi::node> {
-    /// What a plan has of other ranks of the node.
+    /// Resources of other ranks of the node that a plan uses.
     struct of_others final : imports {
         explicit of_others(const mpi::node &ranks) : node(ranks.get()) {}
 
-        mp_node_t node; ///< whose ranks they are
-        // Where kernels push:
-        signal_counters gone; ///< one: raised when a rank has ended
+        mp_node_t node; ///< node of these ranks
+        // Used if kernels push:
+        signal_counters gone; ///< one counter, set when a rank has exited
         mpi::shared_memory<std::uint64_t> gone_there;
         mpi::shared_memory<std::byte> inboxes;
 
@@ -44,7 +43,7 @@ template <> struct processes<mpi::node> {
 
     static bool is_one_node(const mpi::node &node) noexcept { return node.size() == node.communicator_size(); }
 
-    /// Whether something holds on all ranks of a communicator.
+    /// Returns true if `here` is true on all ranks of a communicator.
     static bool everywhere(MPI_Comm all, bool here) {
         const int mine = here ? 1 : 0;
         int least = 0;
@@ -52,7 +51,8 @@ template <> struct processes<mpi::node> {
         return least != 0;
     }
 
-    /// Calls `step()`. When it throws on one rank, all throw: a rank that went on alone would wait for ever.
+    /// Calls `step()`. If it throws on one rank, all ranks throw, because a rank that continued alone would wait
+    /// forever.
     template <class Step> static void together(const mpi::node &node, const Step &step) {
 #if MPGPU_EXCEPTIONS
         try {
@@ -62,7 +62,7 @@ template <> struct processes<mpi::node> {
             throw;
         }
 #else
-        step(); // ends the process, and with it the job, where it fails
+        step(); // ends the process, and with it the job, if it fails
 #endif
         if (!everywhere(node.everyone(), true)) {
             fail(invalid("arrays",
@@ -70,7 +70,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Whether `step()`, part of a form, goes through on all ranks. Where it is refused on one, the form is out on all.
+    /// Returns true if `step()`, part of an exchange method, succeeds on all ranks. If it fails on one, the method is
+    /// excluded on all.
     template <class Step>
     static bool attempt(const mpi::node &node, form which, std::vector<refused_form> &out, const Step &step) {
         std::optional<refused_form> own;
@@ -97,7 +98,7 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// That all ranks have passed the same: a schedule that differs would put bytes in the wrong place.
+    /// Checks that all ranks have passed equal arguments. A schedule that differs would write bytes to wrong addresses.
     static void check_agreement(const mpi::node &node, const grid &g, const rank_arrays &arrays, const options &how) {
         std::uint64_t print = 14695981039346656037U; // FNV-1a, a word at a time
         const auto add = [&print](auto word) { print = (print ^ static_cast<std::uint64_t>(word)) * 1099511628211U; };
@@ -126,7 +127,7 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// The memory of a rank that must be there, `bytes` long.
+    /// Returns the memory of a rank. Throws if it is not mapped or smaller than `bytes`.
     template <class T> static imported_memory<T> &mapped(mpi::shared_memory<T> &memory, int rank, std::uint64_t bytes) {
         imported_memory<T> *found = memory.of(rank);
         if (found == nullptr || found->size_bytes() < bytes) {
@@ -137,7 +138,7 @@ template <> struct processes<mpi::node> {
         return *found;
     }
 
-    /// Whether anything is copied between ranks of this node, or by one of them into its own ghost cells.
+    /// Returns true if a transfer exists between ranks of this node, or within one of them into its own ghost cells.
     static bool has_transfers(const mpi::node &node, const schedule &all) noexcept {
         return std::any_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
             return p.on_node && node.contains(p.from) && (!p.direct.empty() || (p.from != p.to && p.bytes > 0));
@@ -147,15 +148,15 @@ template <> struct processes<mpi::node> {
     static plan make(const context &ctx, const mpi::node &node, const grid &g, const rank_arrays &arrays,
                      const options &how) {
         if (!node) {
-            mpgpu::detail::fail_empty("node"); // MPI would end the program
+            mpgpu::detail::fail_empty("node"); // MPI would abort the program
         }
-        mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // ranks in another call are found before MPI waits
+        mpgpu::detail::meet_all_ranks(node.get(), "halo::plan"); // detects ranks in another call before MPI waits
         const int rank = node.communicator_rank();
         together(node, [&] { check_arguments(node, g, rank, arrays, how); });
         check_agreement(node, g, arrays, how);
         const bool can_pack = everywhere(node.everyone(), plan::can_pack(ctx, how));
         std::vector<plan> forms;
-        std::vector<refused_form> out; // the same forms on all ranks
+        std::vector<refused_form> out; // equal on all ranks
         const auto keep = [&forms](std::optional<plan> made) {
             if (made) {
                 forms.push_back(std::move(*made));
@@ -170,7 +171,7 @@ template <> struct processes<mpi::node> {
                 planned(limit);
             }
             if (forms.empty() && how.direct_pieces.value_or(0) > 0 && can_pack) {
-                planned(0); // arrays that cannot be shared: by messages, which can
+                planned(0); // arrays that cannot be shared use messages, which can
             }
         }
         if (tries_pushed(g, how, everywhere(node.everyone(), is_one_node(node) && can_push(ctx, how)))) {
@@ -198,14 +199,14 @@ template <> struct processes<mpi::node> {
         return std::move(forms[best]);
     }
 
-    /// The greatest of all ranks' values.
+    /// Returns the largest value of all ranks.
     static double greatest(const mpi::node &node, double value) {
         double most = 0;
         mpi::detail::check(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
         return most;
     }
 
-    /// Messages to and from ranks of other nodes, where there are any.
+    /// Adds the messages to and from ranks of other nodes, if there are any.
     static void add_messages(const context &ctx, const mpi::node &node, const grid &g, const schedule &all, int rank,
                              const rank_arrays &arrays, const options &how, plan &made) {
         if (is_one_node(node)) {
@@ -224,7 +225,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// By one plan for all ranks of the node, which also orders them. Empty on all ranks where it is refused on one.
+    /// Makes an exchange by one plan for all ranks of the node, which also orders the ranks. Empty on all ranks if it
+    /// fails on one.
     static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                             const rank_arrays &arrays, const options &how, std::uint64_t limit,
                                             std::vector<refused_form> &out) {
@@ -261,11 +263,12 @@ template <> struct processes<mpi::node> {
         if (made) {
             made->transfers_.reset();
         }
-        kept->barrier(); // nobody has anybody's memory mapped any more
+        kept->barrier(); // no rank has memory of another mapped any more
         return std::nullopt;
     }
 
-    /// The same by one kernel, which writes straight into the inboxes of other ranks.
+    /// Makes an exchange by one kernel, which writes directly into the inboxes of other ranks. Empty on all ranks if it
+    /// fails on one.
     static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                            const rank_arrays &arrays, const options &how,
                                            std::vector<refused_form> &out) {
@@ -320,13 +323,13 @@ template <> struct processes<mpi::node> {
         }
         if (!done) {
             kept->unmap();
-            kept->barrier(); // nobody has anybody's memory mapped any more
+            kept->barrier(); // no rank has memory of another mapped any more
             return std::nullopt;
         }
         return made;
     }
 
-    /// Sets the bytes of a buffer from `offset` on to 0, and waits for it.
+    /// Sets the bytes of a buffer from `offset` on to 0, and waits until they are set.
     static void clear(const context &ctx, memory &of, std::uint64_t offset, const stream &order) {
         const std::size_t bytes = of.size() - static_cast<std::size_t>(offset);
         if (bytes > 0) {
@@ -336,8 +339,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// What a rank sends to ranks of its node, itself included. Windows of a rank are its arrays, its outbox and its
-    /// inbox.
+    /// Returns the transfers that a rank sends to ranks of its node including itself. The windows of a rank are its
+    /// arrays, its outbox and its inbox.
     static std::vector<node_transfer> transfers_of(const mpi::node &node, const grid &g, const schedule &all, int rank,
                                                    const rank_arrays &arrays) {
         const auto variables = static_cast<std::uint32_t>(arrays.size());

@@ -2,34 +2,35 @@
 #ifndef MPGPU_HALO_PUSHED_HPP
 #define MPGPU_HALO_PUSHED_HPP
 
-/// @file
-/// Part of mpgpu/halo.hpp, which programs include: one kernel for all messages of a rank to and from ranks of its node.
-/// It packs each message straight into the inbox of the rank that receives it, raises that rank's flag for it, and
-/// unpacks what the others have packed into its own inbox, each message when its flag is up. No copy and no operation
-/// of a stream is between.
+/// @file One kernel for all messages of a rank to and from ranks of its node. It packs each message directly into the
+/// inbox of the receiving rank, sets that rank's flag for it, and unpacks the messages that others have packed into its
+/// own inbox, each when its flag is set. No copy and no stream operation is needed in between. Part of mpgpu/halo.hpp;
+/// include that header.
 ///
-/// **Numbers.** Exchanges of a rank are numbered by the kernel itself, in memory of the device, so that a captured
-/// kernel has no argument that changes. A flag is raised to the number of the exchange.
+/// **Numbers.** The kernel itself numbers the exchanges of a rank, in device memory, so that a captured kernel has no
+/// argument that changes. A flag is set to the number of the exchange.
 ///
-/// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. Nobody says that a half is free again,
-/// because ranks send to each other both ways (`sends_both_ways`). Let rank i write message n to rank j. The kernel of
-/// i's exchange n - 1 has ended: kernels of a rank run one after the other. So it has found j's flag at n - 1 or more.
-/// That flag was raised by the kernel of j's exchange n - 1, which has begun after that of j's exchange n - 2 had
-/// ended, and this has unpacked i's message n - 2, the last one in that half. So j can be one exchange ahead of i,
-/// never two, and a flag that i waits for at n stands at n + 1 at most: `>=` is the comparison.
+/// **Two halves.** An inbox has two halves, and exchange n uses half n % 2. No rank needs to announce that a half is
+/// free again, because ranks send to each other in both directions (`sends_both_ways`). Proof: let rank i write message
+/// n to rank j. The kernel of i's exchange n - 1 has ended, because kernels of a rank run one after the other. So it
+/// has found j's flag at n - 1 or more. The kernel of j's exchange n - 1 has set that flag. It began after the kernel
+/// of j's exchange n - 2 had ended, which has unpacked i's message n - 2, the last one in that half. So j can be one
+/// exchange ahead of i, never two, and a flag for which i waits at n is at most n + 1. The comparison is therefore
+/// `>=`.
 ///
-/// The proof asks that the kernels of one plan follow each other on each rank, and that all ranks launch as many. How
-/// they are launched, by calls or by graphs, does not matter.
+/// The proof requires that the kernels of one plan run one after the other on each rank, and that all ranks launch
+/// equally many. It does not matter whether calls or graphs launch them.
 ///
-/// **Memory order.** The threads of a block write their part of a message, meet, and one counts the block in
-/// (`is_last`, acquire and release on the device). The last one has so seen all parts written, and its release for the
-/// whole system, of the flag, hands them on to whoever acquires the flag: one thread of each waiting block, whose other
-/// threads see it after the next barrier. The flag lies in the receiver's memory, so that blocks may poll.
+/// **Memory order.** The threads of a block write their part of a message and synchronise. Then one thread counts the
+/// block (`is_last`, acquire and release on the device). The last block to be counted has seen all parts. Its release
+/// of the flag for the whole system passes them on to every thread that acquires the flag: one thread of each waiting
+/// block, whose other threads see the message after the next barrier. The flag is in the receiver's memory, so that
+/// blocks may poll it.
 ///
-/// **The end of a rank.** Blocks that have waited long look at a word in host memory, which the library raises when a
-/// process that had mapped it has ended, or has left before this exchange (`mp_memory_leave`). They then end without
-/// unpacking, and later launches neither pack nor wait: what a rank that still runs has not received yet is not
-/// overwritten.
+/// **Exit of a rank.** Blocks that have waited for a long time check a word in host memory. The library sets it if a
+/// process that had mapped it has exited, or has left before this exchange (`mp_memory_leave`). The blocks then end
+/// without unpacking, and later launches neither pack nor wait, so that messages that a running rank has not received
+/// yet are not overwritten.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/schedule.hpp>
@@ -45,64 +46,64 @@
 
 namespace mpgpu::halo::detail {
 
-/// A message as its sender or its receiver sees it.
+/// Message from the view of its sender or its receiver.
 struct pushed_message {
-    std::vector<piece> pieces;     ///< with the message in the first half of the receiver's inbox
-    std::uint64_t half = 0;        ///< bytes from there to the same in the second half
-    std::uint64_t *flag = nullptr; ///< at the receiver; null where streams order the ranks
+    std::vector<piece> pieces;     ///< pieces whose message is in the first half of the receiver's inbox
+    std::uint64_t half = 0;        ///< bytes from the first half to the second
+    std::uint64_t *flag = nullptr; ///< flag at the receiver; null if streams order the ranks
 };
 
 /// All messages of a rank.
 struct pushed_messages {
     std::vector<pushed_message> sent;
     std::vector<pushed_message> received;
-    const std::uint64_t *gone = nullptr; ///< in host memory: not 0 where nothing will arrive any more; or null
+    const std::uint64_t *gone = nullptr; ///< word in host memory, not 0 if nothing will arrive any more; or null
 };
 
-constexpr std::uint32_t most_pushed = 27; // messages each way: 26 neighbours, and the rank itself
+constexpr std::uint32_t most_pushed = 27; // messages in each direction: 26 neighbours and the rank itself
 
-/// What the kernel keeps between exchanges, in memory of the device. 0 at first.
+/// State of the kernel between exchanges, in device memory. Initially 0.
 struct pushed_state {
-    std::uint64_t exchange;            ///< number of the last that has ended
+    std::uint64_t exchange;            ///< number of the last exchange that has ended
     std::uint64_t abandoned;           ///< not 0 once a message will not arrive any more
-    std::uint32_t ended;               ///< blocks
+    std::uint32_t ended;               ///< blocks that have ended
     std::uint32_t packed[most_pushed]; ///< blocks that have packed their part of a message
 };
 
-/// What one launch does: a plain value that the kernel takes, the same in all launches, of lists in memory that it
-/// reaches. What all threads look at first is here, and not in a list.
+/// Kernel argument that describes a launch. A plain value that is equal in all launches; its lists are in memory that
+/// the kernel can access. Values that all threads read first are members, not list elements.
 struct pushed_work {
     const piece *pieces = nullptr;
     const tile *tiles = nullptr;
     pushed_state *state = nullptr;
     const std::uint64_t *gone = nullptr;
-    std::uint32_t sent = 0;                         ///< messages, which come first
-    std::uint32_t received = 0;                     ///< messages
-    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< tiles of message m are those from `starts[m]` to the next
-    std::uint32_t packers[most_pushed] = {};        ///< blocks that pack a part of message m
+    std::uint32_t sent = 0;                         ///< number of sent messages, which come first
+    std::uint32_t received = 0;                     ///< number of received messages
+    std::uint32_t starts[2 * most_pushed + 1] = {}; ///< message m has tiles `starts[m]` to `starts[m + 1]`
+    std::uint32_t packers[most_pushed] = {};        ///< number of blocks that pack a part of message m
     std::uint64_t halves[2 * most_pushed] = {};     ///< as in `pushed_message`
     std::uint64_t *flags[2 * most_pushed] = {};     ///< as in `pushed_message`
 };
 
-/// Some of the tiles.
+/// Range of tiles.
 struct tile_range {
     std::uint32_t first;
     std::uint32_t end;
 };
 
-/// The tiles of a block, of those that all blocks share out evenly.
+/// Returns the tiles of a block if all blocks divide them evenly.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range share_of(tile_range all, std::uint32_t block, std::uint32_t blocks) {
     const std::uint64_t count = all.end - all.first;
     return {all.first + static_cast<std::uint32_t>(quotient(count * block, blocks)),
             all.first + static_cast<std::uint32_t>(quotient(count * (block + 1), blocks))};
 }
 
-/// What is in both.
+/// Returns the intersection of two ranges.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range common(tile_range a, tile_range b) {
     return {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
 }
 
-/// The tiles of a message.
+/// Returns the tiles of a message.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range tiles_of(const pushed_work &work, std::uint32_t message) {
     return {work.starts[message], work.starts[message + 1]};
 }
@@ -122,11 +123,11 @@ MPGPU_NOTIFY_BOTH inline void copy_tiles(const notify_block &block, const pushed
 
 constexpr std::uint32_t none_arrives = ~std::uint32_t{0};
 
-/// Polls for any of the messages that `left` has a bit for, among those that are received; `none_arrives` when the wait
-/// is in vain. By one thread of a block.
+/// Polls for any of the received messages that have a bit in `left`, and returns its index. Returns `none_arrives` if
+/// the wait can no longer complete. One thread of a block calls it.
 MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std::uint32_t left,
                                                     std::uint64_t exchange) {
-    constexpr std::uint32_t look = 4096; // some milliseconds: all blocks look at host memory, so rarely
+    constexpr std::uint32_t look = 4096; // some milliseconds; rarely, because all blocks read host memory
     for (std::uint32_t polls = 1;; ++polls) {
         for (std::uint32_t m = 0; m < work.received; ++m) {
             const std::uint64_t *const flag = work.flags[work.sent + m];
@@ -140,14 +141,14 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std
             return none_arrives;
         }
 #ifdef __CUDA_ARCH__
-        __nanosleep(32); // each look empties the first-level cache of those that still pack
+        __nanosleep(32); // each read empties the L1 cache of blocks that still pack
 #else
         std::this_thread::yield(); // ranks and blocks that are threads may be more than there are cores
 #endif
     }
 }
 
-/// The same by all threads of a block, which may then read the message.
+/// Waits for any of the messages in `left` with all threads of a block, which may then read the message.
 MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, const pushed_work &work,
                                                     std::uint32_t left, std::uint64_t exchange) {
 #ifdef __CUDA_ARCH__
@@ -157,7 +158,7 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
     }
     block.synchronize();
     const std::uint32_t now = found;
-    block.synchronize(); // the next wait may write it
+    block.synchronize(); // the next wait may overwrite it
     return now;
 #else
     static_cast<void>(block);
@@ -165,10 +166,10 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 #endif
 }
 
-/// What each block of the kernel does in an exchange. Blocks wait for other ranks, whose blocks wait for all of this
-/// rank's: so all must run at once.
+/// Performs the part of each block of the kernel in an exchange. Blocks wait for other ranks, whose blocks wait for all
+/// blocks of this rank, so all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pushed_work &work) {
-    const std::uint64_t exchange = work.state->exchange + 1; // written when all blocks have come to their end
+    const std::uint64_t exchange = work.state->exchange + 1; // the state is updated when all blocks have ended
     const std::uint64_t half = exchange % 2;
     const std::uint32_t all = work.sent + work.received;
     if (work.state->abandoned != 0) { // by an earlier launch
@@ -213,7 +214,7 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     }
 }
 
-/// The lists of a `pushed_work`, on the host.
+/// Lists of a `pushed_work` on the host.
 struct pushed_lists : persistent_lists {
     explicit pushed_lists(const pushed_messages &messages) {
         if (std::max(messages.sent.size(), messages.received.size()) > most_pushed) {
@@ -227,14 +228,14 @@ struct pushed_lists : persistent_lists {
         }
     }
 
-    /// Of the way that has more.
+    /// Returns the number of tiles of the direction that has more.
     [[nodiscard]] std::uint32_t most_tiles(const pushed_messages &messages) const noexcept {
         const std::uint32_t sent = starts[messages.sent.size()];
         return std::max(sent, starts.back() - sent);
     }
 };
 
-/// The value for a kernel of `blocks` blocks, with lists and state in memory that it reaches.
+/// Returns the argument for a kernel of `blocks` blocks, with lists and state in memory that the kernel can access.
 [[nodiscard]] inline pushed_work work_of(const pushed_messages &messages, const pushed_lists &lists,
                                          std::uint32_t blocks, const piece *pieces, const tile *tiles,
                                          pushed_state *state) {
@@ -261,9 +262,10 @@ struct pushed_lists : persistent_lists {
     return work;
 }
 
-/// The kernel as a function of a stream that starts threads for blocks; for what the CPU reaches.
+/// Returns a function that runs the kernel on CPU threads, each of which acts as a block, for memory that the CPU can
+/// access.
 [[nodiscard]] inline pushing_copier cpu_pushed() {
-    constexpr static std::uint32_t worth_a_thread = 32; // tiles: one takes as long to start as it takes to copy these
+    constexpr static std::uint32_t worth_a_thread = 32; // tiles: starting a thread takes as long as copying these
     struct kernel {
         explicit kernel(const pushed_messages &messages)
             : lists(messages), blocks(lists.most_tiles(messages) < worth_a_thread ? 1 : 2),
@@ -291,7 +293,7 @@ struct pushed_lists : persistent_lists {
         pushed_work work;
     };
     return [](const context &ctx, device, const pushed_messages &messages, int) -> launch_function {
-        // Shared with what is enqueued, which may outlive the plan.
+        // Shared with enqueued work, which may outlive the plan.
         const auto kept = std::make_shared<const kernel>(messages);
         return [context = ctx.get(), kept](stream_view stream) {
             check(mpgpu::detail::launch_host(context, stream.get(), [kept] { kept->run(); }));
@@ -299,8 +301,9 @@ struct pushed_lists : persistent_lists {
     };
 }
 
-/// Where messages lie in the inboxes of ranks that push: an inbox has two halves of all messages to the rank, those to
-/// itself included, and then a flag for each. Where streams order the ranks, the first half is all.
+/// Layout of the inboxes of ranks that push. An inbox has two halves, each with room for all messages to the rank,
+/// including those to itself, and then one flag per message. If streams order the ranks, an inbox is only the first
+/// half.
 struct pushed_inboxes {
     explicit pushed_inboxes(const schedule &all) : half(all.inbox_bytes.size()), messages(all.inbox_bytes.size()) {
         for (const rank_pair &p : all.pairs) {
@@ -311,25 +314,25 @@ struct pushed_inboxes {
         }
     }
 
-    /// Of message `pair` of the schedule, in the first half.
+    /// Returns the offset of message `pair` of the schedule, in the first half.
     [[nodiscard]] std::uint64_t offset(std::size_t pair) const noexcept { return offsets[pair]; }
-    /// Of its flag, in the inbox of rank `to`.
+    /// Returns the offset of the flag of message `pair`, in the inbox of rank `to`.
     [[nodiscard]] std::uint64_t flag_offset(std::size_t pair, std::size_t to) const noexcept {
         return 2 * half[to] + numbers[pair] * sizeof(notification_counter);
     }
-    /// Of all flags of a rank.
+    /// Returns the size of all flags of a rank, bytes.
     [[nodiscard]] std::uint64_t flag_bytes(std::size_t rank) const noexcept {
         return messages[rank] * sizeof(notification_counter);
     }
 
-    std::vector<std::uint64_t> half;     ///< bytes of one, of each rank's inbox
-    std::vector<std::uint64_t> messages; ///< to each rank
+    std::vector<std::uint64_t> half;     ///< size of one half of each rank's inbox
+    std::vector<std::uint64_t> messages; ///< number of messages to each rank
     std::vector<std::uint64_t> offsets;
     std::vector<std::uint64_t> numbers;
 };
 
-/// The messages of a rank between its arrays and inboxes: `inbox(to)` is that of a rank that it sends to, or its own.
-/// Without flags only the first half is used.
+/// Returns the messages of a rank between its arrays and inboxes. `inbox(to)` is the inbox of a rank to which it sends,
+/// or its own. Without flags only the first half is used.
 template <class Inbox>
 [[nodiscard]] pushed_messages messages_of(const schedule &all, const pushed_inboxes &at, const grid &g, int rank,
                                           const rank_arrays &arrays, const Inbox &inbox, bool has_flags) {
@@ -356,12 +359,12 @@ template <class Inbox>
     return made;
 }
 
-/// Whether there is something that makes kernels that push.
+/// Returns true if a kernel that pushes is available.
 [[nodiscard]] inline bool can_push(const context &ctx, const options &how) {
     return how.pushed_copy || ctx.backend() == backend::host;
 }
 
-/// What makes them.
+/// Returns the function that creates the kernels.
 [[nodiscard]] inline pushing_copier pusher(const context &ctx, const options &how) {
     if (!can_push(ctx, how)) {
         fail(refusal(status::not_supported, "how",
@@ -371,8 +374,8 @@ template <class Inbox>
     return how.pushed_copy ? how.pushed_copy : cpu_pushed();
 }
 
-/// Whether each rank gets a message from all that it sends one to: what the two halves of an inbox rely on. It holds on
-/// every grid.
+/// Returns true if each rank gets a message from every rank to which it sends one. The two halves of an inbox rely on
+/// this. It holds on every grid.
 [[nodiscard]] inline bool sends_both_ways(const schedule &all) {
     return std::all_of(all.pairs.begin(), all.pairs.end(), [&](const rank_pair &p) {
         return std::any_of(all.pairs.begin(), all.pairs.end(),

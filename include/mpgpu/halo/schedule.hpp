@@ -2,9 +2,8 @@
 #ifndef MPGPU_HALO_SCHEDULE_HPP
 #define MPGPU_HALO_SCHEDULE_HPP
 
-/// @file
-/// Part of mpgpu/halo.hpp, which programs include: which cells travel from which rank to which, straight or in
-/// messages.
+/// @file Schedules: the cells that each rank sends to each other rank, directly or in messages. Part of mpgpu/halo.hpp;
+/// include that header.
 
 #include <mpgpu/halo/pieces.hpp>
 
@@ -20,14 +19,14 @@
 
 namespace mpgpu::halo::detail {
 
-/// Cells of one array that become ghost cells of another: the same number of cells in each dimension.
+/// Cells of one array that become ghost cells of another, with the same number of cells in each dimension.
 struct region {
     std::array<std::int64_t, 3> source; ///< first cell, in the sender's array
     std::array<std::int64_t, 3> ghost;  ///< first cell, in the receiver's array
     std::array<std::int64_t, 3> cells;
 };
 
-/// A region as boxes that lie in one piece in both arrays: `rows` x `planes` of them, each of `length` cells.
+/// Division of a region into boxes that are contiguous in both arrays: `rows` x `planes` boxes of `length` cells each.
 struct pieces_of {
     std::int64_t length;
     std::int64_t rows;
@@ -46,19 +45,19 @@ struct pieces_of {
     return {r.cells[0] * r.cells[1] * r.cells[2], 1, 1};
 }
 
-/// Everything that one rank sends to another, which may be itself.
+/// All regions that one rank sends to another or to itself.
 struct rank_pair {
     int from;
     int to;
     std::vector<region> direct;
     std::vector<region> packed;
-    bool on_node = true;             ///< both are on one node, or neither is on this one
-    std::uint64_t bytes = 0;         ///< of the message
+    bool on_node = true;             ///< both are on this node, or neither is
+    std::uint64_t bytes = 0;         ///< size of the message
     std::uint64_t outbox_offset = 0; ///< of the message in the sender's outbox
-    std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; a rank reads its own from its outbox
+    std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; messages to itself stay in the outbox
 };
 
-/// All pairs of a grid, by sender, then receiver. All ranks find the same.
+/// All pairs of a grid, ordered by sender, then receiver. Equal on all ranks.
 struct schedule {
     std::vector<rank_pair> pairs;
     std::vector<std::uint64_t> outbox_bytes; ///< of each rank
@@ -77,7 +76,7 @@ constexpr std::uint64_t message_alignment =
     return static_cast<std::uint64_t>(r.cells[0] * r.cells[1] * r.cells[2]);
 }
 
-/// The rank that lies `step` away in the rank grid, if there is one.
+/// Returns the rank at distance `step` in the rank grid, if there is one.
 [[nodiscard]] inline std::optional<int> neighbour(const grid &g, int rank, const std::array<int, 3> &step) noexcept {
     const std::array<int, 3> ranks = mesh_ranks(g);
     std::array<int, 3> place = place_of(g, rank);
@@ -93,13 +92,13 @@ constexpr std::uint64_t message_alignment =
     return place[0] + ranks[0] * (place[1] + ranks[1] * place[2]);
 }
 
-/// What rank `to` gets from the side `step` of it, where rank `from` is.
+/// Returns the region that rank `to` receives from rank `from`, which is its neighbour in direction `step`.
 [[nodiscard]] inline region region_of(const grid &g, int from, int to, const std::array<int, 3> &step) noexcept {
     const box source = box_of(g, from);
     const box own = box_of(g, to);
     region r{};
     for (std::size_t d = 0; d < 3; ++d) {
-        // Array index ghost[d] is the first computed cell. Without a step both ranks have the same cells.
+        // Array index ghost[d] is the first computed cell. In dimensions without a step both ranks have the same cells.
         r.cells[d] = step[d] == 0 ? own.cells[d] : g.ghost[d];
         r.source[d] = step[d] < 0 ? source.cells[d] : g.ghost[d];
         r.ghost[d] = step[d] < 0 ? 0 : (step[d] == 0 ? g.ghost[d] : g.ghost[d] + own.cells[d]);
@@ -107,7 +106,7 @@ constexpr std::uint64_t message_alignment =
     return r;
 }
 
-/// The directions in which a grid has neighbours.
+/// Returns the directions in which a grid has neighbours.
 [[nodiscard]] inline std::vector<std::array<int, 3>> steps_of(const grid &g) {
     std::vector<std::array<int, 3>> steps;
     for (int z = -1; z <= 1; ++z) {
@@ -129,8 +128,8 @@ constexpr std::uint64_t message_alignment =
     return steps;
 }
 
-/// `here(rank)`: whether a rank is on this node. Between nodes all is packed. Ranks of one node find the same for all
-/// pairs that one of them is in.
+/// Returns the schedule of a grid. `here(rank)` is true if a rank is on this node. Between nodes all regions are
+/// packed. Ranks of one node compute equal entries for all pairs that contain one of them.
 template <class Here>
 [[nodiscard]] schedule schedule_of(const grid &g, const std::vector<std::size_t> &element_bytes,
                                    std::uint64_t direct_pieces, const Here &here) {
@@ -182,15 +181,15 @@ template <class Here>
     return all;
 }
 
-/// The values of `options::direct_pieces` that are worth measuring, each of which gives another schedule: never
-/// straight, single pieces, and the greatest that makes at most 16384 transfers in a plan, which has those of so many
-/// of the ranks. The same on all ranks, whichever of them share a node.
+/// Returns the values of `options::direct_pieces` that are worth measuring, each with a different schedule: 0 (no
+/// direct copies), 1 (single pieces), and the largest value that creates at most 16384 transfers in a plan of
+/// `ranks_in_a_plan` ranks. Equal on all ranks, regardless of which ranks share a node.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_of(const grid &g, const std::vector<std::size_t> &element_bytes,
                                                           int ranks_in_a_plan) {
-    constexpr std::uint64_t most_transfers = 16384; // planned in some 40 ms
+    constexpr std::uint64_t most_transfers = 16384; // take about 40 ms to plan
     constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
     const schedule all = schedule_of(g, element_bytes, any, [](int) { return true; });
-    std::map<std::uint64_t, std::uint64_t> transfers; // of regions of so many pieces
+    std::map<std::uint64_t, std::uint64_t> transfers; // by number of pieces of their region
     for (const rank_pair &p : all.pairs) {
         for (const region &r : p.direct) {
             const pieces_of pieces = split(r, array_extents(g, p.from), array_extents(g, p.to));
@@ -217,13 +216,13 @@ template <class Here>
     return limits;
 }
 
-/// Whether a schedule with this limit packs anything when all ranks are on one node.
+/// Returns true if a schedule with this limit packs any region when all ranks are on one node.
 [[nodiscard]] inline bool packs(const grid &g, std::uint64_t direct_pieces) {
     const schedule all = schedule_of(g, {1}, direct_pieces, [](int) { return true; });
     return std::any_of(all.pairs.begin(), all.pairs.end(), [](const rank_pair &p) { return !p.packed.empty(); });
 }
 
-/// The packed regions of a message as pieces between `message` and either end's arrays.
+/// Adds the packed regions of a message, as pieces between `message` and the arrays of the sender or the receiver.
 inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const grid &g, const rank_arrays &arrays,
                        std::byte *message, direction way) {
     const std::array<std::int64_t, 3> e = array_extents(g, way == direction::pack ? p.from : p.to);
@@ -247,8 +246,8 @@ inline void add_pieces(std::vector<piece> &pieces, const rank_pair &p, const gri
     }
 }
 
-/// Calls `copy(v, to, from, bytes)` for each piece that goes straight into ghost cells: of variable `v`, with offsets
-/// in bytes in the receiver's and in the sender's array.
+/// Calls `copy(v, to, from, bytes)` for each piece that is copied directly into ghost cells. `v` is the variable; `to`
+/// and `from` are offsets in bytes in the receiver's and the sender's array.
 template <class Copy>
 void for_each_direct(const rank_pair &p, const grid &g, const std::vector<std::size_t> &element_bytes,
                      const Copy &copy) {
@@ -271,7 +270,7 @@ void for_each_direct(const rank_pair &p, const grid &g, const std::vector<std::s
     }
 }
 
-/// The transfers of the regions that go straight into the ghost cells.
+/// Adds the transfers of the regions that are copied directly into ghost cells.
 inline void add_direct(std::vector<transfer> &transfers, const rank_pair &p, const grid &g, const rank_arrays &from,
                        const rank_arrays &to) {
     for_each_direct(p, g, element_sizes(from),
