@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Jacobi relaxation over the virtual devices of a node, all in one process: jacobi [ranks [nx [ny [steps]]]]
+! Jacobi relaxation over the virtual devices of a node, in one process: jacobi [ranks [nx [ny [steps]]]]
 !
 ! The mesh is divided along y. One plan for each of the two arrays exchanges the rows between ranks, once per step. The result is
 ! compared, bit by bit, with that of the whole mesh on one device.
@@ -11,7 +11,7 @@ program jacobi
 
     type :: part
         type(mpgpu_box) :: box
-        real(real8), pointer :: u(:, :, :) => null() ! ghost cells included; two arrays that take turns
+        real(real8), pointer :: u(:, :, :) => null() ! including ghost cells; two arrays that alternate
     end type part
 
     type(mpgpu_context) :: ctx
@@ -32,7 +32,7 @@ program jacobi
     grid%ghost = [1, 1, 0]
     grid%reach = mpgpu_faces
 
-    call ctx%create(backend=MP_BACKEND_HOST) ! the sweeps are the CPU's
+    call ctx%create(backend=MP_BACKEND_HOST) ! the CPU computes the sweeps
     call ctx%devices(gpus)
     call stream%create(ctx, 0)
     allocate(parts(0:ranks - 1), arrays(1, 0:ranks - 1, 2))
@@ -58,7 +58,7 @@ program jacobi
         old = new
         new = 3 - old
         call halo(old)%enqueue(stream)
-        call stream%synchronize() ! because the CPU sweeps; a kernel in the same stream needs no wait
+        call stream%synchronize() ! because the CPU computes the sweeps; a kernel in the same stream needs no wait
         do rank = 0, ranks - 1
             call sweep(parts(rank)%box, parts(rank)%u(:, :, old), parts(rank)%u(:, :, new))
         end do

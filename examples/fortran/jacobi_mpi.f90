@@ -1,8 +1,8 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! The same with a process for each rank: mpirun -n 4 jacobi_mpi [nx [ny [steps]]]
+! Jacobi relaxation as in jacobi.f90, with one process per rank: mpirun -n 4 jacobi_mpi [nx [ny [steps]]]
 !
-! All ranks plan the exchange together; the time loop calls no MPI, and a rank may be steps ahead of its neighbours.
+! All ranks plan the exchange together. The time loop calls no MPI, and a rank may be several steps ahead of its neighbours.
 program jacobi_mpi
     use mpgpu_mpi
     use mpgpu
@@ -34,7 +34,7 @@ program jacobi_mpi
     box = mpgpu_box_of(grid, rank)
     extents = mpgpu_array_extents(grid, rank)
 
-    call ctx%create(backend=MP_BACKEND_HOST) ! the sweeps are the CPU's
+    call ctx%create(backend=MP_BACKEND_HOST) ! the CPU computes the sweeps
     call ctx%devices(gpu)
     gpu = mod(rank, gpu)
     call node%create_mpi(ctx, MPI_COMM_WORLD, [gpu])
@@ -52,7 +52,7 @@ program jacobi_mpi
         old = new
         new = 3 - old
         call halo(old)%enqueue(stream)
-        call stream%synchronize() ! because the CPU sweeps
+        call stream%synchronize() ! because the CPU computes the sweeps
         call sweep(box, u(:, :, old), u(:, :, new))
     end do
 

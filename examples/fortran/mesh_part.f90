@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! What both programs compute: Jacobi relaxation in two dimensions, on a part of the mesh or on all of it.
+! The computation of both programs: Jacobi relaxation in two dimensions, on a part of the mesh or on all of it.
 module mesh_part
     use mpgpu
     implicit none
@@ -11,7 +11,7 @@ module mesh_part
 
 contains
 
-    ! 0 inside; on the boundary, which lies in ghost cells, a value that depends on the place in the whole mesh.
+    ! Sets inner cells to 0, and boundary cells, which are ghost cells, to a value that depends on their position in the whole mesh.
     subroutine start(grid, box, u)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_box), intent(in) :: box
@@ -28,8 +28,9 @@ contains
         end do
     end subroutine start
 
-    ! One step. Where the arrays lie on a GPU (their c_ptr given to `deviceptr` of OpenACC or `is_device_ptr` of OpenMP), these loops
-    ! are the kernel. A cell's operands are added in the same order wherever it lies, so that results do not depend on the division.
+    ! Computes one step. If the arrays are on a GPU (their c_ptr passed to `deviceptr` of OpenACC or `is_device_ptr` of OpenMP),
+    ! these loops are the kernel. The operands of a cell are always added in the same order, so that results do not depend on the
+    ! division.
     subroutine sweep(box, old, new)
         type(mpgpu_box), intent(in) :: box
         real(real8), intent(in) :: old(0:, 0:)
@@ -42,7 +43,7 @@ contains
         end do
     end subroutine sweep
 
-    ! How many computed cells of a part differ, in any bit, from those of the whole mesh.
+    ! Returns the number of computed cells of a part that differ, in any bit, from those of the whole mesh.
     integer(c_int64_t) function differ(box, part, whole) result(cells)
         type(mpgpu_box), intent(in) :: box
         real(real8), intent(in) :: part(0:, 0:), whole(0:, 0:)
@@ -55,7 +56,7 @@ contains
         end do
     end function differ
 
-    ! A number of the command line, or what it is without.
+    ! Returns a number of the command line, or its default.
     integer function argument(place, default)
         integer, intent(in) :: place, default
         character(32) :: text

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Moves data between the memories of one node (GPUs and host) over every link that can help at once.
+"""Moves data between the memories of one node (GPUs and host) over every link that can contribute.
 
     import mpgpu
     plan = mpgpu.Plan([(b, a), (d, c)])       # torch, CuPy, NumPy, JAX, mpgpu.empty(…)
     for step in range(steps):
         plan.execute()                        # in the current stream; does not wait
 
-Units are bytes and seconds. Devices are numbers, GPUs from 0 up and host memory ``HOST``, or names, ``"cuda:0"`` and ``"cpu"``.
-Every object may be used from any thread. What goes wrong raises an :class:`mpgpu.Error` with the library's own text. Without a GPU
-everything runs on virtual devices (``MPGPU_BACKEND=host``).
+Units are bytes and seconds. Devices are numbers (GPUs from 0 up, host memory ``HOST``) or names (``"cuda:0"``, ``"cpu"``). Every object may
+be used from any thread. Failures raise an :class:`mpgpu.Error` with the library's own text. Without a GPU everything runs on virtual
+devices (``MPGPU_BACKEND=host``).
 """
 
 from ._collective import all_gather, all_to_all, broadcast, gather, scatter

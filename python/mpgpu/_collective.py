@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Named batches: broadcast, scatter, gather, all-gather and all-to-all, between devices of this process."""
+"""Collectives: broadcast, scatter, gather, all-gather and all-to-all, between devices of this process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _KINDS = {
     "all_to_all": lib.MP_ALL_TO_ALL,
 }
 
-# The most bytes of a part: of more the offsets would not be numbers of the library.
+# Maximum size of a part, bytes. With more, offsets would exceed the library's numbers.
 _MOST_BYTES = 2**63 - 1
 
 Piece = tuple[int, int, int, int, int]
-"""Sender, receiver, offset in what is sent from and in what is received into, bytes."""
+"""Sender, receiver, offset in the send buffer, offset in the receive buffer, bytes."""
 
 
 class Part:
-    """Some bytes of memory, which stands where the whole may stand."""
+    """Part of a memory range, which can be passed in place of the whole."""
 
     __slots__ = ("_bytes", "_offset", "_whole")
 
@@ -38,7 +38,7 @@ class Part:
 
     def _mpgpu_memory(self) -> Memory:
         whole = self._whole
-        # Parts of a node's collectives wait for their plan.
+        # Parts of a node's collectives wait for their plan, so the storage is checked again.
         check_storage(whole)
         return Memory(
             int(ffi.cast("uintptr_t", whole.pointer)) + self._offset,
@@ -59,14 +59,14 @@ class Part:
 
 
 def pieces(kind: str, participants: int, root: int, sizes: Sequence[int]) -> list[Piece]:
-    """What moves in a collective whose blocks have so many bytes."""
+    """Returns the copies of a collective whose blocks have these sizes in bytes."""
     root = number("root", root, max(participants - 1, 0))
     numbers, count = ffi.new("uint64_t[]", list(sizes) or [0]), ffi.new("size_t *")
     check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, NULL, 0, count))
     found = ffi.new("mp_piece_t[]", count[0])
     if count[0]:
         check(lib.mp_collective(_KINDS[kind], participants, root, 0, numbers, found, count[0], count))
-    # "from" is a word of Python.
+    # "from" is a keyword of Python.
     return [(getattr(piece, "from"), piece.to, piece.send_offset, piece.receive_offset, piece.bytes) for piece in found]
 
 
@@ -74,7 +74,8 @@ def sizes_of(sizes: Any, count: int, name: str) -> list[int]:
     """Returns the sizes of parts, one for each of ``count`` participants.
 
     Raises:
-        ArgumentError: another number of sizes, or one that is negative. TypeError: one that is no whole number.
+        ArgumentError: a wrong number of sizes, or a negative size.
+        TypeError: a size that is not an integer.
     """
     try:
         found = [number(name, size, _MOST_BYTES) for size in sizes]
@@ -98,7 +99,7 @@ def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
 def _execute(
     kind: str, sources: Sequence[Memory], destinations: Sequence[Memory], sizes: Sequence[int], stream: Any, context: Context | None
 ) -> Request:
-    """The plan is one of the context's cache from the second time on."""
+    """Plans and executes a collective. From the second time on, the plan comes from the context's cache."""
     pairs: list[Any] = []
     moves = pieces(kind, max(len(sources), len(destinations)), 0, sizes) if sources and destinations else []
     for sender, receiver, sent, received, size in moves:
@@ -110,17 +111,17 @@ def _execute(
 
 
 def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copy all of ``source`` into each of ``destinations``; those that have a byte pass it on. Types and
-    shapes are not looked at, sizes are.
+    """Copies all of ``source`` into each of ``destinations``. Destinations that have received bytes forward them. Sizes are checked; types
+    and shapes are not.
 
     Args:
-        source: anything with memory, as for :class:`Plan`.
-        destinations: others, each of as many bytes.
-        stream: as for :func:`copy`, which also says when the bytes are there.
+        source: any object with memory, as for :class:`Plan`.
+        destinations: objects with memory of the same size.
+        stream: as for :func:`copy`, which also describes when the bytes have arrived.
         context: as for :class:`Plan`.
 
     Raises:
-        As :class:`Plan`; ArgumentError names the one whose size differs.
+        As :class:`Plan`. ArgumentError names a destination with a different size.
     """
     whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
     _fits(to, [whole.nbytes] * len(to), "destination")
@@ -128,7 +129,7 @@ def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike |
 
 
 def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copy ``source`` into ``destinations``, one part after the other: together they have its size.
+    """Copies consecutive parts of ``source`` into ``destinations``, whose sizes must sum to that of ``source``.
 
     Arguments and errors are those of :func:`broadcast`.
     """
@@ -139,7 +140,7 @@ def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | N
 
 
 def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copy ``sources`` into ``destination``, one after the other: it has their size together.
+    """Copies ``sources`` into consecutive parts of ``destination``, whose size is the sum of theirs.
 
     Arguments and errors are those of :func:`broadcast`.
     """
@@ -152,9 +153,10 @@ def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | No
 def all_gather(
     sources: Iterable[Array], destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None
 ) -> Request:
-    """Copy ``sources``, one after the other, into each of ``destinations``: as many, each of the size of all sources.
+    """Copies all of ``sources`` into each of ``destinations``. There are as many destinations as sources, and each has the size of all
+    sources together.
 
-    A source that lies inside of its destination, where it is to be, is not copied there. Arguments and errors are those of
+    A source that is already at its position inside the own destination is not copied there. Arguments and errors are those of
     :func:`broadcast`.
     """
     of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
@@ -172,12 +174,13 @@ def all_to_all(
     sizes: Sequence[Sequence[int]] | None = None,
     context: Context | None = None,
 ) -> Request:
-    """Copy of each of ``sources`` one part into each of ``destinations``, as many; parts lie one behind the other on both sides.
+    """Copies one part of each of ``sources`` into each of ``destinations``. There are as many destinations as sources, and parts are
+    contiguous on both sides.
 
     Args:
-        sizes: bytes that each sends to each, a list for each sender; ``None``: all parts of a source have one size.
+        sizes: bytes for each sender and receiver, one list per sender; ``None`` if all parts of a source have equal size.
 
-    Other arguments and errors are those of :func:`broadcast`. Not in place: sources and destinations must not overlap.
+    Other arguments and errors are those of :func:`broadcast`. Sources and destinations must not overlap.
     """
     of, to = _blocks(sources, "source"), _blocks(destinations, "destination")
     _as_many(of, to)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Loading tensors of a file onto devices."""
+"""Loading of tensors from a file onto devices."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ._safetensors import Entry, open_file, read_header
 from ._torch_devices import TorchDevice, torch_device
 from .errors import ArgumentError
 
-# Sizes, bytes: of a batch, of a batch where the file cannot be mapped, and of a step of reading ahead.
+# Sizes in bytes: a batch, a batch if the file cannot be mapped, and a step of reading ahead.
 _BATCH = 4 << 30
 _READ_BATCH = 256 << 20
 _AHEAD = 64 << 20
 
-# Names of torch's types, by the format's.
+# Names of torch's types, by the names of the format.
 _TYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -48,7 +48,7 @@ _TYPES = {
     "F8_E5M2": "float8_e5m2",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F8_E8M0": "float8_e8m0fnu",
-    # Two elements in a byte.
+    # Two elements per byte.
     "F4": "float4_e2m1fn_x2",
 }
 
@@ -60,24 +60,26 @@ def load(
     progress: bool = False,
     context: Context | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file by name, on ``device``: straight from the file's pages, over all links that help, each byte once.
+    """Loads the tensors of a safetensors file onto ``device`` and returns them by name. Copies directly from the file's pages, over all
+    links that help, and reads each byte once.
 
     Args:
-        path: the file. It must keep its length until the call returns: what is missing then is an error, and nothing is returned.
-        device: for all tensors; or a mapping from names to devices, and what it does not name is not read.
-        progress: whether to write to stderr how far it is.
-        context: which moves them; by default :func:`mpgpu.default_context`.
+        path: the file. Its length must not change until the call returns; if bytes are missing the call raises and returns nothing.
+        device: one device for all tensors, or a mapping from names to devices. Tensors that the mapping does not name are not read.
+        progress: True to write the progress to stderr.
+        context: the context that moves the tensors, by default :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: a file of another format or one that is cut short, with the reason; a type that torch lacks; a name or a device that
-            does not exist. OSError: the file cannot be opened or read, with the system's reason. OutOfMemory, MemoryError.
+        ArgumentError: another format or a truncated file, with the reason; a type that torch lacks; a name or a device that does not exist.
+        OSError: the file cannot be opened or read, with the system's reason.
+        OutOfMemory, MemoryError: a device or the host has run out of memory.
     """
     name = os.fsdecode(path)
     with open_file(path) as file:
         entries = read_header(file, name)
         places = _places(entries, device, name)
         made = {each: _empty(entries[each], where, name, each) for each, where in places.items()}
-        # As they lie in the file, which is read in this order.
+        # Tensors are sorted by their position, because the file is read in this order.
         wanted = [(made[each], entry) for each, entry in entries.items() if each in made and entry.begin < entry.end]
         with _reading_ahead(file.fileno()):
             _fill(wanted, _Contents(file, name), context, f"{name}: " if progress else None)
@@ -85,7 +87,7 @@ def load(
 
 
 def _places(entries: Mapping[str, Entry], device: Any, path: str) -> dict[str, Any]:
-    """Returns the device of each wanted tensor, by name."""
+    """Returns the device of each requested tensor, by name."""
     if not isinstance(device, Mapping):
         return dict.fromkeys(entries, torch_device(device))
     for name in device:
@@ -113,7 +115,7 @@ def _empty(entry: Entry, where: Any, path: str, name: str) -> Any:
 
 
 class _Contents:
-    """Bytes of a file: the file's pages, or copies of them where the system does not map it."""
+    """Bytes of a file: the mapped pages, or copies of them if the system cannot map the file."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self._file = file
@@ -152,7 +154,7 @@ def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context
     for batch in _batches(wanted, contents.batch >> 2 if shown else contents.batch):
         memory, first = contents.range(batch[0][1].begin, batch[-1][1].end)
         pairs: list[Any] = [(tensor, Part(memory, entry.begin - first, entry.end - entry.begin)) for tensor, entry in batch]
-        # A file is read once: nothing is tried for the next time.
+        # A file is loaded once, so executions do not try variants.
         Plan(pairs, adapt=False, context=context, as_bytes=True).execute().synchronize()
         if shown is not None:
             done += sum(entry.end - entry.begin for _, entry in batch)
@@ -163,7 +165,7 @@ def _fill(wanted: list[tuple[Any, Entry]], contents: _Contents, context: Context
 
 
 def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[Any, Entry]]]:
-    """Yields the tensors in groups whose bytes lie within ``most`` of the file, or of one tensor."""
+    """Yields the tensors in groups that span at most ``most`` bytes of the file, or that consist of one tensor."""
     batch: list[tuple[Any, Entry]] = []
     for each in wanted:
         if batch and each[1].end - batch[0][1].begin > most:
@@ -176,14 +178,14 @@ def _batches(wanted: list[tuple[Any, Entry]], most: int) -> Iterator[list[tuple[
 
 @contextlib.contextmanager
 def _reading_ahead(file: int) -> Iterator[None]:
-    """Has the system read a file ahead, which takes no time where it is in memory; ends with the block."""
+    """Makes the system read a file ahead until the block ends. Costs no time if the file is already in memory."""
     ended = threading.Event()
 
     def ahead() -> None:
         for at in range(0, os.fstat(file).st_size, _AHEAD):
             if ended.is_set():
                 return
-            # A hint: what the system does not take is read later.
+            # This is a hint. If the system ignores it, the bytes are read later.
             with contextlib.suppress(OSError):
                 os.posix_fadvise(file, at, _AHEAD, os.POSIX_FADV_WILLNEED)
 

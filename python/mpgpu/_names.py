@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Devices and element types, by the names that frameworks have for them."""
+"""Devices and element types, by the names that frameworks use for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _DEVICE = re.compile(r"(?:(?:cuda|gpu):?(?P<gpu>\d+)?|cpu(?::0)?|host:?(?P<domai
 
 
 def device_number(value: Any, name: str = "device") -> int:
-    """The library's number of a device: of ``0``, ``"cuda:0"``, ``"cpu"``, a device of torch or CuPy. ``name`` is for messages."""
+    """Returns the library's number of a device: ``0``, ``"cuda:0"``, ``"cpu"``, or a device of torch or CuPy. ``name`` appears in messages.
+    """
     found = whole(value)
     if found is None:
         found = _named(value)
@@ -33,7 +34,7 @@ def _named(value: Any) -> int | None:
         return None
     kind = getattr(value, "type", None)
     if isinstance(kind, str):
-        # torch's, whose text is its name.
+        # A device of torch; its text is its name.
         value = str(value)
     if not isinstance(value, str):
         gpu = getattr(value, "id", None)
@@ -49,7 +50,7 @@ def _named(value: Any) -> int | None:
 
 
 def _current_gpu() -> int:
-    """The GPU that the program's framework has current for this thread, or the first."""
+    """Returns the GPU that is current in the program's framework on this thread, or the first GPU."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         return int(torch.cuda.current_device())
@@ -64,7 +65,7 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 _KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "complex": "c"}
 _SIZES = {"b": (1,), "u": (1, 2, 4, 8), "i": (1, 2, 4, 8), "f": (2, 4, 8), "c": (8, 16)}
 _OF_PYTHON = {int: "int64", float: "float64", complex: "complex128", bool: "bool"}
-# What NumPy does not have by itself, with its bytes: torch and ml_dtypes have these names for them.
+# Types that NumPy itself lacks, with their bytes. torch and ml_dtypes use these names.
 WITHOUT_NUMPY = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
@@ -77,11 +78,11 @@ _SHORT = re.compile(r"([<>=|]?)([biufc])(\d+)\Z")
 _LONG = re.compile(r"(uint|int|float|complex)(\d+)\Z")
 
 Elements = Optional[tuple[str, tuple[int, ...]]]
-"""Type and shape of memory; ``None`` for bytes, which have neither."""
+"""Type and shape of memory. ``None`` for raw bytes, which have neither."""
 
 
 def element_type(dtype: Any) -> str:
-    """An element type by the short name that NumPy has for it, ``<f4``, or else by torch's: ``bfloat16``."""
+    """Returns the short name of an element type in NumPy (``<f4``), or its name in torch if NumPy lacks it (``bfloat16``)."""
     found = _known(dtype)
     if found is None:
         found = _of_numpy(dtype)
@@ -102,7 +103,7 @@ def _known(dtype: Any) -> str | None:
         if getattr(dtype, "hasobject", False):
             raise ArgumentError(f"dtype={dtype!r}: Python objects are no values that can be copied byte by byte", argument="dtype")
         return name if name in WITHOUT_NUMPY else short
-    # `jax.numpy.float32` has one; `tensorflow.float32` has the name, and torch's is the end of its text.
+    # `jax.numpy.float32` has the attribute; `tensorflow.float32` has a name; torch's name is the end of its text.
     of_numpy = getattr(dtype, "dtype", None)
     if of_numpy is not None:
         return _known(of_numpy)
@@ -129,7 +130,7 @@ def _short(order: str, kind: str, size: int) -> str | None:
 
 
 def _of_numpy(dtype: Any) -> str | None:
-    """What only NumPy knows: ``"double"``, ``"M8[s]"``, ``"i4,f4"``; where it is installed."""
+    """Returns the name of a type that only NumPy knows: ``"double"``, ``"M8[s]"``, ``"i4,f4"``. ``None`` if NumPy is not installed."""
     if not isinstance(dtype, (str, type, list, dict)):
         return None
     try:
@@ -142,7 +143,9 @@ def _of_numpy(dtype: Any) -> str | None:
 
 
 def itemsize_of(name: str) -> int:
-    """Bytes of an element of a type by its short name: ``<f4``, ``<M8[s]``, ``<U2``, whose length is in characters, ``bfloat16``."""
+    """Returns the size of an element in bytes, from the short name of its type: ``<f4``, ``<M8[s]``, ``<U2`` (its length is in characters),
+    ``bfloat16``.
+    """
     size = WITHOUT_NUMPY.get(name)
     if size is not None:
         return size
@@ -155,7 +158,7 @@ _LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **di
 
 
 def elements_of_view(view: memoryview) -> Elements:
-    """Of memory by the buffer protocol; structures are not read."""
+    """Returns type and shape of memory with the buffer protocol. Structures are not interpreted."""
     order, letter = (view.format[0], view.format[1:]) if view.format[:1] in "<>=@!" and len(view.format) > 1 else ("", view.format)
     if letter in ("B", "b", "c") and view.ndim == 1:
         return None
@@ -169,7 +172,7 @@ _BFLOAT = 4
 
 
 def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> Elements:
-    """Of memory by DLPack, whose codes these are."""
+    """Returns type and shape of memory with DLPack, from its type codes."""
     if lanes != 1 or bits % 8:
         return None
     kind = _OF_DLPACK.get(code)
@@ -178,7 +181,7 @@ def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> El
 
 
 def elements_of(value: Any, found: Elements) -> Elements:
-    """Type and shape of anything that has memory. ``found`` is what its protocol has said, for what has no ``dtype``."""
+    """Returns type and shape of any object with memory. ``found`` is the result of its protocol, for objects without ``dtype``."""
     if hasattr(value, "_mpgpu_memory"):
         own: Elements = value._elements
         return own
@@ -191,11 +194,11 @@ def elements_of(value: Any, found: Elements) -> Elements:
         name = _known(dtype)
     except ArgumentError:
         return found
-    # A type that is not known is not compared.
+    # Unknown types are not compared.
     return (name, tuple(shape)) if name is not None else found
 
 
 def are_alike(dst: Any, src: Any) -> bool:
-    """Whether two arrays of one framework have the same type and shape: at most a hint, and quick."""
+    """Returns true if two arrays of one framework have the same type and shape. A fast check that may return false for equal types."""
     one, other = getattr(dst, "dtype", None), getattr(src, "dtype", None)
     return one is not None and type(one) is type(other) and not isinstance(one, str) and bool(one == other) and dst.shape == src.shape

@@ -28,12 +28,12 @@ _cast = ffi.cast
 _execute = lib.mp_execute
 _wait = lib.mp_wait
 _test = lib.mp_test
-# Types that are looked up once: a name is parsed at every call.
+# Types that are looked up once, because each call would otherwise parse their names.
 _REQUEST = ffi.typeof("mp_request_t *")
 _STREAM = ffi.typeof("mp_stream_t")
 _INT = ffi.typeof("int32_t *")
 
-# How long the main thread looks without a pause, and the longest pause after that.
+# Time during which the main thread polls without pause, and the longest pause after that, seconds.
 _WITHOUT_PAUSE = 1e-3
 _LONGEST_PAUSE = 0.5e-3
 _AT_ONCE = (False,)
@@ -44,7 +44,7 @@ _main_thread = threading.main_thread().ident
 
 
 def _after_fork() -> None:
-    # The thread that has forked is the main one of the child.
+    # The thread that forked is the main thread of the child.
     global _main_thread
     _main_thread = _this_thread()
 
@@ -52,53 +52,53 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 Pair = tuple[Array, Array]
-"""Destination and source of a transfer: anything that has memory."""
+"""Destination and source of a transfer: any objects with memory."""
 
 
 class PlanInfo(NamedTuple):
-    """What a plan is like. Times are seconds, modelled but for two; sizes are bytes."""
+    """Properties of a plan. Times are seconds, modelled unless stated otherwise; sizes are bytes."""
 
     predicted_seconds: float
-    """One execution."""
+    """Modelled time of one execution."""
     direct_seconds: float
-    """The same transfers on one path each."""
+    """Modelled time of the same transfers on one path each."""
     bytes: int
-    """Of all transfers."""
+    """Bytes of all transfers."""
     paths: int
-    """Of all transfers together."""
+    """Number of paths of all transfers."""
     operations: int
-    """Of one execution."""
+    """Number of operations of one execution."""
     staging_bytes: int
-    """In use on the device that needs most."""
+    """Staging memory in use on the device that needs most."""
     measured_seconds: float
-    """One execution, the median of the last measured ones of the variant in force; 0 where none was measured."""
+    """Median time of the last measured executions of the active variant. 0 if none was measured."""
     measured_direct_seconds: float
-    """The same of the plain copies."""
+    """Median time of the last measured executions with plain copies. 0 if none was measured."""
 
 
 class Request(_library.Owner):
-    """One execution of a plan, which can be waited for.
+    """Execution of a plan that can be waited for.
 
-    Holds the plan and with it all memory that the execution needs. If it is dropped before the execution has finished, the context holds
-    them: nothing is waited for, and nothing is freed too early. Any thread.
+    Holds the plan and therefore all memory that the execution needs. If the request is dropped before the execution has finished, mpgpu
+    keeps them until then: nothing blocks, and nothing is freed too early. May be used from any thread.
     """
 
     __slots__ = ("__weakref__", "_asked", "_error", "_held", "_lock", "_request")
 
     def __init__(self, held: Any, request: Any) -> None:
-        # Made before the call that fills `request`, so that an exception of a signal handler loses nothing of what has begun.
-        # What it needs while it is under way; nothing afterwards.
+        # Created before the call that fills `request`, so that an exception of a signal handler cannot lose an execution that has begun.
+        # Holds the resources that the execution needs while it is in progress, and nothing afterwards.
         self._held: Any = held
         self._request = request
         self._asked: Any = None
-        # Never raised itself: it would hold the frames that it went through, and they the request.
+        # Copies of it are raised, because the object itself would hold the frames it went through, and those hold the request.
         self._error: Error | None = None
         self._lock = threading.Lock()
 
     def synchronize(self) -> None:
-        """Block until the execution has finished. Raises what it met, each time. Lets other Python threads run.
+        """Blocks until the execution has finished. Raises its error, each time. Other Python threads can run meanwhile.
 
-        In the main thread a signal handler that raises, as that of Ctrl-C does, ends the wait and not the execution.
+        If a signal handler raises in the main thread, as that of Ctrl-C does, the wait ends and the execution continues.
         """
         if self._held is not None:
             with self._lock:
@@ -110,7 +110,7 @@ class Request(_library.Owner):
             raise copies.copy(self._error)
 
     def done(self) -> bool:
-        """Whether it has finished; does not block. Raises what it met."""
+        """Returns true if the execution has finished. Does not block. Raises its error."""
         if not self._has_ended():
             return False
         if self._error is not None:
@@ -122,14 +122,14 @@ class Request(_library.Owner):
             return True
         acquired: list[bool] = []
         try:
-            # As in `_ask`. Another thread that waits holds the lock.
+            # Through map, for the reason given in `_ask`. Another thread that waits holds the lock.
             acquired.extend(map(self._lock.acquire, _AT_ONCE))
             return acquired[0] and (self._held is None or self._ask())
         finally:
             if acquired and acquired[0]:
                 self._lock.release()
 
-    # The lock is held in what follows.
+    # The lock is held in the following functions.
     def _wait_until_ended(self) -> None:
         if _this_thread() != _main_thread:
             if self._asked is None:
@@ -138,13 +138,13 @@ class Request(_library.Owner):
                 return
             self._finished(self._wait_now())
             return
-        # A call that blocks would keep signals from their handlers, which Python runs in the main thread alone.
+        # A blocking call would delay signal handlers, which Python runs only in the main thread.
         if self._ask():
             return
         started = now = _now()
         while not self._ask():
             if now - started < _WITHOUT_PAUSE:
-                # On the host backend it is threads of these processes that move the bytes.
+                # On the host backend, threads of these processes move the bytes.
                 os.sched_yield()
             else:
                 time.sleep(min((now - started) / 64, _LONGEST_PAUSE))
@@ -155,7 +155,7 @@ class Request(_library.Owner):
         return status
 
     def _question(self, done: Any) -> tuple[Any, ...]:
-        """The call that asks whether it has ended, and its arguments, each in a tuple."""
+        """Returns the call that checks whether it has ended, and its arguments, each in a tuple."""
         return _test, (self._request,), (done,), _NO_INFO
 
     def _prepare(self) -> None:
@@ -163,13 +163,13 @@ class Request(_library.Owner):
         self._asked = ([], done, self._question(done))
 
     def _ask(self) -> bool:
-        """Asks whether it has ended, and keeps what it has met."""
+        """Checks whether the execution has ended, and keeps its error."""
         if self._asked is None:
             self._prepare()
         statuses, done, call = self._asked
         if not statuses:
-            # A handler may raise as soon as a call returns, and its status would be lost with the request that it has destroyed. Here none
-            # runs before the status is in the list.
+            # A signal handler may raise as soon as a call returns. Its status would then be lost together with the request that it has
+            # destroyed. With map no handler runs before the status is in the list.
             statuses.extend(map(*call))
         status = statuses[0]
         if status == 0 and not done[0]:
@@ -181,7 +181,7 @@ class Request(_library.Owner):
     def _finished(self, status: int) -> None:
         if status:
             self._error = self._failure(status)
-        # Last: until then it may be interrupted, and comes again.
+        # This comes last: if a signal handler interrupts the steps above, they are repeated.
         self._held = None
 
     def _failure(self, status: int) -> Error:
@@ -227,7 +227,7 @@ def _relay(gpu: Device) -> int:
 
 
 def _check_elements(index: int, dst: Any, dst_memory: Memory, src: Any, src_memory: Memory) -> None:
-    """Refuses to copy elements into those of another type or shape."""
+    """Rejects a copy between elements of different type or shape."""
     if not dst_memory.nbytes or are_alike(dst, src):
         return
     into, of = elements_of(dst, dst_memory.elements), elements_of(src, src_memory.elements)
@@ -239,7 +239,7 @@ def _check_elements(index: int, dst: Any, dst_memory: Memory, src: Any, src_memo
 
 
 def _context_of(memories: Iterable[Memory], context: Context | None) -> Context:
-    """The context that is given, or else that of the memory, or else the default one."""
+    """Returns the given context, otherwise that of the memory, otherwise the default one."""
     for memory in memories:
         if memory.context is not None:
             if context is None:
@@ -259,33 +259,36 @@ def _check_memory(context: Context, memory: Memory, name: str) -> None:
 
 
 class Plan(_library.Owner):
-    """A plan for a batch of copies, made once and executed any number of times.
+    """Plan for a batch of copies, made once and executed any number of times.
 
-    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into the ``dst`` beside it. Both have the same type and shape; bytes, as of
-    :func:`empty` without a type, have neither and fit all.
-    The copies of a batch run in no particular order: no destination may overlap another one or a source. The plan holds the memory of all
-    its arrays, so they may go out of scope; what they contain is read at each execution.
+    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into its ``dst``. Both have the same type and shape. Raw bytes, as from
+    :func:`empty` without a type, have neither and match everything. The copies of a batch run in no particular order, so no destination may
+    overlap another destination or a source. The plan keeps the memory of all its arrays alive. Their contents are read at each execution.
 
     Args:
-        transfers: pairs of anything with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
-        context: by default that of the :class:`Buffer` objects among them, or else :func:`default_context`.
-        as_bytes: whether ends may differ in type and shape, as long as they have as many bytes.
-        engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` for what the model finds fastest.
-        max_paths: the most paths of one transfer; 1 gives plain copies.
-        host_path: whether copies between GPUs may pass through host memory.
-        chunk_bytes: bytes of one chunk on staged paths, 4096 or more.
-        relay_chunks, host_chunks: chunks of each path through another GPU, and through host memory; before ``chunk_bytes``.
-        min_bytes: smaller transfers take one path.
-        staging_bytes: the most staging memory on each device.
-        relay_gpus: the GPUs through which bytes of others may pass; ``()`` for none, ``None`` for all.
-        adapt: whether executions choose among variants of the plan (all paths, half of what is staged, the plain copies) by how long they
-            take; ``None``: they do.
+        transfers: pairs of objects with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
+        context: by default that of the :class:`Buffer` objects among them, otherwise :func:`default_context`.
+        as_bytes: True if the two ends may differ in type and shape, as long as they have the same size.
+        engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` selects the engine that the model predicts to be fastest.
+        max_paths: maximum number of paths per transfer; 1 gives plain copies.
+        host_path: True if copies between GPUs may pass through host memory.
+        chunk_bytes: bytes of one chunk on staged paths, at least 4096.
+        relay_chunks, host_chunks: number of chunks of each path through another GPU, and through host memory. Take precedence over
+            ``chunk_bytes``.
+        min_bytes: smaller transfers use one path.
+        staging_bytes: maximum staging memory on each device, bytes.
+        relay_gpus: the GPUs that may relay bytes for others; ``()`` for none, ``None`` for all.
+        adapt: True if executions choose among variants of the plan (all paths, half of the staged bytes, plain copies) by their measured
+            times, which is the default.
 
     Raises:
-        ArgumentError: memory that is not contiguous, is read-only or overlaps, sizes, types or shapes that differ, an option; it names the
-            transfer by its index. TypeError: an object without memory. NotSupported: no path joins two devices. OutOfMemory.
+        ArgumentError: memory that is not contiguous, is read-only or overlaps; different sizes, types or shapes; an option. The text gives
+            the index of the transfer.
+        TypeError: an object without memory.
+        NotSupported: no path connects two devices.
+        OutOfMemory: a device or the host has run out of memory.
 
-    Any thread, and several at once. Planning blocks for some microseconds; the same request again is a look-up.
+    May be used from several threads concurrently. Planning blocks for some microseconds; planning the same request again is a look-up.
     """
 
     __slots__ = (
@@ -358,13 +361,13 @@ class Plan(_library.Owner):
         self._own_plan(context, made[0], memories)
 
     def _own_plan(self, context: Context, handle: Any, memories: Sequence[Memory]) -> None:
-        """Takes over a plan of the library, and finds out which streams its arrays' owners use."""
+        """Takes ownership of a plan of the library, and finds the streams that the owners of its arrays use."""
         self._context = context
         self._events: list[Any] = []
         self._handle = handle
         self._keep = [memory.keep for memory in memories]
         self._storages = Storages(memories)
-        # Whether no end is memory of the host, which the caller may touch without asking a stream.
+        # True if no end is host memory, which the caller may access without a stream.
         self._is_on_gpus = all(memory.on_gpu for memory in memories)
         currents: dict[object, Current] = {}
         for memory in memories:
@@ -376,18 +379,18 @@ class Plan(_library.Owner):
                 with _entered(current.here(stream)):
                     check(lib.mp_stream_synchronize(context._handle, _cast(_STREAM, stream)))
             currents.setdefault(current.key, current)
-        # Those of frameworks that order what comes later first: the plan runs in the first, and the others wait for it.
+        # Streams of frameworks that order their later work come first: the plan runs in the first stream, and the others wait for it.
         self._currents = tuple(sorted(currents.values(), key=lambda current: not current.is_known))
         self._single = self._currents[0] if len(self._currents) == 1 else None
         self._device = next(
             (memory.device for memory in memories if 0 <= memory.device < context.gpus), 0 if context.gpus else _library.HOST
         )
-        # The stream of executions that are given none, once it is known.
+        # Stream of executions without a stream argument, once it is known.
         self._own: Any = None
         self._lock = threading.Lock()
 
     def __del__(self, destroy: Any = lib.mp_plan_destroy) -> None:
-        # An object whose arguments were refused has none.
+        # An object whose arguments were rejected has no handle.
         if getattr(self, "_handle", NULL) != NULL:
             for event in self._events:
                 lib.mp_event_destroy(self._context._handle, event)
@@ -395,26 +398,27 @@ class Plan(_library.Owner):
 
     @property
     def context(self) -> Context:
-        """Whose plan it is."""
+        """Context of the plan."""
         return self._context
 
     def execute(self, stream: StreamLike | None = None) -> Request:
-        """Enqueue one execution, and return without waiting for it.
+        """Enqueues one execution and returns without waiting for it.
 
-        It starts after all earlier work of the stream, and later work of the stream starts after it.
+        The execution starts after all earlier work of the stream, and later work of the stream starts after it.
 
         Args:
-            stream: a stream of torch, CuPy or mpgpu, anything with ``__cuda_stream__``, or a handle (0 is the default stream of the GPU
-                that is current). ``None`` is the caller's current stream: torch's or CuPy's, if arrays of theirs are among the
-                transfers; with arrays of several GPUs or of both it comes after the current streams of all and before their later work.
-                Without such arrays it is a stream of mpgpu's own, whose work is in order, and the request is what to wait for.
+            stream: a stream of torch, CuPy or mpgpu, an object with ``__cuda_stream__``, or a handle (0 is the default stream of the
+                current GPU). ``None`` is the caller's current stream of torch or CuPy, if arrays of theirs are among the transfers. With
+                arrays of several GPUs or of both frameworks, the execution runs after the current streams of all of them and before their
+                later work. Without such arrays it is mpgpu's own stream, which runs executions in order; wait for the request.
 
         Raises:
-            ArgumentError: a stream that is none, or memory that was freed, also by ``storage.resize_`` of torch. NotSupported: what a
-            captured stream cannot hold.
+            ArgumentError: an invalid stream, or memory that was freed, also by ``storage.resize_`` of torch.
+            NotSupported: an operation that a captured stream cannot hold.
         """
         if _dropped:
-            # One is dropped at a time and up to two go: a time loop that keeps no request holds those in flight, and looks at few.
+            # One request is dropped at a time and up to two are released. A time loop that keeps no requests thus keeps those in flight,
+            # and checks few of them.
             collect(2)
         if stream is None:
             if self._own is None:
@@ -422,7 +426,7 @@ class Plan(_library.Owner):
             handle = self._own
         elif type(stream) is Stream:
             if stream._context is not self._context:
-                # On the host backend streams of two contexts may have the same handle.
+                # On the host backend, streams of two contexts may have equal handles.
                 raise ArgumentError("the stream is not a stream of this context: make it with the context that plans", argument="stream")
             handle = stream._handle
         elif type(stream) is int and 0 <= stream <= LAST_HANDLE:
@@ -465,7 +469,7 @@ class Plan(_library.Owner):
         return int(_cast("uintptr_t", self._own))
 
     def _execute_in_all(self) -> Request:
-        """After the current streams of all owners, and before what comes later in them. The lock is held, for the events' sake."""
+        """Executes after the current streams of all owners and before their later work. The lock is held, because the events are shared."""
         context = self._context._handle
         streams = [(current, _cast(_STREAM, current.handle())) for current in self._currents]
         while len(self._events) < len(streams):
@@ -491,7 +495,7 @@ class Plan(_library.Owner):
         return made
 
     def prepare(self, stream: StreamLike | None = None) -> None:
-        """Make what the first execution in ``stream`` would otherwise make, so that it costs what later ones cost. Moves no byte."""
+        """Prepares the first execution in ``stream``, so that it takes no longer than later ones. Moves no data."""
         if stream is not None:
             number, device = given(stream)
             here = make_current(device) if device is not None else None
@@ -504,16 +508,16 @@ class Plan(_library.Owner):
             check(lib.mp_plan_prepare(self._handle, _cast(_STREAM, number)))
 
     def describe(self) -> str:
-        """Paths, shares, chunks, staging, modelled time, and why other paths were left out, for people."""
+        """Describes paths, shares, chunks, staging, modelled time, and the reasons why other paths were rejected, as text."""
         return _library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Describes the plan as :meth:`describe` does, as a dict."""
         return _library.json_of(_library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_JSON))
 
     @property
     def info(self) -> PlanInfo:
-        """What the plan is like."""
+        """Properties of the plan."""
         found = sized("mp_plan_info_t *")
         check(lib.mp_plan_get_info(self._handle, found))
         return PlanInfo(*(getattr(found, name) for name in PlanInfo._fields))
@@ -537,17 +541,17 @@ def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager
 
 
 def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: Context | None = None, as_bytes: bool = False) -> Request:
-    """Copy all bytes of ``src`` into ``dst``, which has its type and shape: a plan of one transfer, executed once.
+    """Copies all bytes of ``src`` into ``dst``, which has the same type and shape: a plan of one transfer, executed once.
 
-    With a ``stream`` the copy is enqueued there and may still run on return. Without one it is enqueued in the current stream of torch or
-    CuPy if both ends are GPU memory of theirs, and has finished on return otherwise.
+    With a ``stream`` the copy is enqueued there and may still run on return. Without one, if both ends are GPU memory of torch or CuPy, the
+    copy is enqueued in their current stream; otherwise it has finished on return.
 
     Args:
-        dst: where to; anything with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
-        src: where from, likewise.
+        dst: the destination, an object with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
+        src: the source, an object of the same kind.
         stream: as for :meth:`Plan.execute`.
         context: as for :class:`Plan`.
-        as_bytes: whether ``dst`` may differ from ``src`` in type and shape, as long as both have as many bytes.
+        as_bytes: True if ``dst`` may differ from ``src`` in type and shape, as long as both have the same size.
 
     Errors are those of :class:`Plan` and :meth:`Plan.execute`.
     """
@@ -555,7 +559,7 @@ def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: C
 
 
 def copy_planned(plan: Plan, stream: StreamLike | None) -> Request:
-    """Executes a plan that is for one use, and waits where no stream tells the caller when the bytes are there."""
+    """Executes a plan that is used once. Waits for it if no stream of the caller is ordered after it."""
     request = plan.execute(stream)
     if stream is None and not (plan._is_on_gpus and plan._currents and plan._currents[-1].is_known):
         request.synchronize()

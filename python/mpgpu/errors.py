@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What mpgpu raises. The text is the library's own: it names the value at fault and the remedy.
+"""Exceptions of mpgpu. The text is the library's own: it names the invalid value and the remedy.
 
-Every class derives from :class:`Error`; some also from the built-in exception that a Python programmer would expect.
+Every class derives from :class:`Error`. Some also derive from the corresponding built-in exception.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """A call of mpgpu has failed."""
+    """Failure of a call of mpgpu."""
 
     status: str
-    """Name of the status in C, ``MP_ERROR_OVERLAP`` say."""
+    """Name of the status in C, for example ``MP_ERROR_OVERLAP``."""
     driver_code: int
-    """The GPU driver's code, or the operating system's; 0 where neither was at fault."""
+    """Error code of the GPU driver or the operating system; 0 if neither reported an error."""
     argument: str | None
-    """Name of the parameter at fault, where there is one."""
+    """Name of the invalid parameter, if there is one."""
 
     def __init__(
         self, message: str, *, status: str = "MP_ERROR_INVALID_ARGUMENT", driver_code: int = 0, argument: str | None = None
@@ -46,58 +46,58 @@ class Error(RuntimeError):
 
 
 class ArgumentError(Error, ValueError):
-    """A buffer, a device, a stream or an option is not accepted, or buffers of a batch overlap."""
+    """Invalid buffer, device, stream or option, or overlapping buffers of a batch."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """A device or the host has no memory left."""
+    """Memory of a device or the host is exhausted."""
 
 
 class NotSupported(Error):
-    """This machine or this build does not have what was asked for: a path between two devices, a driver, a kind of memory."""
+    """Request that this machine or this build does not support: a path between two devices, a driver, a kind of memory."""
 
 
 class ConfigurationError(Error):
-    """The topology, a variable of the environment or the version of the library is at fault."""
+    """Invalid topology, environment variable or version of the library."""
 
 
 class DriverError(Error):
-    """The GPU driver or the operating system refused; ``driver_code`` has its code."""
+    """Error of the GPU driver or the operating system; ``driver_code`` is its code."""
 
 
 class DataCorruption(Error):
-    """Bytes arrived wrong. Only looked for with ``MPGPU_VERIFY=bytes``."""
+    """Data that arrived corrupted. Checked only with ``MPGPU_VERIFY=bytes``."""
 
 
 class PeerGone(Error, ConnectionError):
-    """Another process has ended, or has freed what it shared."""
+    """Another process has exited, or has freed memory that it shared."""
 
 
 class Timeout(Error, builtins.TimeoutError):
-    """What was waited for has not come in time."""
+    """Time limit of a wait that has passed."""
 
 
 class RankError(Error):
-    """A call that all ranks of a node make failed on another rank, whose reason the text has, or in the allgather."""
+    """Failure of a call that all ranks of a node make: on another rank, whose reason the text contains, or in the allgather function."""
 
 
 class MessageTruncated(Error):
-    """A message is longer than the buffer that it was to go to. It was not received, and can be, into a larger one."""
+    """Message that is longer than the receive buffer. It was not received; a larger buffer can still receive it."""
 
     bytes: int | None = None
-    """Its size, where it is known."""
+    """Size of the message, bytes, if it is known."""
 
 
 class Cancelled(Error):
-    """A message was cancelled before it matched, or its messenger destroyed."""
+    """Message that was cancelled before it matched, or whose messenger was destroyed."""
 
 
 class QueueFull(Error):
-    """There is no room for another message. Nothing was sent or received."""
+    """Queue without room for another message. Nothing was sent or received."""
 
 
 class InternalError(Error):
-    """A defect of mpgpu. The context stays usable."""
+    """Defect of mpgpu. The context stays usable."""
 
 
 BY_STATUS: dict[str, type[Error]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What signatures of the package take: memory, streams, devices and element types of any framework, by what they have."""
+"""Types of the package's parameters: memory, streams, devices and element types of any framework, defined by their protocols."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class SupportsDlpack(Protocol):
-    """Memory by DLPack: torch, JAX, CuPy, NumPy."""
+    """Memory with DLPack: torch, JAX, CuPy, NumPy."""
 
     def __dlpack__(self, *, stream: Any = ...) -> Any: ...
 
@@ -42,49 +42,49 @@ class SupportsDlpack(Protocol):
 
 
 class SupportsArrayInterface(Protocol):
-    """Memory of the host by NumPy's protocol."""
+    """Host memory with NumPy's protocol."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
 class SupportsCudaArrayInterface(Protocol):
-    """Memory of a GPU by Numba's protocol."""
+    """GPU memory with Numba's protocol."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 Array = Union[SupportsBuffer, SupportsDlpack, SupportsArrayInterface, SupportsCudaArrayInterface]
-"""Anything that has memory."""
+"""Any object with memory."""
 
 
 class SupportsCudaStream(Protocol):
-    """A stream by the protocol of cuda.core: mpgpu's, Numba's, torch's of late."""
+    """Stream with the protocol of cuda.core: streams of mpgpu, Numba and recent versions of torch."""
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 class TorchStream(Protocol):
-    """A stream of torch."""
+    """Stream of torch."""
 
     @property
     def cuda_stream(self) -> int: ...
 
 
 class CupyStream(Protocol):
-    """A stream of CuPy."""
+    """Stream of CuPy."""
 
     @property
     def ptr(self) -> int: ...
 
 
 StreamLike = Union[SupportsIndex, SupportsCudaStream, TorchStream, CupyStream]
-"""A stream: of a framework, of mpgpu, or its handle."""
+"""Stream of a framework or of mpgpu, or its handle."""
 
 
 class TorchDevice(Protocol):
-    """A device of torch."""
+    """Device of torch."""
 
     @property
     def type(self) -> str: ...
@@ -94,29 +94,29 @@ class TorchDevice(Protocol):
 
 
 class CupyDevice(Protocol):
-    """A GPU of CuPy."""
+    """GPU of CuPy."""
 
     @property
     def id(self) -> int: ...
 
 
 Device = Union[SupportsIndex, str, TorchDevice, CupyDevice]
-"""A device: its number (GPUs from 0 up, ``mpgpu.HOST``, ``mpgpu.host(1)``), ``"cuda:0"``, ``"cuda"``, ``"cpu"``, a framework's object."""
+"""Device: its number (GPUs from 0 up, ``mpgpu.HOST``, ``mpgpu.host(1)``), ``"cuda:0"``, ``"cuda"``, ``"cpu"``, or a framework's object."""
 
 
 class ElementTypeObject(Protocol):
-    """An element type as NumPy, torch and ml_dtypes have it."""
+    """Element type object of NumPy, torch or ml_dtypes."""
 
     @property
     def itemsize(self) -> int: ...
 
 
 ElementType = Union[str, type, ElementTypeObject]
-"""An element type: ``"f4"``, ``"<f4"``, ``"float32"``, ``"bfloat16"``, ``float``, ``numpy.float32``, ``torch.float32``, …"""
+"""Element type: ``"f4"``, ``"<f4"``, ``"float32"``, ``"bfloat16"``, ``float``, ``numpy.float32``, ``torch.float32``, …"""
 
 
 class Communicator(Protocol):
-    """What :class:`mpgpu.Node` asks of a communicator: mpi4py's have it."""
+    """Communicator for :class:`mpgpu.Node`, for example one of mpi4py."""
 
     def Get_rank(self) -> int: ...
 

@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! The Fortran API on the host backend: layouts, copies in stream order, errors, and what belongs to whom.
+! Tests of the Fortran API on the host backend: layouts, copies in stream order, errors, and ownership.
 module host_functions
     use mpgpu
     implicit none

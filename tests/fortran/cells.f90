@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! What every cell must hold after a halo exchange, from its place in the mesh alone.
+! Expected value of every cell after a halo exchange, computed from its position in the mesh alone.
 module cells
     use mpgpu
     implicit none
@@ -9,7 +9,7 @@ module cells
 
 contains
 
-    ! The grids that are tried, with `ranks` ranks each.
+    ! Returns the grids that are tested, with `ranks` ranks each.
     function grids(ranks) result(tried)
         integer, intent(in) :: ranks
         type(mpgpu_grid), allocatable :: tried(:)
@@ -30,7 +30,7 @@ contains
         end if
     end function grids
 
-    ! The number that a cell of the mesh holds; -1 for ghost cells that nobody fills.
+    ! Returns the expected number of a cell of the mesh, or -1 for ghost cells that the exchange does not fill.
     pure integer(c_int64_t) function wanted(grid, box, variable, x, y, z) result(number)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_box), intent(in) :: box
@@ -66,7 +66,7 @@ contains
         end do
     end subroutine fill
 
-    ! How many cells of a rank's array, ghost cells included, hold another number than they must.
+    ! Returns the number of cells of a rank's array, including ghost cells, that hold a wrong number.
     integer function wrong_cells(grid, rank, variable, u) result(wrong)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank, variable

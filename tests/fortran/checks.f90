@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! What all Fortran tests use: a check that counts, and says where it failed.
+! Checks of all Fortran tests: counts checks and reports failures.
 module checks
     implicit none
     private
@@ -20,7 +20,7 @@ contains
         end if
     end subroutine check
 
-    ! Ends the program with 1 where a check has failed, or none was made.
+    ! Ends the program with 1 if a check has failed, or none was made.
     subroutine finish()
         print '(i0, a, i0, a)', made, " checks, ", failures, " failed"
         if (failures > 0 .or. made == 0) stop 1

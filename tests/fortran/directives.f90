@@ -1,7 +1,7 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Arrays of OpenACC and OpenMP as ends of transfers, as the comment of module mpgpu says. Without a device for the compiler's code both
-! regions run on the host, whose addresses these are then.
+! Arrays of OpenACC and OpenMP as ends of transfers, as the comment of module mpgpu describes. If the compiler has no device, both
+! regions run on the host, and the addresses are host addresses.
 program directives
     use mpgpu
     use checks
@@ -49,7 +49,7 @@ program directives
 
 contains
 
-    ! From one array to the other, by way of a GPU.
+    ! Copies from one array to the other through a GPU.
     subroutine copy(from, to)
         type(c_ptr), intent(in) :: from, to
         type(mpgpu_plan) :: plan

@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Halo exchange with all ranks in this process: every cell of every array, ghost cells included, of many grids.
+! Tests of halo exchange with all ranks in this process: every cell of every array, including ghost cells, of many grids.
 program halo
     use mpgpu
     use cells
@@ -30,7 +30,7 @@ program halo
 
 contains
 
-    ! Numbers that the comment of halo/mesh.hpp states.
+    ! Uses the numbers that the comment of halo/mesh.hpp states.
     subroutine the_division_is_that_of_the_cpp_library()
         type(mpgpu_grid) :: grid
         type(mpgpu_box) :: box
@@ -41,7 +41,7 @@ contains
         call check(mpgpu_rank_count(grid) == 6, "a grid counts its ranks")
     end subroutine the_division_is_that_of_the_cpp_library
 
-    ! Towards +z, the direction 23 of 27: whole planes, a row of rows for each plane, and rows.
+    ! Direction +z is number 23 of 27. The pieces are whole planes, one group of rows per plane, or rows.
     subroutine contiguous_cells_are_one_piece()
         integer, parameter :: up = 2 + 3 * 1 + 9 * 2
         type(mpgpu_grid) :: grid

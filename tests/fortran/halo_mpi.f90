@@ -1,7 +1,7 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Halo exchange with a process for each rank: every cell of every array, several steps without a call into MPI; and what fails on one
-! rank fails on all.
+! Tests of halo exchange with one process per rank: every cell of every array, several steps without a call of MPI. A failure of one
+! rank must make all ranks fail.
 program halo_mpi
     use mpgpu_mpi
     use mpgpu
@@ -56,7 +56,8 @@ contains
         do step = 1, 3
             do v = 1, variables
                 call c_f_pointer(arrays(v)%data, u, mpgpu_array_extents(grid, rank))
-                ! Neighbours may be a step ahead or behind: their cells are other ones in each step, and ghost cells only ours.
+                ! Neighbours may be a step ahead or behind. Their cells change in each step, and their ghost cells hold only our
+                ! values.
                 call fill_computed(grid, v + 10 * step, u)
             end do
             call plan%enqueue(stream)
@@ -75,7 +76,7 @@ contains
         end do
     end subroutine every_cell_is_right
 
-    ! As `fill`, and leaves ghost cells as they are.
+    ! Sets the computed cells as `fill` does, and leaves ghost cells unchanged.
     subroutine fill_computed(grid, variable, u)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: variable

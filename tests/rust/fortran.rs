@@ -262,12 +262,12 @@ impl Header {
         let mut text = String::from(
             "! SPDX-License-Identifier: MIT OR Apache-2.0\n\
              !\n\
-             ! mpgpu/mpgpu.h in Fortran: every constant, struct and function of the C ABI, under the same names. The header says what\n\
-             ! they do; module mpgpu has what most programs need, with errors as Fortran reports them.\n\
+             ! Fortran interface to mpgpu/mpgpu.h: every constant, struct and function of the C ABI, under the same names. The header\n\
+             ! documents them. Module mpgpu has the procedures that most programs need, with errors as Fortran reports them.\n\
              !\n\
-             ! A pointer that may lead anywhere, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; one that\n\
-             ! is left out is NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A structure\n\
-             ! that is declared has the values of its _INIT macro.\n\
+             ! An untyped pointer, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; an omitted one is\n\
+             ! NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A declared structure has\n\
+             ! the values of its _INIT macro.\n\
              !\n\
              ! Generated from mpgpu.h: UPDATE_HEADER=1 cargo test --test library fortran. Change that, not this file.\n\
              module mpgpu_c\n    \

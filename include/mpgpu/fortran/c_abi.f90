@@ -1,11 +1,11 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! mpgpu/mpgpu.h in Fortran: every constant, struct and function of the C ABI, under the same names. The header says what
-! they do; module mpgpu has what most programs need, with errors as Fortran reports them.
+! Fortran interface to mpgpu/mpgpu.h: every constant, struct and function of the C ABI, under the same names. The header
+! documents them. Module mpgpu has the procedures that most programs need, with errors as Fortran reports them.
 !
-! A pointer that may lead anywhere, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; one that
-! is left out is NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A structure
-! that is declared has the values of its _INIT macro.
+! An untyped pointer, and a handle, is a type(c_ptr). Any other pointer is an argument by reference; an omitted one is
+! NULL. Enumerations are integer(c_int). Unsigned numbers are signed ones with the same bits. A declared structure has
+! the values of its _INIT macro.
 !
 ! Generated from mpgpu.h: UPDATE_HEADER=1 cargo test --test library fortran. Change that, not this file.
 module mpgpu_c

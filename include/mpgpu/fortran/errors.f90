@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Part of module mpgpu, which programs use: errors, and texts between C and Fortran.
+! Errors, and conversion of text between C and Fortran. Part of module mpgpu; use that module.
 module mpgpu_errors
     use mpgpu_c
     implicit none
@@ -19,21 +19,21 @@ module mpgpu_errors
 
 contains
 
-    ! What the last call that failed on this thread had to say, in full; empty when none has.
+    ! Returns the full error text of the last call that failed on this thread. Empty if no call has failed.
     function mpgpu_last_error() result(text)
         character(:), allocatable :: text
         text = mpgpu_text_of(mp_last_error())
     end function mpgpu_last_error
 
-    ! The name of a status, "MP_ERROR_OVERLAP" say.
+    ! Returns the name of a status, for example "MP_ERROR_OVERLAP".
     function mpgpu_status_name(status) result(name)
         integer, intent(in) :: status
         character(:), allocatable :: name
         name = mpgpu_text_of(mp_status_string(int(status, c_int)))
     end function mpgpu_status_name
 
-    ! How every procedure of this module ends, as `allocate` does: `stat` is the status, 0 for success, and `errmsg` is set where it
-    ! is another. Where the caller has given no `stat`, an error ends the program with its text.
+    ! Reports the outcome of a call as `allocate` does. `stat` receives the status, 0 for success. On failure `errmsg` receives the
+    ! text. If the caller has passed no `stat`, an error ends the program with its text.
     subroutine mpgpu_report(outcome, stat, errmsg)
         integer(c_int), intent(in) :: outcome
         integer, intent(out), optional :: stat
@@ -53,7 +53,7 @@ contains
         call end_with(outcome, text, stat, errmsg)
     end subroutine mpgpu_report
 
-    ! The same for what Fortran itself refuses.
+    ! Reports an error that the Fortran modules have detected.
     subroutine mpgpu_refuse(text, stat, errmsg)
         character(*), intent(in) :: text
         integer, intent(out), optional :: stat
@@ -76,7 +76,7 @@ contains
         end if
     end subroutine end_with
 
-    ! A C text as a Fortran one.
+    ! Converts a C text to a Fortran one.
     function mpgpu_text_of(address) result(text)
         type(c_ptr), intent(in) :: address
         character(:), allocatable :: text
@@ -93,7 +93,7 @@ contains
         end do
     end function mpgpu_text_of
 
-    ! A Fortran text as a C one, without the blanks at its end.
+    ! Converts a Fortran text to a C one, without trailing blanks.
     pure function mpgpu_c_text(text) result(letters)
         character(*), intent(in) :: text
         character(kind=c_char) :: letters(len_trim(text) + 1)

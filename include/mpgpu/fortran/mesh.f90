@@ -1,9 +1,9 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Part of module mpgpu, which programs use: a structured mesh, its division among ranks, and which bytes a halo exchange moves.
+! A structured mesh, its division among ranks, and the bytes that a halo exchange moves. Part of module mpgpu; use that module.
 !
-! The division is that of mpgpu/halo.hpp, so that a Fortran and a C++ program agree: dimensions are x, y, z, of which x is the first
-! index of an array and contiguous; rank (x, y, z) has the number x + ranks(1) * (y + ranks(2) * z), from 0.
+! The division is that of mpgpu/halo.hpp, so that a Fortran and a C++ program agree. Dimensions are x, y, z; x is the first index of
+! an array and contiguous. Rank (x, y, z) has the number x + ranks(1) * (y + ranks(2) * z), from 0.
 module mpgpu_mesh
     use mpgpu_c
     implicit none
@@ -13,49 +13,50 @@ module mpgpu_mesh
     public :: mpgpu_rank_count, mpgpu_box_of, mpgpu_array_extents, mpgpu_pieces_of, mpgpu_wrong_grid, mpgpu_wrong_array
     public :: mpgpu_neighbour
 
-    ! Which neighbours take part: those that differ in at most one, two or three dimensions.
+    ! Neighbours that exchange cells: those that differ in at most one, two or three dimensions.
     integer, parameter, public :: mpgpu_faces = 1, mpgpu_edges = 2, mpgpu_corners = 3
-    ! Directions to neighbours: 3 in each dimension, of which the one in the middle is the rank itself.
+    ! Number of directions to neighbours: 3 in each dimension. The middle direction is the rank itself.
     integer, parameter, public :: mpgpu_directions = 27
 
-    ! A mesh and its division among ranks. A dimension that a problem does not have is left as it is.
+    ! Mesh and its division among ranks. Leave dimensions that a problem does not have at their defaults.
     type :: mpgpu_grid
         ! Cells of the whole mesh, without ghost cells.
         integer(c_int64_t) :: cells(3) = 1
-        ! Ranks in each dimension.
+        ! Number of ranks in each dimension.
         integer :: ranks(3) = 1
-        ! Whether the last cell of a dimension is followed by the first.
+        ! True if the first cell of a dimension follows the last.
         logical :: periodic(3) = .false.
-        ! Ghost cells at either end of each dimension: at most as many as any rank has cells there.
+        ! Number of ghost cells at each end of each dimension, at most the number of cells that any rank has in that dimension.
         integer(c_int64_t) :: ghost(3) = 0
-        ! Whose cells are wanted. Other ghost cells, and those outside a mesh that is not periodic, are left alone.
+        ! Neighbours whose cells are received. Other ghost cells, and those outside a mesh that is not periodic, are not changed.
         integer :: reach = mpgpu_corners
     end type mpgpu_grid
 
-    ! A range of cells of the whole mesh.
+    ! Range of cells of the whole mesh.
     type :: mpgpu_box
-        integer(c_int64_t) :: first(3) = 1 ! in each dimension, from 1
+        integer(c_int64_t) :: first(3) = 1 ! first cell in each dimension, from 1
         integer(c_int64_t) :: cells(3) = 0 ! in each dimension
     end type mpgpu_box
 
-    ! One variable of one rank: `mpgpu_array_extents` elements, ghost cells included, without padding. Owns nothing.
+    ! One variable of one rank: `mpgpu_array_extents` elements including ghost cells, without padding. Owns nothing.
     type :: mpgpu_array
-        ! The first element: c_loc of a host array; of device memory what host_data use_device, use_device_addr or c_devloc give.
+        ! First element: c_loc of a host array; for device memory the address from host_data use_device, use_device_addr or
+        ! c_devloc.
         type(c_ptr) :: data = c_null_ptr
-        ! The device that it lies on, or MP_DEVICE_AUTO.
+        ! Device of the memory, or MP_DEVICE_AUTO.
         integer(c_int32_t) :: device = MP_DEVICE_AUTO
-        ! Bytes of one element.
+        ! Size of one element, bytes.
         integer(c_size_t) :: element_bytes = 8
     end type mpgpu_array
 
-    ! Cells that lie in one piece at both ends, in elements from the start of the array.
+    ! Cells that are contiguous at both ends, in elements from the start of the array.
     type :: mpgpu_piece
         integer(c_int64_t) :: from = 0, to = 0, elements = 0
     end type mpgpu_piece
 
 contains
 
-    ! How many ranks a grid has; the greatest integer for more.
+    ! Returns the number of ranks of a grid, or the largest integer if there are more.
     pure integer function mpgpu_rank_count(grid) result(ranks)
         type(mpgpu_grid), intent(in) :: grid
         integer(c_int64_t) :: count
@@ -74,7 +75,7 @@ contains
         place = [mod(rank, grid%ranks(1)), mod(rank / grid%ranks(1), grid%ranks(2)), rank / grid%ranks(1) / grid%ranks(2)]
     end function place_of
 
-    ! The cells of the mesh that a rank computes: as equal parts as possible, the first ones having the extra cells.
+    ! Returns the cells of the mesh that a rank computes. The parts are as equal as possible; the first ones have the extra cells.
     pure function mpgpu_box_of(grid, rank) result(box)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank
@@ -87,7 +88,7 @@ contains
         box%cells = least + merge(1, 0, place < extra)
     end function mpgpu_box_of
 
-    ! Elements of a rank's arrays in each dimension, ghost cells included.
+    ! Returns the number of elements of a rank's arrays in each dimension, including ghost cells.
     pure function mpgpu_array_extents(grid, rank) result(extents)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank
@@ -97,14 +98,14 @@ contains
         extents = box%cells + 2 * grid%ghost
     end function mpgpu_array_extents
 
-    ! Steps to a neighbour in each dimension.
+    ! Returns the steps to a neighbour in each dimension.
     pure function steps_of(direction) result(steps)
         integer, intent(in) :: direction
         integer :: steps(3)
         steps = [mod(direction - 1, 3), mod((direction - 1) / 3, 3), (direction - 1) / 9] - 1
     end function steps_of
 
-    ! The rank in one of the `mpgpu_directions`, from 1; -1 where there is none, or its cells are not wanted.
+    ! Returns the rank in one of the `mpgpu_directions`, from 1. Returns -1 if there is none or its cells are not exchanged.
     pure integer function mpgpu_neighbour(grid, rank, direction) result(neighbour)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank, direction
@@ -118,8 +119,8 @@ contains
         neighbour = place(1) + grid%ranks(1) * (place(2) + grid%ranks(2) * place(3))
     end function mpgpu_neighbour
 
-    ! What a rank sends to its neighbour in a direction: its outermost computed cells there, in the order in which they lie in memory.
-    ! Both ranks have the same extents in the dimensions that the direction does not leave, and so count the same pieces.
+    ! Returns the pieces that a rank sends to its neighbour in a direction: its outermost computed cells there, in memory order. In
+    ! the dimensions without a step both ranks have the same extents, so they compute the same number of pieces.
     pure function mpgpu_pieces_of(grid, rank, direction) result(pieces)
         type(mpgpu_grid), intent(in) :: grid
         integer, intent(in) :: rank, direction
@@ -135,7 +136,7 @@ contains
         own = mpgpu_array_extents(grid, rank)
         theirs = mpgpu_array_extents(grid, neighbour)
         cells = merge(own - 2 * grid%ghost, grid%ghost, steps == 0)
-        ! Indices from 0: the lowest cells, or the highest, of those computed; and the ghost cells on the other side.
+        ! Indices from 0: the lowest or the highest computed cells, and the ghost cells on the other side.
         from = grid%ghost
         to = grid%ghost
         where (steps > 0)
@@ -144,7 +145,7 @@ contains
         elsewhere (steps < 0)
             to = theirs - grid%ghost
         end where
-        ! Dimensions in which the cells are all that the array has: what lies in them is one piece.
+        ! Dimensions that the cells span completely are contiguous and form one piece.
         whole = merge(1, 0, cells(1) == own(1))
         if (whole == 1 .and. cells(2) == own(2)) whole = 2
         rows = merge(cells(2), 1_c_int64_t, whole == 0)
@@ -161,16 +162,16 @@ contains
         end do
     end function mpgpu_pieces_of
 
-    ! A number as text, whatever its size.
+    ! Returns a number as text of any length.
     pure function digits_of(number) result(text)
         integer(c_int64_t), intent(in) :: number
         character(:), allocatable :: text
-        character(20) :: room ! for every number of 64 bits, its sign included
+        character(20) :: room ! enough for every 64-bit number and its sign
         write (room, '(i0)') number
         text = trim(room)
     end function digits_of
 
-    ! Says what is wrong with a grid; empty if nothing is.
+    ! Returns the error of a grid, or an empty text.
     pure function mpgpu_wrong_grid(grid) result(text)
         type(mpgpu_grid), intent(in) :: grid
         character(:), allocatable :: text, there
@@ -206,7 +207,7 @@ contains
         end if
     end function mpgpu_wrong_grid
 
-    ! Says what is wrong with a variable of a rank of a valid grid; empty if nothing is.
+    ! Returns the error of a variable of a rank of a valid grid, or an empty text.
     pure function mpgpu_wrong_array(grid, array, variable, rank) result(text)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: array

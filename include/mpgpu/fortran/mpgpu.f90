@@ -6,8 +6,8 @@
 !     type(mpgpu_context) :: ctx
 !     type(mpgpu_stream) :: stream
 !     type(mpgpu_plan) :: halo
-!     call ctx%create()                                    ! finds the machine; reads the environment, here only
-!     call stream%create(ctx, 0)                           ! or, with one of CUDA's: call stream%borrow(ctx, cuda_stream)
+!     call ctx%create()                                    ! discovers the machine; reads the environment, here only
+!     call stream%create(ctx, 0)                           ! or an existing one: call stream%borrow(ctx, cuda_stream)
 !     call halo%create(ctx, grid, arrays)                  ! or of transfers, or of all ranks of a node
 !     do step = 1, steps
 !         call compute(stream)                             ! work in the same stream
@@ -17,20 +17,21 @@
 !
 ! Units are bytes and seconds. Devices are numbers: GPUs from 0, host memory MP_DEVICE_HOST. Ranks count from 0, as in MPI.
 !
-! Memory is a type(c_ptr), whoever has allocated it: `alloc` here, c_loc of a host array with the target attribute, c_devloc of CUDA
-! Fortran, c_loc within `host_data use_device` of OpenACC or `target data use_device_addr` of OpenMP. An array that an asynchronous
-! copy uses must be passed on as it is, not as a section that the compiler copies.
+! Memory is a type(c_ptr), independent of its allocator: `alloc` of this module, c_loc of a host array with the target attribute,
+! c_devloc of CUDA Fortran, c_loc within `host_data use_device` of OpenACC or `target data use_device_addr` of OpenMP. Pass an array
+! that an asynchronous copy uses as a whole, not as a section that the compiler copies.
 !
-! Ownership: `create` makes what `destroy` gives back; there are no finalizers, so that a copy of an object is the same object.
-! Destroying a context gives back all that belongs to it. Memory must stay allocated for as long as plans that name it are executed.
+! Ownership: `create` creates an object and `destroy` destroys it. There are no finalizers, so a copy of an object refers to the
+! same object. Destroying a context frees everything that belongs to it. Memory must stay allocated for as long as plans that use it
+! are executed.
 !
-! Errors: `stat` and `errmsg` as in `allocate`. `stat` becomes 0 or one of MP_ERROR_*; `errmsg` says what was wrong and what to do, and
-! is left alone otherwise. Without `stat` an error ends the program. `mpgpu_last_error` has the whole text.
+! Errors: `stat` and `errmsg` as in `allocate`. `stat` receives 0 or one of MP_ERROR_*. On failure `errmsg` receives the problem and
+! the remedy; otherwise it is unchanged. Without `stat` an error ends the program. `mpgpu_last_error` returns the whole text.
 !
 ! Any thread may call any procedure, with objects that no other thread creates or destroys meanwhile.
 !
-! Every function of mpgpu.h is here too, under its own name (module mpgpu_c): signals, memory of other processes, messages, partitions.
-! `handle` of an object is what they take.
+! Every function of mpgpu.h is also available under its own name (module mpgpu_c): signals, memory of other processes, messages,
+! partitions. Pass them the `handle` of an object.
 module mpgpu
     use mpgpu_c
     use mpgpu_errors
@@ -44,7 +45,7 @@ module mpgpu
     private :: node_create, node_device, node_devices, node_fail, node_destroy
     private :: address_at, is_none, wrong_halo
 
-    ! One execution of a plan that can be waited for.
+    ! Execution of a plan that can be waited for.
     type :: mpgpu_request
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -53,11 +54,11 @@ module mpgpu
         procedure :: destroy => request_destroy
     end type mpgpu_request
 
-    ! Ranks that plan together, each in a process of its own. Module mpgpu_mpi makes one of a communicator.
+    ! Node: ranks, each in its own process, that plan together. Module mpgpu_mpi creates one from a communicator.
     type :: mpgpu_node
         type(c_ptr) :: handle = c_null_ptr
-        integer :: rank = 0  ! this one, from 0
-        integer :: ranks = 1 ! how many they are
+        integer :: rank = 0  ! rank of this process, from 0
+        integer :: ranks = 1 ! number of ranks
     contains
         procedure :: create => node_create
         procedure :: device => node_device
@@ -66,8 +67,8 @@ module mpgpu
         procedure :: destroy => node_destroy
     end type mpgpu_node
 
-    ! What a rank sends to another or receives from it, without knowing where the other keeps it: `mpgpu_send_to` and
-    ! `mpgpu_receive_from` make it.
+    ! Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. `mpgpu_send_to` and
+    ! `mpgpu_receive_from` create it.
     type :: mpgpu_half
         type(c_ptr) :: memory = c_null_ptr
         integer(c_int64_t) :: bytes = 0
@@ -76,7 +77,7 @@ module mpgpu
         logical :: is_send = .false.
     end type mpgpu_half
 
-    ! Copies that are planned together, once, and executed every step.
+    ! Plan: copies that are planned together once and executed in every step.
     type :: mpgpu_plan
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -96,7 +97,7 @@ module mpgpu
 
 contains
 
-    ! A copy of `bytes` bytes from `src` to `dst`. A device that is left out is looked up (MP_DEVICE_AUTO).
+    ! Returns a copy of `bytes` bytes from `src` to `dst`. A device that is omitted is found from the address (MP_DEVICE_AUTO).
     pure function mpgpu_transfer(dst, src, bytes, dst_device, src_device) result(made)
         type(c_ptr), intent(in) :: dst, src
         integer(c_int64_t), intent(in) :: bytes
@@ -111,8 +112,9 @@ contains
         made%bytes = bytes
     end function mpgpu_transfer
 
-    ! `bytes` bytes to a rank of the node, which hands in `mpgpu_receive_from` with this rank, the same tag and as many bytes. A rank
-    ! below 0, as MPI_PROC_NULL, moves nothing; MP_ANY_RANK and numbers from MP_FIRST_ELSEWHERE down are refused.
+    ! Returns a descriptor that sends `bytes` bytes to a rank of the node. That rank passes `mpgpu_receive_from` with this rank, the
+    ! same tag and the same number of bytes. A rank below 0, such as MPI_PROC_NULL, moves nothing. MP_ANY_RANK, and
+    ! MP_FIRST_ELSEWHERE and numbers below it, are rejected.
     pure function mpgpu_send_to(rank, tag, memory, bytes) result(half)
         integer, intent(in) :: rank
         integer(c_int64_t), intent(in) :: tag
@@ -122,7 +124,7 @@ contains
         half = mpgpu_half(memory, bytes, rank, tag, .true.)
     end function mpgpu_send_to
 
-    ! `bytes` bytes from a rank of the node, which hands in `mpgpu_send_to`.
+    ! Returns a descriptor that receives `bytes` bytes from a rank of the node. That rank passes `mpgpu_send_to`.
     pure function mpgpu_receive_from(rank, tag, memory, bytes) result(half)
         integer, intent(in) :: rank
         integer(c_int64_t), intent(in) :: tag
@@ -134,7 +136,7 @@ contains
 
     ! --- plans -------------------------------------------------------------------------------------------------------------------
 
-    ! Plans transfers together. No destination may overlap another or a source.
+    ! Plans transfers together. No destination may overlap another destination or a source.
     subroutine plan_transfers(self, ctx, transfers, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -145,8 +147,8 @@ contains
         call mpgpu_report(mp_plan(ctx%handle, transfers, size(transfers, kind=c_size_t), options, self%handle), stat, errmsg)
     end subroutine plan_transfers
 
-    ! Plans what all ranks of a node move in a step: collective. Each hands in the memory that transfers may name, and whole or half
-    ! transfers, as mp_node_plan says.
+    ! Plans all transfers between the ranks of a node in one step. Collective. Each rank passes the memory that transfers may refer
+    ! to, and transfers or send and receive descriptors, as for mp_node_plan.
     subroutine plan_node_windows(self, node, windows, transfers, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -159,8 +161,8 @@ contains
             size(transfers, kind=c_size_t), options=options, plan=self%handle), stat, errmsg)
     end subroutine plan_node_windows
 
-    ! The same of what each rank sends and receives: collective. Halves of two ranks meet by both ranks and the tag, several of one
-    ! kind in their order.
+    ! Plans the send and receive descriptors of all ranks. Collective. Sends match receives by source, destination and tag, in the
+    ! order in which each rank passes them.
     subroutine plan_exchange(self, node, halves, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -190,12 +192,13 @@ contains
         call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
     end subroutine plan_exchange
 
-    ! A halo exchange with all ranks of the grid in this process: arrays(variable, rank + 1), all of a rank's on its device. Each
-    ! execution copies the outermost computed cells of every neighbour into the ghost cells on that side.
+    ! Plans a halo exchange with all ranks of the grid in this process. `arrays` has the dimensions (variable, rank + 1); all arrays
+    ! of a rank are on its device. Each execution copies the outermost computed cells of every neighbour into the ghost cells on
+    ! that side.
     !
-    ! Cells go straight from array to array, each row of contiguous cells by itself: nothing is packed. That suits grids that are
-    ! divided in y and z, where rows and planes are contiguous. A face across x is one element for each row; hand such faces in packed,
-    ! as transfers of your own.
+    ! Cells are copied directly from array to array, each contiguous row as a separate copy; nothing is packed. This suits grids
+    ! that are divided in y and z, where rows and planes are contiguous. A face across x has one element per row. Pack such faces,
+    ! and plan them as separate transfers.
     subroutine plan_halo(self, ctx, grid, arrays, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -250,9 +253,9 @@ contains
         call self%plan_transfers(ctx, transfers, options, stat, errmsg)
     end subroutine plan_halo
 
-    ! The same with each rank of the grid in a process of its own: collective over the ranks of the node, which have the numbers there
-    ! that they have in the grid. `arrays` are the variables of this rank, in memory that the others can map: of `alloc` on a GPU, of
-    ! `alloc` with `shared` on the host.
+    ! Plans a halo exchange with each rank of the grid in its own process. Collective over the ranks of the node, which have the
+    ! same numbers as in the grid. `arrays` are the variables of this rank, in memory that other processes can map: of `alloc` on a
+    ! GPU, of `alloc` with `shared` on the host.
     subroutine plan_node_halo(self, node, grid, arrays, options, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         class(mpgpu_node), intent(in) :: node
@@ -272,7 +275,7 @@ contains
         if (wrong == "" .and. node%ranks /= mpgpu_rank_count(grid)) wrong = "grid: its ranks must be those of the node"
         if (wrong == "") wrong = wrong_halo(grid, arrays, node%rank)
         if (wrong /= "") then
-            told = mp_node_fail(node%handle, mpgpu_c_text(wrong)) ! or the other ranks would wait
+            told = mp_node_fail(node%handle, mpgpu_c_text(wrong)) ! otherwise the other ranks would wait
             call mpgpu_refuse(wrong, stat, errmsg)
             return
         end if
@@ -302,8 +305,8 @@ contains
         call self%plan_node_windows(node, windows, transfers, options, stat, errmsg)
     end subroutine plan_node_halo
 
-    ! Enqueues one execution, after all earlier work in the stream and before all later. Does not block. Of a node plan every rank
-    ! enqueues every step.
+    ! Enqueues one execution, after all earlier work in the stream and before all later work. Does not block. For a plan of a node
+    ! every rank enqueues every step.
     subroutine plan_enqueue(self, stream, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -312,7 +315,7 @@ contains
         call mpgpu_report(mp_execute(self%handle, stream%handle), stat, errmsg)
     end subroutine plan_enqueue
 
-    ! The same with a request, which belongs to the caller.
+    ! Enqueues one execution and returns a request, which the caller owns.
     subroutine plan_execute(self, stream, request, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -322,7 +325,7 @@ contains
         call mpgpu_report(mp_execute(self%handle, stream%handle, request%handle), stat, errmsg)
     end subroutine plan_execute
 
-    ! Makes what the first execution in this stream would make. Before a time loop.
+    ! Prepares the first execution in this stream, so that it takes no longer than later ones. Call it before a time loop.
     subroutine plan_prepare(self, stream, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -331,7 +334,8 @@ contains
         call mpgpu_report(mp_plan_prepare(self%handle, stream%handle), stat, errmsg)
     end subroutine plan_prepare
 
-    ! Paths, shares, times, and why other paths were rejected; as lines, or with `format` MP_FORMAT_JSON as JSON.
+    ! Describes paths, shares and times, and the reasons why other paths were rejected, as lines of text or, with `format`
+    ! MP_FORMAT_JSON, as JSON.
     function plan_describe(self, format, stat, errmsg) result(text)
         class(mpgpu_plan), intent(in) :: self
         integer(c_int), intent(in), optional :: format
@@ -341,7 +345,7 @@ contains
         text = mpgpu_described(self%handle, .true., format, stat, errmsg)
     end function plan_describe
 
-    ! What the plan is like: bytes, paths, modelled and measured seconds.
+    ! Returns properties of the plan: bytes, paths, modelled and measured seconds.
     subroutine plan_info(self, info, stat, errmsg)
         class(mpgpu_plan), intent(in) :: self
         type(mp_plan_info_t), intent(out) :: info
@@ -350,8 +354,8 @@ contains
         call mpgpu_report(mp_plan_get_info(self%handle, info), stat, errmsg)
     end subroutine plan_info
 
-    ! Executions under way still finish. Of a node plan each rank destroys its own, after the last execution that it enqueues, and the
-    ! call blocks until these have finished.
+    ! Destroys the plan. Executions in progress still finish. Each rank destroys its handle of a node plan, after the last execution
+    ! that it enqueues. The call then blocks until the rank's executions have finished.
     subroutine plan_destroy(self, stat, errmsg)
         class(mpgpu_plan), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -362,7 +366,7 @@ contains
 
     ! --- requests ----------------------------------------------------------------------------------------------------------------
 
-    ! Blocks until the execution has finished, then destroys the request. One that is empty is done.
+    ! Blocks until the execution has finished, then destroys the request. Returns immediately for an empty request.
     subroutine request_wait(self, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -370,7 +374,7 @@ contains
         call mpgpu_report(mp_wait(self%handle), stat, errmsg)
     end subroutine request_wait
 
-    ! Whether the execution has finished; where it has, the request is destroyed.
+    ! Checks whether the execution has finished. If it has, the request is destroyed.
     subroutine request_test(self, done, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         logical, intent(out) :: done
@@ -382,7 +386,7 @@ contains
         done = answer /= 0
     end subroutine request_test
 
-    ! Gives the request back without waiting: the execution goes on.
+    ! Destroys the request without waiting. The execution continues.
     subroutine request_destroy(self, stat, errmsg)
         class(mpgpu_request), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -392,9 +396,10 @@ contains
 
     ! --- nodes -------------------------------------------------------------------------------------------------------------------
 
-    ! A node of `ranks` ranks, of which this is `rank`: collective. The ranks meet by `allgather` (c_funloc of a function with the
-    ! interface mp_allgather_t, called with `user` as long as the node exists), or at the path `socket`. `devices` are the GPUs that
-    ! this rank works for, by default its share of those that it sees.
+    ! Creates a node of `ranks` ranks, in which this process is rank `rank`. Collective. The ranks communicate by `allgather`, which
+    ! is the c_funloc of a function with the interface mp_allgather_t and is called with `user` for as long as the node exists.
+    ! Alternatively they meet at the path `socket`. `devices` are the GPUs that this rank uses, by default its part of the visible
+    ! GPUs.
     subroutine node_create(self, ctx, rank, ranks, allgather, user, socket, devices, stat, errmsg)
         class(mpgpu_node), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -430,7 +435,7 @@ contains
             self%handle), stat, errmsg)
     end subroutine node_create
 
-    ! The first GPU that this rank works for; an error where there is none, because there are more ranks than GPUs.
+    ! Returns the first GPU that this rank uses. An error if there is none, because there are more ranks than GPUs.
     function node_device(self, stat, errmsg) result(device)
         class(mpgpu_node), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -442,7 +447,7 @@ contains
         device = int(number)
     end function node_device
 
-    ! The GPUs that this rank works for; none where there are more ranks than GPUs.
+    ! Returns the GPUs that this rank uses. Empty if there are more ranks than GPUs.
     function node_devices(self, stat, errmsg) result(devices)
         class(mpgpu_node), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -459,7 +464,8 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end function node_devices
 
-    ! Takes part in the call in which the other ranks are as a rank that has failed: they are told the reason. Blocks until they come.
+    ! Joins the current or next collective call of the other ranks as a failed rank. They receive the reason. Blocks until they have
+    ! made their call.
     subroutine node_fail(self, reason, stat, errmsg)
         class(mpgpu_node), intent(in) :: self
         character(*), intent(in) :: reason
@@ -468,7 +474,7 @@ contains
         call mpgpu_report(mp_node_fail(self%handle, mpgpu_c_text(reason)), stat, errmsg)
     end subroutine node_fail
 
-    ! Its plans go on, and are destroyed by themselves. Not collective.
+    ! Destroys the node. Its plans stay valid and are destroyed separately. Other ranks need not call it.
     subroutine node_destroy(self, stat, errmsg)
         class(mpgpu_node), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -479,13 +485,14 @@ contains
 
     ! --- shared by the above ----------------------------------------------------------------------------------------------------
 
-    ! True if a number stands for no neighbour. Those further below stand for ranks of other nodes, which the library refuses by name.
+    ! Returns true if a number stands for no neighbour, as MPI_PROC_NULL. Lower numbers stand for ranks of other nodes, which the
+    ! library rejects by name.
     elemental logical function is_none(rank)
         integer, intent(in) :: rank
         is_none = rank < 0 .and. rank > MP_FIRST_ELSEWHERE
     end function is_none
 
-    ! Says what is wrong with the variables of a rank of a valid grid; empty if nothing is.
+    ! Returns the error of the variables of a rank of a valid grid, or an empty text.
     pure function wrong_halo(grid, arrays, rank) result(text)
         type(mpgpu_grid), intent(in) :: grid
         type(mpgpu_array), intent(in) :: arrays(:)

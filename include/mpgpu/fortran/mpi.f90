@@ -1,13 +1,13 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! The MPI ranks of a node, which plan together: module mpgpu and MPI, nothing else.
+! MPI ranks of a node, which plan together. Needs only module mpgpu and MPI.
 !
 !     use mpgpu_mpi
 !     type(mpgpu_mpi_node) :: node
 !     call node%create_mpi(ctx, communicator)        ! collective
 !     call halo%create(node, grid, arrays)           ! as with any node; no MPI call in the time loop
 !
-! MPI is called while ranks plan, from the thread that plans.
+! Planning calls MPI, on the thread that plans.
 module mpgpu_mpi
     use mpgpu
     use mpi
@@ -16,9 +16,9 @@ module mpgpu_mpi
 
     public :: mpgpu_mpi_node
 
-    ! A node of all ranks of a communicator.
+    ! Node of all ranks of a communicator.
     type, extends(mpgpu_node) :: mpgpu_mpi_node
-        integer, pointer :: communicator => null() ! this object's own
+        integer, pointer :: communicator => null() ! owned by this object
     contains
         procedure :: create_mpi
         procedure :: destroy => destroy_mpi
@@ -26,8 +26,9 @@ module mpgpu_mpi
 
 contains
 
-    ! A node of the ranks of `communicator`, which are on one node of the machine (MPI_Comm_split_type with MPI_COMM_TYPE_SHARED makes
-    ! such a communicator), and is duplicated. Collective. `devices` are the GPUs that this rank works for.
+    ! Creates a node of the ranks of `communicator`, which must be on one node of the machine (MPI_Comm_split_type with
+    ! MPI_COMM_TYPE_SHARED creates such a communicator). The communicator is duplicated. Collective. `devices` are the GPUs that
+    ! this rank uses.
     subroutine create_mpi(self, ctx, communicator, devices, stat, errmsg)
         class(mpgpu_mpi_node), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -35,7 +36,7 @@ contains
         integer, intent(in), optional :: devices(:)
         integer, intent(out), optional :: stat
         character(*), intent(inout), optional :: errmsg
-        type(c_funptr) :: function ! a variable, because gfortran puts what c_funloc gives where it cannot be relocated
+        type(c_funptr) :: function ! a variable, because gfortran stores a c_funloc argument where it cannot be relocated
         integer :: rank, ranks, code
         function = c_funloc(gather)
         allocate(self%communicator)
@@ -51,7 +52,7 @@ contains
             errmsg=errmsg)
     end subroutine create_mpi
 
-    ! As `destroy` of any node, and frees the communicator: collective, and before MPI_Finalize.
+    ! Destroys the node and frees the communicator. Collective; call it before MPI_Finalize.
     subroutine destroy_mpi(self, stat, errmsg)
         class(mpgpu_mpi_node), intent(inout) :: self
         integer, intent(out), optional :: stat

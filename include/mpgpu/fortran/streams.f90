@@ -1,6 +1,6 @@
 ! SPDX-License-Identifier: MIT OR Apache-2.0
 !
-! Part of module mpgpu, which programs use: contexts, memory, streams and events.
+! Contexts, memory, streams and events. Part of module mpgpu; use that module.
 module mpgpu_streams
     use mpgpu_c
     use mpgpu_errors
@@ -9,7 +9,7 @@ module mpgpu_streams
 
     public :: mpgpu_context, mpgpu_stream, mpgpu_event, mpgpu_host_device, mpgpu_described
 
-    ! A machine, and all that the library holds on it. One per process is the rule.
+    ! Context: a machine and all resources that the library holds on it. Usually one per process.
     type :: mpgpu_context
         type(c_ptr) :: handle = c_null_ptr
     contains
@@ -21,7 +21,7 @@ module mpgpu_streams
         procedure :: free => context_free
     end type mpgpu_context
 
-    ! A queue of work that runs in order.
+    ! Stream: a queue of work that runs in order.
     type :: mpgpu_stream
         type(c_ptr) :: handle = c_null_ptr
         type(c_ptr) :: context = c_null_ptr
@@ -37,7 +37,7 @@ module mpgpu_streams
         procedure :: destroy => stream_destroy
     end type mpgpu_stream
 
-    ! A point in a stream that others wait for.
+    ! Event: a point in a stream for which others can wait.
     type :: mpgpu_event
         type(c_ptr) :: handle = c_null_ptr
         type(c_ptr) :: context = c_null_ptr
@@ -50,7 +50,7 @@ module mpgpu_streams
 
 contains
 
-    ! The number of the host memory of a NUMA domain, from 0: `MP_DEVICE_HOST_NUMA` of C.
+    ! Returns the device number of the host memory of a NUMA domain, counted from 0: `MP_DEVICE_HOST_NUMA` of C.
     pure integer(c_int32_t) function mpgpu_host_device(domain) result(device)
         integer, intent(in) :: domain
         device = int(-1 - domain, c_int32_t)
@@ -58,7 +58,8 @@ contains
 
     ! --- contexts and memory -------------------------------------------------------------------------------------------------
 
-    ! Finds the machine and reads the environment. `backend` is one of MP_BACKEND_*; `topology` the name of a preset or a file.
+    ! Discovers the machine and reads the environment. `backend` is one of MP_BACKEND_*. `topology` is the name of a preset or the
+    ! path of a file.
     subroutine context_create(self, backend, topology, staging_bytes, stat, errmsg)
         class(mpgpu_context), intent(inout) :: self
         integer(c_int), intent(in), optional :: backend
@@ -78,7 +79,7 @@ contains
         call mpgpu_report(mp_context_create_versioned(options, MP_HEADER_VERSION, self%handle), stat, errmsg)
     end subroutine context_create
 
-    ! Waits for all work of the context, then gives back all that belongs to it.
+    ! Waits for all work of the context, then frees everything that belongs to it.
     subroutine context_destroy(self, stat, errmsg)
         class(mpgpu_context), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -87,7 +88,7 @@ contains
         self%handle = c_null_ptr
     end subroutine context_destroy
 
-    ! How many devices there are, and whether they are GPUs (MP_BACKEND_CUDA) or virtual ones (MP_BACKEND_HOST).
+    ! Returns the number of devices, and the backend: GPUs with MP_BACKEND_CUDA, virtual devices with MP_BACKEND_HOST.
     subroutine context_devices(self, gpus, host_domains, backend, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         integer, intent(out), optional :: gpus, host_domains
@@ -104,7 +105,7 @@ contains
         if (present(backend)) backend = kind
     end subroutine context_devices
 
-    ! The machine as the library sees it, as lines for people or with `format` MP_FORMAT_JSON as JSON.
+    ! Describes the machine as the library sees it, as lines of text or, with `format` MP_FORMAT_JSON, as JSON.
     function context_describe(self, format, stat, errmsg) result(text)
         class(mpgpu_context), intent(in) :: self
         integer(c_int), intent(in), optional :: format
@@ -114,8 +115,8 @@ contains
         text = mpgpu_described(self%handle, .false., format, stat, errmsg)
     end function context_describe
 
-    ! Allocates `bytes` bytes on a device: memory of a GPU, or with MP_DEVICE_HOST host memory that GPUs reach. With `shared` other
-    ! processes can map it. On the host backend the program reads and writes all of it: c_f_pointer makes an array of it.
+    ! Allocates `bytes` bytes on a device: GPU memory or, with MP_DEVICE_HOST, host memory that GPUs can access. With `shared` other
+    ! processes can map it. On the host backend the program can read and write all of it; c_f_pointer turns it into an array.
     subroutine context_alloc(self, device, bytes, memory, shared, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         integer, intent(in) :: device
@@ -134,8 +135,8 @@ contains
         end if
     end subroutine context_alloc
 
-    ! Gives memory of `alloc` back, after all work of the context, or with `stream` after the work that is enqueued there now, for which
-    ! it does not wait. `memory` becomes null.
+    ! Frees memory of `alloc` after all work of the context. With `stream` it frees the memory after the work that is now enqueued
+    ! there, without waiting. `memory` becomes null.
     subroutine context_free(self, memory, stream, stat, errmsg)
         class(mpgpu_context), intent(in) :: self
         type(c_ptr), intent(inout) :: memory
@@ -154,7 +155,7 @@ contains
 
     ! --- streams and events ------------------------------------------------------------------------------------------------------
 
-    ! A stream of a device; on CUDA a cudaStream_t.
+    ! Creates a stream of a device. On CUDA it is a cudaStream_t.
     subroutine stream_create(self, ctx, device, stat, errmsg)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -168,7 +169,7 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end subroutine stream_create
 
-    ! A stream that belongs to somebody else: a cudaStream_t as a c_ptr, of which null is the default stream. Does not fail.
+    ! Refers to an existing stream of the program: a cudaStream_t as a c_ptr, in which null is the default stream. Never fails.
     pure subroutine stream_borrow(self, ctx, handle)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -178,7 +179,7 @@ contains
         self%is_owned = .false.
     end subroutine stream_borrow
 
-    ! The same as CUDA Fortran (cuda_stream_kind) and OpenACC (acc_get_cuda_stream) have it, as a number.
+    ! Refers to an existing stream as a number, as CUDA Fortran (cuda_stream_kind) and OpenACC (acc_get_cuda_stream) represent it.
     pure subroutine stream_borrow_number(self, ctx, handle)
         class(mpgpu_stream), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -194,7 +195,7 @@ contains
         call mpgpu_report(mp_stream_synchronize(self%context, self%handle), stat, errmsg)
     end subroutine stream_synchronize
 
-    ! Work enqueued from now on waits for what the event stands for now. Does not block.
+    ! Makes work enqueued from now on wait for the work that is currently recorded in the event. Does not block.
     subroutine stream_wait(self, event, stat, errmsg)
         class(mpgpu_stream), intent(in) :: self
         type(mpgpu_event), intent(in) :: event
@@ -203,8 +204,8 @@ contains
         call mpgpu_report(mp_stream_wait_event(self%context, self%handle, event%handle), stat, errmsg)
     end subroutine stream_wait
 
-    ! Enqueues a call of `function` (c_funloc of a procedure with the interface mp_host_function_t) with `user` on a CPU thread, which
-    ! must not call this module. Both must last until it has run.
+    ! Enqueues a call of `function` with `user` on a CPU thread. `function` is the c_funloc of a procedure with the interface
+    ! mp_host_function_t and must not call this module. Both must remain valid until it has run.
     subroutine stream_launch_host(self, function, user, stat, errmsg)
         class(mpgpu_stream), intent(in) :: self
         type(c_funptr), intent(in) :: function
@@ -214,7 +215,7 @@ contains
         call mpgpu_report(mp_stream_launch_host(self%context, self%handle, function, user, c_null_funptr), stat, errmsg)
     end subroutine stream_launch_host
 
-    ! Gives a stream of `create` back; its work still finishes. Of one that is borrowed it only forgets the handle.
+    ! Destroys a stream of `create`; its work still finishes. For a borrowed stream it only clears the handle.
     subroutine stream_destroy(self, stat, errmsg)
         class(mpgpu_stream), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -227,7 +228,7 @@ contains
         call mpgpu_report(outcome, stat, errmsg)
     end subroutine stream_destroy
 
-    ! An event for streams of all devices, which counts as done until it is recorded.
+    ! Creates an event for streams of all devices. It counts as completed until it is recorded.
     subroutine event_create(self, ctx, stat, errmsg)
         class(mpgpu_event), intent(inout) :: self
         type(mpgpu_context), intent(in) :: ctx
@@ -237,7 +238,7 @@ contains
         call mpgpu_report(mp_event_create(ctx%handle, self%handle), stat, errmsg)
     end subroutine event_create
 
-    ! Makes the event stand for all work enqueued in the stream so far.
+    ! Records all work enqueued in the stream so far.
     subroutine event_record(self, stream, stat, errmsg)
         class(mpgpu_event), intent(in) :: self
         type(mpgpu_stream), intent(in) :: stream
@@ -246,7 +247,7 @@ contains
         call mpgpu_report(mp_event_record(self%context, self%handle, stream%handle), stat, errmsg)
     end subroutine event_record
 
-    ! Blocks until that work has finished.
+    ! Blocks until the recorded work has finished.
     subroutine event_synchronize(self, stat, errmsg)
         class(mpgpu_event), intent(in) :: self
         integer, intent(out), optional :: stat
@@ -254,7 +255,7 @@ contains
         call mpgpu_report(mp_event_synchronize(self%context, self%handle), stat, errmsg)
     end subroutine event_synchronize
 
-    ! Waits that are enqueued still hold.
+    ! Destroys the event. Waits that are already enqueued remain effective.
     subroutine event_destroy(self, stat, errmsg)
         class(mpgpu_event), intent(inout) :: self
         integer, intent(out), optional :: stat
@@ -263,7 +264,7 @@ contains
         self%handle = c_null_ptr
     end subroutine event_destroy
 
-    ! The description of a plan or a context: asked for its length, then for itself.
+    ! Returns the description of a plan or a context. Queries its length first.
     function mpgpu_described(handle, is_plan, format, stat, errmsg) result(text)
         type(c_ptr), intent(in) :: handle
         logical, intent(in) :: is_plan
@@ -290,7 +291,7 @@ contains
             else
                 outcome = mp_context_describe(handle, form, text, length, length)
             end if
-            text = text(:int(length) - 1) ! without C's end
+            text = text(:int(length) - 1) ! without the final NUL
         end if
         call mpgpu_report(outcome, stat, errmsg)
     end function mpgpu_described

@@ -1,4 +1,4 @@
-! A program outside of mpgpu: a copy between two virtual GPUs, every byte compared.
+! A program outside of mpgpu: copies between two virtual GPUs and compares every byte.
 program main
     use mpgpu
     implicit none
@@ -14,7 +14,7 @@ program main
     call stream%create(ctx, 0)
     call ctx%alloc(0, 4_c_int64_t * elements, from)
     call ctx%alloc(1, 4_c_int64_t * elements, to)
-    ! Memory of virtual GPUs is ordinary memory.
+    ! On the host backend, memory of virtual GPUs is accessible to the CPU.
     call c_f_pointer(from, src, [elements])
     call c_f_pointer(to, dst, [elements])
     src = [(i, i = 1, elements)]
