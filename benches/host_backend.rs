@@ -1,4 +1,4 @@
-//! What the host backend costs: bandwidth of one large copy beside one `memcpy` thread in the same run, and the fixed cost of an
+//! Measures the host backend: the bandwidth of one large copy compared with a `memcpy` thread in the same run, and the fixed cost of an
 //! execution.
 //!
 //! `cargo bench -p mpgpu-benches --bench host_backend`
@@ -13,7 +13,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Everything that repeated executions of one copy need.
+/// Data for repeated executions of one copy.
 struct OneCopy {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -25,7 +25,7 @@ impl OneCopy {
     fn new(backend: &HostBackend, bytes: u64) -> Self {
         let allocate = |gpu, value| {
             let address = backend.allocate(DeviceId::gpu(gpu), bytes).expect("memory for the benchmark");
-            // SAFETY: just allocated with this size. Touches every page, so that no copy pays for it.
+            // SAFETY: just allocated with this size. Writing touches every page, so that no copy includes the cost of page faults.
             unsafe { (address as *mut u8).write_bytes(value, bytes as usize) };
             address
         };
@@ -43,15 +43,15 @@ impl OneCopy {
         backend.submit(&Execution::new(program, endpoints, rings, stream)).expect("enqueued").expect("a completion")
     }
 
-    /// The same bytes by one call on this thread.
+    /// Copies the bytes by one call on this thread.
     fn memcpy(&self) {
         let Endpoints { dst, src } = black_box(self.endpoints[0]);
-        // SAFETY: both allocations have this size, and no execution is under way.
+        // SAFETY: both allocations have this size, and no execution is in progress.
         unsafe { (dst as *mut u8).copy_from_nonoverlapping(src as *const u8, self.bytes as usize) };
     }
 }
 
-/// Rates of both, taken alternately so that whatever else the machine does strikes both alike.
+/// Prints the rates of both, measured alternately so that other load of the machine affects both equally.
 fn ratio(backend: &HostBackend, copy: &OneCopy) {
     const ROUNDS: usize = 21;
     let timed = |work: &dyn Fn()| {
@@ -89,7 +89,7 @@ fn main() {
 
     let mut group = criterion.benchmark_group("8 bytes");
     group.bench_function("execute and wait", |b| b.iter(|| tiny.execute(&backend).wait().expect("copied")));
-    // The call alone: what the host thread pays while the copies run behind it. Waits between batches are not counted.
+    // Measures the call alone: the cost for the host thread while the copies run in the background. Waits between batches are not counted.
     group.bench_function("execute", |b| {
         b.iter_custom(|iterations| {
             let mut spent = Duration::ZERO;

@@ -1,5 +1,6 @@
-//! Host memory of `mp_alloc`, in huge pages spread over the sockets, against that of `cuMemHostAlloc`, in one run: what allocating takes, and
-//! how fast GPUs read and write it, all of them at once and one of them through the others. Needs a GPU; prints a table. Nothing is judged.
+//! Compares host memory of `mp_alloc`, in huge pages spread over the sockets, with that of `cuMemHostAlloc` in one run: the time of
+//! allocating, and the rates at which GPUs read and write it, all GPUs concurrently and one GPU through the others. Needs a GPU. Prints a
+//! table without judging it.
 
 use cudarc::driver::sys::{self, CUresult};
 use mpgpu_backend::StreamHandle;
@@ -11,7 +12,7 @@ use std::time::Instant;
 const BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 9;
 
-/// Median seconds of an execution, from its issue until it has been waited for, after two that warm up.
+/// Returns the median seconds of an execution from issue to completion, after two executions for warm-up.
 fn seconds(context: &Context, transfers: &[Transfer], options: &PlanOptions) -> f64 {
     let plan = context.plan(transfers, options).expect("a plan");
     let run = || {
@@ -43,7 +44,7 @@ fn main() {
     let mut pinned = std::ptr::null_mut();
     let start = Instant::now();
     let mut primary = std::ptr::null_mut();
-    // SAFETY: outputs are valid for the calls. The memory and the context go with the process.
+    // SAFETY: outputs are valid for the calls. The memory and the context are released with the process.
     unsafe {
         assert_eq!(sys::cuDevicePrimaryCtxRetain(&mut primary, 0), CUresult::CUDA_SUCCESS);
         assert_eq!(sys::cuCtxSetCurrent(primary), CUresult::CUDA_SUCCESS);

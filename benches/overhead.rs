@@ -1,9 +1,9 @@
-//! Host-side cost of the calls of a time loop, apart from moving bytes.
+//! Measures the host-side cost of the calls of a time loop, without the cost of moving bytes.
 //!
-//! The host backend finds allocations for the plan-cache hit, as in a program; for `Plan::execute` a backend that does nothing stands
-//! in, so that what is measured is the engine. For `mp_execute` as a whole the CUDA backend runs on a driver whose calls return at once
-//! (`driver.c`), compiled here. Goals on a current server core: a hit 300 ns, an execution 500 ns, all of ours around a graph's launch
-//! 100 ns, or 350 ns when its memory has left the caches.
+//! For a plan-cache hit the host backend locates allocations, as in a program. For `Plan::execute` a backend that does nothing is used, so
+//! that only the engine is measured. For a complete `mp_execute` the CUDA backend runs on a driver whose calls return immediately
+//! (`driver.c`), compiled here. Goals on a current server core: 300 ns for a hit, 500 ns for an execution, and 100 ns for the library's
+//! part around a graph launch, or 350 ns if its memory has left the caches.
 //!
 //! `cargo bench -p mpgpu-benches --bench overhead`
 
@@ -23,7 +23,7 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Does nothing, at once. Memory and streams are those of the host backend.
+/// Backend that executes nothing. Memory and streams are those of the host backend.
 struct Nothing {
     memory: HostBackend,
     done: Completion,
@@ -114,12 +114,12 @@ impl Backend for Nothing {
     }
 }
 
-/// A context on it, for the GPUs of a preset.
+/// Creates a context on the idle backend, for the GPUs of a preset.
 fn idle_context(preset: &str) -> Context {
     let machine = Machine::new(load(preset).expect("a preset")).expect("a valid one");
     let memory = HostBackend::new(machine.gpu_count(), machine.host_count());
     let backend = Nothing { memory, done: Arc::new(Done) };
-    // This driver moves no bytes, which would be found out.
+    // The backend moves no bytes, which the test of peer copies would detect.
     let config = Config { check_peers: false, ..Config::default() };
     Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
 }
@@ -129,7 +129,7 @@ fn check(status: mp_status_t) {
     assert_eq!(status, mp_status_t::MP_SUCCESS, "{}", unsafe { std::ffi::CStr::from_ptr(mp_last_error()) }.to_string_lossy());
 }
 
-/// A plan that is destroyed when it is dropped.
+/// Plan that is destroyed on drop.
 struct Handle(mp_plan_t);
 
 impl Drop for Handle {
@@ -138,7 +138,7 @@ impl Drop for Handle {
     }
 }
 
-/// `mp_plan` for a request that is in the cache, without and with `mp_plan_destroy`.
+/// Measures `mp_plan` for a request that is in the cache, without and with `mp_plan_destroy`.
 fn plan_cache_hit(criterion: &mut Criterion) {
     let options = mp_context_options_t {
         size: size_of::<mp_context_options_t>(),
@@ -166,7 +166,7 @@ fn plan_cache_hit(criterion: &mut Criterion) {
             })
             .collect();
         let mut plan = null_mut();
-        // SAFETY: all pointers are valid for the call. This plan stays, so that the cache's is not the last reference to it.
+        // SAFETY: all pointers are valid for the call. This plan is kept, so that the cache's reference is not the last one.
         check(unsafe { mp_plan(context, transfers.as_ptr(), count, null(), &mut plan) });
         let look_up = || {
             let mut plan = null_mut();
@@ -183,11 +183,11 @@ fn plan_cache_hit(criterion: &mut Criterion) {
     check(mp_context_destroy(context));
 }
 
-/// More than a core's own caches hold.
+/// Number of bytes that exceeds a core's own caches.
 const OTHERS_BYTES: usize = 8 << 20;
 
-/// Times each `call` by itself after a walk through `others` bytes, as a simulation and the driver have the caches between two steps. What
-/// `apart` counts in nanoseconds is taken out, and so is what looking at the clock takes.
+/// Times each `call` separately after a walk through `others` bytes, which leaves the caches as a simulation and the driver do between two
+/// steps. The nanoseconds counted by `apart` are subtracted, and so is the cost of reading the clock.
 fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl Fn() -> u64, mut call: impl FnMut()) {
     let mut others = vec![0_u8; others];
     criterion.bench_function(name, |bench| {
@@ -207,7 +207,8 @@ fn bench_apart(criterion: &mut Criterion, name: &str, others: usize, apart: impl
     });
 }
 
-/// `Plan::execute`, which is `mp_execute` without the look-up of its handle: the C functions know no backend that does nothing.
+/// Measures `Plan::execute`, which is `mp_execute` without the look-up of its handle. The C functions cannot use a backend that does
+/// nothing.
 fn execute(criterion: &mut Criterion) {
     let context = idle_context("beluga");
     for (what, bytes) in [("direct", 4096), ("staged", 256 << 20)] {
@@ -223,7 +224,8 @@ fn execute(criterion: &mut Criterion) {
     }
 }
 
-/// `Context::plan` of 10^5 pieces whose sizes it has planned before, at other addresses: paged caches send another list each time. No list is in order.
+/// Measures `Context::plan` of 10^5 pieces with sizes that were planned before, at other addresses: paged caches send another list each
+/// time. The lists are unordered.
 fn plan_another_list(criterion: &mut Criterion) {
     const BYTES: u64 = 16 << 10;
     const PIECES: u64 = 100_000;
@@ -247,7 +249,7 @@ fn plan_another_list(criterion: &mut Criterion) {
     });
 }
 
-/// Executions of a plan with variants, which are measured now and then, and of the same plan without.
+/// Measures executions of a plan with variants, which are measured occasionally, and of the same plan without variants.
 fn execute_measured(criterion: &mut Criterion) {
     let context = idle_context("hgx-h200");
     let bytes = 64 << 20;
@@ -261,14 +263,14 @@ fn execute_measured(criterion: &mut Criterion) {
     }
 }
 
-/// Where the loader finds the driver that does nothing.
+/// Returns the folder in which the loader finds the idle driver.
 fn driver_folder() -> PathBuf {
     std::env::temp_dir().join(format!("mpgpu-bench-driver-{}", std::process::id()))
 }
 
-/// Runs this program again with the driver that does nothing in place of the machine's. Returns in the program that was run.
+/// Runs this program again with the idle driver in place of the machine's. Returns only in the program that was run.
 fn with_idle_driver() {
-    // The process keeps its number, and so its folder.
+    // The process keeps its id, and therefore its folder.
     let folder = driver_folder();
     if std::env::var_os("LD_LIBRARY_PATH").is_some_and(|path| path == folder) {
         return;
@@ -285,7 +287,7 @@ fn with_idle_driver() {
     panic!("this program does not run again: {failed}");
 }
 
-/// Functions of the driver that does nothing. Those that `mp_execute` calls take two words at most.
+/// Functions of the idle driver. Those called by `mp_execute` have at most two arguments of one word.
 struct IdleDriver {
     set_walk: unsafe extern "C" fn(usize),
     walked: unsafe extern "C" fn() -> u64,
@@ -293,7 +295,7 @@ struct IdleDriver {
     calls: Vec<unsafe extern "C" fn(*mut u64, *mut u64) -> i32>,
 }
 
-/// What an execution of one graph calls, in this order.
+/// Driver calls of an execution of one graph, in this order.
 const CALLS: [&str; 7] = [
     "cuStreamGetId",
     "cuCtxGetCurrent",
@@ -306,7 +308,7 @@ const CALLS: [&str; 7] = [
 
 impl IdleDriver {
     fn load() -> IdleDriver {
-        // SAFETY: the library of `driver.c`, with functions of these types; it stays loaded.
+        // SAFETY: the library of `driver.c`, with functions of these types. It stays loaded.
         unsafe {
             let library = Box::leak(Box::new(libloading::Library::new("libcuda.so").expect("the driver that does nothing")));
             IdleDriver {
@@ -319,14 +321,14 @@ impl IdleDriver {
     }
 }
 
-/// What a launch walks through: several times a first-level cache, and less than a second-level one.
+/// Number of bytes that a launch walks through: several times a first-level cache, and less than a second-level one.
 const LAUNCH_BYTES: usize = 256 << 10;
 
 impl IdleDriver {
-    /// Times `call` while everything is in the caches; after launches that leave little of it in the nearest one; and from cold caches.
+    /// Times `call` with all data in the caches, after launches that leave little of it in the first-level cache, and with cold caches.
     fn bench(&self, criterion: &mut Criterion, name: &str, mut call: impl FnMut()) {
         criterion.bench_function(name, |bench| bench.iter(&mut call));
-        // SAFETY: functions of `driver.c` without conditions.
+        // SAFETY: functions of `driver.c` without requirements.
         let walked = || unsafe { (self.walked)() };
         // SAFETY: as above.
         unsafe { (self.set_walk)(LAUNCH_BYTES) };
@@ -337,7 +339,7 @@ impl IdleDriver {
     }
 }
 
-/// `mp_execute` of the CUDA backend, whole, and the driver's calls in it alone: the difference is the library's own.
+/// Measures a complete `mp_execute` of the CUDA backend, and the driver's calls in it alone. The difference is the library's own cost.
 fn execute_on_cuda(criterion: &mut Criterion) {
     let driver = IdleDriver::load();
     let options = mp_context_options_t {
@@ -357,13 +359,13 @@ fn execute_on_cuda(criterion: &mut Criterion) {
     // SAFETY: the output is valid for the call.
     check(unsafe { mp_stream_create(context, 0, &mut stream) });
     // The context of GPU 0 is current, as in a program that has called cudaSetDevice.
-    // SAFETY: a number that stands for it in `driver.c`.
+    // SAFETY: a number that represents the context in `driver.c`.
     unsafe { (driver.push_context)(1 << 12) };
     let mut word = 0;
     driver.bench(criterion, "the driver's calls of one graph alone, driver that does nothing", || {
         let out = &raw mut word;
         for call in &driver.calls {
-            // SAFETY: functions of `driver.c` that write one word at most, where one of their two arguments points. A stream is only a number.
+            // SAFETY: functions of `driver.c` that write at most one word, to one of their two arguments. A stream is only a number.
             black_box(unsafe { call(out, out) });
         }
     });
@@ -378,7 +380,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
         // SAFETY: all pointers are valid for the call.
         check(unsafe { mp_plan(context, &transfer, 1, null(), &mut plan) });
         driver.bench(criterion, &format!("mp_execute, {what}, driver that does nothing"), || {
-            // SAFETY: no request is asked for.
+            // SAFETY: no request is returned.
             check(unsafe { mp_execute(black_box(plan), stream, null_mut()) });
         });
         driver.bench(criterion, &format!("mp_execute and mp_wait, {what}, driver that does nothing"), || {
@@ -395,7 +397,7 @@ fn execute_on_cuda(criterion: &mut Criterion) {
     check(mp_context_destroy(context));
 }
 
-/// The first execution of a plan whose shape has a graph already, at other addresses: the graph is re-pointed.
+/// Measures the first execution of a plan whose program already has a graph, at other addresses: the graph is re-pointed.
 fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_stream_t) {
     const BYTES: u64 = 64 << 20;
     const PLACES: usize = 1 << 10;
@@ -417,7 +419,7 @@ fn new_addresses(criterion: &mut Criterion, context: mp_context_t, stream: mp_st
                 // SAFETY: all pointers are valid for the call.
                 check(unsafe { mp_plan(context, &transfer, 1, null(), &mut plan) });
                 let start = Instant::now();
-                // SAFETY: no request is asked for.
+                // SAFETY: no request is returned.
                 check(unsafe { mp_execute(black_box(plan), stream, null_mut()) });
                 total += start.elapsed();
                 check(mp_plan_destroy(plan));
@@ -437,6 +439,6 @@ fn main() {
     with_idle_driver();
     overhead();
     Criterion::default().configure_from_args().final_summary();
-    // It is a folder of temporary files: whoever fails here leaves it to whoever clears those.
+    // The folder is temporary. If the program fails, the folder is left to the cleaner of temporary files.
     let _ = std::fs::remove_dir_all(driver_folder());
 }

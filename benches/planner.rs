@@ -1,5 +1,5 @@
-//! Planning time. Goals: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in 3 ms, 4,096 pieces between a GPU and host memory in 2 ms;
-//! on presets as on probed machines.
+//! Measures planning time. Goals: one transfer in 50 us, an 8-GPU all-to-all of 56 transfers in 3 ms, and 4,096 pieces between a GPU and
+//! host memory in 2 ms, on presets as well as on probed machines.
 
 #[path = "../tests/rust/common/mod.rs"]
 mod common;
@@ -20,7 +20,8 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
-/// So many GPUs behind one NVSwitch, each two with host memory of their own, as in a rack of Grace and Blackwell. Simulated: rates are round figures.
+/// Returns a machine with `gpus` GPUs behind one NVSwitch, each pair with its own host memory, as in a rack of Grace and Blackwell. The
+/// machine is simulated, with rounded rates.
 fn domain(gpus: u32) -> Machine {
     let names = |name: &str, count: u32, kind: &str| {
         (0..count).map(|i| format!("{{ name = \"{name}{i}\", kind = \"{kind}\", peer = false }},\n")).collect::<String>()
@@ -39,7 +40,7 @@ fn domain(gpus: u32) -> Machine {
     Machine::new(parse(&text).expect("a topology")).expect("a machine")
 }
 
-/// What every rank of a periodic grid sends to its 26 neighbours: faces, edges, corners of these bytes.
+/// Returns the transfers of every rank of a periodic grid to its 26 neighbours: faces, edges and corners of these sizes.
 fn halo(sides: [i32; 3], bytes: [u64; 3]) -> Vec<Shape> {
     let steps: Vec<[i32; 3]> = (0..27).map(|i| [i % 3 - 1, i / 3 % 3 - 1, i / 9 - 1]).filter(|step| *step != [0; 3]).collect();
     let mut batch = Vec::new();
@@ -59,7 +60,7 @@ fn all_to_all(gpus: i32, bytes: u64) -> Vec<Shape> {
     (0..gpus).flat_map(|i| (0..gpus).filter(move |&j| j != i).map(move |j| shape(i, j, bytes))).collect()
 }
 
-/// One NVLink domain of 16 and of 72 GPUs, and very many transfers.
+/// Measures one NVLink domain of 16 and of 72 GPUs, and very many transfers.
 fn large(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("large");
     group.sample_size(10);
@@ -92,7 +93,7 @@ fn large(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What a probe makes of eight GPUs from their times, which have noise: more resources than the preset, and hardly two figures alike.
+/// Measures planning on eight probed GPUs. A probe of noisy times gives more resources than the preset, with nearly all rates different.
 fn after_a_probe(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("probed");
     group.sample_size(20);

@@ -1,4 +1,4 @@
-//! Time to simulate. The goal: 10,000 operations in 100 ms.
+//! Measures simulation time. The goal is 10,000 operations in 100 ms.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use mpgpu_core::model::simulate::{Executor, Scenario};
@@ -14,7 +14,7 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind(dst), src_kind: kind(src), bytes }
 }
 
-/// Executions of a plan until there are [`OPERATIONS`], over `streams` streams.
+/// Creates executions of a plan until there are [`OPERATIONS`], over `streams` streams.
 fn scenario<'a>(machine: &'a Machine, plan: &'a Plan, batch: &[Shape], streams: u32) -> Scenario<'a> {
     let mut scenario = Scenario::new(machine, 64 << 20);
     let bound: Vec<_> = (0..streams).map(|_| scenario.bind(&plan.program, batch).expect("planned for it")).collect();

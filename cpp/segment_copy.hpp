@@ -35,7 +35,7 @@ constexpr uint32_t kSegmentsPerLaunch = 120;
 constexpr uint32_t kFewSegments = 32;
 
 // Tile size as a power of two. 16 KiB correspond to one pass of four 16-byte words for each of 256 lanes. Sizes of 8 to
-// 16 KiB were the fastest for 26 halo messages (docs/hardware readings: 13.7 us in one fused kernel).
+// 16 KiB were the fastest for 26 halo messages (hardware readings: 13.7 us in one fused kernel).
 constexpr uint32_t kTileShift = 14;
 // A tile is at least one word, so every tile has the alignment of its segment.
 constexpr uint32_t kMinTileShift = 4;

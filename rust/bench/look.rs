@@ -15,8 +15,8 @@ pub const LOOKS: [(&str, &str); 8] = [
     ("put_paths", "GPU 0 to GPU 1 of another process"),
     ("h2d", "pinned host memory to GPU 0"),
     ("d2h", "GPU 0 to pinned host memory"),
-    ("h2d_pageable", "ordinary host memory to GPU 0"),
-    ("d2h_pageable", "GPU 0 to ordinary host memory"),
+    ("h2d_pageable", "pageable host memory to GPU 0"),
+    ("d2h_pageable", "GPU 0 to pageable host memory"),
 ];
 
 /// Default size of one transfer in bytes.

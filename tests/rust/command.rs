@@ -586,7 +586,7 @@ fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no
     };
     let text = bench(&["--topology", "beluga"]);
     for what in
-        ["GPU 0 to GPU 1", "both directions", "all GPUs to all", "another process", "pinned host memory to", "ordinary host memory to"]
+        ["GPU 0 to GPU 1", "both directions", "all GPUs to all", "another process", "pinned host memory to", "pageable host memory to"]
     {
         assert!(text.lines().any(|line| line.contains(what) && line.ends_with("yes")), "{what} in {text}");
     }

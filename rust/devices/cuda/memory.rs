@@ -47,7 +47,7 @@ pub(super) struct Owned {
     pub id: u64,
     /// Attributes reported by the driver, for device memory.
     pub located: Option<Allocation>,
-    /// Host memory in pages mapped by this library and registered with the driver. `share` holds memory files.
+    /// Host memory in pages mapped by this library and registered with the driver. Memory files are in `sharing`.
     pub pages: Option<HostPages>,
     /// Memory of the program that it has registered.
     pub registered: Option<PageRange>,

@@ -1,4 +1,4 @@
-//! Combines the parts that the backend and its completions share, each with its own lock.
+//! Holds the state shared by the backend and its completions, in parts with a lock each.
 
 use super::capture::free_spare_blocks;
 use super::device::Primary;

@@ -88,7 +88,7 @@ pub enum Tried {
     Lost(Loss),
 }
 
-/// Results of a backend's tests.
+/// Results of a backend's tests of peer copies.
 #[derive(Debug, Default)]
 pub(super) struct Checks(Mutex<CheckState>);
 

@@ -79,7 +79,7 @@ impl Core {
             let kernel = primary.kernel().filter(|_| by == SignalWait::Kernel);
             for some in pending.chunks(if kernel.is_some() { SIGNALS_PER_WAIT } else { MOST_OPERATIONS }) {
                 match kernel {
-                    // SAFETY: counters are pinned memory at one address for the CPU and all GPUs (`share`). The caller keeps it as long as
+                    // SAFETY: counters are pinned memory at one address for the CPU and all GPUs (`sharing`). The caller keeps it as long as
                     // the stream works.
                     Some(kernel) => unsafe { kernel.wait(self.gpus.driver, some, raw) }?,
                     None => self.gpus.operate(raw, SignalOperation::Wait, some)?,
@@ -135,7 +135,7 @@ impl Core {
             };
             self.enter_flags(stream, [grid.stop].into_iter())?;
             // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is pinned memory at one address
-            // for the CPU and all GPUs (`share`). The caller keeps all of it as long as the stream works.
+            // for the CPU and all GPUs (`sharing`). The caller keeps all of it as long as the stream works.
             unsafe { kernel.run(self.gpus.driver, actions, grid, raw) }?;
             Ok(true)
         })
