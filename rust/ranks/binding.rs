@@ -236,7 +236,7 @@ impl NodeGroup {
             let Some(handle) = &offers[taker as usize].near else { continue };
             let mapped = self.map(handle, Some(small.device), held).and_then(|address| {
                 let program = Arc::new(Program { transfers: vec![FLAG_BYTES], ..Program::default() });
-                // The address may differ from GPU to GPU.
+                // The mapped address may differ between GPUs.
                 let seen = backend.action_reach(small.device, &program, &Arc::from([Endpoints { dst: address, src: address }]))?;
                 bindings.near.insert(taker, seen.ends[0].dst);
                 Ok(())

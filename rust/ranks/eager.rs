@@ -27,7 +27,7 @@ const ALIGN: u64 = 256;
 /// Flags of each pair (setting rank, waiting rank), one per turn.
 pub(super) type TurnFlags = BTreeMap<(u32, u32), [FlagId; 2]>;
 
-/// Layout of a plan's transfers in inboxes. All ranks compute the same.
+/// Layout of a plan's transfers in inboxes. All ranks compute the same layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
     /// Offset of each transfer in the receiver's inbox. Transfers within one rank have no entry.

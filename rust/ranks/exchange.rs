@@ -235,8 +235,9 @@ impl Exchange {
     pub fn check_alike(&self, argument: &'static CStr, all: &[&Named]) -> Result<(), Error> {
         for (rank, of_rank) in (0..).zip(all) {
             if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
-                let reason =
-                    format!("{name}={value}, and rank 0 has {name}={first}: pass all ranks the same options, and set MPGPU_* alike");
+                let reason = format!(
+                    "{name}={value}, and rank 0 has {name}={first}: pass the same options and set the same MPGPU_* variables on all ranks"
+                );
                 return Err(self.blame(rank, argument, reason));
             }
         }
@@ -275,7 +276,7 @@ impl CollectiveCall<'_> {
         let (mut values, mut failed) = (Vec::with_capacity(all.len()), Vec::new());
         for (rank, text) in (0..).zip(all) {
             let said: Said<T> = serde_json::from_slice(&text).map_err(|error| {
-                broken(format!("rank {rank} has said what cannot be read ({error}): link all ranks with the same version"))
+                broken(format!("rank {rank} has sent data that cannot be decoded ({error}): link all ranks with the same version"))
             })?;
             match said {
                 Ok(value) => values.push(value),
@@ -330,8 +331,8 @@ impl CollectiveCall<'_> {
         if !self.is_crowded && (self.exchange.ranks == 1 || lock(&self.exchange.caller).waiting == 0) {
             return Ok(());
         }
-        let reason = "two threads of this rank are in calls on one node at once: the ranks' calls go together by their order, so make them one \
-                      after another, in the same order on all ranks";
+        let reason = "two threads of this rank are in collective calls on one node at the same time: calls of different ranks match by their order, so \
+                      make them one after another, in the same order on all ranks";
         Err(Error::NodeArgument { argument: c"node", reason: reason.into() })
     }
 
@@ -349,7 +350,7 @@ impl CollectiveCall<'_> {
         let said = heads.iter().fold(0, |sum: u64, head| sum.saturating_add(head.bytes));
         if said > MOST_BYTES {
             return Err(Error::NotSupported(format!(
-                "the ranks hand in {said} bytes of descriptions, and may hand in {MOST_BYTES}: plan fewer transfers at a time"
+                "the ranks pass {said} bytes of descriptions, more than {MOST_BYTES}: plan fewer transfers at a time"
             )));
         }
         let most = heads.iter().map(|head| head.bytes as usize).max().unwrap_or(0);
@@ -392,7 +393,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
         all.push(Head::decode(head).ok_or_else(|| {
             broken(format!(
-                "rank {rank} has said what cannot be read: link all ranks with the same version, and do what MPI_Allgather does"
+                "rank {rank} has sent data that cannot be decoded: link all ranks with the same version, and do what MPI_Allgather does"
             ))
         })?);
     }

@@ -78,8 +78,8 @@ impl NodeGroup {
         let known = call.all(topology_of(context, &uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
         let Some(text) = known.into_iter().flatten().next() else {
             return Err(Error::NotSupported(format!(
-                "no rank knows how the {} GPUs of this node are joined: name a topology file that has them all (MPGPU_TOPOLOGY), run `mpgpu probe` \
-                 once where all are in sight, or let NVML see them",
+                "no rank knows how the {} GPUs of this node are connected: name a topology file that has them all (MPGPU_TOPOLOGY), run `mpgpu probe` \
+                 once where all of them are visible, or make them visible to NVML",
                 uuids.len()
             )));
         };
@@ -262,7 +262,7 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
         }
         if there.backend != here.backend {
             return refuse(format!(
-                "it runs on the {} backend, and this rank on {}: set MPGPU_BACKEND alike on all",
+                "it runs on the {} backend, and this rank on {}: set the same MPGPU_BACKEND on all ranks",
                 there.backend, here.backend
             ));
         }

@@ -153,7 +153,7 @@ pub(super) struct BoundPart {
     stream: Option<StreamHandle>,
     /// True once streams and events have been destroyed.
     is_released: bool,
-    /// Fate that all steps of the plan share.
+    /// State shared by all steps of the plan: abandoned or not, after the loss of another rank.
     fate: StepFate,
 }
 

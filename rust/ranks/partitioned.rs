@@ -289,7 +289,11 @@ impl PartitionWords {
                 }
             }
         }
-        Ok(if text.is_empty() { "the step has not ended, though its partitions have come as far as this rank sees".into() } else { text })
+        Ok(if text.is_empty() {
+            "the step has not ended, although all partitions that this rank sees are ready or have arrived".into()
+        } else {
+            text
+        })
     }
 }
 

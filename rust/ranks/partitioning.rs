@@ -126,7 +126,7 @@ impl Agent {
     /// Returns the agent's description for `describe`.
     pub(super) fn describe(self) -> &'static str {
         match self {
-            Agent::Auto { tells: false, .. } => "moved in the way that is in force",
+            Agent::Auto { tells: false, .. } => "moved by the active variant",
             Agent::Auto { .. } | Agent::CopyEngine { .. } => "moved by copy engines",
             Agent::Producer => "stored by their producers",
         }
@@ -174,8 +174,8 @@ impl Partitioned {
         let first = parts.flags.len() as u32;
         let flags = add_partition_flags(parts, batch, &of.partitions, how, of.agent.tells()).map_err(|elsewhere| {
             let reason = format!(
-                "rank {} would read it, whose lanes a producer of another rank cannot tell: let host memory be sent by the rank of a GPU that it \
-                 goes to",
+                "rank {} would read it, and a producer of another rank cannot signal the lanes of that rank: send host memory from the rank of the \
+                 destination's GPU",
                 elsewhere.rank
             );
             unsupported(elsewhere.transfer as usize, reason)

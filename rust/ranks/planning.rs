@@ -171,7 +171,7 @@ impl NodeGroup {
             if self.context.state().crosses_pieces(address, bytes) {
                 let piece = size(REGISTERED_PIECE);
                 return refuse(format!(
-                    "{address:#x} ({bytes} bytes) is registered memory of several pieces: hand in windows that end where addresses are multiples of \
+                    "{address:#x} ({bytes} bytes) is registered memory of several pieces: pass windows that end where addresses are multiples of \
                      {piece}, or allocate it in the context"
                 ));
             }

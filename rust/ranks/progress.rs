@@ -21,7 +21,7 @@ pub(super) struct Progress {
     has_failed: AtomicBool,
     /// Cause of the first failure that has reached this rank.
     cause: OnceLock<Cause>,
-    /// Fate of this rank's steps: abandoned or not.
+    /// State shared by all of this rank's steps: abandoned or not, after the loss of another rank.
     pub fate: StepFate,
 }
 
@@ -45,7 +45,7 @@ impl Progress {
         self.take_back(is_captured);
         let plan = self.plan;
         let what = match (self.cause.get(), has_failed) {
-            (Some(cause), _) => format!("node plan {plan} goes on no more: {cause}"),
+            (Some(cause), _) => format!("node plan {plan} cannot continue: {cause}"),
             (None, true) => format!("an earlier step of node plan {plan} has failed on this rank"),
             (None, false) => format!("a rank has destroyed node plan {plan} after {last} steps"),
         };

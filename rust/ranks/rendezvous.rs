@@ -90,7 +90,7 @@ impl Rendezvous {
 impl Allgather for Rendezvous {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         if let Some(reason) = &self.ended {
-            return Err(format!("the ranks have parted ({reason}): make the node again on all"));
+            return Err(format!("the ranks have closed their connections ({reason}): make the node again on all"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
             // Notify the other ranks, so that they do not wait for this one.
@@ -185,14 +185,14 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
             Err(error) => return Err(failed(path, &error.to_string())),
         }
         if Instant::now() >= until {
-            return Err(failed(path, &format!("rank 0 has not come within {} s", PATIENCE.as_secs())));
+            return Err(failed(path, &format!("rank 0 has not listened within {} s", PATIENCE.as_secs())));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     let listens = Credentials::of_peer(&socket).map_err(|error| failed(path, &error.to_string()))?;
     if listens.user != rustix::process::geteuid().as_raw() {
         let user = listens.user;
-        let reason = format!("{listens} (user {user}) listens there, and is told nothing: name a path in a folder of your own");
+        let reason = format!("{listens} (user {user}) listens there, and gets no data: name a path in a folder of your own");
         return Err(refused(path, &reason));
     }
     Ok(socket)
@@ -215,7 +215,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
         let sockets = std::iter::once(listener).chain(of_peers).chain(newcomers.iter().map(|newcomer| &newcomer.socket));
         let mut watched: Vec<PollFd<'_>> = sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
         if !wait(&mut watched, until).map_err(|error| error.to_string())? {
-            return Err(format!("rank {} has not come within {} s", missing + 1, PATIENCE.as_secs()));
+            return Err(format!("rank {} has not connected within {} s", missing + 1, PATIENCE.as_secs()));
         }
         let has_news: Vec<bool> = watched.iter().map(|polled| !polled.revents().is_empty()).collect();
         drop(watched);
@@ -238,9 +238,11 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
                         continue;
                     }
                     Some(Some(_)) if all == ranks => {
-                        format!("a second rank {number} has come: give each rank a number, and each job a path, of its own")
+                        format!("a second rank {number} has connected: give each rank its own number, and each job its own path")
                     }
-                    _ => format!("rank {number} of {all} has come, and rank 0 is one of {ranks}: give all ranks the same number of ranks"),
+                    _ => {
+                        format!("rank {number} of {all} has connected, and rank 0 is one of {ranks}: pass the same number of ranks on all")
+                    }
                 };
                 dismiss(&[newcomer.socket], &reason);
                 return Err(reason);
@@ -372,7 +374,7 @@ fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
 
 fn lost(rank: usize, error: Errno) -> String {
     match error {
-        Errno::TIMEDOUT => format!("rank {rank} says nothing for {} s", PATIENCE.as_secs()),
+        Errno::TIMEDOUT => format!("rank {rank} has sent nothing for {} s", PATIENCE.as_secs()),
         Errno::CONNRESET | Errno::PIPE => format!("rank {rank} has gone"),
         error => format!("rank {rank}: {error}"),
     }

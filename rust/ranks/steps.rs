@@ -247,7 +247,7 @@ impl NodePlan {
         let plan = self.progress.plan;
         let reason = format!(
             "step {step} of node plan {plan} comes after step {before} of node plan {other} in stream {:#x}, and rank {rank} has enqueued them in one \
-             stream the other way round: both ranks would wait for ever, so the step was not enqueued. Enqueue node plans that share a stream in the \
+             stream the other way round: both ranks would wait forever, so the step was not enqueued. Enqueue node plans that share a stream in the \
              same order on all ranks; destroy node plan {plan} on all, and plan again",
             stream.0
         );
@@ -326,7 +326,7 @@ impl NodePlan {
                 [part.ends.len() + count(part, |step| step.takes.len()), part.begins.len() + count(part, |step| step.raises.len())];
             let _ = writeln!(
                 text,
-                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; raises {raised} flags, takes {taken}",
+                "  rank {rank} ({}): {} operations on {} lanes, {bytes} bytes; sets {raised} flags, waits for {taken}",
                 gpus.join(", "),
                 part.steps.len(),
                 part.lanes.len()
@@ -339,16 +339,19 @@ impl NodePlan {
         let holds: Vec<String> = self.holds().iter().map(|(device, bytes)| format!("{} on {device}", size(*bytes))).collect();
         if !holds.is_empty() {
             let mapped = lock(&self.held).imports.len();
-            let _ = writeln!(text, "  holds {}, as this rank numbers devices; has mapped {mapped} allocations of others", holds.join(", "));
+            let _ = writeln!(
+                text,
+                "  holds {}, in this rank's numbering of devices; has mapped {mapped} allocations of other ranks",
+                holds.join(", ")
+            );
         }
         let by_streams = lock(&self.parts).variants.as_ref().and_then(StepVariants::by_streams);
         if let Some(steps) = by_streams {
-            let _ =
-                writeln!(text, "  while ranks are late by more than 0.1 ms streams wait and copy engines copy: in {steps} steps so far");
+            let _ = writeln!(text, "  if ranks are late by more than 0.1 ms, streams wait and copy engines copy: in {steps} steps so far");
         }
         let known = self.known();
         if !known.is_empty() {
-            text += "variants, which all ranks take alike:\n";
+            text += "variants, the same on all ranks in each step:\n";
             known.iter().for_each(|known| _ = writeln!(text, "  {}", known.sentence()));
         }
         if let Some(partitioned) = &self.together.partitioned {

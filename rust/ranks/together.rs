@@ -68,7 +68,7 @@ impl Together {
                     return Err(failed(
                         index,
                         which,
-                        format!("its {which} is window {} of rank {}, which has none such", end.window, end.rank),
+                        format!("its {which} is window {} of rank {}, which has no such window", end.window, end.rank),
                     ));
                 };
                 let is_within = |last: &u64| *last <= window.bytes && window.address.checked_add(*last).is_some();

@@ -113,7 +113,9 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
         };
         if !is_own {
             let (from, to) = (src.rank, dst.rank);
-            let reason = format!("goes from rank {from} to rank {to}, and this is rank {own}: a rank hands in what it sends or receives");
+            let reason = format!(
+                "goes from rank {from} to rank {to}, and this is rank {own}: a rank passes only transfers that it sends or receives"
+            );
             return refuse(index, reason);
         }
     }
@@ -142,7 +144,7 @@ pub(super) fn batch_of<'a>(
             continue;
         }
         let Some((by, found)) = receives.get_mut(&(src.rank, dst.rank, tag)).and_then(VecDeque::pop_front) else {
-            let reason = format!("it is sent to rank {} with tag {tag}, and that rank hands in no receive for it", dst.rank);
+            let reason = format!("it is sent to rank {} with tag {tag}, and that rank passes no receive for it", dst.rank);
             return Err(failed(*name, reason));
         };
         if found.bytes != bytes {
@@ -155,7 +157,7 @@ pub(super) fn batch_of<'a>(
     }
     match receives.into_values().flatten().min_by_key(|(name, _)| *name) {
         Some((name, NodeTransfer { src, .. })) => {
-            let reason = format!("it is received from rank {} with tag {}, and that rank hands in no send for it", src.rank, src.offset);
+            let reason = format!("it is received from rank {} with tag {}, and that rank passes no send for it", src.rank, src.offset);
             Err(failed(name, reason))
         }
         None => Ok(batch),

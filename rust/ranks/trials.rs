@@ -48,7 +48,7 @@ impl NodeGroup {
         let checked = match received {
             Some(index) => {
                 let reason = format!(
-                    "transfer {index} is sent by rank {}: tuning needs transfers to be handed in by those who send them",
+                    "transfer {index} is sent by rank {}: for tuning, each transfer must be passed by the rank that sends it",
                     transfers[index].src.rank
                 );
                 Err(Error::NodeArgument { argument: c"transfers", reason })
@@ -123,7 +123,7 @@ impl CandidateTrials<'_, '_> {
             return Err(self
                 .refusal
                 .take()
-                .unwrap_or_else(|| Error::NotSupported("there is nobody to move the partitions: name agents to try".into())));
+                .unwrap_or_else(|| Error::NotSupported("no agent can move the partitions: name agents to try".into())));
         };
         let kept = best(&|agent| matches!(agent, Agent::CopyEngine { .. }))
             .and_then(|found| found.count)

@@ -294,7 +294,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         // Options that differ are named, on the rank that differs as its own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
         let error = node.messenger(unlike).expect_err("other options");
-        let expected = "operations=9, and rank 0 has operations=8: pass all ranks the same options, and set MPGPU_* alike";
+        let expected = "operations=9, and rank 0 has operations=8: pass the same options and set the same MPGPU_* variables on all ranks";
         assert_eq!(error.to_string(), if rank == 1 { expected.into() } else { format!("rank 1: {expected}") });
         assert_eq!(matches!(error, Error::NodeArgument { .. }), rank == 1);
         node.messenger(options).expect("the same call").destroy().expect("it ends");
@@ -452,7 +452,7 @@ fn threads_that_plan_at_once_are_told_so_on_all_ranks() {
         }
         for error in errors {
             assert_eq!(matches!(error, Error::NodeArgument { .. }), rank == 0, "{error}");
-            assert!(error.to_string().contains("two threads of this rank are in calls on one node at once"), "{error}");
+            assert!(error.to_string().contains("two threads of this rank are in collective calls on one node at the same time"), "{error}");
         }
         plan(&node).expect("one after another");
     });
@@ -526,7 +526,7 @@ impl Allgather for Boasts {
 
 #[test]
 fn what_another_rank_says_of_its_size_is_not_believed() {
-    for (bytes, expected) in [(1 << 29, "it has gone"), (1 << 31, "the ranks hand in"), (u64::MAX, "the ranks hand in")] {
+    for (bytes, expected) in [(1 << 29, "it has gone"), (1 << 31, "the ranks pass"), (u64::MAX, "the ranks pass")] {
         let most = Arc::new(AtomicUsize::new(0));
         let seat = Box::new(Boasts { bytes, most: most.clone(), calls: 0 });
         let error = NodeGroup::new(&node_plans::context("beluga", None), 0, 2, seat, &[]).expect_err("it is none").to_string();

@@ -136,7 +136,7 @@ fn strangers_neither_end_a_meeting_nor_hold_it_up() {
 
 #[test]
 fn ranks_that_do_not_go_together_are_told_why() {
-    for (wrong, expected) in [((1, 3), "rank 1 of 3 has come, and rank 0 is one of 2"), ((1, 2), "a second rank 1 has come")] {
+    for (wrong, expected) in [((1, 3), "rank 1 of 3 has connected, and rank 0 is one of 2"), ((1, 2), "a second rank 1 has connected")] {
         let path = free_path("together");
         let ranks = if wrong.1 == 2 { 3 } else { 2 };
         std::thread::scope(|scope| {

@@ -461,9 +461,9 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
     type Mistake = fn(&mut Vec<NodeTransfer>);
     // Rank 1 does something wrong; who is told of which transfer, and what.
     let cases: [(Mistake, u32, &str); 7] = [
-        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank hands in no receive for it"),
-        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank hands in no receive for it"),
-        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank hands in no send for it"),
+        (|t| t[0].dst.offset = 8, 1, "transfer 0: it is sent to rank 2 with tag 8, and that rank passes no receive for it"),
+        (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank passes no receive for it"),
+        (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank passes no send for it"),
         (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, and transfer 0 there sends 1024"),
         (|t| t[1].dst.offset = 4000, 1, "transfer 1: its destination runs out of window 0 of rank 1: offset 4000, 1024 bytes of 4096"),
         (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: name the window of this rank"),

@@ -20,7 +20,7 @@ const MOST_TURNS: usize = 24;
 const CLOSE: f64 = 2e-3;
 /// Largest number of prices and commodities of a linear program together. Its time grows with more than the square of their number.
 const MOST_VARIABLES: usize = 400;
-/// Largest number of draws of all trees in a linear program.
+/// Largest number of nonzero entries of a linear program: pairs of a tree and a resource that it uses.
 const MOST_DRAWS: usize = 1 << 16;
 
 /// Result of a search for trees.

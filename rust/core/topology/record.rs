@@ -51,7 +51,7 @@ impl Residuals {
     /// second path, so a topology that is wrong by 20 % would predict gains that do not exist.
     pub const MOST: f64 = 0.2;
 
-    /// Returns an error text if the median error exceeds `most`.
+    /// Checks that the median error does not exceed `most`. The error is a text for the user.
     pub fn check(&self, most: f64) -> Result<(), String> {
         if self.median <= most {
             return Ok(());
@@ -198,7 +198,7 @@ impl Fingerprint {
     }
 }
 
-/// Version of a file. This part is the same in every version.
+/// Format version of a probe's record. All versions of the file store it in the same way.
 #[derive(Deserialize)]
 pub(super) struct Version {
     format: u32,

@@ -485,7 +485,7 @@ impl Messenger {
         }
         if moving > 0 {
             let stuck = format!(
-                "{moving} operations have matched, and their bytes have not moved: a stream of one of the two ranks has not come to them; memory of \
+                "{moving} operations have matched, and their bytes have not moved: a stream of one of the two ranks has not reached them; memory of \
                  the library that they use stays until the context is destroyed"
             );
             return Err(IpcError::Timeout(stuck).into());

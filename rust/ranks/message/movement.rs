@@ -30,8 +30,8 @@ const SMALL_BYTES: u64 = 1 << 20;
 /// stream is idle, which takes 1.5 us on an H200. A wait in an internal stream costs more.
 const SOON: Duration = Duration::from_micros(5);
 
-/// Number of times that a small operation's stream is asked whether it is idle. A stream whose last flag was just seen counts as busy for 2
-/// us more, and setting a flag by the stream takes 4 us.
+/// Number of times that the CPU asks whether the stream of a small operation is idle. Repeating pays, because a stream counts as busy for
+/// up to 2 us after its last flag was seen, and the stream itself would take 4 us to set the flag.
 const LOOKS: u32 = 3;
 
 /// Internal stream of the messenger, and an event that joins it to the caller's stream.

@@ -61,7 +61,7 @@ impl Kept {
         if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
             slot.release(
                 self.flag(slot),
-                "its messenger was destroyed, and its bytes did not come; streams that waited for them have gone on",
+                "its messenger was destroyed before its bytes arrived; streams that waited for them continue without them",
             );
         }
     }

@@ -47,7 +47,7 @@ impl Messenger {
 
     /// Takes a free slot. Fails only if operations of the same kind of this rank use all slots.
     pub(super) fn take_slot(&self, is_send: bool) -> Result<u32, Error> {
-        // A few per call, so that no spent slot stays in use for long.
+        // Reclaims a few spent slots per call, so that none of them stays in use for long.
         let take = |most: usize| {
             let mut slots = lock(self.pool_of(is_send));
             self.reap(&mut slots, most);

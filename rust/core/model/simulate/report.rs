@@ -45,7 +45,7 @@ pub struct ResourceUse {
     pub mean: f64,
 }
 
-/// Use of a resource while the scenario runs.
+/// Accumulated use of a resource during a simulation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Use {
     pub bytes: u64,
