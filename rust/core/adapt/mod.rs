@@ -40,9 +40,9 @@
 //! # Limits of any such rule
 //!
 //! - A change that does not affect the active variant is seen at the next try. Assume that a variant took `r` times longer when last
-//!   measured (0.5: half as much again) and now gains `g`. With three variants it is tried every `256 · r` executions, so the time of `256
-//!   · r · g` executions is lost: 5 % of 500 if `r · g` is 0.1. A bound on the cost of tries and a tighter bound on this loss exclude each
-//!   other.
+//!   measured (0.5: half as much again) and now gains `g`. With three variants it is tried every `256 · r` executions, so the time of
+//!   `256 · r · g` executions is lost: 5 % of 500 if `r · g` is 0.1. A bound on the cost of tries and a tighter bound on this loss exclude
+//!   each other.
 //! - A slowdown of the active variant is seen at most `steady` executions later, when their time is reported. With `steady` 16 and reports
 //!   two executions late, 500 executions lose 5 % if the variant takes twice as long, and more if it is slower than that.
 //! - A chooser sees its own times only. A gain at the expense of others is a gain to it, so the equilibrium may be slower than a joint

@@ -3,8 +3,8 @@
 //! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
 //!
 //! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines two
-//!   hops. The slower hop sets the rate; the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds are added: `head + latency
-//!   + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
+//!   hops. The slower hop sets the rate; the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds are added:
+//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
 //! - A resource. All bytes that use it pass at its capacity, so it cannot finish before `head + Σ weight · bytes / capacity`.
 //! - The issuing thread. It needs `issue` seconds for each operation, and the last chunk follows after that.
 //!

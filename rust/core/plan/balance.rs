@@ -44,7 +44,7 @@ struct ActivePath<'a> {
 
 impl<'f> Selection<'f> {
     /// Returns new shares for the candidates that have bytes in `shares`. Returns `None` if the transfers of a batch would not end
-    /// together, or if each of them stands for many.
+    /// together, or if each of them represents many.
     pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
         if self.aggregated {
             return None;

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Devices of which each pair may be joined by an edge with a resource of its own, and prices of these.
+    /// Returns a network in which an edge with its own resource may connect each pair of devices, and the prices of these resources.
     fn network(devices: usize, edges: &[(usize, usize, u32)]) -> (Network, Vec<f64>) {
         let pairs: Vec<(usize, usize)> = edges.iter().map(|(from, to, _)| (*from, *to)).collect();
         (Network::of_edges(devices, &pairs), edges.iter().map(|edge| f64::from(edge.2)).collect())

@@ -2,11 +2,11 @@
 //!
 //! Three facts together exclude a wrong byte, for all speeds of lanes and links:
 //!
-//! 1. Every dependency points backwards in [`Program::ops`]. So there is no cycle, and the list itself is a possible order. 2. Any two
-//! operations that access the same bytes of a staging slot, of which at least one writes, are ordered by lanes and dependencies. So every
-//! order that the program allows gives the same result as the order of the list. 3. Executed symbolically in the order of the list, the
-//! program writes every destination byte exactly once. The byte comes from the same offset of the same transfer, or of another transfer
-//! with the same source.
+//! 1. Every dependency points backwards in [`Program::ops`]. So there is no cycle, and the list itself is a possible order.
+//! 2. Any two operations that access the same bytes of a staging slot, of which at least one writes, are ordered by lanes and dependencies.
+//!    So every order that the program allows gives the same result as the order of the list.
+//! 3. Executed symbolically in the order of the list, the program writes every destination byte exactly once. The byte comes from the same
+//!    offset of the same transfer, or of another transfer with the same source.
 //!
 //! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no order among each other. A
 //! destination that is forwarded may be read, if the operations that wrote those bytes are sure to have finished.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum TopologyError {
     /// Name of neither a preset nor a file.
     #[error(
-        "topology {name:?} is no preset and no such file exists; presets are {presets}, anything else is taken as the path of a TOML file"
+        "topology {name:?} is not a preset and there is no file with this path; the presets are {presets}"
     )]
     NotFound { name: String, presets: String },
     /// File that exists but cannot be read.

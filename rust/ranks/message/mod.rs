@@ -373,7 +373,7 @@ impl Messenger {
                     own.fail(SlotStatus::PeerGone, "");
                     own.end();
                 } else if !theirs.has_come() {
-                    // The stream that moves the bytes goes on and signals the end.
+                    // The stream that moves the bytes continues and signals the end.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.let_go();
                 }

@@ -349,7 +349,7 @@ impl Messenger {
         let backend = self.node.context.backend();
         for lane in lock(&self.lanes).drain(..) {
             for result in [backend.destroy_stream(lane.stream), backend.destroy_event(lane.event)] {
-                result.unwrap_or_else(|error| log::debug!("giving back what a messenger had: {error}"));
+                result.unwrap_or_else(|error| log::debug!("destroying a stream of a messenger: {error}"));
             }
         }
     }

@@ -7,8 +7,8 @@
 //!
 //! All times are modelled; `docs/reference/simulator.md` lists where they are inaccurate:
 //!
-//! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes `graph_launch +
-//!   graph_node·(copies−1)`, and the first time `graph_instantiate·copies` more.
+//! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes
+//!   `graph_launch + graph_node·(copies−1)`, and the first time `graph_instantiate·copies` more.
 //! - The first byte moves after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's
 //!   latency.
 //! - Lanes run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host` after the last
