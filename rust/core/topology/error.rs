@@ -8,9 +8,7 @@ use std::path::PathBuf;
 #[allow(missing_docs)] // The fields' names describe them.
 pub enum TopologyError {
     /// Name of neither a preset nor a file.
-    #[error(
-        "topology {name:?} is not a preset and there is no file with this path; the presets are {presets}"
-    )]
+    #[error("topology {name:?} is not a preset and there is no file with this path; the presets are {presets}")]
     NotFound { name: String, presets: String },
     /// File that exists but cannot be read.
     #[error("topology file {}: {reason}", path.display())]
