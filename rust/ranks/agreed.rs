@@ -227,7 +227,7 @@ impl Measurement for StepTime {
     }
 }
 
-/// Plan variant of each step.
+/// Choice of the plan variant for each step.
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,

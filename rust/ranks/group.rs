@@ -32,7 +32,7 @@ pub struct NodeGroup {
     /// Machine with all GPUs of the node, numbered like [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
-    /// Number of plans requested so far; the next plan gets this number.
+    /// Number of plans requested so far. Plans are numbered from 1.
     pub(super) plans: AtomicU64,
     pub(super) order: StepOrder,
 }
