@@ -75,6 +75,9 @@ const SCATTERED: f64 = 0.6;
 /// So near to what capacities allow, in parts of it, nothing else is tried: lists of hundreds of tensors are simulated once and not five times.
 const ENOUGH: f64 = 1.02;
 
+/// Most of the bound that issuing all copies may take: one thread issues them, and links wait for a copy that it has not reached.
+const MOST_ISSUED: f64 = 1.1;
+
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
 const LEAST_CHUNK: u64 = 256 << 10;
@@ -283,6 +286,12 @@ pub(super) fn plan(
             return None;
         }
         problem.give_chunks(&mut shares, attempt)?;
+        let copies = shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>() as f64;
+        let issued = copies * executor::issue(options, machine.costs()) / (MOST_ISSUED * explored.seconds);
+        if issued > 1.0 {
+            shares.iter_mut().for_each(|share| share.chunks.clear());
+            problem.give_chunks(&mut shares, &Try { chunks: attempt.chunks / issued, ..*attempt })?;
+        }
         let program = problem.lowered(&shares, attempt.lanes);
         let executor = executor::executor(machine, batch, options, &program);
         let seconds = play(&program, executor)?;
