@@ -11,16 +11,16 @@
 #include <string_view>
 #include <vector>
 
-/// Command lines of the examples. What is wrong is told by `std::invalid_argument`, with a message that names the flag,
-/// the value and the remedy.
+/// Parses the command lines of the examples. Errors are thrown as `std::invalid_argument`, with a message that names
+/// the flag, the value and the remedy.
 namespace flags {
 
-/// Arguments, one after the other.
+/// Command-line arguments, read one after the other.
 class arguments {
   public:
     arguments(int count, const char *const *values) : rest_(values + 1, values + count) {}
 
-    /// Whether there is one more, which is then the flag.
+    /// Advances to the next argument, the flag. Returns false if there is none.
     bool next() {
         if (at_ == rest_.size()) {
             return false;
@@ -31,7 +31,7 @@ class arguments {
 
     [[nodiscard]] std::string_view flag() const { return flag_; }
 
-    /// What follows the flag.
+    /// Returns the argument that follows the flag.
     std::string_view value() {
         if (at_ == rest_.size()) {
             throw std::invalid_argument(std::string(flag_) + ": a value must follow");
@@ -59,7 +59,7 @@ template <class Number>
     throw std::invalid_argument(std::string(flag) + " " + std::string(text) + ": must be " + what + range + such_as);
 }
 
-/// A whole number.
+/// Parses a whole number.
 template <class Number>
 Number number(std::string_view flag, std::string_view text, Number least,
               Number most = std::numeric_limits<Number>::max()) {
@@ -70,7 +70,7 @@ Number number(std::string_view flag, std::string_view text, Number least,
     return value;
 }
 
-/// Whole numbers with commas between them.
+/// Parses whole numbers separated by commas.
 template <class Number>
 std::vector<Number> numbers(std::string_view flag, std::string_view text, Number least,
                             Number most = std::numeric_limits<Number>::max()) {
@@ -87,7 +87,7 @@ std::vector<Number> numbers(std::string_view flag, std::string_view text, Number
     return values;
 }
 
-/// One whole number for each dimension, `_` between them.
+/// Parses one whole number per dimension, separated by `_`.
 template <class Number> std::array<Number, 3> triple(std::string_view flag, std::string_view text, Number least) {
     std::array<Number, 3> values{};
     std::string_view rest = text;
@@ -102,7 +102,7 @@ template <class Number> std::array<Number, 3> triple(std::string_view flag, std:
     return values;
 }
 
-/// A flag that an example does not have.
+/// Throws the error for a flag that an example does not have.
 [[noreturn]] inline void unknown(std::string_view flag, const char *what = "flag") {
     throw std::invalid_argument(std::string(flag) + ": there is no such " + what + "; -help lists them");
 }

@@ -4,14 +4,14 @@
 
 #include <mpi.h>
 #if defined(OPEN_MPI)
-#include <mpi-ext.h> // says whether it was built for CUDA, and has the query where it was
+#include <mpi-ext.h> // reports whether it was built for CUDA, and declares the query in that case
 #endif
 
 #include <array>
 #include <optional>
 #include <string>
 
-/// Why this MPI may not take pointers of GPUs; nothing: it says that it does.
+/// Returns the reason why this MPI may not support GPU pointers, or nothing if it reports support.
 inline std::optional<std::string> why_not_gpu_aware() {
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
     if (MPIX_Query_cuda_support() == 1) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A copy between two GPUs from plain C: plan, execute, wait. The bytes come from host memory and go back there, so that
- * they can be compared; on the host backend the GPUs are virtual.
+ * A copy between two GPUs in plain C: plan, execute, wait. The bytes are copied from host memory and back, so that they
+ * can be compared. On the host backend the GPUs are virtual.
  */
 #include <mpgpu/mpgpu.h>
 
@@ -12,7 +12,7 @@
 
 #define BYTES ((uint64_t)64 << 20)
 
-/* Every call returns a status; the text of the last error names the value at fault and the remedy. */
+/* Every call returns a status. The text of the last error names the wrong value and the remedy. */
 static void check(mp_status_t status, const char *call) {
     if (status != MP_SUCCESS) {
         fprintf(stderr, "copy: %s: %s: %s\n", call, mp_status_string(status), mp_last_error());
@@ -21,7 +21,7 @@ static void check(mp_status_t status, const char *call) {
 }
 #define CHECK(call) check((call), #call)
 
-/* The ten lines: one transfer, or as many as belong to one step, planned together and executed in stream order. */
+/* The essential lines: one transfer, or all transfers of a step, planned together and executed in stream order. */
 static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t count) {
     const mp_stream_t default_stream = NULL;
     mp_plan_t plan;
@@ -32,12 +32,12 @@ static void copy(mp_context_t context, const mp_transfer_t *transfers, size_t co
     CHECK(mp_plan_destroy(plan));
 }
 
-/* The plan as people read it, and what the model says that it takes. */
+/* Prints the plan as text, and its predicted time. */
 static void print_plan(mp_context_t context, const mp_transfer_t *transfers, size_t count) {
     mp_plan_t plan;
     CHECK(mp_plan(context, transfers, count, NULL, &plan));
 
-    size_t length; /* first asked for, then given; with the final NUL */
+    size_t length; /* determined by the first call; includes the final NUL */
     CHECK(mp_plan_describe(plan, MP_FORMAT_TEXT, NULL, 0, &length));
     char *text = malloc(length);
     if (text == NULL) {

@@ -30,7 +30,7 @@ mpgpu::device_span<std::byte> bytes_of(mpgpu::memory &box, const message &m) {
     return box.subspan(m.offset, m.bytes);
 }
 
-/// One launch for all messages.
+/// Returns one launch for all messages.
 halo::launch_function launch_of(const mpgpu::context &ctx, const halo::grid &g, const part &mine,
                                 const std::vector<message> &all, mpgpu::memory &box, halo::direction way) {
     std::vector<halo::piece> pieces;
@@ -109,7 +109,7 @@ void by_messages::finish(const mpgpu::stream &stream) {
             requests[i].wait(stream); // later work packs into the outbox again
             continue;
         }
-        streams_[i].wait(packed_); // cells that earlier work has set
+        streams_[i].wait(packed_); // for cells that earlier work has set
         requests[i].wait(streams_[i]);
         unpack_[i](streams_[i]);
         unpacked_[i].record(streams_[i]);

@@ -15,14 +15,14 @@
 #include <string>
 #include <vector>
 
-/// A code with messages and kernels of its own, as LLNL's Comb, whose calls of MPI have become calls of mpgpu; see
-/// docs/guide/comb.md. The host waits for nothing, and no message is a special case: neither one of several to a rank,
-/// nor one to the rank itself.
+/// A code with its own messages and kernels, like LLNL's Comb, whose MPI calls have been replaced by calls of mpgpu;
+/// see docs/guide/comb.md. The host does not wait. Several messages to one rank, and messages of a rank to itself, need
+/// no special treatment.
 ///
-/// Persistent requests have become a node plan of half-transfers: pack, one step, unpack.
+/// Persistent requests are replaced by a node plan of send and receive descriptors: pack, one step, unpack.
 class by_half_transfers final : public exchange {
   public:
-    /// Collective. Throws `std::invalid_argument` where a neighbour is on another node.
+    /// Collective. Throws `std::invalid_argument` if a neighbour is on another node.
     by_half_transfers(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const mpgpu::halo::grid &g,
                       const part &mine);
 
@@ -39,11 +39,11 @@ class by_half_transfers final : public exchange {
     mpgpu::plan step_;
 };
 
-/// MPI_Irecv, MPI_Isend and MPI_Waitany have become messages in streams: each is unpacked when it has arrived, in a
-/// stream of its own that waits for it.
+/// MPI_Irecv, MPI_Isend and MPI_Waitany are replaced by messages in streams. Each message is unpacked when it has
+/// arrived, in its own stream that waits for it.
 class by_messages final : public exchange {
   public:
-    /// As above.
+    /// Collective. Throws `std::invalid_argument` if a neighbour is on another node.
     by_messages(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const mpgpu::halo::grid &g, const part &mine);
 
     [[nodiscard]] std::string name() const override { return "mpgpu, messages"; }
@@ -52,19 +52,19 @@ class by_messages final : public exchange {
 
   private:
     messages all_;
-    std::vector<std::int32_t> senders_;   ///< of each message that is received, as the node numbers ranks
-    std::vector<std::int32_t> receivers_; ///< of each that is sent
+    std::vector<std::int32_t> senders_;   ///< for each received message, its rank within the node
+    std::vector<std::int32_t> receivers_; ///< for each sent message, its rank within the node
     mpgpu::memory outbox_;
     mpgpu::memory inbox_;
     mpgpu::halo::launch_function pack_;
     std::vector<mpgpu::halo::launch_function> unpack_;
     mpgpu::messenger messenger_;
-    std::vector<mpgpu::stream> streams_; ///< of each message that is received
+    std::vector<mpgpu::stream> streams_; ///< one for each received message
     std::vector<mpgpu::event> unpacked_;
     mpgpu::event packed_;
-    /// Of this exchange and the last one, receives first. An exchange waits for what the one before the last has left
-    /// here, which tells of errors: a messenger has room for a thousand operations, and a host that never waits would
-    /// fill it.
+    /// Requests of this exchange and the previous one, receives first. An exchange waits for the requests of the one
+    /// before the previous, which also reports errors. A messenger has room for a thousand operations, which a host
+    /// that never waits would fill.
     std::array<std::vector<mpgpu::message_request>, 2> under_way_;
     std::size_t now_ = 0;
 };

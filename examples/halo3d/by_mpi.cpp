@@ -10,7 +10,7 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-/// The same cells in pieces of one plane and at most so many cells, if a row is no longer: work for many threads.
+/// Splits pieces into parts of one plane and about `cells` cells, and at least one row, as work for many threads.
 std::vector<halo::piece> cut(mpgpu::array_view<const halo::piece> pieces) {
     constexpr std::uint64_t cells = 4096;
     std::vector<halo::piece> parts;
@@ -98,7 +98,8 @@ by_mpi::half by_mpi::make_half(const mpgpu::context &ctx, const halo::grid &g, c
         if (m.rank != mine.rank) {
             MPI_Send_init(at, count_of(m), MPI_BYTE, m.rank, m.tag, MPI_COMM_WORLD, &request);
         } else {
-            // A message to this rank is packed where it is unpacked from. Each that is sent is received, too.
+            // A message to this rank is packed directly into the inbox from which it is unpacked. Each sent message is
+            // also received.
             const auto received = std::find_if(all_.received.begin(), all_.received.end(), [&](const message &other) {
                 return other.rank == mine.rank && other.tag == m.tag;
             });
@@ -154,7 +155,7 @@ void by_mpi::start(const mpgpu::stream &stream) {
     half &h = halves_.at(now_);
     std::for_each(h.receives.begin(), h.receives.end(), begin);
     if (is_by_cpu(how_)) {
-        stream.synchronize(); // what has set the cells, and the last unpack
+        stream.synchronize(); // waits for the work that sets the cells, and for the last unpack
         for (std::size_t i = 0; i < h.pack.size(); ++i) {
             h.pack[i](stream);
             begin(h.sends[i]);

@@ -16,12 +16,11 @@
 #include <string>
 #include <vector>
 
-/// The exchange by MPI, as codes do it without mpgpu: persistent requests, and messages of any space that whoever packs
-/// reaches. Messages to the rank itself pass MPI by. The host waits for the packing, because MPI knows nothing of
-/// streams.
+/// Exchange by MPI as in codes without mpgpu: persistent requests, and messages in any memory that the packing code can
+/// access. Messages to the rank itself bypass MPI. The host waits for the packing, because MPI does not know streams.
 class by_mpi final : public exchange {
   public:
-    /// Throws as `check_reach` does.
+    /// Throws the exceptions of `check_reach`.
     by_mpi(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space messages, packing how,
            int threads);
     by_mpi(const by_mpi &) = delete;
@@ -35,16 +34,17 @@ class by_mpi final : public exchange {
     void finish(const mpgpu::stream &stream) override;
 
   private:
-    /// Every other exchange has the other buffers, so that receives are posted while the last messages are unpacked.
+    /// Successive exchanges alternate between two sets of buffers, so that receives are posted while the last messages
+    /// are unpacked.
     struct half {
         std::shared_ptr<std::byte> outbox;
         std::shared_ptr<std::byte> inbox;
-        /// One for each message, or one for all.
+        /// One launch for each message, or one for all.
         std::vector<mpgpu::halo::launch_function> pack;
         std::vector<mpgpu::halo::launch_function> unpack;
-        std::vector<MPI_Request> sends;    ///< one for each message; MPI_REQUEST_NULL for those to the rank itself
-        std::vector<MPI_Request> receives; ///< likewise
-        std::vector<mpgpu::event> packed;  ///< where the messages are packed one by one in a stream
+        std::vector<MPI_Request> sends;    ///< one for each message; MPI_REQUEST_NULL for messages to the rank itself
+        std::vector<MPI_Request> receives; ///< one for each message; MPI_REQUEST_NULL for messages from the rank itself
+        std::vector<mpgpu::event> packed;  ///< used if the messages are packed one by one in a stream
     };
     half make_half(const mpgpu::context &ctx, const mpgpu::halo::grid &g, const part &mine, space in);
     [[nodiscard]] mpgpu::halo::copier copier(const device_code &code);

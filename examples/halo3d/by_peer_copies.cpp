@@ -7,7 +7,7 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-constexpr int enqueued = 27; // a tag that no message of by_mpi has
+constexpr int enqueued = 27; // a tag that no message of by_mpi uses
 
 } // namespace
 
@@ -34,7 +34,7 @@ by_peer_copies::by_peer_copies(const mpgpu::context &ctx, const halo::grid &g, p
     }
     copies_.connect(offers, devices, theirs);
 
-    std::set<int> neighbours; // whoever is sent something also sends something
+    std::set<int> neighbours; // neighbours are symmetric: each rank that receives also sends
     for (const message &m : all_.sent) {
         neighbours.insert(m.rank);
     }
@@ -67,7 +67,7 @@ void by_peer_copies::finish(const mpgpu::stream &stream) {
 }
 
 void by_peer_copies::close() {
-    MPI_Barrier(MPI_COMM_WORLD); // nobody copies to anybody any more
+    MPI_Barrier(MPI_COMM_WORLD); // no rank copies to another any more
     copies_.disconnect();
-    MPI_Barrier(MPI_COMM_WORLD); // nobody has anybody's memory open any more
+    MPI_Barrier(MPI_COMM_WORLD); // no rank has another's memory open any more
 }

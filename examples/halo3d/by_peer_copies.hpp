@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-/// The exchange as a careful CUDA program does it without a library: a pack kernel, a cudaMemcpyPeerAsync into the
-/// neighbour's memory and an event for each message, an unpack kernel that waits for it. An event of another process
-/// can be waited for once it has been recorded, so each rank tells its neighbours by an empty MPI message that it has.
+/// Exchange of a careful CUDA program without a library: a pack kernel, a cudaMemcpyPeerAsync into the neighbour's
+/// memory and an event for each message, and an unpack kernel that waits for it. An event of another process can be
+/// waited for only after it has been recorded, so each rank notifies its neighbours by an empty MPI message.
 class by_peer_copies final : public exchange {
   public:
-    /// `devices`: of each rank, as this process numbers them.
+    /// `devices` contains the device number of each rank, as numbered in this process.
     by_peer_copies(const mpgpu::context &ctx, const mpgpu::halo::grid &g, part &mine, const std::vector<int> &devices,
                    peer_copies::lanes how);
     by_peer_copies(const by_peer_copies &) = delete;
@@ -39,8 +39,8 @@ class by_peer_copies final : public exchange {
     peer_copies copies_;
     std::array<std::vector<mpgpu::halo::launch_function>, 2> pack_;
     std::array<std::vector<mpgpu::halo::launch_function>, 2> unpack_;
-    std::vector<MPI_Request> tell_;   ///< one for each other rank
-    std::vector<MPI_Request> listen_; ///< one for each other rank
+    std::vector<MPI_Request> tell_;   ///< one for each neighbour
+    std::vector<MPI_Request> listen_; ///< one for each neighbour
     std::size_t half_ = 0;
 };
 

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-/// The grids that a command line asks for, one after the other; without -divide, `ranks` in z.
+/// Returns the grids requested on the command line, in order. Without -divide, `ranks` are arranged in z.
 std::vector<mpgpu::halo::grid> grids_of(const options &opt, int ranks);
 
-/// A context on this machine's GPUs where the example has code for them, else on virtual devices.
+/// Creates a context on this machine's GPUs if the example was built for them, otherwise on virtual devices.
 mpgpu::context open_machine(const options &opt);
 
 /// One rank's part of the mesh.
@@ -31,26 +31,26 @@ struct part {
     mpgpu::device where;
     space in;
     const device_code *code = nullptr;
-    const device_code *cells_by = nullptr; ///< sets and compares cells
+    const device_code *cells_by = nullptr; ///< code that sets and compares cells
     mesh cells;
     std::vector<std::shared_ptr<double>> vars;
-    /// For each variable, the first element that is wrong: on the device, and in host memory.
+    /// For each variable, the first wrong element: on the device, and in host memory.
     mpgpu::buffer<unsigned long long> wrong;
     mpgpu::buffer<unsigned long long> wrong_on_host;
-    mpgpu::plan reset; ///< no element is wrong
-    mpgpu::plan fetch; ///< which ones are
+    mpgpu::plan reset; ///< clears the numbers of wrong elements
+    mpgpu::plan fetch; ///< copies the numbers of wrong elements to host memory
 
     [[nodiscard]] mpgpu::halo::rank_arrays arrays() const;
 };
 
-/// An exchange, and the cells that it exchanges: those of all ranks of this process.
+/// Exchange method with the cells that it exchanges, those of all ranks of this process.
 struct contender {
     exchange *by;
     std::vector<part> *parts;
 };
 
-/// Seconds of each cycle in each phase, and of one exchange among many that no host waits for: in all, and what the
-/// host takes to enqueue it.
+/// Seconds of each cycle by phase. Also the time of one exchange among many without waits of the host, in total and for
+/// enqueueing.
 struct timings {
     static constexpr std::array<const char *, 6> names = {"pre-comm", "start", "finish", "wait", "comm", "post-comm"};
     static constexpr std::size_t comm = 4;
@@ -59,23 +59,23 @@ struct timings {
     double enqueue = 0.0;
 };
 
-/// Runs all cycles with each of the exchanges by turns: sets its computed cells, exchanges, and compares every cell
-/// with what it must be. Then -cycles exchanges with each, in a row. `align` returns when all ranks have called it.
-/// Throws `std::runtime_error` that names the first cell that is wrong.
+/// Runs all cycles with the exchange methods in turns: sets the computed cells, exchanges, and compares every cell with
+/// the expected value. Then runs -cycles exchanges with each method back to back. `align` returns when all ranks have
+/// called it. Throws `std::runtime_error` that names the first wrong cell.
 std::vector<timings> run_cycles(const options &opt, const mpgpu::context &ctx,
                                 const std::vector<mpgpu::stream> &streams, const std::vector<contender> &contenders,
                                 const std::function<void()> &align);
 
-/// Prints the problem, in Comb's words.
+/// Prints the problem in Comb's terms.
 void print_problem(const options &opt, const mpgpu::halo::grid &g, const part &first, int devices);
 
-/// Prints number, average, least and greatest time of each phase, and the median.
+/// Prints the number, average, minimum and maximum time of each phase, and the median.
 void print_phases(const std::string &name, const timings &measured);
 
-/// Prints what goes in which form, and what came of its transfers.
+/// Prints the form in which each piece is sent, and the plan of the transfers.
 void print_plan(const mpgpu::halo::plan &plan);
 
-/// The middle one.
+/// Returns the median.
 double median(std::vector<double> values);
 
 #endif // MPGPU_EXAMPLES_HALO3D_CYCLES_HPP

@@ -10,50 +10,52 @@
 #include <memory>
 #include <vector>
 
-/// One variable of one rank in one cycle.
+/// Variable of one rank in one cycle.
 struct variable {
     mesh where;
-    double *data; ///< on `device`
+    double *data; ///< in memory of `device`
     int device;
     int number;
     int cycle;
 };
 
-/// An element that is right is none; `first_wrong` starts with this.
+/// Initial value of `first_wrong`, which means that all elements are correct.
 constexpr unsigned long long none_wrong = ~0ULL;
 
-/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are.
+/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
+/// device.
 struct device_code {
-    /// Enqueues the setting of all elements in a stream of the device.
+    /// Enqueues setting of all elements in a stream of the device.
     void (*set)(const mpgpu::stream &stream, const variable &v);
-    /// Enqueues the comparison of all elements with what they must be; lowers `*first_wrong`, in memory of the device,
-    /// to the first that is wrong.
+    /// Enqueues a comparison of all elements with their expected values. Lowers `*first_wrong`, in memory of the
+    /// device, to the first wrong element.
     void (*compare)(const mpgpu::stream &stream, const variable &v, unsigned long long *first_wrong);
-    /// Pack and unpack.
+    /// Returns the pack and unpack function.
     mpgpu::halo::copier (*copier)();
-    /// The kernel between nodes that `halo::options::persistent` asks for; empty: the library's, of CPU threads.
+    /// Returns the kernel between nodes for `halo::options::persistent`. If empty, the library's kernel of CPU threads
+    /// is used.
     mpgpu::halo::persistent_copier (*persistent)();
-    /// The kernel that pushes messages; empty: the library's, of CPU threads.
+    /// Returns the kernel that pushes messages. If empty, the library's kernel of CPU threads is used.
     mpgpu::halo::pushing_copier (*pushing)();
-    /// A launch that does all of these, in any order, as one graph.
+    /// Returns a launch of one graph that runs all these launches in any order.
     mpgpu::halo::launch_function (*graph)(mpgpu::device where, const std::vector<mpgpu::halo::launch_function> &all);
-    /// Memory that moves between the CPU and a device as either uses it.
+    /// Allocates memory that migrates between the CPU and a device.
     std::shared_ptr<std::byte> (*allocate_managed)(int device, std::size_t bytes);
-    /// Whether kernels of a device reach ordinary memory of the process.
+    /// True if kernels of a device can access pageable memory.
     bool (*reaches_pageable)(int device);
 };
 
-/// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.
+/// CPU code for the virtual devices of the host backend, in device_code_host.cpp.
 extern const device_code on_virtual_devices;
 
 #ifdef HALO3D_CUDA
-/// For GPUs. In device_code_cuda.cu.
+/// Code for GPUs, in device_code_cuda.cu.
 extern const device_code on_gpus;
-/// Whether memory of a device is a GPU's; that of a virtual device is the process's own.
+/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
 bool is_on_gpu(const void *memory);
 #endif
 
-/// The code for the devices of the context, of which `memory` is some.
+/// Returns the code for the devices of the context to which `memory` belongs.
 inline const device_code &code_for(const void *memory) {
 #ifdef HALO3D_CUDA
     if (is_on_gpu(memory)) {

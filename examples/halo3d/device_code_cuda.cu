@@ -16,7 +16,7 @@
 namespace {
 
 constexpr unsigned threads = 256;
-constexpr std::int64_t most_blocks = 4096; // a few for each multiprocessor of the largest GPU; threads go on in strides
+constexpr std::int64_t most_blocks = 4096; // a few per multiprocessor of the largest GPU; threads loop in strides
 
 void check(cudaError_t error, const char *what) {
     if (error != cudaSuccess) {
@@ -58,7 +58,7 @@ void compare(const mpgpu::stream &stream, const variable &v, unsigned long long 
     check(cudaGetLastError(), "the kernel that compares cells");
 }
 
-/// Streams and events of a capture, destroyed with it.
+/// Streams and events of a capture, destroyed with this object.
 class fork {
   public:
     explicit fork(std::size_t branches) : streams_(branches + 1), events_(branches + 1) {
@@ -80,7 +80,7 @@ class fork {
         }
     }
 
-    /// A branch for each launch, so that none waits for another.
+    /// Captures each launch in a branch of its own, so that none waits for another.
     cudaGraph_t capture(const std::vector<mpgpu::halo::launch_function> &all) {
         cudaStream_t trunk = streams_.back();
         check(cudaStreamBeginCapture(trunk, cudaStreamCaptureModeRelaxed),
@@ -110,7 +110,7 @@ mpgpu::halo::launch_function graph(mpgpu::device where, const std::vector<mpgpu:
     cudaGraphDestroy(captured);
     check(outcome, "cudaGraphInstantiate");
     const std::shared_ptr<CUgraphExec_st> kept(made, cudaGraphExecDestroy);
-    // The launches own what their kernels read.
+    // The launches own the memory that their kernels read.
     return [kept, all](mpgpu::stream_view stream) {
         check(cudaGraphLaunch(kept.get(), reinterpret_cast<cudaStream_t>(stream.get())), "cudaGraphLaunch");
     };
@@ -146,7 +146,7 @@ const device_code on_gpus = {
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); // no driver or no GPU: it is remembered as the last error
+        cudaGetLastError(); // no driver or no GPU: clears the last error
         return false;
     }
     return attributes.type == cudaMemoryTypeDevice;

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-/// One way of exchanging the ghost cells, as the cycles see it.
+/// Method of exchanging the ghost cells, as used by the cycles.
 class exchange {
   public:
     exchange() = default;
@@ -17,22 +17,22 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// For people.
+    /// Returns the name for the output.
     [[nodiscard]] virtual std::string name() const = 0;
     /// Starts an exchange after all earlier work in `stream`.
     virtual void start(const mpgpu::stream &stream) = 0;
-    /// Later work in `stream` starts when the ghost cells are there.
+    /// Makes later work in `stream` wait until the ghost cells have arrived.
     virtual void finish(const mpgpu::stream &stream) = 0;
-    /// Both, where nothing is between.
+    /// Starts and finishes an exchange without other work in between.
     virtual void run(const mpgpu::stream &stream) {
         start(stream);
         finish(stream);
     }
-    /// Ends it; on all ranks, after their last exchange.
+    /// Ends the exchange. Called on all ranks after their last exchange.
     virtual void close() {}
 };
 
-/// The one that the example is about, in any of its forms.
+/// Exchange by mpgpu, the subject of this example, in any of its forms.
 class by_plan final : public exchange {
   public:
     explicit by_plan(mpgpu::halo::plan &plan, std::string name = "mpgpu") : plan_(plan), name_(std::move(name)) {}

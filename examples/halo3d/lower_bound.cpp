@@ -26,7 +26,8 @@ double of_all(double own, MPI_Op what) {
     return found;
 }
 
-/// Packing or unpacking one message, many times in a row, on the rank that is the fastest; the launch is part of it.
+/// Returns the time of packing or unpacking one message on the fastest rank, including the launch, averaged over many
+/// back-to-back copies.
 double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &mine, const message &m, std::byte *at,
                        halo::direction way) {
     constexpr int in_a_row = 20;
@@ -34,7 +35,7 @@ double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &min
     const halo::launch_function launch =
         mine.code->copier()(ctx, mine.where, pieces_of(g, mine.rank, m, mine.arrays(), at), way);
     steady::time_point begin;
-    for (const int copies : {2, in_a_row}) { // the first load the kernel
+    for (const int copies : {2, in_a_row}) { // the first copies load the kernel
         begin = steady::now();
         for (int i = 0; i < copies; ++i) {
             launch(stream);
@@ -44,8 +45,8 @@ double seconds_of_copy(const mpgpu::context &ctx, const halo::grid &g, part &min
     return of_all(seconds_since(begin) / in_a_row, MPI_MIN);
 }
 
-/// Ranks on either half of all send to each other, the first pair of them or all pairs at once: median time of one
-/// message, of the slowest pair.
+/// Sends messages between the two halves of the ranks, for the first pair alone or for all pairs concurrently. Returns
+/// the median time of one message of the slowest pair.
 double seconds_of_messages(std::byte *out, std::byte *in, std::uint64_t bytes, bool all_pairs) {
     constexpr int times = 51;
     int rank = 0;
@@ -104,7 +105,7 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
     const auto shorter = [](const message &a, const message &b) { return a.bytes < b.bytes; };
     const auto shortest = std::min_element(sent.begin(), sent.end(), shorter);
     const auto longest = std::max_element(sent.begin(), sent.end(), shorter);
-    // As many on all ranks, where they have as many cells.
+    // The size is equal on all ranks if they have equally many cells.
     found.bytes = static_cast<std::uint64_t>(of_all(static_cast<double>(longest->bytes), MPI_MIN));
     const mpgpu::device box = device_memory ? mine.where : mpgpu::device::host();
     mpgpu::memory out(ctx, box, longest->bytes);
@@ -119,7 +120,7 @@ lower_bound measure_lower_bound(const mpgpu::context &ctx, const mpgpu::mpi::nod
         return static_cast<double>(found.bytes) / std::max(seconds - found.latency, 1e-9);
     };
     found.alone = rate(false);
-    const int pairs = found.ranks / 2 * 2; // ranks of the machine that send when all pairs do
+    const int pairs = found.ranks / 2 * 2; // ranks of the machine that send if all pairs do
     found.more = pairs > 1 ? std::max(0.0, (rate(true) * pairs - found.alone) / (pairs - 1)) : 0;
     return found;
 }

@@ -10,24 +10,24 @@
 #define HALO3D_BOTH
 #endif
 
-/// One rank's part of the mesh, in each dimension. A plain value that a kernel takes: no std::array, which device code
-/// may not index.
+/// One rank's part of the mesh, in each dimension. A kernel argument, so it uses no std::array, which device code
+/// cannot index.
 struct mesh {
     std::int64_t cells[3]; ///< of the whole mesh
-    std::int64_t first[3]; ///< of the cells that the rank computes
+    std::int64_t first[3]; ///< position of the rank's first computed cell
     std::int64_t own[3];   ///< cells that the rank computes
     std::int64_t ghost[3]; ///< ghost cells at either end
     bool periodic[3];
 };
 
-/// In ghost cells before an exchange, and after it outside a mesh that is no ring.
+/// Value of ghost cells before an exchange, and afterwards of those outside a non-periodic mesh.
 constexpr double untouched = -1.0;
 
-/// What an element of a rank's arrays stands for.
+/// Cell that an element of a rank's arrays represents.
 struct cell {
-    std::int64_t at[3]; ///< in the whole mesh; across the ends of a ring, the cell of the other side
-    bool computed;      ///< by this rank: no ghost cell
-    bool exists;        ///< in the mesh
+    std::int64_t at[3]; ///< position in the whole mesh; across a periodic boundary, the cell of the other side
+    bool computed;      ///< true if this rank computes it: not a ghost cell
+    bool exists;        ///< true if it is in the mesh
 };
 
 HALO3D_BOTH inline std::int64_t element_count(const mesh &m) {
@@ -52,19 +52,19 @@ HALO3D_BOTH inline cell cell_of(const mesh &m, std::int64_t element) {
     return found;
 }
 
-/// The value of a cell in a cycle; whole numbers below 2^53, so that no two are equal by rounding.
+/// Returns the value of a cell in a cycle. Values are whole numbers below 2^53, so that rounding makes no two equal.
 HALO3D_BOTH inline double value_of(const mesh &m, const cell &c, int variable, int cycle) {
     const std::int64_t index = c.at[0] + m.cells[0] * (c.at[1] + m.cells[1] * c.at[2]);
     return static_cast<double>(index * 4096 + std::int64_t{cycle % 512} * 8 + variable % 8);
 }
 
-/// What an element is set to before an exchange.
+/// Returns the value of an element before an exchange.
 HALO3D_BOTH inline double value_before(const mesh &m, std::int64_t element, int variable, int cycle) {
     const cell c = cell_of(m, element);
     return c.computed ? value_of(m, c, variable, cycle) : untouched;
 }
 
-/// What it must be after it.
+/// Returns the expected value of an element after an exchange.
 HALO3D_BOTH inline double value_after(const mesh &m, std::int64_t element, int variable, int cycle) {
     const cell c = cell_of(m, element);
     return c.exists ? value_of(m, c, variable, cycle) : untouched;

@@ -9,11 +9,11 @@
 #include <cstdint>
 #include <vector>
 
-/// The messages of codes that exchange ghost cells without mpgpu, as LLNL's Comb does: one for each of up to 26
-/// neighbours, with the cells of all variables. Two that go to one rank stay two.
+/// Message of codes that exchange ghost cells without mpgpu, like LLNL's Comb: one for each of up to 26 neighbours,
+/// with the cells of all variables. Two messages to one rank stay separate.
 struct message {
     int tag = 0;          ///< of the direction in which it is sent, 0 to 26
-    int rank = 0;         ///< that sends or receives it
+    int rank = 0;         ///< peer that sends or receives it
     mpgpu::halo::box box; ///< its cells, as indices of an array
     std::uint64_t bytes = 0;
     std::uint64_t offset = 0; ///< in the rank's outbox or inbox
@@ -26,14 +26,14 @@ struct messages {
     std::uint64_t inbox_bytes = 0;
 };
 
-/// What a rank sends and receives in one exchange of `vars` variables of 8 bytes. All ranks find the same.
+/// Returns the messages of a rank in one exchange of `vars` variables of 8 bytes. The results of all ranks match.
 messages messages_of(const mpgpu::halo::grid &g, int rank, std::size_t vars);
 
-/// What must be copied between a message's cells and its bytes at `at`.
+/// Returns the pieces to copy between a message's cells and its bytes at `at`.
 std::vector<mpgpu::halo::piece> pieces_of(const mpgpu::halo::grid &g, int rank, const message &m,
                                           const mpgpu::halo::rank_arrays &arrays, std::byte *at);
 
-/// A launch for each message: packs what is sent or unpacks what is received.
+/// Returns a launch for each message, which packs sent or unpacks received messages.
 std::vector<mpgpu::halo::launch_function> launches_of(const mpgpu::context &ctx, const mpgpu::halo::copier &copier,
                                                       const mpgpu::halo::grid &g, int rank,
                                                       const std::vector<message> &all,

@@ -44,7 +44,7 @@ const char *const usage =
 
 namespace {
 
-/// The number of `text` among `names`, as the enumerator of that number.
+/// Returns the position of `text` in `names`, as an enumerator.
 template <class Word, std::size_t Count>
 Word word(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
     const auto found = std::find(names.begin(), names.end(), text);
@@ -58,7 +58,7 @@ Word word(std::string_view flag, std::string_view text, const std::array<const c
     return static_cast<Word>(found - names.begin());
 }
 
-/// Several, with commas between them.
+/// Parses several names separated by commas.
 template <class Word, std::size_t Count>
 std::vector<Word> words(std::string_view flag, std::string_view text, const std::array<const char *, Count> &names) {
     std::vector<Word> found;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-/// The command line. Flags have the names they have in LLNL's Comb; three numbers are joined by `_`, x first.
+/// Command line. Flags have the names of LLNL's Comb. Three numbers are joined by `_`, x first.
 struct options {
     std::array<int, 3> mesh = {100, 100, 100};           ///< cells of the whole mesh
     std::array<int, 3> divide = {0, 0, 0};               ///< ranks in each dimension; 0_0_0: all in z
@@ -20,24 +20,24 @@ struct options {
     int cycles = 5;                                      ///< exchanges
     std::optional<std::uint64_t> direct;                 ///< halo::options::direct_pieces; empty: measured
     std::optional<bool> pushed;                          ///< halo::options::pushed
-    bool both = false;                                   ///< also with that true, and with that false
-    std::vector<int> each;                               ///< cells of each rank in each dimension, in place of `mesh`
-    int nodes = 0;                                       ///< the ranks are taken for so many; 0: as they are
-    bool persistent = false;                             ///< also by persistent kernels between nodes
-    bool half_transfers = false;                         ///< also by them
-    bool messages = false;                               ///< also by messages in streams
-    bool plain = false;                                  ///< also by cudaMemcpyPeerAsync and events
-    bool mpi = false;                                    ///< also by MPI
+    bool both = false;                                   ///< run both with `pushed` true and with `pushed` false
+    std::vector<int> each;                               ///< cells of each rank in each dimension, instead of `mesh`
+    int nodes = 0;                                       ///< divide the ranks among this number of virtual nodes; 0: no
+    bool persistent = false;                             ///< also use persistent kernels between nodes
+    bool half_transfers = false;                         ///< also use send and receive descriptors
+    bool messages = false;                               ///< also use messages in streams
+    bool plain = false;                                  ///< also use cudaMemcpyPeerAsync and events
+    bool mpi = false;                                    ///< also use MPI
     space mesh_space = space::device;                    ///< of the cells that MPI exchanges
     std::vector<space> message_spaces = {space::device}; ///< an exchange by MPI for each, with each of `packings`
     std::vector<packing> packings = {packing::fused};
     int threads = 4;        ///< of packing::threads
-    bool gpu_aware = false; ///< MPI takes pointers of GPUs, whatever it says
+    bool gpu_aware = false; ///< assume that MPI supports GPU pointers, whatever it reports
     std::string topology;   ///< preset or file; empty: this machine
     bool help = false;
 };
 
-/// What `-help` prints.
+/// Text printed by `-help`.
 extern const char *const usage;
 
 /// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.

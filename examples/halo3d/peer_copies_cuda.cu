@@ -32,14 +32,14 @@ template <class Handle> Handle handle_of(const std::array<unsigned char, 64> &by
     return handle;
 }
 
-/// Bytes of one half of a buffer. A handle of CUDA IPC gives away everything that the driver has in the same block of
-/// 2 MiB, so buffers fill whole ones.
+/// Returns the bytes of one half of a buffer. A handle of CUDA IPC exposes everything in the same 2 MiB block of the
+/// driver, so buffers fill whole blocks.
 std::size_t half_bytes(std::uint64_t bytes) {
     constexpr std::uint64_t block = 2U << 20U;
     return std::max<std::uint64_t>((bytes + block - 1) / block, 1) * block;
 }
 
-/// A pair of events, one for each half, by tag.
+/// Pair of events for each tag, one for each half.
 using events = std::array<std::array<cudaEvent_t, peer_copies::tags>, 2>;
 
 void destroy(events &all) {
@@ -64,12 +64,12 @@ struct peer_copies::state {
     lanes how;
     std::byte *outbox = nullptr;
     std::byte *inbox = nullptr;
-    events packed{};                  ///< where each message has a stream of its own
-    events sent{};                    ///< after the copy of each message that is sent
-    events arrived{};                 ///< the same of each message that is received, opened
-    std::vector<cudaStream_t> own;    ///< of each message that is sent, or none
+    events packed{};                  ///< used if each message has its own stream
+    events sent{};                    ///< recorded after the copy of each sent message
+    events arrived{};                 ///< events of the senders of received messages, opened
+    std::vector<cudaStream_t> own;    ///< one for each sent message, or none
     std::map<int, std::byte *> there; ///< inboxes of other ranks, opened
-    /// Where each message goes: the device, and the place in either half.
+    /// Destination of a message: the device, and the address in either half.
     struct target {
         int device;
         std::array<std::byte *, 2> at;

@@ -10,24 +10,24 @@
 #include <memory>
 #include <vector>
 
-/// The CUDA part of an exchange by plain copies between processes: memory and events of CUDA IPC, one
-/// cudaMemcpyPeerAsync for each message. Who tells whom that a copy has been enqueued is not its business.
+/// CUDA part of an exchange by plain copies between processes: memory and events of CUDA IPC, and one
+/// cudaMemcpyPeerAsync for each message. The notification that a copy has been enqueued is not part of it.
 ///
-/// Every other exchange has the other half of all buffers and events. So nobody has to say that a buffer is free again:
-/// a rank's messages of exchange n come after it has unpacked those of n - 1, and whoever has waited for them may write
-/// into its half of n - 1.
+/// Successive exchanges alternate between two halves of all buffers and events. No notification is needed that a buffer
+/// is free again: a rank's messages of exchange n follow its unpacking of exchange n - 1, so a rank that has waited for
+/// them may write into the sender's half of n - 1.
 class peer_copies {
   public:
     static constexpr std::size_t tags = 27;
 
-    /// What a rank must tell the others. Plain bytes.
+    /// Handles that a rank sends to the others, as plain bytes.
     struct offer {
         std::array<unsigned char, 64> inbox; ///< cudaIpcMemHandle_t
-        /// cudaIpcEventHandle_t, by half and tag: recorded after the copy of the message.
+        /// cudaIpcEventHandle_t by half and tag, recorded after the copy of the message.
         std::array<std::array<std::array<unsigned char, 64>, tags>, 2> arrived;
     };
 
-    /// How the copies are enqueued.
+    /// Streams of the copies: one for all, or one for each.
     enum class lanes { one, each };
 
     peer_copies(int rank, int device, const messages &all, lanes how);
@@ -41,15 +41,16 @@ class peer_copies {
     [[nodiscard]] std::byte *inbox(std::size_t half) const;
     [[nodiscard]] offer describe() const;
 
-    /// Opens what the others offer. `devices`, `theirs`: where each rank's memory is and what it receives, by rank.
+    /// Opens the other ranks' memory and events. `devices` and `theirs` contain the device and the messages of each
+    /// rank.
     void connect(const std::vector<offer> &offers, const std::vector<int> &devices,
                  const std::vector<messages> &theirs);
-    /// Closes it again: after everybody's last copy, before anybody frees memory.
+    /// Closes the memory and events. Must be called after the last copy of all ranks, and before any rank frees memory.
     void disconnect();
 
-    /// Packs and copies. `pack` has a launch for each message that is sent.
+    /// Packs and copies. `pack` has a launch for each sent message.
     void send(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &pack);
-    /// Waits in `stream` for the messages, whose copies have been enqueued by their senders, and unpacks them.
+    /// Waits in `stream` for the messages, whose senders have enqueued the copies, and unpacks them.
     void receive(mpgpu::stream_view stream, std::size_t half, const std::vector<mpgpu::halo::launch_function> &unpack);
 
   private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Halo exchange of several variables on a divided mesh, in the manner of LLNL's Comb: one process for each rank. With
-// -plain and -mpi the same is also done without mpgpu, by turns, to see what it gains.
+// Halo exchange of several variables on a divided mesh, like LLNL's Comb, with one process for each rank. With -plain
+// and -mpi the exchange is also made without mpgpu, in turns, for comparison.
 #include "../gpu_aware.hpp"
 #include "by_calls.hpp"
 #include "by_mpi.hpp"
@@ -33,16 +33,16 @@ namespace halo = mpgpu::halo;
 
 namespace {
 
-/// One problem with all exchanges, for the table at the end.
+/// Problem with the results of all exchanges, for the table at the end.
 struct result {
     halo::grid g;
-    std::array<double, 2> bytes{}; // of all ranks in one exchange: packed, straight into ghost cells
+    std::array<double, 2> bytes{}; // of all ranks in one exchange: packed, and directly into ghost cells
     std::vector<std::string> names;
     std::vector<timings> measured;
-    lower_bound least; // of messages to other nodes; no bytes where there are none
+    lower_bound least; // of messages to other nodes; 0 bytes if there are none
 };
 
-/// The ranks that this one shares a node with, or is taken to.
+/// Returns the node of ranks that share this rank's machine, or a part of it with -nodes.
 mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank) {
     const std::array<mpgpu::device, 1> gpu = {mpgpu::device::gpu(rank % ctx.devices().gpus)};
     if (opt.nodes == 0) {
@@ -57,13 +57,13 @@ mpgpu::mpi::node node_of(const options &opt, const mpgpu::context &ctx, int rank
     return made;
 }
 
-/// Why messages of this space are not given to MPI.
+/// Returns the reason why messages in this memory cannot be passed to MPI, if any.
 std::optional<std::string> why_left_out(const options &opt, const part &mine, space in) {
     const bool on_cpu = mine.code == &on_virtual_devices || in == space::pinned || in == space::pageable;
     return on_cpu || opt.gpu_aware ? std::nullopt : why_not_gpu_aware();
 }
 
-/// The exchanges by plain copies between GPUs that -plain asks for.
+/// Returns the exchanges by plain copies between GPUs, if -plain requests them.
 std::vector<std::unique_ptr<exchange>> by_copies(const options &opt, const mpgpu::context &ctx,
                                                  const mpgpu::mpi::node &node, const halo::grid &g, part &mine) {
     std::vector<std::unique_ptr<exchange>> made;
@@ -158,7 +158,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
     found.least = measure_lower_bound(ctx, node, g, mine,
                                       mine.code == &on_virtual_devices || opt.gpu_aware || !why_not_gpu_aware());
 
-    // Of each cycle, the slowest rank.
+    // For each cycle, the time of the slowest rank counts.
     for (timings &measured : found.measured) {
         for (std::vector<double> &phase : measured.seconds) {
             MPI_Allreduce(MPI_IN_PLACE, phase.data(), static_cast<int>(phase.size()), MPI_DOUBLE, MPI_MAX,
@@ -193,7 +193,7 @@ result run(const options &opt, const mpgpu::context &ctx, const mpgpu::mpi::node
             print(found.least);
         }
         std::printf("Every cell is right.\n\n");
-        std::fflush(stdout); // a run that is cut short leaves what it has measured
+        std::fflush(stdout); // an interrupted run shows the results so far
     }
     return found;
 }

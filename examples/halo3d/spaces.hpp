@@ -10,11 +10,11 @@
 
 struct device_code;
 
-/// Where cells and messages lie, as in LLNL's Comb: its Device, HostPinned, Host and Managed.
+/// Kind of memory of cells and messages: Device, HostPinned, Host and Managed in LLNL's Comb.
 enum class space { device, pinned, pageable, managed };
 constexpr std::array<const char *, 4> space_names = {"device", "pinned", "pageable", "managed"};
 
-/// Who packs and unpacks: its seq, omp, cuda, cuda with message_group_pack_fusing, and cuda_graph.
+/// Method of packing and unpacking: seq, omp, cuda, cuda with message_group_pack_fusing, and cuda_graph in Comb.
 enum class packing {
     serial,  ///< the calling thread, message by message
     threads, ///< CPU threads, message by message
@@ -35,15 +35,15 @@ constexpr const char *name_of(packing how) {
     return packing_names.at(static_cast<std::size_t>(how));
 }
 
-/// Throws `std::invalid_argument` where whoever packs does not reach the cells or the messages, with the reason and
-/// what to take instead.
+/// Throws `std::invalid_argument` with the reason and an alternative if the packing code cannot access the cells or the
+/// messages.
 void check_reach(space mesh, space messages, packing how, const device_code &code, mpgpu::device where);
 
-/// Memory of a space, which kernels of `where` use; freed with the last copy of the pointer.
+/// Allocates memory that kernels of `where` use. It is freed with the last copy of the pointer.
 std::shared_ptr<std::byte> allocate(const mpgpu::context &ctx, space in, const device_code &code, mpgpu::device where,
                                     std::size_t bytes);
 
-/// Ordinary memory, in whole pages.
+/// Allocates pageable memory in whole pages.
 std::shared_ptr<std::byte> allocate_pageable(std::size_t bytes);
 
 #endif // MPGPU_EXAMPLES_HALO3D_SPACES_HPP

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-/// CPU threads that share out tasks, of which the calling one is one.
+/// CPU threads that share tasks, including the calling thread.
 class thread_team {
   public:
     explicit thread_team(int threads) {
@@ -34,9 +34,9 @@ class thread_team {
         }
     }
 
-    /// Calls `task(i)`, which must not throw, for each i below `count`, and waits for all.
+    /// Calls `task(i)`, which must not throw, for each i below `count`, and waits for all calls.
     void run(std::size_t count, const std::function<void(std::size_t)> &task) {
-        if (count < 2) { // not worth waking anybody
+        if (count < 2) { // not worth waking a thread
             for (std::size_t i = 0; i < count; ++i) {
                 task(i);
             }
@@ -86,7 +86,7 @@ class thread_team {
     const std::function<void(std::size_t)> *task_ = nullptr;
     std::size_t count_ = 0;
     std::atomic<std::size_t> next_ = 0;
-    std::size_t at_work_ = 0; ///< other threads that have not ended this round
+    std::size_t at_work_ = 0; ///< other threads that have not finished this round
     std::uint64_t round_ = 0;
     bool is_over_ = false;
     std::vector<std::thread> others_;

@@ -8,15 +8,15 @@
 #include <cstddef>
 #include <vector>
 
-/// What a halo exchange moves, and between whom.
+/// Transfers and streams of a halo exchange.
 struct halo_exchange {
-    /// The copies for each of the two arrays that swap.
+    /// Transfers for each of the two arrays that swap.
     std::array<std::vector<mpgpu::transfer>, 2> copies;
-    /// The streams in which the devices sweep, by the index of the device.
+    /// Streams in which the devices sweep, by the index of the device.
     std::vector<mpgpu::stream_view> sweeps;
 };
 
-/// The halo exchange as the time loop sees it. Everything is enqueued; only `finish` blocks.
+/// Halo exchange as used by the time loop. All work is enqueued; only `finish` blocks.
 class exchange {
   public:
     exchange() = default;
@@ -26,10 +26,9 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// Work enqueued from now on in a device's sweep stream starts after the last exchange, as far as the device takes
-    /// part.
+    /// Makes later work in a device's sweep stream start after the last exchange, as far as it concerns the device.
     virtual void before_sweep(std::size_t device) = 0;
-    /// Starts the exchange for one of the two arrays. It comes after all sweeps that are enqueued.
+    /// Starts the exchange for one of the two arrays, after all sweeps that are enqueued.
     virtual void start(std::size_t parity) = 0;
     /// Blocks until the last exchange is done.
     virtual void finish() = 0;

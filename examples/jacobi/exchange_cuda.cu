@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The halo exchange without mpgpu, as a careful CUDA program does it: peer access is enabled, each halo row is pushed
-// by one cudaMemcpyPeerAsync in a stream of its own on the device that it comes from, after an event of that device's
-// sweep; a device's next sweep waits for the events of the rows that it receives, and for nothing else.
+// Halo exchange of a careful CUDA program without mpgpu. Peer access is enabled. Each halo row is pushed by one
+// cudaMemcpyPeerAsync in its own stream on the source device, after an event of that device's sweep. A device's next
+// sweep waits only for the events of the rows that it receives.
 #include "exchange_cuda.hpp"
 
 #include <cuda_runtime.h>
@@ -19,7 +19,7 @@ void check(cudaError_t error, const char *what) {
     }
 }
 
-/// An event that another device's stream can wait for.
+/// Event that another device's stream can wait for.
 class event {
   public:
     explicit event(int device) {
@@ -43,7 +43,7 @@ class event {
     cudaEvent_t event_ = nullptr;
 };
 
-/// A stream that orders with no other one.
+/// Stream that is ordered with no other stream.
 class stream {
   public:
     explicit stream(int device) {
@@ -65,8 +65,7 @@ class stream {
     cudaStream_t stream_ = nullptr;
 };
 
-/// Lets `device` write into the memory of `peer`. Where the hardware has no such access, the copies go through host
-/// memory.
+/// Lets `device` write into the memory of `peer`. If the hardware does not support this, the copies use host memory.
 void enable_access(int device, int peer) {
     int can = 0;
     check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
@@ -76,7 +75,7 @@ void enable_access(int device, int peer) {
     check(cudaSetDevice(device), "cudaSetDevice");
     const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
     if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-        cudaGetLastError(); // it is remembered as the last error, which it is not
+        cudaGetLastError(); // clears the last error, which is expected here
         return;
     }
     check(enabled, "cudaDeviceEnablePeerAccess");
@@ -105,8 +104,8 @@ class by_plain_copies final : public exchange {
 
     void before_sweep(std::size_t device) override {
         for (std::size_t i = 0; i < pushes_.size(); ++i) {
-            // Only for what it receives. What it sends was read when its neighbour's row arrives here: the neighbour
-            // has swept since, and had waited for it.
+            // The sweep waits only for rows that this device receives. The rows that it sent have been read when its
+            // neighbour's row arrives here, because the neighbour had waited for them before its sweep.
             if (halos_.copies[0][i].dst_device == static_cast<int>(device)) {
                 pushes_[i].arrived.make_wait(halos_.sweeps[device].get());
             }
@@ -134,7 +133,7 @@ class by_plain_copies final : public exchange {
     }
 
   private:
-    /// One halo row on its way, in every iteration the same.
+    /// Push of one halo row, equal in every iteration.
     struct push {
         stream lane;
         event arrived;

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-/// The halo exchange by cudaMemcpyPeerAsync and events.
+/// Returns the halo exchange by cudaMemcpyPeerAsync and events.
 std::unique_ptr<exchange> plain_exchange_on_gpus(const mpgpu::context &ctx, const halo_exchange &halos);
 
 #endif // MPGPU_EXAMPLES_JACOBI_EXCHANGE_CUDA_HPP

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Two-dimensional Jacobi relaxation over the devices of one node, in one process: the problem, the flags and the output
-// of NVIDIA's multi-gpu-programming-models, with the halo exchange done by mpgpu.
+// Two-dimensional Jacobi relaxation on the devices of one node, in one process. The problem, the flags and the output
+// are those of NVIDIA's multi-gpu-programming-models, with the halo exchange by mpgpu.
 //
 // The ny rows are divided among the devices. Each device keeps its rows between two halo rows, and an iteration is
 //
 //     every device:  sweep a -> a_new              in the device's own stream
 //     exchange:      both halo rows of a_new       one plan for all devices, in a stream that waits for every sweep
-//     every device:  waits for its halo rows, and a and a_new change places
+//     every device:  waits for its halo rows, and a and a_new are swapped
 //
-// With -plain the same is also done with plain copies and events in place of the plan, to see what it gains. Only
-// streams and events order this. The host waits for nothing, except where convergence is checked.
+// With -plain the problem is also solved with plain copies and events instead of the plan, for comparison. Only streams
+// and events order the work. The host waits only when convergence is checked.
 //
 // The domain is periodic in y and has fixed values at both ends of x. All memory is set and read by transfers from and
 // to host memory, so nothing here assumes that the CPU can reach a device's memory.
@@ -37,7 +37,7 @@
 namespace {
 
 constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
-constexpr int turns = 5;             // in which -plain solves with plain copies and with mpgpu
+constexpr int turns = 5;             // number of solutions by each method, in turns, with -plain
 
 /// One device's part of the domain.
 struct part {
@@ -46,15 +46,15 @@ struct part {
           stream(ctx, mpgpu::device::gpu(index)), swept(ctx), a{{block(ctx, index), block(ctx, index)}},
           row_norm(ctx, mpgpu::device::gpu(index), static_cast<std::size_t>(row_count)) {}
 
-    int first; // of the domain's rows, the first that is computed here
-    int rows;  // computed here; the blocks have one more at either end
+    int first; // first row of the domain that is computed here
+    int rows;  // rows that are computed here; the blocks have one more at either end
     std::size_t width;
     mpgpu::stream stream;
     mpgpu::event swept;
-    std::array<mpgpu::buffer<float>, 2> a; // a and a_new, by turns
+    std::array<mpgpu::buffer<float>, 2> a; // a and a_new, alternating
     mpgpu::buffer<double> row_norm;
 
-    /// One row of a block, counted with the halo row above as 0.
+    /// Returns one row of a block. Row 0 is the upper halo row.
     [[nodiscard]] mpgpu::device_span<float> row(std::size_t parity, int index) {
         return a.at(parity).subspan(static_cast<std::size_t>(index) * width, width);
     }
@@ -65,7 +65,7 @@ struct part {
     }
 };
 
-/// Rows 1 to ny - 2, in as equal parts as possible; the last parts have the extra rows, as in the samples.
+/// Divides rows 1 to ny - 2 into parts as equal as possible. The last parts have the extra rows, as in the samples.
 std::vector<part> divide(const mpgpu::context &ctx, int devices, int nx, int ny) {
     std::vector<part> parts;
     const int rows = (ny - 2) / devices;
@@ -79,7 +79,7 @@ std::vector<part> divide(const mpgpu::context &ctx, int devices, int nx, int ny)
     return parts;
 }
 
-/// Both halo rows of every device.
+/// Returns the transfers of both halo rows of every device.
 std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t parity) {
     std::vector<mpgpu::transfer> halos;
     for (std::size_t here = 0; here < parts.size(); ++here) {
@@ -92,11 +92,11 @@ std::vector<mpgpu::transfer> halo_rows(std::vector<part> &parts, std::size_t par
     return halos;
 }
 
-/// The exchange by mpgpu: each device pushes its rows in a stream of its own after its sweep, as one plan. A device's
-/// next sweep waits for the rows that it receives, and not for those that it sends.
+/// Exchange by mpgpu. Each device pushes its rows in its own stream after its sweep, as one plan. A device's next sweep
+/// waits for the rows that it receives, not for those that it sends.
 ///
-/// Rows so long that several paths pay are planned for all devices together, because those paths have links in common.
-/// That plan is executed in one stream, which waits for every sweep, and every sweep waits for it.
+/// If rows are so long that several paths pay off, they are planned for all devices together, because the paths share
+/// links. That plan is executed in one stream, which waits for every sweep, and every sweep waits for it.
 class by_plan final : public exchange {
   public:
     by_plan(const mpgpu::context &ctx, const halo_exchange &halos)
@@ -116,7 +116,8 @@ class by_plan final : public exchange {
             ctx_.wait(halos_.sweeps[device], exchanged_.done);
             return;
         }
-        // Not for what it sends: that was read when its neighbours' rows arrive here, because they have swept since.
+        // The sweep does not wait for sent rows: they have been read when the neighbours' rows arrive, because the
+        // neighbours have swept since.
         std::set<int> senders;
         for (const mpgpu::transfer &copy : halos_.copies[0]) {
             if (copy.dst_device == static_cast<int>(device) && senders.insert(copy.src_device).second) {
@@ -151,10 +152,10 @@ class by_plan final : public exchange {
     [[nodiscard]] const mpgpu::plan &plan() const { return together_[0]; }
 
   private:
-    /// What it costs that streams of several devices wait for one and it for them: 14 us an iteration on two H200.
+    /// Cost of joining the streams of several devices with one stream and back: 14 us per iteration on two H200.
     static constexpr double meeting_seconds = 20e-6;
 
-    /// A stream of its own, and the end of the last plan in it.
+    /// Stream with an event after its last plan.
     struct lane {
         lane(const mpgpu::context &ctx, int device) : stream(ctx, mpgpu::device::gpu(device)), done(ctx) {}
         void run(const mpgpu::plan &plan) {
@@ -165,12 +166,12 @@ class by_plan final : public exchange {
         mpgpu::event done;
     };
 
-    /// Rows up to here are pushed by a kernel: between the kernels of two sweeps it begins and ends at once, where a
-    /// copy engine takes 5 to 7 us more (docs/guide/gpus.md), and for longer rows the copy engine's rate makes up for
-    /// that.
+    /// Maximum size of rows that a kernel pushes. Between the kernels of two sweeps it starts and ends immediately,
+    /// whereas a copy engine takes 5 to 7 us more (docs/guide/gpus.md). For longer rows the copy engine's higher rate
+    /// compensates for that.
     static constexpr std::size_t most_bytes_by_kernel = std::size_t{8} << 20;
 
-    /// The rows that a device sends, on one path each.
+    /// Returns a plan for the rows that a device sends, on one path each.
     [[nodiscard]] mpgpu::plan own(std::size_t device, std::size_t parity) const {
         std::vector<mpgpu::transfer> rows;
         for (const mpgpu::transfer &copy : halos_.copies.at(parity)) {
@@ -191,11 +192,11 @@ class by_plan final : public exchange {
     std::array<mpgpu::plan, 2> together_;
     lane exchanged_;
     std::vector<mpgpu::event> swept_;               // by device
-    std::vector<lane> pushes_;                      // by device; empty where the plan of all is executed
-    std::vector<std::array<mpgpu::plan, 2>> apart_; // by device; as empty
+    std::vector<lane> pushes_;                      // by device; empty if the plan for all devices is executed
+    std::vector<std::array<mpgpu::plan, 2>> apart_; // by device; empty in the same case
 };
 
-/// The whole domain in host memory, before the first iteration: zero, with a sine at both ends of x.
+/// Sets the whole domain in host memory before the first iteration: zero, with a sine at both ends of x.
 void set_initial_values(mpgpu::buffer<float> &domain, int nx, int ny) {
     std::fill_n(domain.data(), domain.size(), 0.0F);
     const double pi = 2.0 * std::asin(1.0);
@@ -209,14 +210,14 @@ void set_initial_values(mpgpu::buffer<float> &domain, int nx, int ny) {
 
 struct solution {
     int iterations = 0;
-    double seconds = 0.0; // of the iterations alone
+    double seconds = 0.0; // of the iterations only
     std::string plan;     // of one halo exchange
     mpgpu::plan_info modelled{};
 };
 
 enum class by { mpgpu, plain_copies };
 
-/// The code for the devices of the context, of which `memory` is some.
+/// Returns the code for the devices of the context to which `memory` belongs.
 const device_code &code_for(const void *memory) {
 #ifdef JACOBI_CUDA
     if (is_on_gpu(memory)) {
@@ -227,7 +228,7 @@ const device_code &code_for(const void *memory) {
     return on_virtual_devices;
 }
 
-/// Solves on the first `devices` devices and leaves the result in `domain`. Progress is printed when `print` is set.
+/// Solves on the first `devices` devices and leaves the result in `domain`. Prints progress if `print` is set.
 solution solve(const mpgpu::context &ctx, const options &opt, int devices, by manner, mpgpu::buffer<float> &domain,
                bool print) {
     std::vector<part> parts = divide(ctx, devices, opt.nx, opt.ny);
@@ -247,7 +248,8 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
         halos = code.plain_exchange(ctx, rows);
     }
 
-    // Three more plans: the domain to the devices, the result back, and the norms of all rows, in order, to the host.
+    // Three more plans copy the domain to the devices, the result back, and the norms of all rows, in order, to the
+    // host.
     const mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
     mpgpu::buffer<double> row_norm(ctx, mpgpu::device::host(), static_cast<std::size_t>(opt.ny - 2));
     std::vector<mpgpu::transfer> scatter;
@@ -270,7 +272,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
 
     set_initial_values(domain, opt.nx, opt.ny);
     mpgpu::plan(ctx, scatter).execute(stream).synchronize();
-    for (std::size_t parity : {0U, 1U}) { // also warms up: the first execution of a plan sets up what it needs
+    for (std::size_t parity : {0U, 1U}) { // also for warm-up: the first execution of a plan creates its resources
         halos->start(parity);
         halos->finish();
     }
@@ -306,7 +308,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
 
     mpgpu::plan(ctx, gather.at(iteration % 2 == 0 ? 0 : 1)).execute(stream).synchronize();
-    if (planned != nullptr) { // now that its executions are counted
+    if (planned != nullptr) { // after its executions, so that they are counted
         result.plan = planned->plan().describe();
         result.modelled = planned->plan().info();
     }
@@ -315,7 +317,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, int devices, by ma
     return result;
 }
 
-/// Whether both results are the same, bit by bit: sweep_row says why they must be. The samples allow 1e-8.
+/// True if both results are bitwise equal, which they must be (see sweep_row). The samples allow a difference of 1e-8.
 bool same(const mpgpu::buffer<float> &result, const mpgpu::buffer<float> &reference, std::size_t nx) {
     const auto differ = std::mismatch(result.data(), result.data() + result.size(), reference.data());
     if (differ.first == result.data() + result.size()) {
@@ -345,7 +347,7 @@ int run(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI_CUDA
-    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
@@ -384,7 +386,7 @@ int run(const options &opt) {
     solution all;
     std::vector<double> with_mpgpu;
     std::vector<double> with_plain_copies;
-    // By turns, so that whatever else the machine does strikes both alike; each result is compared.
+    // The methods run in turns, so that other load of the machine affects both equally. Each result is verified.
     for (int turn = 0; turn < (opt.plain ? turns : 1); ++turn) {
         for (const by manner : {by::plain_copies, by::mpgpu}) {
             if (manner == by::plain_copies && !opt.plain) {

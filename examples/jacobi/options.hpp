@@ -4,7 +4,7 @@
 
 #include <string>
 
-/// The command line. Flags have the names they have in NVIDIA's multi-gpu-programming-models; defaults fit a laptop.
+/// Command line. Flags have the names of NVIDIA's multi-gpu-programming-models. The defaults suit a laptop.
 struct options {
     int niter = 200;        ///< iterations at most
     int nccheck = 100;      ///< iterations from one check for convergence to the next
@@ -15,11 +15,11 @@ struct options {
     bool csv = false;       ///< one line of comma separated values, nothing else
     bool plan = false;      ///< print the plan of the halo exchange and stop
     bool plain = false;     ///< also exchange halos by plain copies and events, and compare
-    bool gpu_aware = false; ///< jacobi_mpi: MPI takes pointers of GPUs, whatever it says
+    bool gpu_aware = false; ///< jacobi_mpi: assume that MPI supports GPU pointers, whatever it reports
     bool help = false;
 };
 
-/// What `-help` prints.
+/// Text printed by `-help`.
 extern const char *const usage;
 
 /// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.

@@ -8,35 +8,36 @@
 
 #include <memory>
 
-/// One Jacobi sweep over the rows of one device. All pointers are to memory of that device.
+/// One Jacobi sweep over the rows of one device. All pointers refer to memory of that device.
 struct sweep {
-    /// Values before; `rows + 2` rows of `nx`, the first and the last being halo rows.
+    /// Old values: `rows + 2` rows of `nx`, of which the first and the last are halo rows.
     const float *a;
-    /// Values after, of the same shape. Halo rows and the first and last column are left alone.
+    /// New values, of the same shape. Halo rows and the first and last column are not written.
     float *a_new;
-    /// For each of `rows` rows, the sum of squares of what changed; null: not wanted.
+    /// For each of the `rows` rows, the sum of the squared changes; null if it is not needed.
     double *row_norm;
     int nx;
     int rows;
-    /// The index of the device.
+    /// Index of the device.
     int device;
 };
 
-/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are.
+/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
+/// device.
 struct device_code {
     /// Enqueues a sweep in a stream of its device.
     void (*launch)(const mpgpu::stream &stream, const sweep &work);
-    /// The halo exchange by plain copies and events (`-plain`).
+    /// Creates the halo exchange by plain copies and events (`-plain`).
     std::unique_ptr<exchange> (*plain_exchange)(const mpgpu::context &ctx, const halo_exchange &halos);
 };
 
-/// For the virtual devices of the host backend: CPU code. In sweep_host.cpp.
+/// CPU code for the virtual devices of the host backend, in sweep_host.cpp.
 extern const device_code on_virtual_devices;
 
 #ifdef JACOBI_CUDA
-/// For GPUs. In sweep_cuda.cu and exchange_cuda.cu.
+/// Code for GPUs, in sweep_cuda.cu and exchange_cuda.cu.
 extern const device_code on_gpus;
-/// Whether memory of a device is a GPU's; that of a virtual device is the process's own.
+/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
 bool is_on_gpu(const void *memory);
 #endif
 

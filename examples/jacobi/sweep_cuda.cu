@@ -12,7 +12,7 @@
 namespace {
 
 constexpr unsigned columns_per_block = 256;
-/// Rows that one thread goes down, with the values above and here in registers.
+/// Rows that one thread processes downwards, with the values above and at the current row in registers.
 constexpr unsigned rows_per_thread = 8;
 constexpr unsigned norm_threads = 512;
 constexpr unsigned most_blocks_y = 65535;
@@ -23,8 +23,9 @@ void check(cudaError_t error, const char *what) {
     }
 }
 
-/// The new value of a point does not depend on how the rows are divided among devices: the same operands are added in
-/// the same order everywhere, as in sweep_host.cpp. So the result of N devices equals the result of one, bit by bit.
+/// Computes new values. The value of a point does not depend on the division of the rows among devices: the same
+/// operands are added in the same order everywhere, as in sweep_host.cpp. The result of N devices is therefore bitwise
+/// equal to the result of one.
 __global__ void __launch_bounds__(columns_per_block)
     sweep_kernel(const float *__restrict__ a, float *__restrict__ a_new, std::size_t nx, std::size_t rows) {
     const std::size_t x = std::size_t{blockIdx.x} * columns_per_block + threadIdx.x;
@@ -50,8 +51,8 @@ __global__ void __launch_bounds__(columns_per_block)
     }
 }
 
-/// One block for each row, always with the same threads and the same tree of additions, so that a row's sum is the same
-/// on whichever device it lies.
+/// Computes the norm of each row with one block, always with the same threads and the same tree of additions, so that a
+/// row's sum does not depend on its device.
 __global__ void __launch_bounds__(norm_threads)
     norm_kernel(const float *__restrict__ a, const float *__restrict__ a_new, double *__restrict__ row_norm,
                 std::size_t nx) {
@@ -95,7 +96,7 @@ const device_code on_gpus = {launch, plain_exchange_on_gpus};
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); // no driver or no GPU: the memory is the process's own
+        cudaGetLastError(); // no driver or no GPU: the memory belongs to the process
         return false;
     }
     return attributes.type == cudaMemoryTypeDevice;

@@ -7,16 +7,17 @@
 
 namespace {
 
-/// The new value of a point does not depend on how the rows are divided among devices: the same operands are added in
-/// the same order everywhere. So the result of N devices equals the result of one, bit by bit.
+/// Computes new values of one row. The value of a point does not depend on the division of the rows among devices: the
+/// same operands are added in the same order everywhere. The result of N devices is therefore bitwise equal to the
+/// result of one.
 void sweep_row(const float *above, const float *here, const float *below, float *out, std::size_t nx) {
     for (std::size_t x = 1; x + 1 < nx; ++x) {
         out[x] = 0.25F * ((here[x + 1] + here[x - 1]) + (below[x] + above[x]));
     }
 }
 
-/// Eight partial sums, so that the loop has no chain of dependent additions; always the same eight, so that a row's sum
-/// is the same on whichever device it lies.
+/// Computes a sum of squared changes with eight partial sums, so that the loop has no chain of dependent additions. The
+/// number is fixed, so that a row's sum does not depend on its device.
 double squared_change(const float *before, const float *after, std::size_t nx) {
     constexpr std::size_t lanes = 8;
     std::array<double, lanes> sums{};
@@ -54,8 +55,8 @@ void launch(const mpgpu::stream &stream, const sweep &work) {
     });
 }
 
-/// Plain copies by CPU threads: each device's rows are pushed by its own stream, as in exchange_cuda.cu, and a device's
-/// next sweep waits for what it receives.
+/// Plain copies by CPU threads: each device's stream pushes its rows, as in exchange_cuda.cu, and a device's next sweep
+/// waits for the rows that it receives.
 class by_memcpy final : public exchange {
   public:
     by_memcpy(const mpgpu::context &ctx, const halo_exchange &halos) : ctx_(ctx), halos_(halos) {

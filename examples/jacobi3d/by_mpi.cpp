@@ -5,7 +5,7 @@
 
 namespace {
 
-/// Faces as messages of MPI.
+/// Sends faces as messages of MPI.
 struct mpi_messages {
     class request {
       public:

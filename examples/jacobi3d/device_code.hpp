@@ -6,36 +6,36 @@
 
 #include <mpgpu/mpgpu.hpp>
 
-/// Where the cells of each face lie, one face after the other; null where there is no neighbour. A plain value.
+/// Addresses of the cells of each face; null if there is no neighbour. A plain value that serves as a kernel argument.
 struct packed_faces {
     double *at[faces];
 };
 
-/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are. Everything
-/// is enqueued in a stream of the device; all pointers are to its memory.
+/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
+/// device. All work is enqueued in a stream of the device, and all pointers refer to its memory.
 struct device_code {
-    /// Sets all elements to what they are before the first iteration.
+    /// Sets all elements to their values before the first iteration.
     void (*set)(const mpgpu::stream &stream, int device, const block &b, double *values);
-    /// Copies the outermost cells of each face to where they are sent from.
+    /// Copies the outermost cells of each face to the place from which they are sent.
     void (*pack)(const mpgpu::stream &stream, int device, const block &b, const double *values,
                  const packed_faces &out);
-    /// Copies what has been received for each face into its ghost cells.
+    /// Copies the cells received for each face into its ghost cells.
     void (*unpack)(const mpgpu::stream &stream, int device, const block &b, double *values, const packed_faces &in);
-    /// An iteration: new values of all cells, from those before.
+    /// Computes the new values of all cells from the old ones, for one iteration.
     void (*sweep)(const mpgpu::stream &stream, int device, const block &b, const double *before, double *after);
 };
 
-/// For the virtual devices of the host backend: CPU code. In device_code_host.cpp.
+/// CPU code for the virtual devices of the host backend, in device_code_host.cpp.
 extern const device_code on_virtual_devices;
 
 #ifdef JACOBI3D_CUDA
-/// For GPUs. In device_code_cuda.cu.
+/// Code for GPUs, in device_code_cuda.cu.
 extern const device_code on_gpus;
-/// Whether memory of a device is a GPU's; that of a virtual device is the process's own.
+/// True if memory of a device belongs to a GPU. Memory of a virtual device is memory of the process.
 bool is_on_gpu(const void *memory);
 #endif
 
-/// The code for the devices of the context, of which `memory` is some.
+/// Returns the code for the devices of the context to which `memory` belongs.
 inline const device_code &code_for(const void *memory) {
 #ifdef JACOBI3D_CUDA
     if (is_on_gpu(memory)) {

@@ -11,9 +11,9 @@
 namespace {
 
 constexpr unsigned threads = 256;
-constexpr std::int64_t most_blocks = 4096; // a few for each multiprocessor of the largest GPU; threads go on in strides
-/// Columns of a thread block of the sweep, and layers that one thread goes up with the values below and here in
-/// registers.
+constexpr std::int64_t most_blocks = 4096; // a few per multiprocessor of the largest GPU; threads loop in strides
+/// Columns of a thread block of the sweep, and layers that one thread processes upwards with the values below and at
+/// the current layer in registers.
 constexpr unsigned sweep_x = 64;
 constexpr unsigned sweep_y = 4;
 constexpr std::int64_t layers_per_thread = 16;
@@ -35,7 +35,7 @@ __global__ void set_kernel(block b, double *values) {
     }
 }
 
-/// All faces in one launch: `blockIdx.y` is the face.
+/// Packs all faces in one launch: `blockIdx.y` is the face.
 __global__ void pack_kernel(block b, const double *values, packed_faces out) {
     const int face = static_cast<int>(blockIdx.y);
     double *to = out.at[face];
@@ -129,7 +129,7 @@ const device_code on_gpus = {set, pack, unpack, sweep};
 bool is_on_gpu(const void *memory) {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
-        cudaGetLastError(); // no driver or no GPU: it is remembered as the last error
+        cudaGetLastError(); // no driver or no GPU: clears the last error
         return false;
     }
     return attributes.type == cudaMemoryTypeDevice;

@@ -21,7 +21,8 @@ class device_memory final : public exchange {
         : messages_(messages), under_way_{{posted(parts), posted(parts)}} {}
 
     void run(std::vector<part> &parts) override {
-        // The host may be ahead of the devices by two iterations: a rank has room for so many messages at a time.
+        // The host may be ahead of the devices by two iterations, because a rank has room for a limited number of
+        // messages.
         posted &now = under_way_.at(iteration_++ % under_way_.size());
         for (std::vector<mpgpu::message_request> &before : now) {
             for (mpgpu::message_request &request : before) {
@@ -31,7 +32,7 @@ class device_memory final : public exchange {
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {
             part &p = parts[i];
-            // After the last iteration has unpacked what was received there.
+            // The receive follows the unpacking of the last iteration.
             for_each_face(p.where, [&](int face, std::size_t first, std::size_t cells) {
                 now[i].push_back(messages_.receive(p, face, p.received.subspan(first, cells)));
             });

@@ -21,39 +21,39 @@ struct part {
     block where;
     int number;
     mpgpu::stream stream;
-    std::array<mpgpu::buffer<double>, 2> values; ///< before and after an iteration, by turns
-    std::size_t now = 0;                         ///< which of them is before
-    mpgpu::buffer<double> sent;     ///< the cells of all faces that have neighbours, one face after the other
-    mpgpu::buffer<double> received; ///< the same, of the neighbours
+    std::array<mpgpu::buffer<double>, 2> values; ///< old and new values, alternating
+    std::size_t now = 0;                         ///< index of the old values
+    mpgpu::buffer<double> sent;                  ///< cells of all faces with neighbours, one face after the other
+    mpgpu::buffer<double> received;              ///< cells received for the same faces
 };
 
-/// A face in a part's `sent` and `received`.
+/// Position of a face in a part's `sent` and `received`.
 struct face_place {
     std::size_t first;
     std::size_t cells; ///< 0: no neighbour
 };
 std::array<face_place, faces> places_of(const block &b);
 
-/// Of the message for a face of a block.
+/// Returns the tag of the message for a face of a block.
 inline std::uint64_t tag_of(int block_number, int face) {
     return static_cast<std::uint64_t>(block_number) * faces + static_cast<std::uint64_t>(face);
 }
 
-/// What the faces of all blocks are exchanged by. Blocks of one process send each other messages too.
+/// Messages by which the faces of all blocks are exchanged. Blocks of one process also send each other messages.
 struct face_messages {
     using request = mpgpu::message_request;
     static constexpr bool follow_streams = true;
 
     const mpgpu::messenger &messenger;
     const division &whole;
-    int blocks_each; ///< of each rank
+    int blocks_each; ///< blocks of each rank
 
-    /// Both come after earlier work of the part's stream, and may be waited for by the host or by a stream.
+    /// Both calls follow earlier work of the part's stream. The host or a stream may wait for the result.
     [[nodiscard]] mpgpu::message_request send(const part &from, int face, mpgpu::device_span<const double> cells) const;
     [[nodiscard]] mpgpu::message_request receive(const part &to, int face, mpgpu::device_span<double> cells) const;
 };
 
-/// The halo exchange as the time loop sees it.
+/// Halo exchange as used by the time loop.
 class exchange {
   public:
     exchange() = default;
@@ -63,21 +63,22 @@ class exchange {
     exchange &operator=(exchange &&) = delete;
     virtual ~exchange() = default;
 
-    /// Fills the ghost cells of all parts from their neighbours. Later work of a part's stream sees them; the host may
-    /// wait in it, or not.
+    /// Fills the ghost cells of all parts from their neighbours. Later work of a part's stream sees them. The host may
+    /// or may not wait.
     virtual void run(std::vector<part> &parts) = 0;
 };
 
-/// Faces are copied to host memory, sent from there, and copied to the receiver's device.
+/// Returns an exchange that copies faces to host memory, sends them from there, and copies them to the receiver's
+/// device.
 std::unique_ptr<exchange> through_host_memory(const mpgpu::context &ctx, const face_messages &messages,
                                               std::vector<part> &parts);
 #ifdef JACOBI3D_MPI
-/// Faces are sent by MPI, from device memory or `staged`.
+/// Returns an exchange that sends faces by MPI, from device memory or `staged`.
 std::unique_ptr<exchange> by_mpi(const mpgpu::context &ctx, const division &whole, int blocks_each,
                                  std::vector<part> &parts, bool staged);
 #endif
-/// Faces are sent from device memory into device memory. The host waits for the last iteration's messages alone, so
-/// that it is ahead of the devices.
+/// Returns an exchange that sends faces from device memory to device memory. The host waits only for messages of
+/// earlier iterations, so it stays ahead of the devices.
 std::unique_ptr<exchange> from_device_memory(const face_messages &messages, const std::vector<part> &parts);
 
 #endif // MPGPU_EXAMPLES_JACOBI3D_EXCHANGE_HPP

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Jacobi relaxation in three dimensions by several processes with one GPU each, whose faces are messages: the proxy
-// application of "GPU-aware Communication with UCX in Parallel Programming Models" (2021, section IV-C).
+// Jacobi relaxation in three dimensions by several processes with one GPU each, which exchange faces as messages. It is
+// the proxy application of "GPU-aware Communication with UCX in Parallel Programming Models" (2021, section IV-C).
 //
 // The domain is divided into cuboid blocks with the smallest surface, one or several for each process. An iteration is,
 // for each block in a stream of its own,
@@ -9,11 +9,12 @@
 //     pack       the outermost cells of up to six faces
 //     messages   each face to the block beyond it, in another process or in this one
 //     unpack     what has been received, into the ghost cells
-//     sweep      new values of all cells; then old and new change places
+//     sweep      new values of all cells; then old and new are swapped
 //
-// in two forms: faces staged through host memory, or sent directly from device memory to device memory; jacobi3d_mpi,
-// whose processes mpirun starts, has both by MPI too. There is no check for convergence. After a few iterations every
-// cell is compared with one block on the CPU, and after the last one all forms with each other, bit by bit.
+// There are two forms: faces staged through host memory, or sent directly from device memory to device memory.
+// jacobi3d_mpi, whose processes mpirun starts, also has both by MPI. Convergence is not checked. After a few iterations
+// every cell is compared with one block on the CPU, and after the last one all forms are compared with each other, bit
+// by bit.
 #include "device_code.hpp"
 #include "domain.hpp"
 #include "exchange.hpp"
@@ -45,7 +46,7 @@
 
 namespace {
 
-/// The processes that relax one domain, and the little that they tell each other beside faces.
+/// Processes that relax one domain, and the data that they exchange besides faces.
 class team {
   public:
     team(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device on, int own_rank, int rank_count)
@@ -54,9 +55,9 @@ class team {
     const int rank;
     const int ranks;
     const mpgpu::messenger messenger;
-    const mpgpu::stream stream; ///< in which nothing else is done
+    const mpgpu::stream stream; ///< used for nothing else
 
-    /// The largest of what all processes hand in, on all of them. None returns before all have come.
+    /// Returns the maximum of the values of all processes, on all of them. Acts as a barrier.
     double largest(double own) {
         for (int other = 1; other < ranks && rank == 0; ++other) {
             receive(other);
@@ -84,7 +85,7 @@ class team {
     mpgpu::buffer<double> number_;
 };
 
-/// What one form of the exchange has relaxed so far.
+/// State of one form of the exchange.
 struct solver {
     const char *name = "";
     std::vector<part> parts;
@@ -123,7 +124,7 @@ std::vector<part> parts_of(const mpgpu::context &ctx, mpgpu::device on, const di
     return parts;
 }
 
-/// Microseconds of an iteration of the slowest process.
+/// Returns the microseconds of an iteration of the slowest process.
 double timed(team &all, solver &s, int iterations, bool sweeps) {
     all.meet();
     const auto start = std::chrono::steady_clock::now();
@@ -132,7 +133,7 @@ double timed(team &all, solver &s, int iterations, bool sweeps) {
     return all.largest(elapsed.count()) / iterations;
 }
 
-/// All elements of a part, in host memory.
+/// Returns all elements of a part, in host memory.
 mpgpu::buffer<double> fetched(const mpgpu::context &ctx, const part &p) {
     const mpgpu::buffer<double> &values = p.values.at(p.now);
     mpgpu::buffer<double> result(ctx, mpgpu::device::host(), values.size());
@@ -140,8 +141,8 @@ mpgpu::buffer<double> fetched(const mpgpu::context &ctx, const part &p) {
     return result;
 }
 
-/// Prints the first computed cell of a block that is not what it must be. `expected(x, y, z)` counts from the block's
-/// first cell.
+/// Prints the first computed cell of a block with a wrong value. `expected(x, y, z)` is relative to the block's first
+/// cell. Returns true if there is none.
 template <class Expected>
 bool right(const block &b, const mpgpu::buffer<double> &values, const char *what, Expected &&expected) {
     for (std::int64_t z = 0; z < b.cells[2]; ++z) {
@@ -162,22 +163,22 @@ bool right(const block &b, const mpgpu::buffer<double> &values, const char *what
     return true;
 }
 
-/// All elements of one block that is the whole domain, after so many iterations on the CPU.
+/// Returns all elements of one block that is the whole domain, after `iterations` iterations on the CPU.
 std::vector<double> one_block_on_cpu(const mpgpu::context &ctx, const block &domain, int iterations) {
-    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // in which the CPU is called
+    const mpgpu::stream stream(ctx, mpgpu::device::gpu(0)); // in which the CPU code runs
     std::vector<double> before(static_cast<std::size_t>(element_count(domain)));
     on_virtual_devices.set(stream, 0, domain, before.data());
     stream.synchronize();
     std::vector<double> after = before;
     for (int i = 0; i < iterations; ++i) {
         on_virtual_devices.sweep(stream, 0, domain, before.data(), after.data());
-        std::swap(before, after); // the work that is enqueued has the addresses
+        std::swap(before, after); // the enqueued work has the addresses
     }
     stream.synchronize();
     return before;
 }
 
-/// Compares every cell with those of one block on the CPU, which rank 0 has: the others send it theirs.
+/// Compares every cell with one block computed on the CPU by rank 0, to which the other ranks send their cells.
 bool same_as_one_block(const mpgpu::context &ctx, team &all, const division &whole, int blocks_each, const solver &s,
                        const std::vector<double> &reference) {
     const block domain = divide(whole.domain, 1).at(0);
@@ -207,7 +208,7 @@ bool same_as_one_block(const mpgpu::context &ctx, team &all, const division &who
     return all.largest(good ? 0.0 : 1.0) == 0.0;
 }
 
-/// Compares every cell of two forms that have done as many iterations.
+/// Compares every cell of two forms after the same number of iterations.
 bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b) {
     bool good = true;
     for (std::size_t i = 0; i < a.parts.size(); ++i) {
@@ -222,7 +223,7 @@ bool same(const mpgpu::context &ctx, team &all, const solver &a, const solver &b
     return all.largest(good ? 0.0 : 1.0) == 0.0;
 }
 
-/// The value below which a part of the readings lies.
+/// Returns the value below which a fraction `part` of the readings lies.
 double quantile(std::vector<double> readings, double part) {
     std::sort(readings.begin(), readings.end());
     const double place = part * static_cast<double>(readings.size() - 1);
@@ -244,7 +245,7 @@ void print(const solver &s, const solver &staged, int ranks, const division &who
     std::printf("%5d %6d  %-16s %-10s", ranks, whole.count(), domain.c_str(), s.name);
     for (const auto readings : {&solver::iteration_us, &solver::exchange_us}) {
         if (readings == &solver::exchange_us && whole.count() == 1) {
-            break; // one block has nobody to exchange with
+            break; // a single block has no neighbour
         }
         const double median = quantile(s.*readings, 0.5);
         std::printf(" %10.1f (%7.1f,%8.1f) %6.2f", median, quantile(s.*readings, 0.25), quantile(s.*readings, 0.75),
@@ -257,13 +258,13 @@ mpgpu::context context_of(const options &opt) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI3D_CUDA
-    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     return mpgpu::context(machine);
 }
 
-/// What one of the processes does for one line of the table. `meet(ctx, on)` makes the node of all.
+/// Computes one line of the table in one of the processes. `meet(ctx, on)` creates the node of all processes.
 template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&meet) {
     const mpgpu::context ctx = context_of(opt);
     const mpgpu::device on = mpgpu::device::gpu(rank % ctx.devices().gpus);
@@ -310,7 +311,7 @@ template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&me
             good = same_as_one_block(ctx, all, whole, opt.blocks, s, reference) && good;
         }
     }
-    for (int round = -1; round < opt.rounds; ++round) { // the first is to warm up
+    for (int round = -1; round < opt.rounds; ++round) { // the first round is for warm-up
         for (solver &s : solvers) {
             const double iteration = timed(all, s, opt.iterations, true);
             const double exchange = timed(all, s, opt.iterations, false);
@@ -328,7 +329,7 @@ template <class Meet> int run(const options &opt, int rank, int ranks, Meet &&me
             print(s, solvers[0], ranks, whole);
         }
     }
-    all.meet(); // nobody leaves while others receive
+    all.meet(); // no process leaves while others receive
     return good ? 0 : 1;
 }
 
@@ -384,7 +385,7 @@ int main(int argc, char *argv[]) {
         for (const int ranks : opt.ranks) {
             static_cast<void>(divide(opt.weak ? scaled(opt.domain, ranks) : opt.domain, ranks * opt.blocks));
         }
-        // By a process that ends, because what has asked the driver cannot fork.
+        // The GPUs are counted by a separate process, because a process that has used the driver cannot fork.
         int gpus = 0;
         const int machine = in_process([&] {
             const mpgpu::context ctx = context_of(opt);

@@ -7,23 +7,23 @@
 #include <string>
 #include <vector>
 
-/// The command line. Three numbers are joined by `_`, x first.
+/// Command line. Three numbers are joined by `_`, x first.
 struct options {
-    std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells; with `weak` of one rank
-    std::vector<int> ranks;                            ///< processes: one problem after the other; none: 2
-    int blocks = 1;                                    ///< of each process
-    bool weak = false;                                 ///< the domain grows with the number of ranks
-    int iterations = 20;                               ///< of a round
-    int rounds = 7;                                    ///< of which the median is printed
-    int check = 5;                                     ///< iterations that are compared with one block on the CPU
-    bool staged = true;                                ///< faces go through host memory
-    bool direct = true;                                ///< faces are sent from device memory
-    bool gpu_aware = false;                            ///< MPI takes pointers of GPUs, whatever it says
-    std::string topology;                              ///< preset or file; empty: this machine
+    std::array<std::int64_t, 3> domain = {96, 96, 96}; ///< cells of the domain; with `weak` of one rank
+    std::vector<int> ranks; ///< numbers of processes, one problem after the other; default: 2
+    int blocks = 1;         ///< blocks of each process
+    bool weak = false;      ///< the domain grows with the number of ranks
+    int iterations = 20;    ///< iterations per round
+    int rounds = 7;         ///< rounds whose median is printed
+    int check = 5;          ///< iterations before the comparison with one block on the CPU
+    bool staged = true;     ///< faces go through host memory
+    bool direct = true;     ///< faces are sent from device memory
+    bool gpu_aware = false; ///< assume that MPI supports GPU pointers, whatever it reports
+    std::string topology;   ///< preset or file; empty: this machine
     bool help = false;
 };
 
-/// What `-help` prints.
+/// Text printed by `-help`.
 extern const char *const usage;
 
 /// Reads the command line; throws `std::invalid_argument` with a message that names the flag, the value and the remedy.

@@ -19,7 +19,7 @@ namespace {
 constexpr int failed = 2;
 
 pid_t start(const std::function<int()> &task) {
-    // What is still in the buffer would be printed by both.
+    // Both processes would print the remaining contents of the buffer.
     std::fflush(nullptr);
     const pid_t child = fork();
     if (child < 0) {
@@ -51,7 +51,7 @@ int code_of(pid_t child) {
     return WEXITSTATUS(status);
 }
 
-/// The name of a GPU for CUDA_VISIBLE_DEVICES: that list's own, where there is one.
+/// Returns the name of a GPU for CUDA_VISIBLE_DEVICES, taken from the current list if it is set.
 std::string name_of(int gpu) {
     const char *given = std::getenv("CUDA_VISIBLE_DEVICES");
     std::string_view names = given != nullptr ? given : "";

@@ -5,14 +5,14 @@
 #include <functional>
 #include <string>
 
-/// Runs `task` in a process of its own, and returns what it returns, from 0 to 254. An exception is printed, and is 2.
+/// Runs `task` in a separate process and returns its result, from 0 to 254. An exception is printed and gives 2.
 int in_process(const std::function<int()> &task);
 
-/// Runs `task` in so many processes at once, each with its rank and a path at which they can meet. Where there are
-/// GPUs, each process sees one, as under a job scheduler; where there are fewer GPUs than processes they share them.
-/// Returns the largest of what the tasks return. An exception is printed, and is 2; a process that is killed is 1.
+/// Runs `task` in `ranks` concurrent processes, each with its rank and a path at which they can meet. If there are
+/// GPUs, each process sees one, as under a job scheduler; if there are fewer GPUs than processes, they share them.
+/// Returns the largest result. An exception is printed and gives 2; a killed process gives 1.
 ///
-/// To be called while this process has one thread, and no context: a child of `fork` can use neither.
+/// Must be called while this process has one thread and no context, because a child of `fork` can use neither.
 int in_processes(int ranks, int gpus, const std::function<int(int rank, const std::string &meeting)> &task);
 
 #endif // MPGPU_EXAMPLES_JACOBI3D_PROCESSES_HPP

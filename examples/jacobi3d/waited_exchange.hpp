@@ -38,9 +38,10 @@ template <class Task> void for_each_face(const block &b, Task &&task) {
     }
 }
 
-/// Faces are sent by the host once they are packed, and unpacked once it has seen them arrive: from device memory, or
-/// `staged` through host memory, which is what a program does whose messages take no other. `Messages` sends and
-/// receives a face, in stream order or at once, and what it returns can be waited for.
+/// Exchange in which the host waits: it sends faces once they are packed, and unpacks them once they have arrived.
+/// Faces are sent from device memory, or `staged` through host memory, as in programs whose messages support nothing
+/// else. `Messages` sends and receives a face, in stream order or immediately, and returns a request that can be waited
+/// for.
 template <class Messages> class waited_exchange final : public exchange {
   public:
     waited_exchange(const mpgpu::context &ctx, const Messages &messages, std::vector<part> &parts, bool staged)
@@ -77,9 +78,9 @@ template <class Messages> class waited_exchange final : public exchange {
         }
         for (std::size_t i = 0; i < parts.size(); ++i) {
             stage &s = stages_[i];
-            parts[i].stream.synchronize(); // what is sent from now on
+            parts[i].stream.synchronize(); // waits for the packed faces
             if constexpr (!Messages::follow_streams) {
-                receive(s, parts[i]); // what was received there last is unpacked
+                receive(s, parts[i]); // the previous contents have been unpacked
             }
             for_each_face(parts[i].where, [&](int face, std::size_t first, std::size_t cells) {
                 s.under_way.push_back(

@@ -20,12 +20,12 @@ void check(cudaError_t error, const char *what) {
 constexpr std::size_t up = 0; // to the rank at row 0
 constexpr std::size_t down = 1;
 
-/// By array.
+/// One value for each array.
 template <class T> using both = std::array<T, 2>;
-/// By the way that rows go.
+/// One value for each direction of a row.
 template <class T> using ways = std::array<T, 2>;
 
-/// What a rank tells the others. Plain bytes.
+/// Handles that a rank sends to the others, as plain bytes.
 struct offer {
     both<cudaIpcMemHandle_t> arrays;
     both<ways<cudaIpcEventHandle_t>> sent;
@@ -62,7 +62,7 @@ class by_peer_copies final : public exchange {
             for (std::size_t parity = 0; parity < 2; ++parity) {
                 float *array = own.arrays[parity];
                 if (to != rank) {
-                    // Two ranks are neighbours twice, and memory is opened once.
+                    // Two ranks can be neighbours on both sides, but memory is opened once.
                     void *&opened = opened_[parity][to];
                     if (opened == nullptr) {
                         check(cudaIpcOpenMemHandle(&opened, theirs.arrays[parity], cudaIpcMemLazyEnablePeerAccess),
@@ -70,11 +70,11 @@ class by_peer_copies final : public exchange {
                     }
                     array = static_cast<float *>(opened);
                 }
-                // What goes up is the row beyond the last one there.
+                // Rows sent upwards go to the row after the last one of the neighbour.
                 targets_[parity][way] = array + (way == up ? static_cast<std::size_t>(theirs.rows + 1) * own.width : 0);
                 arrived_[parity][way] = sent_[parity][1 - way];
                 if (to != rank) {
-                    // From there, rows go the other way.
+                    // Rows from that rank travel in the opposite direction.
                     check(cudaIpcOpenEventHandle(&arrived_[parity][way], theirs.sent[parity][1 - way]),
                           "cudaIpcOpenEventHandle");
                 }
@@ -95,7 +95,7 @@ class by_peer_copies final : public exchange {
             MPI_Request_free(&tell_[way]);
             MPI_Request_free(&listen_[way]);
         }
-        MPI_Barrier(own_.ranks); // nobody copies to anybody any more
+        MPI_Barrier(own_.ranks); // no rank copies to another any more
         for (auto &of_parity : opened_) {
             for (const auto &[rank, memory] : of_parity) {
                 cudaIpcCloseMemHandle(memory);
@@ -108,7 +108,7 @@ class by_peer_copies final : public exchange {
                 }
             }
         }
-        MPI_Barrier(own_.ranks); // nobody has anybody's memory open any more
+        MPI_Barrier(own_.ranks); // no rank has another's memory open any more
         for (auto &of_parity : sent_) {
             for (cudaEvent_t event : of_parity) {
                 cudaEventDestroy(event);
@@ -121,7 +121,7 @@ class by_peer_copies final : public exchange {
         if (!started_) {
             return;
         }
-        // The events are recorded, and so can be waited for.
+        // The events have been recorded, so they can be waited for.
         MPI_Waitall(2, listen_.data(), MPI_STATUSES_IGNORE);
         MPI_Waitall(2, tell_.data(), MPI_STATUSES_IGNORE);
         for (std::size_t way : {up, down}) {
@@ -159,7 +159,7 @@ class by_peer_copies final : public exchange {
     cudaEvent_t swept_ = nullptr;
     ways<cudaStream_t> lanes_{};
     both<ways<cudaEvent_t>> sent_{};
-    both<ways<cudaEvent_t>> arrived_{}; ///< by the way to whom they come from
+    both<ways<cudaEvent_t>> arrived_{}; ///< by the direction of the sender
     both<ways<float *>> targets_{};
     both<std::map<int, void *>> opened_; ///< by rank
     ways<MPI_Request> tell_{MPI_REQUEST_NULL, MPI_REQUEST_NULL};

@@ -12,15 +12,15 @@
 #include <cstddef>
 #include <memory>
 
-/// The rows of one rank between its two halo rows, for exchanges without mpgpu.
+/// Rows of one rank between its two halo rows, for exchanges without mpgpu.
 struct rank_rows {
     MPI_Comm ranks;
-    /// The ranks at row 0 and beyond the last row, in this order, here and below.
+    /// Ranks above row 0 and below the last row, in the order used for all pairs here.
     std::array<int, 2> neighbours;
     /// The two arrays that swap.
     std::array<float *, 2> arrays;
-    std::size_t width; ///< elements of a row
-    int rows;          ///< that are computed, of this rank
+    std::size_t width; ///< elements per row
+    int rows;          ///< computed rows of this rank
     const mpgpu::stream *sweeps;
     int device;
 
@@ -29,13 +29,14 @@ struct rank_rows {
     }
 };
 
-/// By MPI, which gets pointers of the device: what an MPI program does that knows nothing of mpgpu. The host waits for
-/// the sweep before it sends.
+/// Returns an exchange by MPI with pointers of the device, as in an MPI program without mpgpu. The host waits for the
+/// sweep before it sends.
 std::unique_ptr<exchange> exchange_by_mpi(const rank_rows &own);
 
 #ifdef JACOBI_CUDA
-/// By cudaMemcpyAsync into the neighbours' arrays, opened by CUDA IPC, with events of which an empty MPI message says
-/// that they are recorded. The arrays have blocks of the driver's memory of their own, and ranks see each other's GPUs.
+/// Returns an exchange by cudaMemcpyAsync into the neighbours' arrays, which are opened by CUDA IPC. Empty MPI messages
+/// notify the neighbours that events have been recorded. The arrays fill whole blocks of the driver's memory, and ranks
+/// see each other's GPUs.
 std::unique_ptr<exchange> exchange_by_peer_copies(const rank_rows &own);
 #endif
 

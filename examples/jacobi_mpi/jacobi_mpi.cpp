@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// The Jacobi relaxation of examples/jacobi with one process for each device: the same problem, flags, sweeps and check.
+// Jacobi relaxation of examples/jacobi with one process for each device, with the same problem, flags, sweeps and
+// check.
 //
 // The ny rows are divided among the ranks. Each keeps its rows between two halo rows, and an iteration is
 //
 //     sweep a -> a_new             in the rank's stream
-//     exchange                     both halo rows of a_new, in the same stream; then a and a_new change places
+//     exchange                     both halo rows of a_new, in the same stream; then a and a_new are swapped
 //
-// The halo exchange is mpgpu/halo_mpi.hpp's: rows go straight into the neighbours' memory, in stream order. MPI is
-// called where convergence is checked, and nowhere else in the time loop. With -plain the same is solved by MPI with
-// pointers of the devices too, and on GPUs by copies into memory opened by CUDA IPC, by turns.
+// The halo exchange is that of mpgpu/halo_mpi.hpp: rows are copied directly into the neighbours' memory, in stream
+// order. In the time loop, MPI is called only to check convergence. With -plain the problem is also solved by MPI with
+// device pointers, and on GPUs by copies into memory opened by CUDA IPC, in turns.
 #include "../gpu_aware.hpp"
 #include "../jacobi/options.hpp"
 #include "../jacobi/sweep.hpp"
@@ -41,8 +42,8 @@ namespace {
 constexpr double tolerance = 1.0e-8; // of the norm, as in the samples
 constexpr int turns = 5;             // with -plain
 
-/// The rows that are computed, divided among so many ranks. The domain is a ring in y, and its first and last row are
-/// the halo rows at its ends.
+/// Returns the grid of the computed rows, divided among `ranks` ranks. The domain is periodic in y, and its first and
+/// last row are the halo rows at its ends.
 halo::grid grid_of(const options &opt, int ranks) {
     halo::grid g;
     g.cells = {opt.nx, opt.ny - 2, 1};
@@ -53,7 +54,7 @@ halo::grid grid_of(const options &opt, int ranks) {
     return g;
 }
 
-/// The code for the devices of the context, of which `memory` is some.
+/// Returns the code for the devices of the context to which `memory` belongs.
 const device_code &code_for(const void *memory) {
 #ifdef JACOBI_CUDA
     if (is_on_gpu(memory)) {
@@ -75,19 +76,19 @@ struct part {
           fetch_norm(ctx, {mpgpu::make_transfer(row_norm_on_host, row_norm)}) {}
 
     mpgpu::device where;
-    int first; // of the domain's rows, the first that is computed here
-    int rows;  // computed here; the blocks have one more at either end
+    int first; // first row of the domain that is computed here
+    int rows;  // rows that are computed here; the blocks have one more at either end
     std::size_t width;
     mpgpu::stream stream;
     std::array<mpgpu::buffer<float>, 2> memory;
-    std::array<mpgpu::device_span<float>, 2> a; // a and a_new, by turns
+    std::array<mpgpu::device_span<float>, 2> a; // a and a_new, alternating
     mpgpu::buffer<double> row_norm;
     mpgpu::buffer<double> row_norm_on_host;
     mpgpu::plan fetch_norm;
 
   private:
     [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows + 2) * width; }
-    /// Whole blocks of the driver's 2 MiB: a handle of CUDA IPC gives away the block.
+    /// Allocates whole 2 MiB blocks of the driver, because a handle of CUDA IPC exposes the block.
     [[nodiscard]] mpgpu::buffer<float> block(const mpgpu::context &ctx) const {
         constexpr std::size_t whole = (std::size_t{2} << 20) / sizeof(float);
         return {ctx, where, (size() + whole - 1) / whole * whole};
@@ -97,7 +98,7 @@ struct part {
     }
 };
 
-/// The same exchange by mpgpu, of each of the two arrays that swap.
+/// Exchange by mpgpu for each of the two arrays that swap.
 class by_mpgpu final : public exchange {
   public:
     by_mpgpu(const mpgpu::stream &stream, std::array<halo::plan, 2> plans)
@@ -112,7 +113,7 @@ class by_mpgpu final : public exchange {
         }
     }
 
-    void before_sweep(std::size_t /*device*/) override {} // its stream's order says it
+    void before_sweep(std::size_t /*device*/) override {} // the order of its stream suffices
     void start(std::size_t parity) override { plans_.at(parity).exchange(stream_); }
     void finish() override { stream_.synchronize(); }
     [[nodiscard]] std::string describe() const { return plans_[0].transfers()->describe(); }
@@ -122,7 +123,8 @@ class by_mpgpu final : public exchange {
     std::array<halo::plan, 2> plans_;
 };
 
-/// Rows `first` to `first + rows - 1` of the domain before the first iteration: zero, with a sine at both ends of x.
+/// Sets rows `first` to `first + rows - 1` of the domain before the first iteration: zero, with a sine at both ends of
+/// x.
 void set_initial_values(mpgpu::buffer<float> &some, std::size_t nx, int ny, int first) {
     const auto rows = static_cast<int>(some.size() / nx);
     std::fill_n(some.data(), some.size(), 0.0F);
@@ -137,15 +139,15 @@ void set_initial_values(mpgpu::buffer<float> &some, std::size_t nx, int ny, int 
 
 struct solution {
     int iterations = 0;
-    double seconds = 0.0; // of the iterations alone
+    double seconds = 0.0; // of the iterations only
 };
 
-/// The ranks that solve together.
+/// Ranks that solve together.
 struct team {
     MPI_Comm ranks;
     int size;
-    std::vector<int> counts; // rows of each
-    std::vector<int> starts; // first row of each, counted from the first that is computed
+    std::vector<int> counts; // rows of each rank
+    std::vector<int> starts; // first row of each rank, relative to the first computed row
 };
 
 team team_of(MPI_Comm ranks, const halo::grid &g) {
@@ -157,7 +159,7 @@ team team_of(MPI_Comm ranks, const halo::grid &g) {
     return all;
 }
 
-/// This rank's rows and its halo rows before the first iteration.
+/// Returns this rank's rows and its halo rows before the first iteration.
 mpgpu::buffer<float> initial_values(const mpgpu::context &ctx, const options &opt, const part &mine) {
     mpgpu::buffer<float> rows(ctx, mpgpu::device::host(), mine.a[0].size());
     set_initial_values(rows, mine.width, opt.ny, mine.first - 1);
@@ -173,7 +175,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
         .synchronize();
     std::vector<double> row_norms(static_cast<std::size_t>(opt.ny - 2)); // of all ranks, in order
     MPI_Barrier(all.ranks);
-    for (std::size_t parity : {0U, 1U}) { // also warms up: the first execution of a plan sets up what it needs
+    for (std::size_t parity : {0U, 1U}) { // also for warm-up: the first execution of a plan creates its resources
         halos.start(parity);
         halos.finish();
     }
@@ -183,7 +185,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
     double norm = 1.0;
     int iteration = 0;
     for (; norm > tolerance && iteration < opt.niter; ++iteration) {
-        const bool report = !opt.csv && iteration % 100 == 0; // on all ranks alike: it takes all of them
+        const bool report = !opt.csv && iteration % 100 == 0; // equal on all ranks, because it is collective
         const bool check = report || iteration % opt.nccheck == 0;
         const std::size_t from = iteration % 2 == 0 ? 0 : 1;
         const std::size_t to = 1 - from;
@@ -213,7 +215,7 @@ solution solve(const mpgpu::context &ctx, const options &opt, const team &all, p
     return {iteration, slowest};
 }
 
-/// The same on one device, in this process alone.
+/// Solves on one device, in this process alone.
 solution solve_alone(const mpgpu::context &ctx, const options &opt, mpgpu::buffer<float> &result, bool print) {
     const halo::grid g = grid_of(opt, 1);
     part mine(ctx, g, 0, mpgpu::device::gpu(0));
@@ -225,7 +227,7 @@ solution solve_alone(const mpgpu::context &ctx, const options &opt, mpgpu::buffe
     return solve(ctx, opt, team_of(MPI_COMM_SELF, g), mine, halos, initial_values(ctx, opt, mine), result, print);
 }
 
-/// Whether this rank's rows are the same, bit by bit, as those that one device has computed.
+/// True if this rank's rows are bitwise equal to those computed on one device.
 bool same(const mpgpu::buffer<float> &result, const float *reference, const part &mine) {
     const auto differ = std::mismatch(result.data(), result.data() + result.size(), reference);
     if (differ.first == result.data() + result.size()) {
@@ -249,7 +251,7 @@ void check_options(const options &opt, int ranks) {
     }
 }
 
-/// One way of exchanging the halo rows, and what it has to work on.
+/// Method of exchanging the halo rows, with its data.
 struct form {
     std::string name;
     std::unique_ptr<part> mine;
@@ -261,7 +263,7 @@ form form_of(const char *name, const mpgpu::context &ctx, const halo::grid &g, i
     return {name, std::make_unique<part>(ctx, g, rank, gpu), nullptr, {}};
 }
 
-/// What mpgpu is compared with.
+/// Adds the methods that mpgpu is compared with.
 void add_plain_forms(std::vector<form> &forms, const mpgpu::context &ctx, const options &opt, const halo::grid &g,
                      int rank, mpgpu::device gpu) {
     const int ranks = halo::rank_count(g);
@@ -301,7 +303,7 @@ int run(const options &opt, int rank, int ranks) {
     mpgpu::context_options machine;
     machine.topology = opt.topology;
 #ifndef JACOBI_CUDA
-    // The sweep is CPU code that reads and writes the devices' memory, which virtual devices alone allow.
+    // CPU code sweeps in the devices' memory, which is possible only on virtual devices.
     machine.backend = mpgpu::backend::host;
 #endif
     const mpgpu::context ctx(machine);
@@ -309,7 +311,7 @@ int run(const options &opt, int rank, int ranks) {
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
     const halo::grid g = grid_of(opt, ranks);
     const team all = team_of(MPI_COMM_WORLD, g);
-    // Each form has arrays of its own: what MPI has opened by CUDA IPC, mpgpu may not.
+    // Each form has arrays of its own, because mpgpu may not be able to open memory that MPI has opened by CUDA IPC.
     std::vector<form> forms;
     forms.push_back(form_of("mpgpu", ctx, g, rank, gpu));
     part &mine = *forms[0].mine;
@@ -350,7 +352,7 @@ int run(const options &opt, int rank, int ranks) {
         }
     }
     MPI_Bcast(&one.iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
-    // Each rank gets its rows of the reference. A row is one element, so that counts stay below 2^31.
+    // Each rank receives its rows of the reference. A row is one element, so that counts stay below 2^31.
     MPI_Datatype row = MPI_DATATYPE_NULL;
     MPI_Type_contiguous(opt.nx, MPI_FLOAT, &row);
     MPI_Type_commit(&row);
@@ -360,7 +362,7 @@ int run(const options &opt, int rank, int ranks) {
     MPI_Type_free(&row);
 
     const mpgpu::buffer<float> initial = initial_values(ctx, opt, mine);
-    // By turns, so that whatever else the machine does strikes all alike; each result is compared.
+    // The forms run in turns, so that other load of the machine affects all equally. Each result is verified.
     for (int turn = 0; turn < (opt.plain ? turns : 1); ++turn) {
         for (form &f : forms) {
             const bool first = turn == 0 && &f == forms.data();

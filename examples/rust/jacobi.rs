@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Jacobi relaxation over the devices of a node, in one process: `cargo run --example jacobi`.
+//! Jacobi relaxation on the devices of a node, in one process: `cargo run --example jacobi`.
 //!
-//! The mesh is divided by rows. One plan for each of two arrays exchanges the edge rows between devices, once per step, in the order of
-//! streams and events; the sweeps are host functions in the same streams, where a GPU program launches kernels. The result is compared, bit
-//! by bit, with that of the whole mesh on one device.
+//! The mesh is divided by rows. One plan for each of two arrays exchanges the edge rows between devices, once per step, ordered by streams
+//! and events. The sweeps are host functions in the same streams, where a GPU program would launch kernels. The result is compared, bit by
+//! bit, with that of the whole mesh on one device.
 
 use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, Error, Event, Stream, Transfer};
 use std::ops::Range;
 
-/// Elements of a row, its two fixed ends included.
+/// Elements of a row, including its two fixed ends.
 const ROW: usize = 1 << 12;
-/// Computed rows of the whole mesh.
+/// Number of computed rows of the whole mesh.
 const ROWS: usize = 61;
 const STEPS: usize = 50;
 
-/// The rows that a device computes, with a row of ghost cells at either end.
+/// Rows that a device computes, with a row of ghost cells at either end.
 struct Part {
     rows: Range<usize>,
     stream: Stream,
-    /// They take turns.
+    /// Old and new values, alternating.
     arrays: [Buffer<f64>; 2],
 }
 
@@ -30,7 +30,7 @@ impl Part {
         Ok(Part { stream: Stream::new(ctx, device)?, arrays: [array()?, array()?], rows })
     }
 
-    /// Row `index` of an array, from the ghost row 0 on.
+    /// Returns row `index` of an array. Row 0 is a ghost row.
     fn row(&self, array: usize, index: usize) -> mpgpu::Slice<f64> {
         self.arrays[array].slice(index * ROW..(index + 1) * ROW)
     }
@@ -39,9 +39,9 @@ impl Part {
     fn sweep(&self, old: usize) -> Result<(), Error> {
         let (old, new, rows) = (self.arrays[old].clone(), self.arrays[1 - old].clone(), self.rows.len());
         self.stream.launch_host(move || {
-            // SAFETY: streams and events order sweeps and exchanges: nothing else works on these arrays now.
+            // SAFETY: streams and events order sweeps and exchanges, so nothing else uses these arrays now.
             let (old, new) = unsafe { (old.as_slice(), new.as_mut_slice()) };
-            // The host backend's devices are reached by the CPU.
+            // The CPU can access the memory of the host backend's devices.
             let (Some(old), Some(new)) = (old, new) else { return };
             for row in 1..=rows {
                 for x in row * ROW + 1..(row + 1) * ROW - 1 {
@@ -52,19 +52,19 @@ impl Part {
     }
 }
 
-/// Boundary values that depend on the place in the whole mesh, whose row 0 and last row are fixed.
+/// Returns the initial values of a row. Boundary values depend on the position in the whole mesh, whose first and last row are fixed.
 fn row_at_start(row: usize) -> Vec<f64> {
     let fixed = |x: usize| 1.0 + 0.01 * (row * 7 + x % 13) as f64;
     (0..ROW).map(|x| if row == 0 || row == ROWS + 1 || x == 0 || x == ROW - 1 { fixed(x) } else { 0.0 }).collect()
 }
 
-/// The computed rows after all steps, on so many devices.
+/// Returns the computed rows after all steps, on `devices` devices.
 fn relax(ctx: &Context, devices: usize) -> Result<Vec<f64>, Error> {
     let first = |part: usize| part * ROWS / devices;
     let parts: Vec<Part> = (0..devices)
         .map(|part| Part::new(ctx, Device::gpu(part as u32 % ctx.gpus()), first(part)..first(part + 1)))
         .collect::<Result<_, _>>()?;
-    // The rows at the edges go into the ghost rows of the neighbour.
+    // The rows at the edges are copied into the ghost rows of the neighbour.
     let exchange = |array: usize| {
         let transfers = parts.windows(2).flat_map(|pair| {
             let (low, high) = (&pair[0], &pair[1]);
@@ -99,9 +99,9 @@ fn relax(ctx: &Context, devices: usize) -> Result<Vec<f64>, Error> {
     Ok(result)
 }
 
-/// Whether every bit of the result is that of one device.
+/// Returns true if every bit of the result equals that of one device.
 pub fn run() -> Result<bool, Error> {
-    // The sweeps are the CPU's, so the devices are virtual ones.
+    // The sweeps run on the CPU, so the devices are virtual.
     let ctx = Context::with_options(&ContextOptions { backend: Some(BackendChoice::Host), ..Default::default() })?;
     let (one, several) = (relax(&ctx, 1)?, relax(&ctx, 4)?);
     Ok(one.len() == ROWS * ROW && one.iter().map(|x| x.to_bits()).eq(several.iter().map(|x| x.to_bits())))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Jacobi's method for a system of linear equations whose matrix is a band around the diagonal, as PROACT's paper has
-// it. The rows are divided over the GPUs, and each has the whole vector of unknowns.
+// Jacobi's method for a system of linear equations whose matrix is a band around the diagonal, as in PROACT's paper.
+// The rows are divided among the GPUs, and each GPU has the whole vector of unknowns.
 #include "replicated.hpp"
 
 #include <cmath>
@@ -8,13 +8,13 @@
 
 namespace {
 
-/// The equations: coefficients beside the diagonal, row by row, zeros where they would lie outside.
+/// Equations: off-diagonal coefficients, row by row, with zeros outside the matrix.
 struct equations {
     std::size_t rows;
-    std::size_t width; ///< coefficients of a row
+    std::size_t width; ///< coefficients per row
     std::vector<float> beside;
     std::vector<float> right;   ///< the right-hand side
-    std::vector<float> inverse; ///< one over the element on the diagonal
+    std::vector<float> inverse; ///< reciprocal of the diagonal element
 };
 
 float small(std::size_t row, std::size_t at) { // in (-1, 1)
@@ -22,7 +22,7 @@ float small(std::size_t row, std::size_t at) { // in (-1, 1)
     return (static_cast<float>(mixed) - 32.5F) / 64.0F;
 }
 
-/// The diagonal outweighs the rest of its row, so the method converges.
+/// Generates equations with dominant diagonals, so that the method converges.
 equations generated(std::size_t rows, std::size_t half) {
     equations made{rows, 2 * half + 1, std::vector<float>(rows * (2 * half + 1)), std::vector<float>(rows),
                    std::vector<float>(rows, 1.0F / static_cast<float>(2 * half + 1))};
@@ -39,7 +39,7 @@ equations generated(std::size_t rows, std::size_t half) {
     return made;
 }
 
-/// As the kernels sum it up: by lanes, then by pairs.
+/// Solves on the CPU with the summation order of the kernels: by lanes, then by pairs.
 std::vector<float> solved(const equations &of, int steps) {
     const std::size_t half = of.width / 2;
     std::vector<float> x(of.rows, 0.0F);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What one block of each kernel does: the same source for GPUs, where blocks have many threads, and for virtual
-// devices, where a block is one thread.
+// Work of one block of each kernel. The source is shared by GPUs, where blocks have many threads, and virtual devices,
+// where a block is one thread.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_BLOCKS_HPP
 
@@ -41,18 +41,19 @@ constexpr unsigned threads() {
 }
 #endif
 
-/// `outputs` as kernels use it.
+/// `outputs` in the form used by kernels.
 class receivers {
   public:
     explicit receivers(const outputs &made) : receivers(made, std::make_index_sequence<most_receivers>()) {}
 
-    /// Where this kernel stores what transfer `i` would else move from `source`; null where that is moved.
+    /// Returns the address at which this kernel stores the data that transfer `i` would otherwise move from `source`;
+    /// null if the transfer moves it.
     template <class T> [[nodiscard]] TRIGGERED_FUNCTION T *destination(unsigned i, const T *source) const {
         T *const there = i < count_ ? static_cast<T *>(to_[i].destination()) : nullptr;
         return there != source ? there : nullptr;
     }
 
-    /// Stores an element of `source` at all destinations, where this kernel does. Returns whether it does.
+    /// Stores an element of `source` at all destinations, if this kernel stores. Returns true if it did.
     template <class T> TRIGGERED_FUNCTION bool store(const T *source, std::size_t index, T value) const {
         if (destination(0, source) == nullptr) {
             return false;
@@ -63,14 +64,14 @@ class receivers {
         return true;
     }
 
-    /// The whole block has written `count` elements from `first` on, for all transfers.
+    /// Reports for all transfers that the whole block has written `count` elements from `first` on.
     template <class T> TRIGGERED_FUNCTION void ready(std::size_t first, std::size_t count) const {
         if (count_ > 0) {
             mpgpu::trigger::ready_range(to_, count_, first * sizeof(T), count * sizeof(T));
         }
     }
 
-    /// The same for transfer `i` alone.
+    /// Reports the same for transfer `i` only.
     template <class T> TRIGGERED_FUNCTION void ready_at(unsigned i, std::size_t first, std::size_t count) const {
         if (i < count_) {
             to_[i].ready_range(first * sizeof(T), count * sizeof(T));
@@ -91,7 +92,7 @@ struct range {
     std::size_t end;
 };
 
-/// Elements of a block: they lie together, so that blocks that start first write what lies first.
+/// Returns the contiguous elements of a block. Blocks that start first write the first elements.
 TRIGGERED_FUNCTION range share_of(std::size_t elements, unsigned block, unsigned of) {
     const std::size_t each = (elements + of - 1) / of;
     const std::size_t first = block * each;
@@ -105,7 +106,7 @@ TRIGGERED_FUNCTION word compute(word value, unsigned work) {
     return value;
 }
 
-/// The microbenchmark, and the first GPU of the pipeline.
+/// Kernel of the microbenchmark, and of the first GPU of the pipeline.
 TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned block) {
     const range mine = share_of(task.words, block, making_blocks);
     for (std::size_t i = mine.first + thread(); i < mine.end; i += threads()) {
@@ -117,7 +118,7 @@ TRIGGERED_FUNCTION void make(const making &task, const receivers &out, unsigned 
     out.ready<word>(mine.first, mine.end - mine.first);
 }
 
-/// What a kernel waits for that works on partitions as they arrive.
+/// Incoming partitions that a kernel waits for and processes as they arrive.
 struct incoming {
     explicit incoming(const consuming &task) : from(task.in_trigger), arrived(task.arrived), before(task.before) {}
     mpgpu::trigger from;
@@ -126,8 +127,8 @@ struct incoming {
 };
 
 #ifdef __CUDACC__
-/// One block looks at host memory, where flags of arrival lie, and tells the others through memory of the GPU: many
-/// blocks that look at host memory take its link from copies.
+/// One block polls host memory, which contains the arrival flags, and notifies the others through memory of the GPU: if
+/// many blocks polled host memory, they would slow down copies on its link.
 TRIGGERED_FUNCTION void watch(const incoming &in) {
     for (std::uint32_t partition = 0; partition < in.from.partitions(); ++partition) {
         in.from.wait(partition);
@@ -159,7 +160,7 @@ inline void wait_for(const incoming &in, std::size_t last_byte) {
 }
 #endif
 
-/// The second GPU of the pipeline: works on one share of its input.
+/// Kernel of the second GPU of the pipeline: processes one share of its input.
 TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const receivers &out, unsigned share) {
     const range mine = share_of(task.words, share, making_blocks);
     if (task.early && mine.end > mine.first) {
@@ -174,14 +175,14 @@ TRIGGERED_FUNCTION void consume(const consuming &task, const incoming &in, const
     out.ready<word>(mine.first, mine.end - mine.first);
 }
 
-/// A point from its neighbours. The same operands in the same order everywhere, so results are bitwise equal however
-/// the rows are divided.
+/// Returns a point's new value from its neighbours. The same operands are added in the same order everywhere, so
+/// results are bitwise equal however the rows are divided.
 TRIGGERED_FUNCTION float relaxed(float left, float right, float above, float below) {
     return 0.25F * ((right + left) + (below + above));
 }
 
-/// Jacobi: the first blocks make the rows that are sent, each a piece of one row, so that they move while the others
-/// compute.
+/// Jacobi sweep. The first blocks compute the rows that are sent, each a piece of one row, so that these rows move
+/// while the other blocks compute.
 TRIGGERED_FUNCTION void sweep(const sweeping &task, const receivers &out, unsigned block) {
     const std::size_t nx = task.nx;
     const auto pieces = static_cast<unsigned>(edge_pieces(nx));
@@ -230,7 +231,8 @@ TRIGGERED_FUNCTION range edges_of(const graph_part &part, std::size_t row) {
     return {part.offsets[row], part.offsets[row + 1]};
 }
 
-/// PageRank: the vector holds each vertex's rank divided by its edges, which is what its neighbours read.
+/// PageRank. The vector contains each vertex's rank divided by its number of edges, which is the value that its
+/// neighbours read.
 struct rank_rule {
     using value = float;
     const ranking &task;
@@ -245,7 +247,7 @@ struct rank_rule {
     }
 };
 
-/// Jacobi's method for a band matrix. All rows have as many terms, of which some lie outside.
+/// Jacobi's method for a band matrix. All rows have the same number of terms, some of which are outside the matrix.
 struct relax_rule {
     using value = float;
     const relaxing &task;
@@ -264,7 +266,7 @@ struct relax_rule {
     }
 };
 
-/// Shortest paths, a sweep of Bellman and Ford's: the vector holds distances.
+/// Shortest paths by sweeps of the Bellman-Ford algorithm. The vector contains distances.
 struct distance_rule {
     using value = std::uint32_t;
     const shortening &task;
@@ -280,15 +282,15 @@ struct distance_rule {
     [[nodiscard]] TRIGGERED_FUNCTION value made(value least, std::size_t row) const {
         const value old = task.x[task.part.first + row];
         if (least < old) {
-            *task.changed = task.step; // whoever writes writes the same
+            *task.changed = task.step; // all writers store the same value
             return least;
         }
         return old;
     }
 };
 
-/// What the terms of a row give: 32 parts, then a tree of pairs. The parts and the tree are the same on CPU and GPU, so
-/// sums are bitwise equal.
+/// Combines the terms of a row in 32 parts, then in a tree of pairs. Parts and tree are equal on CPU and GPU, so sums
+/// are bitwise equal.
 template <class Rule> TRIGGERED_FUNCTION typename Rule::value sum_of(const Rule &rule, std::size_t row) {
     using Value = typename Rule::value;
     const range terms = rule.terms(row);
@@ -317,7 +319,8 @@ template <class Rule> TRIGGERED_FUNCTION typename Rule::value sum_of(const Rule 
 #endif
 }
 
-/// A step: a warp makes the values of 32 rows, and stores them together. `made` are those of all `rows` rows.
+/// One step: a warp computes the values of 32 rows and stores them together. `made` contains the values of all `rows`
+/// rows.
 template <class Rule, class Value>
 TRIGGERED_FUNCTION void step(const Rule &rule, std::size_t rows, Value *made, const receivers &out, unsigned block) {
     const std::size_t first = std::size_t{block} * rows_per_block;
@@ -346,7 +349,7 @@ TRIGGERED_FUNCTION void step(const Rule &rule, std::size_t rows, Value *made, co
     out.ready<Value>(first, end - first);
 }
 
-/// Alternating least squares: a thread fits a vertex.
+/// Alternating least squares: one thread fits one vertex.
 TRIGGERED_FUNCTION void fit(const fitting &task, const receivers &out, unsigned block) {
     const std::size_t first = std::size_t{block} * rows_per_block;
     const std::size_t end = first + rows_per_block < task.part.rows ? first + rows_per_block : task.part.rows;
@@ -366,8 +369,8 @@ TRIGGERED_FUNCTION void fit(const fitting &task, const receivers &out, unsigned 
     out.ready<latent>(first, end - first);
 }
 
-/// Stores `each` words that lie together, and what a warp stores at a time in other lines of memory: a region of 32
-/// lines is written piece after piece.
+/// Stores `each` contiguous words at a time. The simultaneous stores of a warp go to different lines of memory: a
+/// region of 32 lines is written piece by piece.
 TRIGGERED_FUNCTION void scatter(const scattering &task, unsigned block) {
     constexpr std::size_t region = std::size_t{line_words} * region_lines;
     const std::size_t base = block * region;

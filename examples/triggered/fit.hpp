@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Least squares for one vertex, the same operations in the same order on CPU and GPU, so results are bitwise equal.
+// Least squares for one vertex, with the same operations in the same order on CPU and GPU, so that results are bitwise
+// equal.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_FIT_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_FIT_HPP
 
@@ -13,7 +14,7 @@
 #define TRIGGERED_UNROLLED
 #endif
 
-/// The fused multiplication and addition is named, so that all compilers round once.
+/// Returns a * b + c, explicitly fused so that all compilers round once.
 TRIGGERED_BOTH float fused(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_rn(a, b, c);
@@ -30,13 +31,13 @@ TRIGGERED_BOTH float divided(float a, float b) {
 #endif
 }
 
-/// The normal equations of a vertex: the factors of those that it is joined to, and their ratings.
+/// Normal equations of a vertex: the factors of its neighbours, and their ratings.
 class normal_equations {
   public:
     TRIGGERED_BOTH normal_equations() {
         TRIGGERED_UNROLLED
         for (unsigned i = 0; i < factor_size; ++i) {
-            a_[i][i] = 0.5F; // regularised
+            a_[i][i] = 0.5F; // regularized
         }
     }
 
@@ -51,7 +52,7 @@ class normal_equations {
         }
     }
 
-    /// By Cholesky's method without roots.
+    /// Solves the equations by the square-root-free Cholesky method.
     TRIGGERED_BOTH latent solved() {
         TRIGGERED_UNROLLED
         for (unsigned j = 0; j < factor_size; ++j) {

@@ -29,12 +29,12 @@ mpgpu::context_options machine_of(const options &opt) {
     result.topology = opt.topology;
 #ifndef TRIGGERED_CUDA
     result.backend =
-        mpgpu::backend::host; // the kernels are CPU code, which reaches the memory of virtual devices alone
+        mpgpu::backend::host; // the kernels are CPU code, which can access only the memory of virtual devices
 #endif
     return result;
 }
 
-constexpr int most_gpus = 4; // unless more are asked for
+constexpr int most_gpus = 4; // unless more are requested
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -76,7 +76,7 @@ std::vector<form> all_forms(const options &opt) {
 
 namespace {
 
-/// What is fastest of what can be tried, with the program's own kernel.
+/// Returns the fastest partitioning found by trials with the program's own kernel.
 mpgpu::partitioning tuned(const machine &m, const std::string &file, const std::vector<mpgpu::window> &windows,
                           const std::vector<mpgpu::node_transfer> &transfers, mpgpu::device where,
                           const mpgpu::plan_options &options, bool arrivals, const producer &launch) {
@@ -122,7 +122,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
         std::vector<mpgpu::node_transfer> transfers;
         for (const mpgpu::transfer &copy : copies) {
             const auto first = static_cast<std::uint32_t>(windows.size());
-            // That this window is only read is the transfer's to say.
+            // The transfer determines that this window is only read.
             // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast)
             windows.push_back({const_cast<void *>(copy.src), copy.bytes});
             windows.push_back({copy.dst, copy.bytes});
@@ -134,7 +134,7 @@ mover::mover(const machine &m, const form &way, const std::vector<mpgpu::transfe
             how = tuned(m, way.tuned, windows, transfers, where, plan_options, arrivals, launch);
         }
         how.arrivals = arrivals;
-        how.stores = true; // the kernels do where their trigger says so
+        how.stores = true; // the kernels store if their trigger requests it
         plan_.emplace(m.node.plan(windows, transfers, how, plan_options));
         is_armed_ = way.how != form::way::told;
         out_.count = static_cast<unsigned>(copies.size());
@@ -151,7 +151,7 @@ void mover::arm(const mpgpu::stream &stream) const {
 }
 
 void mover::move(const mpgpu::stream &stream, int gpu) const {
-    // One that was to be armed and is not is there for its triggers.
+    // A plan that is armed in other forms but not in this one exists only for its triggers.
     if (plan_ && (is_armed_ || out_.count == 0)) {
         plan_->enqueue(stream);
     }
@@ -165,8 +165,8 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
     for (int gpu = 0; gpu < app.gpus; ++gpu) {
         producers += app.sends(gpu, 0).empty() ? 0 : 1;
     }
-    // Plans that do not know of each other would fight for host memory: where several GPUs send at once, each transfer
-    // takes the link between the two alone.
+    // Independent plans would compete for host memory. If several GPUs send concurrently, each transfer uses only the
+    // direct link.
     const std::uint32_t paths = producers > 1 ? 1 : 0;
     std::vector<std::set<int>> senders(static_cast<std::size_t>(app.gpus));
     for (int gpu = 0; gpu < app.gpus; ++gpu) {
@@ -174,7 +174,7 @@ run::run(const machine &m, const application &app, form way) : app_(app), form_(
         parts_.push_back({mpgpu::stream(m.ctx, where), mpgpu::event(m.ctx), {}, {}});
         for (int parity = 0; parity < 2; ++parity) {
             const std::vector<mpgpu::transfer> copies = app.sends(gpu, parity);
-            // Who reads them waits for the end of a step.
+            // Readers wait for the end of a step.
             const auto launch = [&app, gpu, parity](const mpgpu::stream &stream, const outputs &out) {
                 app.launch(stream, gpu, parity, out);
             };
@@ -208,7 +208,7 @@ double run::seconds(double &enqueued) {
     int step = 0;
     while (step < app_.steps) {
         const auto parity = static_cast<std::size_t>(step % 2);
-        // All waits come before the first event of this step: they are for the last one's.
+        // All waits precede the first event of this step, because they refer to the previous step.
         for (const part &p : parts_) {
             for (const int sender : p.senders) {
                 if (step > 0) {
@@ -231,7 +231,7 @@ double run::seconds(double &enqueued) {
             const auto enqueued_so_far = std::chrono::steady_clock::now();
             synchronize();
             waited += seconds_since(enqueued_so_far);
-            // A CPU has said after how many steps.
+            // The CPU's result determines the expected number of steps.
             if (app_.has_ended(step) != (step == app_.steps) && moves()) {
                 ended_wrong_ = true;
                 break;
@@ -302,7 +302,7 @@ int compare(const machine &m, const application &app, const application *one, co
     std::vector<std::vector<double>> times(runs.size());
     std::vector<std::vector<double>> enqueued(runs.size());
     std::set<std::string> wrong;
-    // By turns, so that whatever else the machine does strikes all forms alike.
+    // The forms run in turns, so that other load of the machine affects all equally.
     for (int round = 0; round <= opt.rounds; ++round) {
         for (std::size_t i = 0; i < runs.size(); ++i) {
             double enqueuing = 0;
@@ -345,8 +345,8 @@ int compare(const machine &m, const application &app, const application *one, co
         if (one != nullptr) {
             std::printf("%9.3f ", median(times[0]) / took);
         }
-        // Of the time of plain copies, beside kernels that say what is ready (PROACT, section V.C). On shared CPUs that
-        // is noise.
+        // Share of the time of plain copies that is hidden, relative to kernels that report what is ready (PROACT,
+        // section V.C). On shared CPUs it is noise.
         const double hidden = 100 * (1 - (took - told) / (copies - limit));
         const bool overlaps = !m.is_virtual() && runs[i]->moves() && i > first + 3 && copies > 1.01 * limit;
         std::printf("%9.3f %9.3f %9.3f", copies / took, plan / took, limit / took);
@@ -361,7 +361,7 @@ int compare(const machine &m, const application &app, const application *one, co
     if (!opt.csv.empty() && !table.flush()) {
         throw std::invalid_argument("-csv " + opt.csv + ": cannot be written");
     }
-    if (!m.is_virtual()) { // on shared CPUs that is noise
+    if (!m.is_virtual()) { // noise on shared CPUs
         std::printf("saying what is ready costs the kernels %.1f %%\n", (told / limit - 1) * 100);
     }
     std::printf("%s\n", wrong.empty() ? "all results are right" : "RESULTS ARE WRONG");

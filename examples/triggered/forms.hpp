@@ -15,109 +15,110 @@
 #include <string>
 #include <vector>
 
-/// How what a kernel makes gets to where it is needed.
+/// Method of moving the output of a kernel to its destination.
 struct form {
     enum class way {
-        alone,  ///< not at all: the limit in which transfers cost nothing, and what is received is wrong
-        told,   ///< not at all, though the kernel says what is ready: what that costs
-        copies, ///< by plain copies after the kernel
-        plan,   ///< by a plan after the kernel
+        alone,  ///< not moved: the limit in which transfers cost nothing; received data is wrong
+        told,   ///< not moved, but the kernel reports what is ready: the cost of reporting
+        copies, ///< plain copies after the kernel
+        plan,   ///< a plan after the kernel
         agent   ///< in partitions, while the kernel runs
     };
     way how = way::alone;
     std::string name;
-    mpgpu::partitioning partitions{}; ///< and who moves them
-    std::string tuned{};              ///< file in which trials are kept that say so
+    mpgpu::partitioning partitions{}; ///< partitions and the agent that moves them
+    std::string tuned{};              ///< file with the results of trials that determine the partitions
 };
 
-/// Enqueues the kernel that makes what a mover moves.
+/// Function that enqueues the kernel whose output a mover moves.
 using producer = std::function<void(const mpgpu::stream &stream, const outputs &out)>;
 
-/// The forms that this example compares: the two in which nothing moves first, then the two in bulk.
+/// Returns the forms to compare: first the two without transfers, then the two with bulk transfers.
 std::vector<form> all_forms(const options &opt);
 
-/// What GPUs compute in a row of steps, and move in each.
+/// Computation of GPUs in successive steps, with the transfers of each step.
 struct application {
     int gpus = 1;
-    int steps = 1; ///< in a row
-    /// What a GPU's kernel makes in a step of this parity, and where it goes.
+    int steps = 1; ///< back to back
+    /// Returns the outputs and destinations of a GPU's kernel in a step of this parity.
     std::function<std::vector<mpgpu::transfer>(int gpu, int parity)> sends;
-    /// Enqueues a GPU's kernel of a step. The `i`-th output is the `i`-th transfer of `sends`.
+    /// Enqueues a GPU's kernel of a step. The `i`-th output belongs to the `i`-th transfer of `sends`.
     std::function<void(const mpgpu::stream &stream, int gpu, int step, const outputs &out)> launch;
-    /// Sets all memory to what it is before the first step, and what is received to what is wrong.
+    /// Sets all memory to its state before the first step, and memory of received data to wrong values.
     std::function<void()> reset;
-    /// After `steps` steps: how many elements are not what a CPU makes of them.
+    /// Returns the number of elements that differ from the CPU's result after `steps` steps.
     std::function<std::size_t()> wrong;
-    /// Whether each GPU reads what all others have made in the step before, where nothing is sent.
+    /// True if each GPU reads the output of all others from the previous step without transfers.
     bool all_read = false;
-    /// Steps between two tests for the end, at which the host waits; 0: never.
+    /// Number of steps between two tests for the end, at which the host waits; 0: no tests.
     int check = 0;
-    /// Whether the step before has changed nothing.
+    /// Returns true if the previous step changed nothing.
     std::function<bool(int step)> has_ended;
 };
 
-/// What all programs need.
+/// Resources shared by all programs.
 struct machine {
     mpgpu::context ctx;
     const device_code &code;
     mpgpu::node node;
-    int gpus; ///< to use
+    int gpus; ///< GPUs to use
 
-    /// Throws `std::invalid_argument` where there are not so many GPUs.
+    /// Throws `std::invalid_argument` if there are not enough GPUs.
     explicit machine(const options &opt);
     [[nodiscard]] bool is_virtual() const { return ctx.backend() == mpgpu::backend::host; }
 };
 
-/// Where what all GPUs use lies.
+/// Location of data that all GPUs use.
 enum class placement {
-    each,   ///< each GPU has its own
-    unified ///< all have one in unified memory, with hints, and nothing is moved
+    each,   ///< a copy on each GPU
+    unified ///< one copy in unified memory, with hints; nothing is moved
 };
 
 using shared_memory = std::unique_ptr<void, void (*)(void *)>;
 shared_memory share_memory(const machine &m, std::size_t bytes);
 
-/// Whether there are several GPUs that use unified memory at once.
+/// True if several GPUs can use unified memory concurrently.
 bool shares_memory(const machine &m);
 
-/// Makes copies move in a form.
+/// Moves the transfers of a step in one form.
 class mover {
   public:
-    /// `paths` as in `mpgpu::plan_options::max_paths`, `arrivals` as in `mpgpu::partitioning`. `launch` is for a form
-    /// that is tuned. Throws `mpgpu::not_supported`.
+    /// `paths` is `mpgpu::plan_options::max_paths`, and `arrivals` that of `mpgpu::partitioning`. `launch` is used by
+    /// forms that are tuned. Throws `mpgpu::not_supported`.
     mover(const machine &m, const form &way, const std::vector<mpgpu::transfer> &copies, std::uint32_t paths,
           bool arrivals, const producer &launch);
-    /// Before the kernel, in its stream.
+    /// Called before the kernel, in its stream.
     void arm(const mpgpu::stream &stream) const;
-    /// After it.
+    /// Called after the kernel.
     void move(const mpgpu::stream &stream, int gpu) const;
-    /// For the kernel.
+    /// Returns the argument for the kernel.
     [[nodiscard]] const outputs &out() const { return out_; }
 
   private:
     const machine &machine_;
-    std::vector<mpgpu::transfer> copies_; ///< that plain copies make
+    std::vector<mpgpu::transfer> copies_; ///< copies for plain calls
     std::optional<mpgpu::plan> plan_;
-    bool is_armed_ = false; ///< before each step
+    bool is_armed_ = false; ///< armed before each step
     outputs out_;
 };
 
-/// An application in one form.
+/// Application in one form.
 class run {
   public:
     run(const machine &m, const application &app, form way);
-    /// Seconds of a step: of all in a row, over their number. `enqueued` is the part in which the host enqueues.
+    /// Returns the seconds per step, averaged over all steps back to back. `enqueued` receives the part in which the
+    /// host enqueues.
     double seconds(double &enqueued);
     [[nodiscard]] const std::string &name() const { return form_.name; }
     [[nodiscard]] bool moves() const { return form_.how != form::way::alone && form_.how != form::way::told; }
-    /// Whether it has ended after another number of steps than a CPU.
+    /// True if it ended after a different number of steps than on the CPU.
     [[nodiscard]] bool ended_wrong() const { return ended_wrong_; }
     [[nodiscard]] const application &app() const { return app_; }
 
   private:
     struct part {
         mpgpu::stream stream;
-        mpgpu::event done;         ///< the last step
+        mpgpu::event done;         ///< end of the last step
         std::vector<mover> movers; ///< for both parities
         std::vector<int> senders;  ///< GPUs that send to this one
     };
@@ -127,29 +128,29 @@ class run {
     bool ended_wrong_ = false;
 };
 
-/// Runs all forms of an application by turns, and prints a table: medians, spread, speed-up against `one` (the same on
-/// one GPU, if that is known), against bulk, fraction of the limit, and how much of the time of the copies is hidden.
-/// `unified` is the same in unified memory, if there is one. Checks every form before the first round and after the
-/// last. Returns how many forms had a wrong result.
+/// Runs all forms of an application in turns and prints a table: medians, spread, speed-up compared with `one` (the
+/// application on one GPU, if known) and with bulk transfers, fraction of the limit, and hidden share of the copy time.
+/// `unified` is the application in unified memory, if available. Verifies every form before the first round and after
+/// the last. Returns the number of forms with a wrong result.
 int compare(const machine &m, const application &app, const application *one, const options &opt,
             const application *unified = nullptr);
 
 double median(std::vector<double> values);
 
-/// Calls `task(first, end)` for parts of `count` elements on several threads, and waits.
+/// Calls `task(first, end)` for parts of `count` elements on several threads, and waits for all.
 void in_parallel(std::size_t count, const std::function<void(std::size_t first, std::size_t end)> &task);
 
-/// How many of `count` elements are wrong.
+/// Returns how many of `count` elements are wrong.
 std::size_t count_wrong(std::size_t count, const std::function<bool(std::size_t index)> &is_wrong);
 
-/// Copies, and waits.
+/// Copies and waits.
 template <class Dst, class Src> void copy_now(const machine &m, Dst &&dst, Src &&src) {
     const mpgpu::plan plan(m.ctx, {mpgpu::make_transfer(dst, src)});
     const mpgpu::stream stream(m.ctx, mpgpu::device::gpu(0));
     plan.execute(stream).synchronize();
 }
 
-/// The programs: each returns how many results were wrong.
+/// The programs. Each returns the number of wrong results.
 int microbenchmark(const machine &m, const options &opt);
 int jacobi(const machine &m, const options &opt);
 int banded(const machine &m, const options &opt);

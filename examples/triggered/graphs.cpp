@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// PageRank, shortest paths and alternating least squares. The vertices are divided over the GPUs, each has the whole
-// vector of values, and what a GPU makes of its part goes to all others.
+// PageRank, shortest paths and alternating least squares. The vertices are divided among the GPUs. Each GPU has the
+// whole vector of values, and sends its part to all others.
 #include "graph.hpp"
 #include "replicated.hpp"
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr float damping = 0.85F;
 
-/// The edges to the vertices of one GPU.
+/// Edges to the vertices of one GPU.
 class edges_on {
   public:
     edges_on(const machine &m, const graph &g, int gpu, share rows)
@@ -33,7 +33,7 @@ class edges_on {
     mpgpu::buffer<std::uint32_t> sources_;
 };
 
-/// What a GPU of PageRank has.
+/// Data of a GPU for PageRank.
 struct rank_data {
     edges_on edges;
     mpgpu::buffer<float> weight;
@@ -68,14 +68,14 @@ int page_rank(const machine &m, const options &opt, const graph &g) {
     return compare_all(m, task, opt);
 }
 
-/// What a GPU of shortest paths has: its edges, and the last step in which a distance became smaller.
+/// Data of a GPU for shortest paths: its edges, and the last step in which a distance decreased.
 struct distance_data {
     edges_on edges;
     mpgpu::buffer<std::uint32_t> changed;
 };
 
 int shortest_paths(const machine &m, const options &opt, const graph &g) {
-    // From the vertex with most edges, so that most others are reached.
+    // The root is the vertex with most edges, so that most others are reachable.
     const auto root =
         static_cast<std::uint32_t>(std::max_element(g.outgoing.begin(), g.outgoing.end()) - g.outgoing.begin());
     problem<std::uint32_t> task;
@@ -83,7 +83,7 @@ int shortest_paths(const machine &m, const options &opt, const graph &g) {
     task.after[0] = distances(g, root, sweeps);
     task.first.assign(g.vertices(), unreached);
     task.first[root] = 0;
-    // The end is noticed at the next test.
+    // The end is detected at the next test.
     task.steps = (sweeps + opt.check - 1) / opt.check * opt.check;
     task.check = opt.check;
     task.prepare = [&](const std::vector<share> &shares) {
@@ -120,8 +120,8 @@ int shortest_paths(const machine &m, const options &opt, const graph &g) {
     return compare_all(m, task, opt);
 }
 
-/// Alternating least squares: even steps fit those who rate to what is rated, odd ones the other way round. An edge is
-/// a rating of its source by its target.
+/// Alternating least squares: even steps fit raters to rated items, odd steps the reverse. An edge is a rating of its
+/// source by its target.
 int least_squares(const machine &m, const options &opt, const graph &g) {
     const graph back = transposed(g);
     problem<latent> task;

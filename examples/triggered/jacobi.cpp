@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Two-dimensional Jacobi relaxation: rows are divided over the GPUs, and the first blocks of a sweep make the rows that
-// the neighbours need, which move while the others compute. Values at the rim of the domain are fixed.
+// Two-dimensional Jacobi relaxation. The rows are divided among the GPUs. The first blocks of a sweep compute the rows
+// that the neighbours need, which move while the other blocks compute. Values on the boundary of the domain are fixed.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -16,31 +16,31 @@ constexpr float poison = -1e30F;
 
 /// Rows of one GPU, between two halo rows.
 struct part {
-    std::size_t first; ///< row of the domain that lies in row 1 here
+    std::size_t first; ///< row of the domain that is row 1 here
     std::size_t rows;
-    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, by turns; empty in unified memory
-    std::array<float *, 2> data;           ///< the same, or the first halo row in unified memory
+    std::array<mpgpu::buffer<float>, 2> a; ///< before and after a sweep, alternating; empty in unified memory
+    std::array<float *, 2> data;           ///< addresses of the arrays, or of the first halo row in unified memory
     [[nodiscard]] mpgpu::device_span<float> row(int parity, std::size_t index, std::size_t nx) {
         return a.at(static_cast<std::size_t>(parity)).subspan(index * nx, nx);
     }
 };
 
-/// The whole domain in host memory.
+/// Whole domain in host memory.
 struct whole {
     whole(const machine &m, std::size_t columns, std::size_t rows, int sweeps);
     std::size_t nx;
     std::size_t ny;
     int steps;
     mpgpu::buffer<float> first;    ///< before the first sweep
-    mpgpu::buffer<float> poisoned; ///< what is computed is wrong: nothing of an earlier form passes for this one's
-    mpgpu::buffer<float> seen;     ///< of a GPU
+    mpgpu::buffer<float> poisoned; ///< initial values that make stale results of an earlier form detectable
+    mpgpu::buffer<float> seen;     ///< copy of a GPU's array
     std::vector<float> expected;   ///< after the last sweep
 };
 
-/// The domain on one GPU or more.
+/// Domain on one or more GPUs.
 class domain {
   public:
-    /// With `to_host` the first and the last row go to host memory, for want of another GPU.
+    /// With `to_host` the first and the last row are sent to host memory instead of another GPU.
     domain(const machine &m, whole &values, int gpus, bool to_host, placement where = placement::each)
         : machine_(m), values_(values), nx_(values.nx) {
         const std::size_t ny = values.ny;
@@ -85,7 +85,7 @@ class domain {
     std::vector<mpgpu::transfer> sends(int gpu, int parity) {
         const auto index = static_cast<std::size_t>(gpu);
         part &here = parts_[index];
-        // Step n writes the array that n + 1 reads.
+        // Step n writes the array that step n + 1 reads.
         const int written = 1 - parity;
         std::vector<mpgpu::transfer> rows;
         if (!shared_.empty()) {
@@ -141,7 +141,7 @@ class domain {
         std::fill_n(to_host_.data(), to_host_.size(), poison);
     }
 
-    /// Each GPU's rows, its halo rows among them, which the neighbours have computed.
+    /// Compares each GPU's rows, including its halo rows, which the neighbours have computed.
     std::size_t wrong() {
         const auto last = static_cast<std::size_t>(app_.steps % 2);
         std::size_t bad = 0;
@@ -156,7 +156,7 @@ class domain {
         }
         if (to_host_.size() > 0) {
             const part &p = parts_[0];
-            // The kernel does not store fixed values; copies move them.
+            // The kernel does not store fixed values, but copies move them.
             bad += differ(to_host_.data() + 1, p.first * nx_ + 1, nx_ - 2) +
                    differ(to_host_.data() + nx_ + 1, (p.first + p.rows - 1) * nx_ + 1, nx_ - 2);
         }
@@ -171,12 +171,12 @@ class domain {
     whole &values_;
     std::size_t nx_;
     mpgpu::buffer<float> to_host_;
-    std::vector<shared_memory> shared_; ///< the whole domain before and after a sweep, by turns
+    std::vector<shared_memory> shared_; ///< the whole domain before and after a sweep, alternating
     std::vector<part> parts_;
     application app_;
 };
 
-/// Zero, with a sine at both ends of x.
+/// Sets all values to zero, with a sine at both ends of x.
 void set_first(mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny) {
     std::fill_n(first.data(), first.size(), 0.0F);
     for (std::size_t y = 0; y < ny; ++y) {
@@ -187,7 +187,7 @@ void set_first(mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny) {
     }
 }
 
-/// What `steps` sweeps make of it, by a CPU: the same operands in the same order as in blocks.hpp.
+/// Computes `steps` sweeps on the CPU, with the same operands in the same order as in blocks.hpp.
 std::vector<float> swept(const mpgpu::buffer<float> &first, std::size_t nx, std::size_t ny, int steps) {
     std::vector<float> a(first.data(), first.data() + first.size());
     std::vector<float> a_new = a;

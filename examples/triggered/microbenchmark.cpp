@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A kernel that computes as long as its result takes to move (the microbenchmark of PROACT, ISCA 2021): then overlap
-// gains most, at most twice.
+// A kernel that computes for as long as its result takes to move (the microbenchmark of PROACT, ISCA 2021). In this
+// case overlap gains most, at most a factor of two.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ int to(const machine &m, const options &opt, int receivers) {
     std::vector<mpgpu::buffer<word>> destinations;
     destinations.reserve(static_cast<std::size_t>(receivers));
     for (int i = 0; i < receivers; ++i) {
-        // Where there is one GPU, to host memory.
+        // With a single GPU, host memory is the destination.
         destinations.emplace_back(m.ctx, m.gpus > 1 ? mpgpu::device::gpu(i + 1) : mpgpu::device::host(), words);
     }
     unsigned work = 64;
@@ -66,7 +66,7 @@ int to(const machine &m, const options &opt, int receivers) {
         times.erase(times.begin());
         return median(times);
     };
-    // As much work as the plain copies take.
+    // The work is adjusted to the time of the plain copies.
     app.launch = [](const mpgpu::stream &, int, int, const outputs &) {};
     const double copies = median_of(form::way::copies);
     app.launch = [&](const mpgpu::stream &stream, int gpu, int step, const outputs &out) {

@@ -6,11 +6,12 @@
 
 #include <array>
 
-/// The other GPUs of a node of eight.
+/// Maximum number of receivers: the other GPUs of a node of eight.
 constexpr unsigned most_receivers = 7;
 
-/// What a kernel is told of the transfers of what it makes. With `count` 0 it just writes its own memory: the kernel is
-/// the same in all forms, because another one has other registers, and another schedule of the same arithmetic.
+/// Transfers of a kernel's output, as a kernel argument. With `count` 0 the kernel only writes its own memory. All
+/// forms use the same kernel, because another one would have other registers and another schedule of the same
+/// arithmetic.
 struct outputs {
     unsigned count = 0; ///< transfers that move in partitions
     std::array<mp_trigger_t, most_receivers> to{};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Three GPUs: the first makes words, the second makes others of them, for the third. The second's kernel works on each
-// partition as soon as it has arrived, or begins when all have.
+// A pipeline of three GPUs: the first computes words, the second computes others from them, for the third. The second's
+// kernel processes each partition as soon as it has arrived, or starts when all have arrived.
 #include "forms.hpp"
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 
 namespace {
 
-/// Where the three parts of the pipeline lie. With fewer GPUs what a kernel makes passes through host memory, which
-/// the second kernel then reads.
+/// Locations of the three parts of the pipeline. With fewer GPUs the output of a kernel passes through host memory,
+/// from which the second kernel reads it.
 struct places {
     mpgpu::device first = mpgpu::device::gpu(0);
-    mpgpu::device second; ///< memory that the first sends to
+    mpgpu::device second; ///< destination of the first
     int second_gpu;       ///< GPU of the second kernel
-    mpgpu::device third;  ///< memory that the second sends to
+    mpgpu::device third;  ///< destination of the second
 };
 
 places places_of(const machine &m) {
@@ -30,7 +30,7 @@ places places_of(const machine &m) {
             m.gpus > 2 ? mpgpu::device::gpu(2) : mpgpu::device::host()};
 }
 
-/// What all forms of the pipeline use.
+/// Data shared by all forms of the pipeline.
 struct task {
     task(const machine &made_of, std::size_t count)
         : m(made_of), words(count), where(places_of(made_of)), source(m.ctx, where.first, count),
@@ -47,14 +47,14 @@ struct task {
     unsigned work = 64;
     word step = 0;
 
-    /// Nothing of an earlier step passes for one of this form.
+    /// Overwrites received data, so that stale results of an earlier step are detected.
     void poison() {
         std::fill_n(seen.data(), words, word{0});
         copy_now(m, input, seen);
         copy_now(m, output, seen);
     }
 
-    /// Words that are not what both kernels make of the last step.
+    /// Returns the number of words that differ from the result of both kernels in the last step.
     std::size_t wrong() {
         word scale = 1;
         word offset = 0;
@@ -67,7 +67,7 @@ struct task {
     }
 };
 
-/// The pipeline in one form.
+/// Pipeline in one form.
 class piped {
   public:
     piped(task &t, const form &way, bool early)
@@ -89,7 +89,8 @@ class piped {
         copy_now(t.m, arrived_, zero);
     }
 
-    /// Seconds of a step, from the first kernel's begin to the last byte: each begins when the one before has ended.
+    /// Returns the seconds per step, from the start of the first kernel to the last byte. Each step starts when the
+    /// previous one has ended.
     double seconds(int steps) {
         streams_[1].synchronize();
         const auto begin = std::chrono::steady_clock::now();
@@ -105,12 +106,12 @@ class piped {
     std::string name;
 
   private:
-    /// The first kernel.
+    /// Enqueues the first kernel.
     void make(const mpgpu::stream &stream, const outputs &out) const {
         t_.m.code.make(stream, t_.where.first.id(), {t_.source.data(), t_.words, t_.step, t_.work}, out);
     }
 
-    /// For a second kernel that waits for nothing.
+    /// Returns the argument of a second kernel that waits for nothing.
     [[nodiscard]] consuming what_is_there() const {
         consuming second{};
         second.in = t_.input.data();
@@ -131,14 +132,14 @@ class piped {
         second.before = steps_++ * out.to[0].partitions;
 
         if (steps_ > 1) {
-            streams_[0].wait(consumed_); // the input is written again, and its arrivals are taken back
+            streams_[0].wait(consumed_); // the input is written again, and its arrival flags are reset
         }
         first_.arm(streams_[0]);
         begun_.record(streams_[0]);
         make(streams_[0], out);
         first_.move(streams_[0], t_.where.first.id());
         sent_.record(streams_[0]);
-        // What waits for arrivals is enqueued after what they come from.
+        // Work that waits for arrivals is enqueued after the work that causes them.
         streams_[1].wait(early_ ? begun_ : sent_);
         second_.arm(streams_[1]);
         t_.m.code.consume(streams_[1], t_.where.second_gpu, second, second_.out());
@@ -150,7 +151,7 @@ class piped {
     bool early_;
     std::array<mpgpu::stream, 2> streams_; ///< of the first and the second kernel
     mpgpu::event begun_;                   ///< the first transfer is armed
-    mpgpu::event sent_;                    ///< it has ended
+    mpgpu::event sent_;                    ///< the first transfer has ended
     mpgpu::event consumed_;                ///< the step has ended
     mover first_;
     mover second_;
@@ -164,7 +165,7 @@ int pipeline(const machine &m, const options &opt) {
     const std::size_t mib = opt.mib > 0 ? opt.mib : m.is_virtual() ? 2 : 256;
     const int steps = opt.steps > 0 ? opt.steps : m.is_virtual() ? 3 : 10;
     task t(m, (mib << 20) / sizeof(word));
-    // As much work as a plain copy takes.
+    // The work is adjusted to the time of a plain copy.
     const auto time_of = [&](auto enqueue) {
         const mpgpu::stream stream(m.ctx, t.where.first);
         std::vector<double> times;
@@ -195,7 +196,7 @@ int pipeline(const machine &m, const options &opt) {
         copy * 1e6);
 
     std::vector<std::unique_ptr<piped>> forms;
-    std::vector<int> of_all; // for each form that works on arrival, its sibling; -1 for the others
+    std::vector<int> of_all; // for each form that works on arrival, index of the form that does not; -1 for the others
     for (const form &way : all_forms(opt)) {
         if (way.how == form::way::alone || way.how == form::way::told) {
             continue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A vector of which each GPU has the whole and makes a part in each step, which goes to all others: each step reads one
-// of two such vectors and writes the other.
+// A vector that is replicated on all GPUs. In each step, each GPU computes a part and sends it to all others. A step
+// reads one of two such vectors and writes the other.
 #ifndef MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
 #define MPGPU_EXAMPLES_TRIGGERED_REPLICATED_HPP
 
@@ -16,29 +16,28 @@ struct share {
     std::size_t count;
 };
 
-/// What the GPUs compute with the data that they have, the same in each step.
+/// Computation of the GPUs with their data, equal in each step.
 template <class Value> struct on_devices {
-    /// Enqueues a GPU's step: reads `x`, makes its share of `x_new`.
+    /// Enqueues a GPU's step, which reads `x` and computes its share of `x_new`.
     std::function<void(const mpgpu::stream &stream, int gpu, const Value *x, Value *x_new, int step,
                        const outputs &out)>
         launch;
-    std::function<void()> reset;             ///< before the first step; may be empty
-    std::function<bool(int step)> has_ended; ///< as in `application`; may be empty
+    std::function<void()> reset;             ///< called before the first step; may be empty
+    std::function<bool(int step)> has_ended; ///< see `application`; may be empty
 };
 
 template <class Value> struct problem {
-    std::vector<Value> first; ///< before the first step
-    std::array<std::vector<Value>, 2>
-        after; ///< what a CPU has made: the last step, and the one before where it matters
+    std::vector<Value> first;                ///< values before the first step
+    std::array<std::vector<Value>, 2> after; ///< CPU results of the last step, and of the one before if it matters
     int steps = 1;
-    int check = 0; ///< as in `application`
-    /// Brings what the GPUs need to them, one for each share.
+    int check = 0; ///< see `application`
+    /// Copies the data that the GPUs need to them, one part for each share.
     std::function<on_devices<Value>(const std::vector<share> &shares)> prepare;
 };
 
 template <class Value> class replicated {
   public:
-    /// With one GPU what it makes may go to host memory, for want of another GPU.
+    /// With one GPU its output may be sent to host memory instead of another GPU.
     replicated(const machine &m, const problem<Value> &task, int gpus, bool to_host, placement where = placement::each)
         : machine_(m), task_(task), unified_(where == placement::unified), count_(task.first.size()),
           first_(m.ctx, mpgpu::device::host(), count_), seen_(m.ctx, mpgpu::device::host(), count_) {
@@ -80,7 +79,7 @@ template <class Value> class replicated {
     [[nodiscard]] const application &app() const { return app_; }
 
   private:
-    /// The whole vector of a GPU.
+    /// Returns the whole vector of a GPU.
     mpgpu::device_span<Value> whole(std::size_t parity, std::size_t gpu) {
         return own_[parity * shares_.size() + gpu].subspan(0, count_);
     }
@@ -105,7 +104,7 @@ template <class Value> class replicated {
     }
 
     void reset() {
-        // Zeros: what is made of what was not moved is wrong.
+        // Zeros make the result wrong if data was not moved.
         std::fill_n(seen_.data(), count_, Value{});
         std::fill_n(to_host_.data(), to_host_.size(), Value{});
         if (unified_) {
@@ -128,7 +127,7 @@ template <class Value> class replicated {
         }
     }
 
-    /// The vector of the last step on each GPU, and where the program says so that of the one before.
+    /// Compares the vector of the last step on each GPU and, if the program requests it, that of the previous step.
     std::size_t wrong() {
         std::size_t bad = 0;
         const auto compare = [&](const Value *found, const std::vector<Value> &expected) {
@@ -165,7 +164,7 @@ template <class Value> class replicated {
     std::vector<share> shares_;
     std::vector<mpgpu::buffer<Value>> own_; ///< of all GPUs, first those that even steps read
     std::vector<shared_memory> shared_;
-    std::array<std::vector<Value *>, 2> x_; ///< of each GPU, before and after a step, by turns
+    std::array<std::vector<Value *>, 2> x_; ///< for each GPU, before and after a step, alternating
     on_devices<Value> work_;
     application app_;
 };
@@ -181,7 +180,7 @@ template <class Value> int compare_all(const machine &m, const problem<Value> &t
     return compare(m, all.app(), &one.app(), opt, &unified.app());
 }
 
-/// Memory of a GPU with this content.
+/// Returns memory of a GPU with this content.
 template <class T> mpgpu::buffer<T> on_gpu(const machine &m, mpgpu::device where, const T *first, std::size_t count) {
     mpgpu::buffer<T> here(m.ctx, mpgpu::device::host(), std::max<std::size_t>(1, count));
     mpgpu::buffer<T> there(m.ctx, where, here.size());

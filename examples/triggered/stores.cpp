@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// How fast a kernel's stores arrive, by the bytes that lie together: links carry small stores badly (figure 2 of
-// PROACT, ISCA 2021).
+// Rate at which a kernel's stores arrive, by the number of contiguous bytes. Links transport small stores inefficiently
+// (figure 2 of PROACT, ISCA 2021).
 #include "forms.hpp"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ int stores(const machine &m, const options &opt) {
                 m.is_virtual() ? "; CPU threads, not GPUs" : "", "bytes each", "GB/s", "least to most",
                 "of the largest");
     int wrong = 0;
-    std::vector<std::array<double, 3>> rates; // of each size: median, least, most
+    std::vector<std::array<double, 3>> rates; // for each size: median, minimum, maximum
     for (unsigned bytes = 4; bytes <= 128; bytes *= 2) {
         std::vector<double> found;
         for (int round = 0; round <= opt.rounds; ++round) {

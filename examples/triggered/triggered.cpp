@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Transfers that begin while their data is made, in programs of PROACT (Muthukrishnan et al., ISCA 2021) and beside
-// what else there is: plain copies and plans after the kernel, stores by the kernel itself, copy engines, and
-// the limit in which transfers cost nothing. One process drives all GPUs. Read forms.cpp first, then jacobi.cpp.
+// Transfers that start while their data is computed, in programs of PROACT (Muthukrishnan et al., ISCA 2021), compared
+// with the alternatives: plain copies and plans after the kernel, stores by the kernel itself, copy engines, and the
+// limit in which transfers cost nothing. One process drives all GPUs. Read forms.cpp first, then jacobi.cpp.
 #include "forms.hpp"
 #include "options.hpp"
 

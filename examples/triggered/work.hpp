@@ -20,7 +20,7 @@ using word = unsigned long long;
 
 constexpr unsigned threads_per_block = 256;
 
-/// @name The microbenchmark and the pipeline: a result that takes `work` operations for each word.
+/// @name Microbenchmark and pipeline: a result that takes `work` operations per word.
 /// @{
 constexpr word factor = 6364136223846793005ULL;
 constexpr word addend = 1442695040888963407ULL;
@@ -38,18 +38,18 @@ struct consuming {
     word *out;
     std::size_t words;
     unsigned work;
-    bool early;              ///< works on what has arrived; else all has arrived before
-    bool shares;             ///< whether what it waits for needs this GPU too
-    mp_trigger_t in_trigger; ///< of `in`
-    std::uint64_t *arrived;  ///< on the GPU: partitions that have arrived in all steps together
-    std::uint64_t before;    ///< in earlier steps
+    bool early;              ///< true to process data as it arrives; false if all of it has arrived before
+    bool shares;             ///< true if the kernel that it waits for needs this GPU too
+    mp_trigger_t in_trigger; ///< trigger of `in`
+    std::uint64_t *arrived;  ///< on the GPU: number of partitions that have arrived in all steps together
+    std::uint64_t before;    ///< number of partitions in earlier steps
 };
 /// @}
 
-/// @name Jacobi: rows 1 to `rows` of `rows + 2`, the first and the last being halo rows.
+/// @name Jacobi: rows 1 to `rows` of `rows + 2`, of which the first and the last are halo rows.
 /// @{
-constexpr std::size_t edge_columns = 1024; ///< of a row that is sent, for each block
-constexpr std::size_t inner_rows = 8;      ///< that a thread goes down
+constexpr std::size_t edge_columns = 1024; ///< columns per block in a row that is sent
+constexpr std::size_t inner_rows = 8;      ///< rows that a thread processes downwards
 
 TRIGGERED_BOTH std::size_t edge_pieces(std::size_t nx) {
     return (nx + edge_columns - 1) / edge_columns;
@@ -63,29 +63,29 @@ struct sweeping {
     float *a_new;
     std::size_t nx;
     std::size_t rows; ///< 2 or more
-    unsigned up;      ///< which transfer sends row 1; `most_receivers`: none
-    unsigned down;    ///< which sends the last row
+    unsigned up;      ///< transfer that sends row 1; `most_receivers`: none
+    unsigned down;    ///< transfer that sends the last row
 };
 /// @}
 
 /// @name Graphs
 /// @{
-constexpr unsigned lanes = 32;           ///< of a warp, which sums up a row
-constexpr unsigned rows_per_block = 256; ///< vertices for each block
+constexpr unsigned lanes = 32;           ///< lanes of a warp, which sums up a row
+constexpr unsigned rows_per_block = 256; ///< vertices per block
 
-/// Vertices of one GPU: for each those that have an edge to it.
+/// Vertices of one GPU with their incoming edges.
 struct graph_part {
-    const std::uint64_t *offsets; ///< of its first edge, in `sources`; one more than vertices
+    const std::uint64_t *offsets; ///< index of each vertex's first edge in `sources`; one more than vertices
     const std::uint32_t *sources;
-    std::size_t first; ///< vertex
-    std::size_t rows;  ///< vertices
+    std::size_t first; ///< first vertex
+    std::size_t rows;  ///< number of vertices
 };
 
 struct ranking {
     graph_part part;
     const float *x;
     float *x_new;
-    const float *weight; ///< for each row one over its edges, 0 where it has none
+    const float *weight; ///< for each row the reciprocal of its number of edges, 0 if it has none
     float damping;
     float base;
 };
@@ -96,13 +96,13 @@ struct shortening {
     graph_part part;
     const std::uint32_t *x;
     std::uint32_t *x_new;
-    std::uint32_t *changed; ///< on the GPU: the last step in which a distance became smaller
+    std::uint32_t *changed; ///< on the GPU: the last step in which a distance decreased
     std::uint32_t step;
 };
 
 constexpr unsigned factor_size = 8;
 
-/// What alternating least squares finds for a vertex.
+/// Factors that alternating least squares computes for a vertex.
 struct alignas(16) latent {
     float v[factor_size];
     friend bool operator==(const latent &a, const latent &b) { return std::equal(a.v, a.v + factor_size, b.v); }
@@ -112,7 +112,7 @@ struct fitting {
     graph_part part;
     const latent *x;
     latent *x_new;
-    bool is_rated; ///< the vertices are those that are rated; else those that rate
+    bool is_rated; ///< true if the vertices are rated items, false if they are raters
 };
 
 /// Rows of a band matrix.
@@ -121,34 +121,34 @@ struct relaxing {
     float *x_new;
     const float *beside;  ///< coefficients, row by row
     const float *right;   ///< right-hand side
-    const float *inverse; ///< one over the element on the diagonal
-    std::size_t first;    ///< row
+    const float *inverse; ///< reciprocal of the diagonal element
+    std::size_t first;    ///< first row
     std::size_t rows;
     std::size_t all; ///< rows of all GPUs
     std::size_t width;
 };
 
-/// 1 to 64.
+/// Returns a pseudo-random edge length from 1 to 64.
 TRIGGERED_BOTH std::uint32_t edge_length(std::uint32_t from, std::uint32_t to) {
     std::uint32_t mixed = from * 0x9e3779b1U ^ to * 0x85ebca77U;
     mixed ^= mixed >> 15;
     mixed *= 0x2c1b3c6dU;
     return 1 + (mixed >> 26);
 }
-/// 1 to 5, of whom and by whom.
+/// Returns a pseudo-random rating of `of` by `by`, from 1 to 5.
 TRIGGERED_BOTH float rating(std::uint32_t by, std::uint32_t of) {
     return static_cast<float>(1 + edge_length(by, of) % 5);
 }
 /// @}
 
-/// @name Stores of a few bytes that lie together
+/// @name Stores of a few contiguous bytes
 /// @{
-constexpr unsigned line_words = 32; ///< of 4 bytes, in a line of memory
+constexpr unsigned line_words = 32; ///< words of 4 bytes per line of memory
 constexpr unsigned region_lines = 32;
 
 struct scattering {
     std::uint32_t *out;
-    std::size_t words; ///< a multiple of those of a region
+    std::size_t words; ///< a multiple of the words of a region
     unsigned each;     ///< words that a warp stores together: 1 to 32, a power of two
     std::uint32_t step;
 };
@@ -158,8 +158,8 @@ TRIGGERED_BOTH std::uint32_t scattered(std::uint32_t index, std::uint32_t step) 
 }
 /// @}
 
-/// What this example does on devices without mpgpu: the only part that knows what kind of devices they are. Everything
-/// is enqueued in a stream of the GPU `gpu`.
+/// Device operations that this example implements without mpgpu. This is the only part that depends on the kind of
+/// device. All work is enqueued in a stream of the GPU `gpu`.
 struct device_code {
     void (*make)(const mpgpu::stream &stream, int gpu, const making &task, const outputs &out);
     void (*consume)(const mpgpu::stream &stream, int gpu, const consuming &task, const outputs &out);
@@ -169,21 +169,21 @@ struct device_code {
     void (*fit)(const mpgpu::stream &stream, int gpu, const fitting &task, const outputs &out);
     void (*relax)(const mpgpu::stream &stream, int gpu, const relaxing &task, const outputs &out);
     void (*scatter)(const mpgpu::stream &stream, int gpu, const scattering &task);
-    /// A plain copy, as a program without mpgpu makes it.
+    /// Makes a plain copy, as in a program without mpgpu.
     void (*copy)(const mpgpu::stream &stream, int gpu, const mpgpu::transfer &copied);
-    /// Lets kernels and copies of each of the first `gpus` GPUs reach the others.
+    /// Enables kernels and copies of each of the first `gpus` GPUs to access the others.
     void (*connect)(int gpus);
-    /// Unified memory, which all GPUs and the CPU use; null where this machine has none that they use at once.
+    /// Allocates unified memory, which all GPUs and the CPU can use; returns null if they cannot use it concurrently.
     void *(*share)(std::size_t bytes);
     void (*release)(void *shared);
-    /// Brings a part of it to a GPU, and lets the first `gpus` reach it there.
+    /// Moves a part of unified memory to a GPU, and lets the first `gpus` GPUs access it there.
     void (*place)(void *first, std::size_t bytes, int gpu, int gpus);
 };
 
-/// For the virtual devices of the host backend: CPU code. In work_host.cpp.
+/// CPU code for the virtual devices of the host backend, in work_host.cpp.
 extern const device_code on_virtual_devices;
 #ifdef TRIGGERED_CUDA
-/// For GPUs. In work_cuda.cu.
+/// Code for GPUs, in work_cuda.cu.
 extern const device_code on_gpus;
 #endif
 

@@ -10,8 +10,8 @@
 
 namespace {
 
-// As many blocks on a multiprocessor as it has threads for, 2048 on those of data centres, whether or not a kernel is
-// told of transfers.
+// Number of blocks per multiprocessor, as many as it has threads for (2048 on data-centre GPUs), with or without
+// transfers.
 #if defined(__CUDA_ARCH__) &&                                                                                          \
     (__CUDA_ARCH__ == 700 || __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000)
 constexpr unsigned resident = 8;
@@ -27,8 +27,8 @@ TRIGGERED_KERNEL make_kernel(const __grid_constant__ making task, const __grid_c
     blocks::make(task, out, blockIdx.x);
 }
 
-/// Blocks that wait for what arrives must all run at once, so there are few of them, and each works on several shares
-/// one after the other. The first only watches.
+/// Blocks that wait for arrivals must all run concurrently, so there are few of them, and each processes several shares
+/// in turn. The first block only polls.
 TRIGGERED_KERNEL consume_kernel(const __grid_constant__ consuming task, const __grid_constant__ blocks::incoming in,
                                 const __grid_constant__ receivers out) {
     if (blockIdx.x == 0) {
@@ -58,7 +58,7 @@ TRIGGERED_KERNEL relax_kernel(const __grid_constant__ relaxing task, const __gri
     blocks::step(blocks::relax_rule{task}, task.rows, task.x_new + task.first, out, blockIdx.x);
 }
 
-/// Its threads have the equations of a vertex in registers.
+/// The threads keep the equations of a vertex in registers.
 __global__ void __launch_bounds__(threads_per_block, 2)
     fit_kernel(const __grid_constant__ fitting task, const __grid_constant__ receivers out) {
     blocks::fit(task, out, blockIdx.x);
@@ -91,7 +91,7 @@ void consume(const mpgpu::stream &stream, int gpu, const consuming &task, const 
     check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu), "cudaDeviceGetAttribute");
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, consume_kernel, threads_per_block, 0),
           "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
-    // Room is left for the watching block, and for the producer, where this is its GPU too.
+    // Some capacity is left for the polling block, and for the producer if it runs on this GPU too.
     const int each = std::max(1, task.shares ? at_once / 4 : at_once - 1);
     const unsigned workers = std::min(static_cast<unsigned>(multiprocessors * each), making_blocks);
     consume_kernel<<<workers + 1, threads_per_block, 0, stream.get()>>>(task, blocks::incoming(task), receivers(out));
@@ -160,7 +160,7 @@ void connect(int gpus) {
             }
             const cudaError_t enabled = cudaDeviceEnablePeerAccess(peer, 0);
             if (enabled == cudaErrorPeerAccessAlreadyEnabled) {
-                cudaGetLastError(); // it is remembered as the last error, which it is not
+                cudaGetLastError(); // clears the last error, which is expected here
             } else {
                 check(enabled, "cudaDeviceEnablePeerAccess");
             }
@@ -182,7 +182,7 @@ void release(void *shared) {
     cudaFree(shared);
 }
 
-/// A GPU as the calls take it that give hints.
+/// Returns a GPU in the form that calls for hints accept.
 auto location(int gpu) {
 #if CUDART_VERSION >= 13000
     return cudaMemLocation{cudaMemLocationTypeDevice, gpu};
@@ -199,7 +199,7 @@ void place(void *first, std::size_t bytes, int gpu, int gpus) {
 #else
     check(cudaMemPrefetchAsync(first, bytes, location(gpu), nullptr), "cudaMemPrefetchAsync");
 #endif
-    // Where it is now, so that no GPU has a page fault.
+    // The memory is moved before the accesses are granted, so that no GPU has a page fault.
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     for (int other = 0; other < gpus; ++other) {
         check(cudaMemAdvise(first, bytes, cudaMemAdviseSetAccessedBy, location(other)), "cudaMemAdvise");

@@ -73,7 +73,7 @@ void copy(const mpgpu::stream &stream, int, const mpgpu::transfer &copied) {
 
 void connect(int) {}
 
-/// Virtual devices reach all memory.
+/// Virtual devices can access all memory.
 void *share(std::size_t bytes) {
     return ::operator new (bytes, std::align_val_t{64});
 }

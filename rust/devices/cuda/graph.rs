@@ -2,7 +2,7 @@
 //!
 //! The graph is built node by node from the program, not captured: one memcpy node per copy and one kernel node per fused kernel, ordered
 //! by the program's lanes and `Op::after`. An executable graph ("exec") is bound to addresses. To run the same program at other addresses,
-//! the nodes of an idle exec are re-pointed, which costs about a microsecond per node, whereas instantiation costs tens (docs/hardware
+//! the nodes of an idle exec are re-pointed, which costs about a microsecond per node, whereas instantiation costs tens (hardware
 //! readings, graphs).
 //!
 //! The driver orders each launch of an exec after its earlier ones (`cuGraphLaunch`). Using one exec from two streams is therefore correct
