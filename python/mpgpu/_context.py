@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Contexts, and memory of theirs."""
+"""Contexts, and their memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .typing import Array, Device, ElementType
 
 
 class Statistics(NamedTuple):
-    """What a context has done since it was created. Bytes are those of all transfers; the rest are counts."""
+    """Counters of a context since it was created. ``bytes`` counts the bytes of all transfers; all others are counts."""
 
     plan_cache_hits: int
     plan_cache_misses: int
@@ -40,7 +40,7 @@ class Statistics(NamedTuple):
 
 
 class DeviceStatistics(NamedTuple):
-    """What a context holds on one device: bytes of staging memory, bytes that were allocated, streams."""
+    """Resources of a context on one device: bytes of staging memory, allocated bytes, number of streams."""
 
     staging_bytes: int
     allocated_bytes: int
@@ -48,7 +48,7 @@ class DeviceStatistics(NamedTuple):
 
 
 def host(domain: int = 0) -> int:
-    """Device number of the host memory of a NUMA domain: ``host()`` is ``HOST``, -1."""
+    """Returns the device number of the host memory of a NUMA domain: ``host()`` is ``HOST``, -1."""
     number = _library.whole(domain)
     if number is None:
         raise TypeError(f"domain={domain!r}: must be a whole number")
@@ -58,23 +58,28 @@ def host(domain: int = 0) -> int:
 
 
 class Context(_library.Owner):
-    """A machine, a backend, and what is kept between calls: plans, staging memory, internal streams.
+    """Context: a machine, a backend, and the state that is kept between calls: plans, staging memory, internal streams.
 
-    Several may exist; they share nothing. Any thread may use one. A context lives as long as anything that was made with it. What goes
-    last waits for all work of the context. A child of ``fork`` cannot use its parent's; ``multiprocessing`` with ``spawn`` can do all.
+    Several contexts may exist; they share nothing. Any thread may use a context. A context lives as long as any object that was made with
+    it. Releasing the last of them waits for all work of the context. A child of ``fork`` cannot use its parent's contexts;
+    ``multiprocessing`` with ``spawn`` has no such limit.
 
     Args:
-        backend: ``"cuda"``, ``"host"`` (virtual devices on CPU threads), or ``None`` for what ``MPGPU_BACKEND`` says, and then for CUDA
-            where there is a GPU.
-        topology: name of a preset or path of a file; ``None`` for ``MPGPU_TOPOLOGY``, and then for what the machine shows.
-        staging_bytes: the most staging memory on each device, bytes.
-        cache_plans: how many plans are kept, so that making one again is a look-up.
-        signal_wait: ``"operation"`` or ``"kernel"``: how streams wait for other ranks (docs/reference/waiting.md).
-        host_threads: CPU threads that may copy between ordinary and pinned host memory; 0 leaves ordinary memory to the driver.
-        cache_graphs: how many programs' graphs are kept, those that were launched last.
+        backend: ``"cuda"``, ``"host"`` (virtual devices on CPU threads), or ``None`` for the value of ``MPGPU_BACKEND``; if that is not
+            set, CUDA if there is a GPU.
+        topology: name of a preset or path of a file; ``None`` for the value of ``MPGPU_TOPOLOGY``; if that is not set, the discovered
+            machine.
+        staging_bytes: maximum staging memory on each device, bytes.
+        cache_plans: maximum number of cached plans; planning a cached request again is a look-up.
+        signal_wait: ``"operation"`` or ``"kernel"``, the method by which streams wait for other ranks (docs/reference/waiting.md).
+        host_threads: maximum number of CPU threads that copy between pageable and pinned host memory; with 0 the driver copies pageable
+            memory.
+        cache_graphs: maximum number of programs whose graphs are kept. The most recently launched programs stay.
 
     Raises:
-        ConfigurationError: topology or environment. NotSupported: no such backend here. ArgumentError: an option.
+        ConfigurationError: topology or environment.
+        NotSupported: the backend is not available.
+        ArgumentError: an option.
     """
 
     __slots__ = ("__weakref__", "_backend", "_device_count", "_handle", "_lock", "_streams")
@@ -113,66 +118,66 @@ class Context(_library.Owner):
         self._device_count: tuple[int, int] = (counts[0], counts[1])
 
     def __del__(self, destroy: Any = lib.mp_context_destroy) -> None:
-        # An object whose arguments were refused has none.
+        # An object whose arguments were rejected has no handle.
         if getattr(self, "_handle", NULL) != NULL:
-            # Waits for all work, whose memory may go with this object. There is nobody to tell of a failure: waits raise them.
+            # Waits for all work, because its memory may be released with this object. Errors are not reported here; waits raise them.
             destroy(self._handle)
 
     @property
     def backend(self) -> str:
-        """``"cuda"`` or ``"host"``."""
+        """Backend: ``"cuda"`` or ``"host"``."""
         return self._backend
 
     @property
     def gpus(self) -> int:
-        """How many GPUs there are: devices 0 up to this."""
+        """Number of GPUs, which are devices 0 to this number minus 1."""
         return self._device_count[0]
 
     @property
     def host_domains(self) -> int:
-        """How many NUMA domains of host memory there are: devices ``host(0)``, ``host(1)``, …"""
+        """Number of NUMA domains of host memory: devices ``host(0)``, ``host(1)``, …"""
         return self._device_count[1]
 
     @property
     def devices(self) -> list[int]:
-        """The numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
+        """Numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
         return [*range(self.gpus), *(HOST - domain for domain in range(self.host_domains))]
 
     def uuid(self, device: Device) -> bytes:
-        """16 bytes that name a device in every process of the node."""
+        """Returns 16 bytes that identify a device in every process of the node."""
         text = ffi.new("uint8_t[16]")
         check(lib.mp_device_uuid(self._handle, device_number(device), text))
         return bytes(ffi.buffer(text))
 
     def empty(self, shape: int | Sequence[int], dtype: ElementType | None = None, device: Device = HOST, *, shared: bool = False) -> Buffer:
-        """Allocate memory of this context; see :class:`Buffer`."""
+        """Allocates memory of this context; see :class:`Buffer`."""
         return Buffer(shape, dtype, device, shared=shared, context=self)
 
     def topo(self) -> dict[str, Any]:
-        """The machine that plans are made for, in short: name, description, number of GPUs and host domains.
+        """Returns a summary of the machine for which plans are made: name, description, number of GPUs and host domains.
 
-        Its links, with capacities and latencies, are what the command ``mpgpu topo`` prints; the C ABI does not have them.
+        The command ``mpgpu topo`` also prints its links, with capacities and latencies; the C ABI does not provide them.
         """
         described: dict[str, Any] = self.describe_json()["topology"]
         return described
 
     def describe(self) -> str:
-        """Version, backend, topology and settings in force, for people."""
+        """Describes version, backend, topology and active settings, as text."""
         return _library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Describes the context as :meth:`describe` does, as a dict."""
         return _library.json_of(_library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_JSON))
 
     def probe(self, file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
-        """Measure the machine, and return the topology file that comes of it, as TOML. Blocks for seconds and uses all links and devices.
+        """Measures the machine and returns the resulting topology file, as TOML. Blocks for seconds and uses all links and devices.
 
-        The context goes on with the topology that it has; contexts that are created later find a probe that was kept.
+        The context keeps its current topology. Contexts that are created later find a stored probe.
 
         Args:
-            file: where to write it; ``None`` for the user's cache directory, where contexts look.
+            file: the file to write; ``None`` for a file in the user's cache directory, where contexts look for it.
             keep: ``False`` writes no file.
-            quick: ``True`` for fewer and shorter measurements, without tuning.
+            quick: ``True`` for fewer and shorter measurements without tuning.
         """
         options = sized("mp_probe_options_t *")
         name = NULL if file is None else _library.path_text(file)
@@ -183,13 +188,13 @@ class Context(_library.Owner):
         return _library.text_of(lib.mp_context_probed, self._handle)
 
     def statistics(self) -> Statistics:
-        """What the context has done since it was created."""
+        """Returns counters of the context since it was created."""
         found = sized("mp_statistics_t *")
         check(lib.mp_context_statistics(self._handle, found))
         return Statistics(*(getattr(found, name) for name in Statistics._fields))
 
     def device_statistics(self, device: Device) -> DeviceStatistics:
-        """What the context holds on a device now."""
+        """Returns the resources that the context currently holds on a device."""
         found = sized("mp_device_statistics_t *")
         check(lib.mp_context_device_statistics(self._handle, device_number(device), found))
         return DeviceStatistics(*(getattr(found, name) for name in DeviceStatistics._fields))
@@ -198,7 +203,7 @@ class Context(_library.Owner):
         return f"<mpgpu.Context: {self._backend} backend, {self.gpus} GPUs, {self.host_domains} host domains>"
 
     def _own_stream(self, device: int) -> Any:
-        """The handle of the stream that executions without another one go to: one for each device."""
+        """Returns the handle of the context's own stream on a device, for executions without another stream."""
         handle = self._streams.get(device)
         if handle is None:
             with self._lock:
@@ -215,7 +220,7 @@ _default_lock = threading.Lock()
 
 
 def default_context() -> Context:
-    """The context of all that is not given one: made at first use, with what the environment says."""
+    """Returns the context of all objects that are created without one. Creates it at first use, configured by the environment."""
     global _default
     if _default is None:
         with _default_lock:
@@ -225,7 +230,7 @@ def default_context() -> Context:
 
 
 def _forget_default() -> None:
-    # A child of fork needs one of its own, and the lock may have been held by a thread that it does not have.
+    # A child of fork needs its own context, and a thread that the child does not have may have held the lock.
     global _default, _default_lock
     _default, _default_lock = None, threading.Lock()
 
@@ -234,22 +239,24 @@ os.register_at_fork(after_in_child=_forget_default)
 
 
 class Buffer(_library.Owner):
-    """Memory of a context, as a contiguous array: on a GPU, or on the host where GPUs reach it (pinned).
+    """Memory of a context as a contiguous array: on a GPU, or pinned host memory that GPUs can access.
 
-    Its contents are undefined at first. NumPy, CuPy, torch and Numba take it without a copy (``numpy.asarray(buffer)``), and keep it.
-    Memory of a GPU cannot be reached by the CPU, except on the host backend. Given back with the last reference, which waits for all work
-    of the context, as ``cudaFree`` does.
+    Its contents are initially undefined. NumPy, CuPy, torch and Numba accept it without a copy (``numpy.asarray(buffer)``), and keep it
+    alive. The CPU can access GPU memory only on the host backend. The memory is freed with the last reference, which waits for all work of
+    the context, as ``cudaFree`` does.
 
     Args:
-        shape: number of elements, or one for each dimension.
-        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a type of NumPy or torch. ``None`` for
-            bytes, which are copied from and to any type.
-        device: a GPU, ``0`` or ``"cuda:0"`` say, or a host domain: ``HOST``, ``"cpu"``, ``host(1)``.
-        shared: whether other processes can map it, as windows of node plans. Of host memory they can map no other.
-        context: whose memory; by default that of :func:`default_context`.
+        shape: number of elements, or one number per dimension.
+        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a type of NumPy or torch. ``None`` for raw
+            bytes, which can be copied from and to any type.
+        device: a GPU, for example ``0`` or ``"cuda:0"``, or a host domain: ``HOST``, ``"cpu"``, ``host(1)``.
+        shared: True if other processes can map it, as windows of node plans. They cannot map other host memory.
+        context: the context that allocates it; by default :func:`default_context`.
 
     Raises:
-        OutOfMemory; ArgumentError: no such device, shape or type; NotSupported: memory that cannot be shared.
+        OutOfMemory: a device or the host has run out of memory.
+        ArgumentError: an invalid device, shape or type.
+        NotSupported: memory that cannot be shared.
     """
 
     __slots__ = ("__weakref__", "_base", "_context", "_is_bytes", "address", "device", "dtype", "itemsize", "nbytes", "shape")
@@ -287,21 +294,21 @@ class Buffer(_library.Owner):
         self._context = context if context is not None else default_context()
         _dropped.collect(1024)
         made = ffi.new("void **")
-        # No byte is allocated as one, so that every buffer has an address of its own.
+        # An empty buffer allocates one byte, so that every buffer has its own address.
         allocate = lib.mp_alloc_shared if shared else lib.mp_alloc
         check(allocate(self._context._handle, self.device, max(self.nbytes, 1), made))
-        # Views of it hold this object, which gives the memory back; the closure holds the context.
+        # Views hold this object, which frees the memory. The closure holds the context.
         self._base = ffi.gc(made[0], _Freed(self._context))
         self.address: int = int(ffi.cast("uintptr_t", self._base))
 
     @property
     def context(self) -> Context:
-        """Whose memory it is."""
+        """Context that allocated the memory."""
         return self._context
 
     @property
     def on_host(self) -> bool:
-        """Whether the CPU reaches it."""
+        """True if the CPU can access the memory."""
         return self.device < 0 or self._context._backend == "host"
 
     def __len__(self) -> int:
@@ -310,7 +317,7 @@ class Buffer(_library.Owner):
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Buffer:
-        """Rows of the first dimension, as a view: ``buffer[2:5]``."""
+        """Returns rows of the first dimension, as a view: ``buffer[2:5]``."""
         if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
             raise TypeError("a buffer is cut by a slice of its first dimension with step 1; for more make an array of it (numpy.asarray)")
         first, last, _ = rows.indices(self.shape[0])
@@ -336,7 +343,7 @@ class Buffer(_library.Owner):
             raise AttributeError(
                 f"memory of device {self.device} on the {self._context._backend} backend is host memory: use __array_interface__"
             )
-        # No stream has work on it that mpgpu knows of and the caller does not.
+        # mpgpu has no work on it in a stream that the caller does not know.
         return {
             "version": 3,
             "shape": self.shape,
@@ -350,11 +357,11 @@ class Buffer(_library.Owner):
         return (1, 0) if self.on_host else (2, self.device)
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        """A DLPack capsule, by the framework that has this memory as an array: NumPy, on GPUs CuPy or torch."""
+        """Returns a DLPack capsule, through the framework that has this memory as an array: NumPy, or on GPUs CuPy or torch."""
         return self._array().__dlpack__(**arguments)
 
     def _typestr(self) -> str:
-        """NumPy's name of the type; of one that it does not have, that of as many raw bytes."""
+        """Returns NumPy's name of the type, or that of raw bytes of the same size if NumPy lacks the type."""
         return f"|V{self.itemsize}" if self.dtype in WITHOUT_NUMPY else self.dtype
 
     def _array(self) -> Any:
@@ -372,7 +379,7 @@ class Buffer(_library.Owner):
         raise BufferError("DLPack for memory of a GPU goes through CuPy or torch: import one of them, or use __cuda_array_interface__")
 
     def _tensor(self) -> Any:
-        """As a tensor of torch, of a type that NumPy does not have."""
+        """Returns a tensor of torch, for a type that NumPy lacks."""
         torch: Any = sys.modules.get("torch")
         dtype = getattr(torch, self.dtype, None)
         if dtype is None:
@@ -385,14 +392,16 @@ class Buffer(_library.Owner):
         return torch.as_tensor(as_bytes, device=f"cuda:{self.device}").view(dtype).view(self.shape)
 
     def memoryview(self) -> memoryview:
-        """The bytes, for the CPU to read and write."""
+        """Returns the bytes, for the CPU to read and write."""
         self._must_be_on_host("memoryview")
-        # Of a pointer that holds the owning one.
+        # A pointer that keeps the owning pointer alive.
         start = ffi.cast("char *", self._base) + (self.address - int(ffi.cast("uintptr_t", self._base)))
         return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
 
     def numpy(self) -> Any:
-        """The same memory as a NumPy array, which keeps it. ``bfloat16`` is that of the package ml_dtypes, without it raw bytes."""
+        """Returns the memory as a NumPy array, which keeps it alive. ``bfloat16`` is a type of the package ml_dtypes; without that package
+        the array has raw bytes.
+        """
         self._must_be_on_host("a NumPy array")
         import numpy
 
@@ -429,37 +438,39 @@ class Buffer(_library.Owner):
 
 
 class _Freed:
-    """Gives memory back when nothing refers to it any more."""
+    """Frees memory when nothing refers to it any more."""
 
     __slots__ = ("context", "free", "keep")
 
     def __init__(self, context: Context, free: Any = lib.mp_free, keep: object = None) -> None:
         self.context = context
         self.free = free
-        # Until then.
+        # Keeps this object alive until then.
         self.keep = keep
 
     def __call__(self, memory: Any) -> None:
-        # Of a context of a parent process it is refused, and is its parent's.
+        # For a context of a parent process the call fails; the memory belongs to the parent.
         self.free(self.context._handle, memory)
 
 
 class Registered(_library.Owner):
-    """Ordinary host memory, pinned where it lies, so that copies of plans that are made from now on read and write it there.
+    """Registration of pageable host memory, which pins it in place, so that copies of plans made from now on access it directly.
 
         with mpgpu.Registered(weights):           # a NumPy array, a tensor on the CPU, a memoryview, mmap.mmap, …
             mpgpu.copy(on_gpu, weights)
 
-    Holds the memory until :meth:`close`, the end of the ``with`` block or its own end, each of which waits for all work of the context.
-    Blocks while threads bring the pages in.
+    Holds the memory until :meth:`close`, the end of the ``with`` block or its own release, each of which waits for all work of the context.
+    Blocks while threads make the pages resident.
 
     Args:
-        memory: contiguous memory of the CPU; read-only memory can be copied from, where the driver pins it.
-        huge_pages: whether its pages may be brought in as huge ones.
+        memory: contiguous memory of the CPU. Read-only memory can be a source, if the driver can pin it.
+        huge_pages: True if its pages may be made resident as huge pages.
         context: by default :func:`default_context`.
 
     Raises:
-        ArgumentError: memory that is pinned already, or not the CPU's. NotSupported: memory that the driver does not pin. OutOfMemory.
+        ArgumentError: memory that is already pinned, or that does not belong to the CPU.
+        NotSupported: memory that the driver cannot pin.
+        OutOfMemory: the host has run out of memory.
     """
 
     __slots__ = ("__weakref__", "_context", "_pinned", "nbytes")
@@ -474,7 +485,7 @@ class Registered(_library.Owner):
         self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Freed(self._context, lib.mp_memory_unregister, found))
 
     def close(self) -> None:
-        """Unpin it, after all work of the context. A second call does nothing."""
+        """Unpins the memory after all work of the context. A second call does nothing."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             ffi.gc(pinned, None)
@@ -491,7 +502,7 @@ class Registered(_library.Owner):
 
 
 def _held(pointer: Any, owner: Any) -> Any:
-    """A pointer that keeps another one."""
+    """Returns a pointer that keeps another one alive."""
     return ffi.gc(pointer, lambda _, owner=owner: None)
 
 
@@ -503,20 +514,20 @@ def empty(
     shared: bool = False,
     context: Context | None = None,
 ) -> Buffer:
-    """Allocate memory: on a GPU, or on the host where GPUs reach it. See :class:`Buffer`."""
+    """Allocates memory on a GPU, or pinned memory on the host. See :class:`Buffer`."""
     return Buffer(shape, dtype, device, shared=shared, context=context)
 
 
 def probe(file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
-    """Measure the machine; see :meth:`Context.probe`."""
+    """Measures the machine; see :meth:`Context.probe`."""
     return default_context().probe(file, keep=keep, quick=quick)
 
 
 def topo() -> dict[str, Any]:
-    """The machine that plans are made for, in short; see :meth:`Context.topo`."""
+    """Returns a summary of the machine for which plans are made; see :meth:`Context.topo`."""
     return default_context().topo()
 
 
 def devices() -> list[int]:
-    """The numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
+    """Returns the numbers of all devices: GPUs from 0 up, host domains from ``HOST`` down."""
     return default_context().devices

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Streams that callers give, and those that a framework has current."""
+"""Streams that callers pass, and current streams of frameworks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ._library import whole
 from .errors import ArgumentError
 from .typing import StreamLike
 
-# Handles up to this are default streams, of whichever GPU the calling thread has current: 0 and 1 the legacy one, 2 the thread's.
+# Highest handle of a default stream. The handles 0 and 1 are the legacy default stream and 2 is the per-thread one, each of the GPU that is
+# current in the calling thread.
 LAST_DEFAULT = 2
 LAST_HANDLE = 2**64 - 1
 
 
 class Current:
-    """Where to find the stream that a framework has current on a device, at the time of asking."""
+    """Access to the stream that a framework has current on a device, evaluated at each use."""
 
     __slots__ = ("_device_now", "_handle_now", "_on", "device", "is_known", "key")
 
@@ -32,7 +33,7 @@ class Current:
     ) -> None:
         self.key = key
         self.device = device
-        # Whether its owner's later work comes after what is enqueued there, so that nobody has to wait.
+        # True if the framework orders its later work after the work enqueued there, so that nobody needs to wait.
         self.is_known = on is not None
         self._handle_now = handle_now
         self._device_now = device_now
@@ -46,7 +47,7 @@ class Current:
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
         def handle() -> int:
-            # The first is not documented and ten times faster.
+            # The first is undocumented and ten times faster.
             return int(raw(device) if raw is not None else torch.cuda.current_stream(device).cuda_stream)
 
         current = Current(("torch", device), device, handle, torch.cuda.current_device, torch.cuda.device)
@@ -67,14 +68,16 @@ class Current:
 
     @staticmethod
     def fixed(handle: int, device: int | None = None) -> Current:
-        """The stream that a producer has named."""
+        """Returns an object for the stream that a producer has named."""
         return Current((handle, device), device, lambda: handle, None, None)
 
     def handle(self) -> int:
         return self._handle_now()
 
     def here(self, handle: int) -> AbstractContextManager[Any] | None:
-        """What to enter before ``handle`` is used: the handle of a default stream means the stream of the GPU that is current."""
+        """Returns the context manager to enter before ``handle`` is used. The handle of a default stream refers to the stream of the
+        current GPU.
+        """
         if handle > LAST_DEFAULT or self.device is None:
             return None
         if self._device_now is not None and self._on is not None:
@@ -82,12 +85,12 @@ class Current:
         return make_current(self.device)
 
 
-# Of each GPU, and whose it is: asked for with each tensor.
+# Object of each GPU, and its torch module. It is requested for each tensor.
 _of_torch: dict[int, tuple[Any, Current]] = {}
 
 
 def make_current(device: int) -> AbstractContextManager[Any]:
-    """Makes a GPU current for the calling thread, by a framework that the program has."""
+    """Makes a GPU current for the calling thread, through a framework that the program has imported."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         on: AbstractContextManager[Any] = torch.cuda.device(device)
@@ -108,12 +111,12 @@ def _checked(handle: int) -> int:
 
 
 def given(stream: StreamLike) -> tuple[int, int | None]:
-    """The handle of a stream that a caller has given, and its device where the handle does not say it: a default stream's."""
+    """Returns the handle of a caller's stream. Also returns its device if the handle does not identify it, as for a default stream."""
     if type(stream) is int:
         return _checked(stream), None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        # Version and handle. Numba's and cuda.core's are methods; some early ones were properties.
+        # Version and handle. In Numba and cuda.core it is a method; in some early versions it was a property.
         answer = protocol() if callable(protocol) else protocol
         handle = int(answer[1])
     elif hasattr(stream, "cuda_stream"):  # torch

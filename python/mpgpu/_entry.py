@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Messages that call a function of their receiver, as entry methods of Charm++ do. mpgpu/entry.hpp has the same on the wire."""
+"""Messages that call a function of their receiver, as entry methods of Charm++ do. mpgpu/entry.hpp uses the same wire format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._streams import Stream
 from .errors import ArgumentError, MessageTruncated
 from .typing import Array, StreamLike
 
-# Of a head: its metadata, and what its bytes begin with for each part, the descriptor and the size.
+# Wire format of a head: its metadata, and per part the descriptor and the size with which its bytes begin.
 _MARK = 0x7972746E65706D00
 _HEAD = struct.Struct("=QII")
 _PART = struct.Struct("=64sQ")
@@ -25,18 +25,18 @@ Entry = TypeVar("Entry", bound=_Function)
 
 
 class Arrival:
-    """A message that has come, for the function that it calls."""
+    """Message that has arrived, passed to the function that it calls."""
 
     __slots__ = ("_descriptors", "_messenger", "_placed", "arguments", "rank", "sizes", "tag")
 
     rank: int
-    """That has sent it."""
+    """Rank that sent the message."""
     tag: int
-    """Its tag."""
+    """Tag of the message."""
     arguments: bytes
-    """What was sent beside its parts."""
+    """Arguments, which were sent besides the parts."""
     sizes: tuple[int, ...]
-    """Bytes of each part."""
+    """Size of each part, bytes."""
 
     def __init__(self, messenger: Messenger, info: MessageInfo, head: bytes | None) -> None:
         self._messenger = messenger
@@ -55,10 +55,11 @@ class Arrival:
         self._descriptors = [descriptor for descriptor, _ in table]
 
     def into(self, *parts: Array, stream: StreamLike | None = None) -> Awaitable[list[MessageInfo]]:
-        """Receive ``parts`` into arrays on devices or the host, after earlier work of ``stream``; ``await`` the result to read them.
+        """Receives ``parts`` into arrays on devices or the host, after earlier work of ``stream``. ``await`` the result before reading
+        them.
 
-        Starts at once. Until it is called, further messages of the same function wait where this one is a message of
-        :meth:`Messenger.send` or of one part.
+        Starts immediately. If this message was sent by :meth:`Messenger.send` or has one part, further messages for the same function wait
+        until this method is called.
 
         Raises:
             As :meth:`Messenger.receive`.
@@ -80,7 +81,7 @@ async def _ended(message: Receive) -> MessageInfo:
 
 
 class SentEntry:
-    """An entry message that is under way: ``await`` it, or :meth:`synchronize`, before its parts are written again."""
+    """Request of an entry message: ``await`` it, or call :meth:`synchronize`, before its parts are written again."""
 
     __slots__ = ("_messages",)
 
@@ -88,7 +89,7 @@ class SentEntry:
         self._messages = messages
 
     def synchronize(self) -> None:
-        """Block until the memory of all parts may be written again. Raises what :meth:`Message.synchronize` does."""
+        """Blocks until the memory of all parts may be written again. Raises as :meth:`Message.synchronize`."""
         for message in self._messages:
             message.synchronize()
 
@@ -98,34 +99,34 @@ class SentEntry:
 
 
 class Entries:
-    """Functions for messages of a messenger, by their tags.
+    """Functions that are called for messages of a messenger, by tag.
 
         entries = mpgpu.Entries(messenger)
 
         @entries.on_message(BAR)
-        async def bar(message):                       # it has come
+        async def bar(message):                       # the message has arrived
             grid = torch.empty(message.sizes[0] // 4, device="cuda")
-            await message.into(grid)                  # where it goes; now it is there
+            await message.into(grid)                  # sets the destination and waits for the bytes
             ...
 
         server = asyncio.create_task(entries.serve())
         await entries.send(rank, BAR, b"arguments", [grid])
 
-    One event loop uses it. Nothing else may receive messages of these tags.
+    One event loop uses an object. Nothing else may receive messages of these tags.
     """
 
     __slots__ = ("_control", "_functions", "_messenger")
 
     def __init__(self, messenger: Messenger) -> None:
         self._messenger = messenger
-        # Of heads, which do not wait for the program's work.
+        # Stream for heads, which do not wait for the program's work.
         self._control = Stream(0, context=messenger.context)
         self._functions: list[tuple[int, int, _Function]] = []
 
     def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
-        """Have messages whose tag equals this one in the bits of ``mask`` call the ``async`` function below."""
+        """Makes messages whose tag equals ``tag`` in the bits of ``mask`` call the decorated ``async`` function."""
 
-        # Refused here and not by `serve`.
+        # Rejects invalid tags here instead of in `serve`.
         _tags(tag, mask)
 
         def register(function: Entry) -> Entry:
@@ -135,12 +136,12 @@ class Entries:
         return register
 
     def send(self, rank: int, tag: int, arguments: bytes = b"", parts: Sequence[Array] = (), stream: StreamLike | None = None) -> SentEntry:
-        """Send ``arguments`` and ``parts``, arrays on devices and the host. Does not wait.
+        """Sends ``arguments`` and ``parts``, which are arrays on devices and the host. Does not wait.
 
         Args:
-            rank, tag, stream: as for :meth:`Messenger.send`, and so are the errors.
-            arguments: bytes of any number.
-            parts: as many as the function takes.
+            rank, tag, stream: as for :meth:`Messenger.send`, with the same errors.
+            arguments: any number of bytes.
+            parts: as many arrays as the function takes.
         """
         messenger = self._messenger
         if len(parts) <= 1 and len(arguments) <= _MOST_METADATA and all(memory_of(x, "a part").nbytes for x in parts):
@@ -151,7 +152,7 @@ class Entries:
             for x in parts:
                 described.append(messenger._describe(x, stream))
             table = b"".join(_PART.pack(descriptor, size) for descriptor, size, _ in described)
-            # Dropped: it goes on, and holds its bytes.
+            # The request is dropped; the message continues and holds its bytes.
             messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
         except BaseException:
             for _, _, released in described:
@@ -160,7 +161,7 @@ class Entries:
         return SentEntry([released for _, _, released in described])
 
     async def serve(self) -> None:
-        """Call functions for what comes, until the task is cancelled. Raises what one of them raises."""
+        """Calls functions for arriving messages until the task is cancelled. Raises the exception of a function."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         tasks: set[asyncio.Task[None]] = set()
@@ -191,7 +192,7 @@ class Entries:
         self, tag: int, mask: int, function: _Function, begin: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     ) -> None:
         while True:
-            # Of no bytes, so that it says what has come, and leaves the message where it is.
+            # A receive of 0 bytes reports which message has arrived and leaves it in the queue.
             coming = self._messenger.receive(bytearray(), ANY, tag, self._control, mask=mask)
             try:
                 info = await coming

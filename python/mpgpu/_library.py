@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The shared library of the wheel, and what every call of it needs: statuses as exceptions, texts, options."""
+"""Shared library of the wheel, and helpers for every call: statuses as exceptions, texts, options."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ SIGNAL_WAIT = {
 
 
 class Owner:
-    """What owns something of the library, which goes with it: there is one of each, and no copy whose end would be the end of both."""
+    """Owner of an object of the library, which is released together with it. Cannot be copied, because two owners would release the object
+    twice.
+    """
 
     __slots__ = ()
 
-    # What `copy.copy`, `copy.deepcopy` and `pickle` all come to.
+    # `copy.copy`, `copy.deepcopy` and `pickle` all call this.
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             f"mpgpu.{type(self).__name__} cannot be copied or pickled: it owns what goes with it; share the object, or make another one"
@@ -55,7 +57,7 @@ class Owner:
 
 
 def version() -> str:
-    """Version of the library, ``0.1.0`` say."""
+    """Returns the version of the library, for example ``0.1.0``."""
     return string(lib.mp_version_string())
 
 
@@ -64,7 +66,7 @@ def string(text: Any) -> str:
 
 
 def failure(status: int) -> Error:
-    """The exception for what a call of this thread has just returned."""
+    """Returns the exception for the status that a call of this thread has just returned."""
     info = sized("mp_error_info_t *")
     message, driver_code, argument = "", 0, None
     if lib.mp_last_error_info(info) == 0 and info.status == status:
@@ -81,21 +83,21 @@ def check(status: int) -> None:
 
 
 def sized(kind: str) -> Any:
-    """A struct that starts with its size, otherwise zero: what the header's _INIT macros give."""
+    """Returns a struct that starts with its size and is otherwise zero, as the header's _INIT macros initialise it."""
     struct = ffi.new(kind)
     struct.size = ffi.sizeof(struct[0])
     return struct
 
 
 def text_of(function: Callable[..., int], *arguments: Any) -> str:
-    """The text that a function writes which is first asked for its length."""
+    """Returns the text that a function writes, after a first call for its length."""
     length = ffi.new("size_t *")
     check(function(*arguments, NULL, 0, length))
     while True:
         capacity = length[0]
         text = ffi.new("char[]", capacity)
         status = function(*arguments, text, capacity, length)
-        # It has grown meanwhile.
+        # The text has grown meanwhile.
         if status and length[0] > capacity:
             continue
         check(status)
@@ -123,7 +125,7 @@ def choice(name: str, values: dict[Any, int], value: Any) -> int:
 
 
 def option(name: str, value: int | None, most: int = 2**64 - 1) -> int:
-    """Returns a number of an options struct, where 0 is the default, which ``None`` is here."""
+    """Returns a number for an options struct. ``None`` selects the default, which is 0."""
     return 0 if value is None else number(name, value, most)
 
 
@@ -137,7 +139,7 @@ def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number, also NumPy's; ``None`` for all else, truth values among it."""
+    """Returns an integer, also of NumPy; ``None`` for any other value, including booleans."""
     if type(value) is int:
         return value
     try:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Messages that tasks of an asyncio event loop await.
 
-A message that comes within microseconds is to cost no more than looking for it, and one that comes later is to leave the loop to others.
-So whoever awaits alone looks in place, for a few microseconds; then the loop looks between its other tasks, for some hundred microseconds;
-then the library calls back, from a thread of its own.
+A message that arrives within microseconds should cost no more than polling for it; while a later one is awaited, the loop should run other
+tasks. Therefore a task that awaits alone polls in place for a few microseconds. Then the loop polls between its other tasks for some
+hundred microseconds. Then the library calls back, on its own thread.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .errors import Error
 if TYPE_CHECKING:
     from ._message import Message
 
-# How long one message is looked for in place, and how long by the loop after anything has come.
+# Time of polling in place for one message, and of polling by the loop after any arrival, seconds.
 _IN_PLACE = 50e-6
 _BY_THE_LOOP = 200e-6
-# How long tasks whose messages come at once may keep the loop from others.
+# Time for which tasks whose messages arrive immediately may keep the loop from running other tasks, seconds.
 _TURN = 1e-3
-# With more messages than this, looking at all of them takes longer than being called.
+# With more messages than this, polling all of them takes longer than a callback.
 _MOST_LOOKED_AT = 16
 _SECONDS_AT_EXIT = 10.0
 
@@ -36,7 +36,7 @@ _now = time.perf_counter
 
 
 class _Waiting:
-    """What the tasks of one event loop wait for. The loop holds it, and no one else for long: what is left in it goes with the loop."""
+    """Messages for which the tasks of one event loop wait. Only the loop holds it permanently, so it is released with the loop."""
 
     __slots__ = ("__weakref__", "futures", "looks", "loop", "turn", "until")
 
@@ -45,7 +45,7 @@ class _Waiting:
         self.futures: dict[Message, list[asyncio.Future[None]]] = {}
         self.looks = False
         self.until = 0.0
-        # When others had one last.
+        # Time at which other tasks last had a turn.
         self.turn = 0.0
 
     def add(self, message: Message) -> asyncio.Future[None]:
@@ -102,12 +102,12 @@ def _told(waiting: _Waiting, message: Message) -> Generator[Any, None, None]:
     try:
         yield from future
     finally:
-        # Also where the task goes with its loop, and the message with the task.
+        # Also runs if the task is released with its loop, and the message with the task.
         waiting.remove(message, future)
 
 
 def awaited(message: Message) -> Generator[Any, None, None]:
-    """Returns when the message has ended. A task that is cancelled meanwhile cancels it, or waits for its bytes."""
+    """Returns when the message has ended. If the task is cancelled meanwhile, it cancels the message, or waits for its bytes."""
     waiting = _here()
     try:
         now = _now()
@@ -119,28 +119,28 @@ def awaited(message: Message) -> Generator[Any, None, None]:
             while not message._has_ended():
                 if _now() >= until:
                     break
-                # On the host backend it is threads of these processes that move the bytes.
+                # On the host backend, threads of these processes move the bytes.
                 os.sched_yield()
             else:
                 return
         yield from _told(waiting, message)
     except asyncio.CancelledError:
         message.cancel()
-        # Its bytes are on their way into memory that would be the caller's again.
+        # Its bytes are still being written to memory that the caller would otherwise reuse.
         while not message._has_ended():
             with contextlib.suppress(asyncio.CancelledError):
                 yield from _told(waiting, message)
         raise
 
 
-# --- Calls by the library ---------------------------------------------------------------------------------------------------
-# Those that it owes, by the number that it hands back: each once, whatever becomes of the message.
+# --- Callbacks of the library -----------------------------------------------------------------------------------------------
+# Callbacks that the library still has to make, by the number that it passes: each once, regardless of the message's outcome.
 _owed: dict[int, tuple[weakref.ref[_Waiting], weakref.ref[Message]]] = {}
 _numbers = itertools.count(1)
 
 
 def call_when_ended(waiting: _Waiting, message: Message) -> None:
-    """Has the library tell whoever waits for a message that it has ended."""
+    """Asks the library to notify the waiting tasks when a message has ended."""
     if message._called_in is waiting:
         return
     number = next(_numbers)
@@ -153,7 +153,7 @@ def call_when_ended(waiting: _Waiting, message: Message) -> None:
     if is_called:
         message._called_in = waiting
         return
-    # It has ended meanwhile, or nobody will say so.
+    # The message has ended meanwhile, or no callback will be made.
     del _owed[number]
     waiting.loop.call_soon(waiting.ended, message, error)
 
@@ -163,7 +163,7 @@ def _call(user: Any, _: int) -> None:
     of_loop, of_message = _owed.pop(int(ffi.cast("uintptr_t", user)))
     waiting, message = of_loop(), of_message()
     if waiting is not None and message is not None:
-        # A loop that was closed has nobody who awaits.
+        # A closed loop has no waiting tasks.
         with contextlib.suppress(RuntimeError):
             waiting.loop.call_soon_threadsafe(_look_at, waiting, message)
 
@@ -175,11 +175,11 @@ def _look_at(waiting: _Waiting, message: Message) -> None:
 
 
 def all_called(seconds: float = _SECONDS_AT_EXIT) -> None:
-    """Waits until the library owes no call."""
+    """Waits until the library has made all callbacks."""
     until = time.monotonic() + seconds
     while _owed and time.monotonic() < until:
         time.sleep(0.0001)
 
 
-# A child of fork is called by nobody.
+# A child of fork gets no callbacks.
 os.register_at_fork(after_in_child=_owed.clear)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What counts as memory: arrays and tensors of others, read through the protocols that they have."""
+"""Memory of arrays and tensors of other libraries, read through the protocols that they implement."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _cast = ffi.cast
 _POINTER = ffi.typeof("void *")
 
-# DLPack's numbers of devices (dlpack.h): memory of a GPU, and memory of the host that GPUs reach.
+# DLPack's numbers of devices (dlpack.h): host memory, GPU memory, and host memory that GPUs can access.
 _DL_CPU, _DL_CUDA, _DL_CUDA_HOST = 1, 2, 3
 
 
 class Memory:
-    """A contiguous range of bytes, and what keeps it allocated."""
+    """Contiguous range of bytes, and the object that keeps it allocated."""
 
     __slots__ = ("context", "current", "device", "elements", "keep", "name", "nbytes", "on_gpu", "pointer", "readonly", "settle")
 
@@ -46,37 +46,37 @@ class Memory:
         elements: Elements = None,
         name: str = "",
     ) -> None:
-        # As the library takes it. May be given as a number.
+        # Pointer for the library. May be passed as a number.
         self.pointer = _cast(_POINTER, pointer) if isinstance(pointer, int) else pointer
         self.nbytes = nbytes
         self.keep = keep
         self.device = device
         self.readonly = readonly
-        # Whether only a GPU reaches it, so that whoever uses it next does so in a stream.
+        # True if only a GPU can access the memory, so that its next user works in a stream.
         self.on_gpu = on_gpu
-        # The stream that copies go to where the caller names none.
+        # Stream of copies for which the caller names none.
         self.current = current
-        # Whether what `current` has now is to be waited for: its producer is not known to order what comes later.
+        # True if the work that is now in `current` must be waited for, because the producer does not order its later work there.
         self.settle = settle
         self.context = context
-        # What the protocol says of its type and shape. Arrays say it themselves, when they are asked.
+        # Type and shape according to the protocol. Arrays return them themselves when they are asked.
         self.elements = elements
-        # The name in messages, of tensors of torch alone: their storage may be resized later.
+        # Name in messages, for tensors of torch only, because their storage may be resized later.
         self.name = name
 
 
 def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
-    """Returns the memory of anything that has some.
+    """Returns the memory of any object that has some.
 
     Args:
-        name: the name in messages: ``dst of transfer 3``.
-        is_written: True if bytes go there, for which a contiguous copy is no remedy.
+        name: the name in messages, for example ``dst of transfer 3``.
+        is_written: True if bytes are written there, so that a contiguous copy would not help.
     """
     own = getattr(value, "_mpgpu_memory", None)
     if own is not None:
         memory: Memory = own()
         return memory
-    # Frameworks are asked only where the program has imported them.
+    # Frameworks are used only if the program has imported them.
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and type(value) is numpy.ndarray:
         array = _of_array(value)
@@ -92,9 +92,9 @@ def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
         device = int(value.device.id)
         return Memory(int(value.data.ptr), int(value.nbytes), value.data, device=device, on_gpu=True, current=Current.cupy(device))
 
-    # A scalar of NumPy hands out a copy of itself, and bytes written there would be lost.
+    # A scalar of NumPy returns a copy of itself, and bytes written there would be lost.
     immutable = numpy is not None and isinstance(value, numpy.generic)
-    # JAX: computed in the background, and never to be written.
+    # JAX arrays are computed in the background and must never be written.
     ready = getattr(value, "block_until_ready", None)
     if callable(ready):
         immutable = True
@@ -116,20 +116,24 @@ def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
 
 
 def _of_array(array: Any) -> Memory | None:
-    """A fifth of the time of the protocol, for what is sent each time; ``None`` for what that has to refuse, or to explain."""
+    """Takes a fifth of the time of the protocol, for arrays that are sent repeatedly. Returns ``None`` for arrays that need an error
+    message.
+    """
     flags = array.flags
     if not flags.c_contiguous or array.dtype.hasobject:
         return None
     try:
         held = ffi.from_buffer(array)
     except ValueError:
-        # A type of element that the buffer protocol does not have.
+        # The buffer protocol lacks this element type.
         return None
     return Memory(held, array.nbytes, held, readonly=not flags.writeable)
 
 
 def _not_contiguous(name: str, shape: Any, strides: Any, copied: str | None, assign: str = "x[...] = array") -> ArgumentError:
-    """Returns the refusal. ``copied`` makes a contiguous copy to read from; ``None`` for memory that is written."""
+    """Returns the error for memory that is not contiguous. ``copied`` is the expression for a contiguous copy to read from; ``None`` for
+    memory that is written.
+    """
     if copied is None:
         remedy = f"write into a contiguous array and assign that to it afterwards ({assign}), or into each contiguous part"
     else:
@@ -151,8 +155,7 @@ def _of_tensor(torch: Any, tensor: Any, name: str, is_written: bool) -> Memory:
         )
         raise ArgumentError(f"{name}: a tensor whose conjugate or negative is pending: {remedy}")
     nbytes = tensor.nbytes
-    # The storage is what stays although the tensor is given other memory (`parameter.data = …`). An alias of the tensor would take four
-    # times as long.
+    # The storage stays if the tensor is assigned other memory (`parameter.data = …`). An alias of the tensor would take four times as long.
     found = _in_storage(tensor, nbytes)
     if found is None:
         raise ArgumentError(f"{name}: {why_no_memory(torch, tensor)}", status="MP_ERROR_INVALID_POINTER")
@@ -164,18 +167,18 @@ def _of_tensor(torch: Any, tensor: Any, name: str, is_written: bool) -> Memory:
 
 
 def _in_storage(tensor: Any, span: int) -> tuple[int, Any] | None:
-    """Returns the tensor's address and its storage, or ``None`` if that has no memory now for ``span`` bytes from the address on."""
+    """Returns the tensor's address and its storage. ``None`` if the storage currently has less than ``span`` bytes from the address on."""
     try:
         address, storage, offset = tensor.data_ptr(), tensor.untyped_storage(), tensor.storage_offset()
         if span and (not address or (offset and offset * tensor.element_size()) + span > storage.nbytes()):
             return None
         return address, storage
     except RuntimeError:
-        # Of a tensor that wraps others.
+        # A tensor that wraps other tensors.
         return None
 
 
-# Of tensors that are made of others, the calls that return these.
+# Calls that return the parts of tensors that consist of several.
 _PARTS = {
     "sparse_coo": "x.coalesce().indices() and x.coalesce().values()",
     **dict.fromkeys(("sparse_csr", "sparse_bsr"), "x.crow_indices(), x.col_indices() and x.values()"),
@@ -184,7 +187,7 @@ _PARTS = {
 
 
 def why_no_memory(torch: Any, tensor: Any) -> str | None:
-    """Returns the reason why a tensor has no memory that holds its elements and nothing else, with the remedy; ``None`` if it has."""
+    """Returns the reason why a tensor has no memory that holds exactly its elements, with the remedy; ``None`` if it has."""
     layout = str(tensor.layout).rpartition(".")[2]
     if tensor.is_nested:
         return "a nested tensor has parts of several shapes: pass its parts, x.unbind()"
@@ -223,8 +226,8 @@ def _why_not_in_storage(torch: Any, tensor: Any) -> str:
 
 
 def check_storage(memory: Memory) -> None:
-    """Raises if the memory was a tensor's, whose storage has been given other memory since."""
-    # No other memory has a name.
+    """Raises if the memory belonged to a tensor whose storage has been given other memory since."""
+    # Only memory of tensors has a name.
     if not memory.name or not memory.nbytes:
         return
     first, address, size = memory.keep.data_ptr(), int(_cast("uintptr_t", memory.pointer)), memory.keep.nbytes()
@@ -239,7 +242,7 @@ def check_storage(memory: Memory) -> None:
 class Storages:
     """Storages of torch among the memories of a plan. ``resize_`` may give a storage other memory although the plan holds it.
 
-    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes 0.1 to 0.2 us for each storage.
+    ``asked`` are calls and ``answers`` their results at planning. Comparing them takes 0.1 to 0.2 us per storage.
     """
 
     __slots__ = ("_names", "answers", "asked")
@@ -274,7 +277,7 @@ class Storages:
 
 
 def _contiguous(shape: Any, strides: Any, itemsize: int) -> bool:
-    """Whether elements lie one after the other in C order; ``strides`` in units of ``itemsize``."""
+    """Returns true if the elements are contiguous in C order. ``strides`` is in units of ``itemsize``."""
     if strides is None or 0 in shape:
         return True
     expected = itemsize
@@ -295,7 +298,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     numpy_ma: Any = sys.modules.get("numpy.ma")
     if numpy_ma is not None and isinstance(value, numpy_ma.MaskedArray):
-        # Whose interface has its data alone.
+        # Its interface returns its data without its mask.
         raise ArgumentError(f"{name}: a masked array is not copied with its mask: copy its data and its mask")
     itemsize = itemsize_of(typestr)
     if not _contiguous(shape, strides, itemsize):
@@ -304,11 +307,11 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     nbytes = itemsize
     for extent in shape:
         nbytes *= int(extent)
-    # Structures are not read.
+    # Structures are not interpreted.
     elements = (typestr, shape) if typestr[1] != "V" else None
     data = interface.get("data")
     if not isinstance(data, tuple):
-        # Allowed by the protocol: the memory is that of the buffer protocol.
+        # The protocol allows this: the memory is that of the buffer protocol.
         whole, offset = _of_buffer(data if data is not None else value, name, immutable, is_written), int(interface.get("offset") or 0)
         if whole is None or not 0 <= offset <= whole.nbytes - nbytes:
             raise ArgumentError(f"{name}: the data of its array interface is no buffer with {nbytes} bytes from offset {offset}")
@@ -329,21 +332,21 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
     )
 
 
-# Memory of views, by its number, as long as somebody holds it. Out of the garbage collector's sight: in
-# a cycle it would clear the view under the memory, and Python before 3.12.7 crashes then (CPython issue 77894).
+# Memory of views by number, for as long as an object holds it. The garbage collector must not see it: in a cycle it would clear the view
+# before the memory, and Python before 3.12.7 then crashes (CPython issue 77894).
 _of_views: dict[int, Any] = {}
 _numbers = itertools.count()
 
 
 def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memory | None:
-    """Memory by the buffer protocol; ``None`` for what does not have it."""
+    """Returns the memory of an object with the buffer protocol; ``None`` for other objects."""
     try:
         view = memoryview(value)
     except (TypeError, BufferError, ValueError):
         return None
     if not view.c_contiguous:
         raise _not_contiguous(name, view.shape or (), view.strides or (), None if is_written else "bytes(x)", "x[:] = array")
-    # Names of fields may have the letter.
+    # Names of fields may contain the letter.
     if "O" in re.sub(":[^:]*:", "", view.format):
         raise ArgumentError(f"{name}: a buffer of Python objects holds addresses, not values: it cannot be copied byte by byte")
     # Holds the export, so that a bytearray cannot be resized meanwhile.
@@ -352,7 +355,7 @@ def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
             held = ffi.from_buffer(value)
             return Memory(held, view.nbytes, held, readonly=view.readonly or immutable, elements=elements_of_view(view))
         except (BufferError, ValueError):
-            # Some give it to those alone who ask for its shape too, as a view does.
+            # Some objects export their buffer only with its shape, as a view requests it.
             pass
     number = next(_numbers)
     _of_views[number] = held = ffi.from_buffer(view)
@@ -360,7 +363,7 @@ def _of_buffer(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
     return Memory(held, view.nbytes, held, readonly=view.readonly or immutable, elements=elements_of_view(view))
 
 
-# --- DLPack: read in place; the capsule is kept, and gives the memory back when it goes -------------------------------------
+# --- DLPack: read in place. The capsule is kept, and frees the memory when it is released ------------------------------------
 class _Device(ctypes.Structure):
     _fields_ = [("kind", ctypes.c_int32), ("number", ctypes.c_int32)]
 
@@ -404,7 +407,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
     if kind not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST):
         raise ArgumentError(f"{name}: memory on DLPack's device type {kind} is not reached: move it to the CPU or to a CUDA device")
     on_gpu = kind == _DL_CUDA
-    # What the producer still computes is to come before later work of the legacy default stream of its GPU.
+    # Orders pending work of the producer before later work of the legacy default stream of its GPU.
     arguments: dict[str, Any] = {"stream": 1} if on_gpu else {}
     try:
         capsule = value.__dlpack__(**arguments, max_version=(1, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Messages between the ranks of a node: channels for people, tags for whoever needs them."""
+"""Messages between the ranks of a node: channels, and messengers with tags."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .errors import ArgumentError, Error, MessageTruncated
 from .typing import Array, StreamLike
 
 ANY: int = lib.MP_ANY_RANK
-"""In place of a rank or a tag: whichever it is."""
+"""Value that stands for any rank or any tag."""
 
-# The tags of channels have it, those of people do not.
+# Bit that only the tags of channels have.
 _CHANNEL = 1 << 63
 _ALL_BITS = 2**64 - 1
 
@@ -50,7 +50,7 @@ _METADATA = ffi.typeof(f"char[{lib.MP_MESSAGE_METADATA_BYTES}]")
 
 
 def _new_info(metadata: Any = None) -> Any:
-    """Where the library writes a message; whoever has it holds ``metadata``, which have their own memory."""
+    """Returns the struct into which the library writes a message. The caller keeps ``metadata`` alive, which is separate memory."""
     info = _new(_INFO)
     info.size = _INFO_BYTES
     if metadata is not None:
@@ -59,49 +59,51 @@ def _new_info(metadata: Any = None) -> Any:
 
 
 class MessageInfo(NamedTuple):
-    """A message, as its receiver sees it."""
+    """Message that a receiver gets."""
 
     rank: int
-    """That has sent it."""
+    """Rank that sent the message."""
     tag: int
-    """Its tag; of a channel's messages one of the package's own."""
+    """Tag of the message; for a message of a channel, a number of the package."""
     bytes: int
-    """Its size, without metadata."""
+    """Size of the message without metadata, bytes."""
     metadata: builtins.bytes
-    """What was sent beside it; of channels nothing."""
+    """Metadata of the message; empty for channels."""
 
 
 class Message(Request):
-    """A send or a receive that is under way: ``await`` it, or :meth:`synchronize`. Made by channels and messengers.
+    """Request of a send or a receive: ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
 
-    Awaiting looks for the message for some microseconds and then leaves the event loop to others; many may be awaited at once. A task that
-    is cancelled while it awaits cancels the message, or waits for its bytes where it has matched already: the memory is then the caller's
-    again. Any thread.
+    Awaiting polls for some microseconds and then yields to the event loop. Many messages may be awaited concurrently. If a task is
+    cancelled while it awaits, the message is cancelled; if it has already matched, the task first waits for its bytes. The caller may then
+    reuse the memory. May be used from any thread.
 
-    Holds its memory and the messenger. A send that is dropped goes on; a receive that is dropped before it has matched is cancelled.
+    Holds its memory and the messenger. A send that is dropped continues. A receive that is dropped before it has matched is cancelled.
     """
 
     __slots__ = ("_called_in", "_info", "_is_receive", "_metadata")
 
     def __init__(self, held: object, request: Any, is_receive: bool, has_metadata: bool = False) -> None:
-        # Without a call of the base's: a send is to cost little.
+        # Does not call the base class, because a send must be cheap.
         self._held, self._request, self._asked, self._error, self._lock = held, request, None, None, _new_lock()
         self._is_receive = is_receive
-        # For which event loop the library is to call when it has ended.
+        # Event loop for which the library calls back when the message has ended.
         self._called_in: object = None
         self._info: Any = None
         self._metadata: Any = _new(_METADATA) if has_metadata else None
 
     def synchronize(self) -> MessageInfo | None:  # type: ignore[override]
-        """Block until the message has arrived, or its memory may be used again. Lets other Python threads run.
+        """Blocks until the message has arrived, or until the memory of a send may be reused. Other Python threads can run meanwhile.
 
         Returns:
-            For a receive which message it was; ``None`` for a send.
+            The message for a receive; ``None`` for a send.
 
         Raises:
-            MessageTruncated: the message is longer than the buffer, and still the first that a receive would take. PeerGone: the other
-            rank has ended or left. Cancelled: this end was cancelled, or its messenger destroyed. What a signal handler raises, in the
-            main thread: the message goes on, and may be waited for again.
+            MessageTruncated: the message is longer than the buffer. It stays the first that a receive would take.
+            PeerGone: the other rank has exited or left.
+            Cancelled: the message was cancelled, or its messenger was destroyed.
+
+        In the main thread it also raises the exception of a signal handler. The message then continues and may be waited for again.
         """
         super().synchronize()
         return self.info
@@ -109,13 +111,13 @@ class Message(Request):
     def __await__(self) -> Generator[Any, None, MessageInfo | None]:
         if not self._has_ended():
             yield from awaited(self)
-        # It has ended, though another thread may be about to learn of it.
+        # The message has ended, although another thread may not have recorded it yet.
         Request.synchronize(self)
         return self.info
 
     @property
     def info(self) -> MessageInfo | None:
-        """For a receive which message it has met, as soon as it has."""
+        """Message that a receive has matched, as soon as it has; otherwise ``None``."""
         if not self._is_receive:
             return None
         if self._info is None:
@@ -127,15 +129,15 @@ class Message(Request):
         return MessageInfo(found.rank, found.tag & ~_CHANNEL, found.bytes, metadata)
 
     def cancel(self) -> bool:
-        """Cancel it where it has not matched, and return whether that was so; waiting for it then raises :class:`Cancelled`."""
+        """Cancels the message if it has not matched, and returns true in that case. Waiting for it then raises :class:`Cancelled`."""
         cancelled = _new(_INT)
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])
 
     def wait(self, stream: StreamLike | None = None) -> None:
-        """Have later work of a stream come after the message: it sees what was received, and may overwrite what was sent.
+        """Makes later work of a stream wait for the message. That work sees the received bytes, and may overwrite the sent ones.
 
-        The host does not wait. The stream is as for :meth:`Messenger.send`. Where the message fails the stream goes on, and
+        Does not block the host. The stream is as for :meth:`Messenger.send`. If the message fails, the stream continues and
         :meth:`synchronize` raises.
         """
         held = self._held
@@ -145,21 +147,22 @@ class Message(Request):
             with _entered(here):
                 self._check_unless_ended(lib.mp_stream_wait_request(handle, self._request[0]))
 
-    # The lock is for what ends the request, and is held by whoever waits: these come at any time, and may find that it has ended.
+    # The lock protects the end of the request, and a waiting thread holds it. The following functions do not take it, so the request may
+    # have ended.
     @staticmethod
     def _check_unless_ended(status: int) -> None:
         if status and status != lib.MP_ERROR_INVALID_HANDLE:
             raise failure(status)
 
     def _look(self) -> None:
-        """Takes down which message it has met, if any."""
+        """Records the message that a receive has matched, if any."""
         info, matched = _new_info(self._metadata), _new(_INT)
         self._check_unless_ended(lib.mp_message_get_info(self._request[0], matched, info))
         if matched[0]:
             self._info = info
 
     def _set_callback(self, function: Any, user: Any) -> bool:
-        """Has the library call once it has ended; returns whether it will."""
+        """Asks the library to call back when the message has ended. Returns true if it will."""
         status = lib.mp_request_set_callback(self._request[0], function, user)
         self._check_unless_ended(status)
         return not status
@@ -189,7 +192,7 @@ class Message(Request):
         held = getattr(self, "_held", None)
         if held is not None:
             if self._is_receive and self._request[0] != NULL:
-                # Nobody would learn that it has come.
+                # Nobody could learn that the message has arrived.
                 lib.mp_request_cancel(self._request[0], _new(_INT))
             hold(self._request, held)
 
@@ -199,7 +202,7 @@ class Message(Request):
 
 
 class Receive(Message):
-    """A message whose end brings what was received."""
+    """Request of a receive, which returns the received message."""
 
     __slots__ = ()
 
@@ -213,7 +216,9 @@ class Receive(Message):
 def _place(
     context: Context, memory: Memory, stream: StreamLike | None, settles: bool = True
 ) -> tuple[Any, AbstractContextManager[Any] | None]:
-    """The stream in which a message of this memory is posted, and what to enter before. Waits for what the memory's producer does there."""
+    """Returns the stream in which a message of this memory is posted, and the context manager to enter before. Waits for the work of the
+    memory's producer in that stream.
+    """
     if stream is None:
         current = memory.current
         if current is None or context._backend != "cuda":
@@ -233,15 +238,16 @@ def _place(
 
 
 class Messenger(_library.Owner):
-    """Messages with tags between the ranks of a node, matched by MPI's rules; all ranks make it together, with the same options.
+    """Endpoint for messages with tags between the ranks of a node, matched by MPI's rules. All ranks create it together, with equal
+    options.
 
-    Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Those of different
-    messengers do not meet. Dropping the last reference to it and its messages tells the other ranks that this one has left.
+    Messages from one rank to another do not overtake each other: a receive takes the first that it matches. Messages of different
+    messengers never match. Dropping the last reference to the messenger and its messages notifies the other ranks that this one has left.
 
     Args:
-        node: whose ranks.
-        operations: sends of a rank that may be unreceived, and as many receives that may be unfinished; ``None`` for 1024.
-        messages: messages of one rank that may wait for receives of another; ``None`` for 4096.
+        node: the node of the ranks.
+        operations: maximum number of unreceived sends of a rank, and of unfinished receives; ``None`` for 1024.
+        messages: maximum number of messages of one rank that wait for receives of another; ``None`` for 4096.
 
     Raises:
         As :class:`Node`.
@@ -263,35 +269,37 @@ class Messenger(_library.Owner):
         self._handle = made[0]
         self._context = node.context
         self.rank, self.ranks = node.rank, node.ranks
-        # How many channels there are to each rank.
+        # Number of channels to each rank.
         self._channels: dict[int, int] = {}
         self._lock = threading.Lock()
         _open.add(self)
         _end_with_child()
 
     def __del__(self, destroy: Any = lib.mp_messenger_destroy) -> None:
-        # An object whose arguments were refused has none.
+        # An object whose arguments were rejected has no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._handle)
 
     @property
     def context(self) -> Context:
-        """This rank's."""
+        """Context of this rank."""
         return self._context
 
     def send(self, x: Array, rank: int, tag: int = 0, stream: StreamLike | None = None, *, metadata: bytes = b"") -> Message:
-        """Send all bytes of ``x``, which need not be received yet. Does not wait.
+        """Sends all bytes of ``x``. Does not wait until they are received.
 
         Args:
-            x: anything that has memory, as for :class:`Plan`. It must stay as it is until the message has ended.
-            rank: who gets it, this one included.
-            tag: by which a receive finds it, below 2**63.
-            stream: the bytes are those that earlier work of it has written, as for :meth:`Plan.execute`; ``None`` for the current
-                stream of torch or CuPy if ``x`` is GPU memory of theirs, otherwise mpgpu's own for the device.
-            metadata: up to 256 bytes that arrive with it; anything with the buffer protocol.
+            x: any object with memory, as for :class:`Plan`. It must stay unchanged until the message has ended.
+            rank: the receiving rank, which may be this one.
+            tag: the tag that a receive matches, below 2**63.
+            stream: earlier work of this stream has written the bytes, as for :meth:`Plan.execute`; ``None`` for the current stream of torch
+                or CuPy if ``x`` is GPU memory of theirs, otherwise mpgpu's own stream for the device.
+            metadata: up to 256 bytes that arrive with the message; any object with the buffer protocol.
 
         Raises:
-            ArgumentError. PeerGone. QueueFull: too many sends of this rank have not been received, and nothing was sent.
+            ArgumentError: an invalid argument.
+            PeerGone: the other rank has exited or left.
+            QueueFull: too many sends of this rank are unreceived. Nothing was sent.
         """
         rank, tag = _library.number("rank", rank, self.ranks - 1), _library.number("tag", tag, _CHANNEL - 1)
         if type(metadata) is not bytes:
@@ -302,14 +310,15 @@ class Messenger(_library.Owner):
         return self._send(x, rank, tag, stream, metadata)
 
     def receive(self, x: Array, rank: int = ANY, tag: int = ANY, stream: StreamLike | None = None, *, mask: int = _CHANNEL - 1) -> Receive:
-        """Receive a message into ``x``, after earlier work of ``stream``. Does not wait. A shorter message leaves the rest as it is.
+        """Receives a message into ``x``, after earlier work of ``stream``. Does not wait. A message shorter than ``x`` leaves the rest of
+        ``x`` unchanged.
 
         Args:
-            x: memory that may be written, at least as large as the message.
-            rank: whose, or ``ANY``.
-            tag: which, or ``ANY``.
+            x: writable memory, at least as large as the message.
+            rank: the sending rank, or ``ANY``.
+            tag: the tag, or ``ANY``.
             stream: as for :meth:`send`.
-            mask: the bits of the tag that count.
+            mask: the bits of the tag that must match.
 
         Raises:
             As :meth:`send`.
@@ -318,7 +327,7 @@ class Messenger(_library.Owner):
         return self._receive(x, self._rank(rank), tag, mask, stream, True)
 
     def probe(self, rank: int = ANY, tag: int = ANY, *, mask: int = _CHANNEL - 1) -> MessageInfo | None:
-        """The message that a receive of this kind would take now, if there is one. Leaves it where it is.
+        """Returns the message that a receive would take now, or ``None``. Does not receive it.
 
         Args:
             rank, tag, mask: as for :meth:`receive`.
@@ -376,7 +385,7 @@ class Messenger(_library.Owner):
         return message
 
     def _describe(self, x: Array, stream: StreamLike | None) -> tuple[bytes, int, Message]:
-        """A descriptor by which another rank fetches x, its bytes, and the message that ends when it has."""
+        """Returns a descriptor with which another rank fetches x, the size of x, and the message that ends when it has been fetched."""
         memory = memory_of(x, "x")
         _check_owner(self._context, memory)
         handle, here = _place(self._context, memory, stream)
@@ -421,24 +430,25 @@ def _check_owner(context: Context, memory: Memory) -> None:
 
 
 def _tags(tag: int, mask: int) -> tuple[int, int]:
-    """Tag and mask as the library takes them: never those of channels."""
+    """Returns tag and mask for the library. They never match the tags of channels."""
     mask = _library.number("mask", mask, _CHANNEL - 1)
     return (0, _CHANNEL) if tag == ANY else (_library.number("tag", tag, _CHANNEL - 1), mask | _CHANNEL)
 
 
 class Channel(_library.Owner):
-    """A channel to another rank, or to this one: what one end sends the other receives, in order.
+    """Channel to another rank, or to this one: messages that one end sends arrive at the other in order.
 
         channel = mpgpu.Channel(node, rank)
         await channel.send(x)
-        await channel.receive(y)                  # or .synchronize() in place of await
+        await channel.receive(y)                  # or .synchronize() instead of await
 
-    The first channel that two ranks make to each other is one channel, and so are the second of each, and so on. A channel to the own rank
-    receives what it has sent.
+    The first channels that two ranks create to each other form one channel, the second ones another, and so on. A channel to the own rank
+    receives its own messages.
 
     Args:
-        messenger: by which the messages go; with a :class:`Node` its own, which all ranks make together at the first channel of any.
-        rank: of the other end.
+        messenger: the messenger that moves the messages. With a :class:`Node`, the node's own messenger, which all ranks create together at
+            the first channel of any rank.
+        rank: the rank of the other end.
     """
 
     __slots__ = ("_messenger", "_tag", "rank")
@@ -457,14 +467,14 @@ class Channel(_library.Owner):
         self._tag = _CHANNEL | number
 
     def send(self, x: Array, stream: StreamLike | None = None) -> Message:
-        """Send all bytes of ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is written again. Starts at once.
+        """Sends all bytes of ``x``. Starts immediately; ``await`` the result, or call ``.synchronize()``, before ``x`` is written again.
 
         Arguments and errors are those of :meth:`Messenger.send`.
         """
         return self._messenger._send(x, self.rank, self._tag, stream, b"")
 
     def receive(self, x: Array, stream: StreamLike | None = None) -> Receive:
-        """Receive the next message into ``x``: ``await`` the result, or ``.synchronize()``, before ``x`` is read. Starts at once.
+        """Receives the next message into ``x``. Starts immediately; ``await`` the result, or call ``.synchronize()``, before ``x`` is read.
 
         Arguments and errors are those of :meth:`Messenger.receive`.
         """
@@ -475,7 +485,7 @@ class Channel(_library.Owner):
 
 
 def _of_node(node: Node) -> Messenger:
-    """The messenger of a node's own channels."""
+    """Returns the messenger of a node's own channels."""
     with node._lock:
         made: Messenger | None = node._messenger
         if made is None:
@@ -483,8 +493,8 @@ def _of_node(node: Node) -> Messenger:
     return made
 
 
-# Ended before the interpreter is, whose functions they call: receives are cancelled, and messages that others have not received yet are
-# waited for, ten seconds at most.
+# Messengers are destroyed before the interpreter, whose functions they call: receives are cancelled, and unreceived messages are waited
+# for, ten seconds at most.
 _open: weakref.WeakSet[Messenger] = weakref.WeakSet()
 
 
@@ -500,7 +510,7 @@ _ends_with_child = False
 
 
 def _end_with_child() -> None:
-    """Has a child of multiprocessing by fork or forkserver end them, which ends without atexit."""
+    """Makes a child of multiprocessing by fork or forkserver destroy its messengers, because it exits without atexit."""
     global _ends_with_child
     multiprocessing: Any = sys.modules.get("multiprocessing")
     util: Any = sys.modules.get("multiprocessing.util")

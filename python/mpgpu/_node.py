@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Ranks of a machine that plan together."""
+"""Nodes: ranks of a machine that plan together."""
 
 from __future__ import annotations
 
@@ -21,62 +21,67 @@ from .errors import ArgumentError
 from .typing import Array, Communicator, Device
 
 Allgather = Callable[[bytes], Union[bytes, Sequence[bytes]]]
-"""Takes the bytes of this rank and returns those of all ranks, in their order, as a list or joined. All have the same length."""
+"""Function that takes the bytes of this rank and returns those of all ranks in rank order, as a list or joined. All have the same length.
+"""
 
 
 class End(NamedTuple):
-    """A byte in a window of a rank."""
+    """Position in a window of a rank."""
 
     rank: int
-    """Whose window it is."""
+    """Rank that owns the window."""
     window: int
-    """Which of those that the rank hands in, from 0."""
+    """Index of the window among those that the rank passes, from 0."""
     offset: int = 0
-    """Bytes from its start."""
+    """Bytes from the start of the window."""
 
 
 class NodeTransfer(NamedTuple):
-    """A copy between windows of two ranks, or of one."""
+    """Copy between windows of two ranks, or within one rank."""
 
     dst: End
-    """Where the bytes go."""
+    """Destination."""
     src: End
-    """Where they come from."""
+    """Source."""
     bytes: int
-    """How many."""
+    """Number of bytes."""
 
 
-# Of the halves of collectives: no program's own, unless it takes the highest.
+# Highest tag of the descriptors of collectives. It differs from tags of the program, unless the program uses the highest numbers.
 _COLLECTIVE_TAG = 2**64 - 1
 
 
 class HalfTransfer(NamedTuple):
-    """What a rank sends to another or receives from it, without knowing where the other keeps it."""
+    """Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows."""
 
     memory: Array
-    """This rank's, contiguous."""
+    """Memory of this rank, contiguous."""
     rank: int
     """The other rank."""
     tag: int
-    """The same in both halves."""
+    """Tag, equal in the send and the receive descriptor."""
     is_send: bool
-    """Whether the other rank receives it."""
+    """True if this rank sends the bytes."""
 
 
 def send_to(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
-    """All of ``memory`` to a rank, which hands in :func:`receive_from` with this rank and the same tag."""
+    """Returns a descriptor that sends all of ``memory`` to a rank. That rank passes :func:`receive_from` with this rank and the same tag.
+    """
     return HalfTransfer(memory, rank, tag, True)
 
 
 def receive_from(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
-    """All of ``memory`` from a rank, which hands in :func:`send_to` with this rank, the same tag and as many bytes."""
+    """Returns a descriptor that receives all of ``memory`` from a rank. That rank passes :func:`send_to` with this rank, the same tag and
+    the same size.
+    """
     return HalfTransfer(memory, rank, tag, False)
 
 
 class NodePlan(Plan):
-    """What all ranks of a node move in a step: each executes its part, every step. Made by :meth:`Node.plan`.
+    """Plan of all transfers between the ranks of a node in one step. Every rank executes its part in every step. :meth:`Node.plan` creates
+    it.
 
-    Dropping it waits for this rank's executions; ranks that have come further get :class:`PeerGone`.
+    Dropping it waits for this rank's executions. Ranks that have executed more steps get :class:`PeerGone`.
     """
 
     __slots__ = ()
@@ -86,21 +91,22 @@ class NodePlan(Plan):
 
 
 class Node(_library.Owner):
-    """Processes of one machine that plan together, each with a context of its own; all make it together.
+    """Node: processes of one machine that plan together, each with its own context. All ranks create it together.
 
     Ranks find each other by one of
 
-    - ``comm``: a communicator of mpi4py, or anything with ``Get_rank()``, ``Get_size()`` and ``allgather(object)``;
+    - ``comm``: a communicator of mpi4py, or any object with ``Get_rank()``, ``Get_size()`` and ``allgather(object)``;
     - ``rank``, ``ranks`` and ``allgather``: a function of bytes that returns the bytes of all ranks;
-    - ``rank``, ``ranks`` and ``socket``: a path, the same on all ranks, in a folder that they all may write to. They wait a minute.
+    - ``rank``, ``ranks`` and ``socket``: a path, equal on all ranks, in a folder that they may all write to. They wait for one minute.
 
     Args:
-        devices: the GPUs that this rank works for; by default those that it sees, shared out evenly where several ranks see them.
-        context: this rank's; by default :func:`default_context`.
+        devices: the GPUs that this rank uses; by default the visible GPUs, divided evenly if they are visible to several ranks.
+        context: the context of this rank; by default :func:`default_context`.
 
     Raises:
-        RankError: another rank has failed, for the reason in the text, or the allgather has; then what it raised is the ``__cause__``.
-        NotSupported: ranks on other machines, or none that knows how the GPUs are joined. ArgumentError.
+        RankError: another rank has failed, for the reason in the text, or the allgather has; its exception is then the ``__cause__``.
+        NotSupported: ranks on other machines, or no rank knows how the GPUs are connected.
+        ArgumentError: an invalid argument.
     """
 
     __slots__ = ("__weakref__", "_callback", "_context", "_gathering", "_handle", "_lock", "_messenger", "rank", "ranks")
@@ -127,7 +133,7 @@ class Node(_library.Owner):
             raise TypeError("a node needs either an allgather or a socket at which the ranks meet")
         self.rank = _library.number("rank", rank, 2**32 - 1)
         self.ranks = _library.number("ranks", ranks, 2**32 - 1)
-        # That of the node's own channels, once there are any, and for who makes it.
+        # Messenger of the node's own channels, if there are any, and the lock for creating it.
         self._messenger: Any = None
         self._lock = threading.Lock()
         _nodes.add(self)
@@ -145,7 +151,7 @@ class Node(_library.Owner):
                 numbers = ffi.new("int32_t[]", [device_number(each, "devices") for each in devices])
                 options.devices, options.device_count = numbers, len(numbers)
         except BaseException as error:
-            # The other ranks are in the call and wait for this one: it goes there to say why it has failed.
+            # The other ranks are in the call and wait for this one, so it makes the call to pass them the reason of its failure.
             failed, reason = error, _text(error)
             options.failure = reason
         made = ffi.new("mp_node_t *")
@@ -156,25 +162,27 @@ class Node(_library.Owner):
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_node_destroy) -> None:
-        # An object whose arguments were refused has none.
+        # An object whose arguments were rejected has no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._handle)
 
     @property
     def context(self) -> Context:
-        """This rank's."""
+        """Context of this rank."""
         return self._context
 
     @property
     def device(self) -> int:
-        """The first GPU that this rank works for. ArgumentError where there is none: there are more ranks than GPUs, or another rank has named it."""
+        """First GPU that this rank uses. Raises ArgumentError if there is none, because there are more ranks than GPUs or another rank has
+        listed the same GPU.
+        """
         number = ffi.new("int32_t *")
         self._check(lib.mp_node_device(self._handle, number))
         return int(number[0])
 
     @property
     def devices(self) -> list[int]:
-        """The GPUs that this rank works for: those that it has named, else its share of what the ranks see; empty where there are fewer."""
+        """GPUs that this rank uses: those that it listed, or its part of the visible GPUs. Empty if there are fewer GPUs than ranks."""
         count = ffi.new("size_t *")
         self._check(lib.mp_node_devices(self._handle, NULL, 0, count))
         numbers = ffi.new("int32_t[]", count[0])
@@ -196,19 +204,19 @@ class Node(_library.Owner):
         relay_chunks: int | None = None,
         host_chunks: int | None = None,
     ) -> NodePlan:
-        """Plan what all ranks move in a step; all call it together.
+        """Plans all transfers between the ranks in one step. All ranks call it together.
 
         Args:
-            windows: this rank's memory that transfers may name: contiguous and writable, on a device of the node, or on the host by
-                :func:`mpgpu.empty` with ``shared=True``. Ordinary host memory may be moved by its own rank alone.
-            transfers: those that this rank sends or receives; each is handed in by one of its two ranks. ``((rank, window, offset),
-                (rank, window, offset), bytes)`` does for a :class:`NodeTransfer`.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: as for :class:`Plan`, the same
-                on all ranks.
-            relay_gpus: as there; numbers in the order in which the ranks name their GPUs.
+            windows: memory of this rank that transfers may refer to: contiguous and writable, on a device of the node, or on the host from
+                :func:`mpgpu.empty` with ``shared=True``. Only the rank that owns pageable host memory can move it.
+            transfers: the transfers that this rank sends or receives; one of the two ranks passes each of them. ``((rank, window, offset),
+                (rank, window, offset), bytes)`` is accepted as a :class:`NodeTransfer`.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: as for :class:`Plan`, equal on
+                all ranks.
+            relay_gpus: as for :class:`Plan`; indices in the list of all GPUs that the ranks use, in rank order.
 
         The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
-        receives in the step, and may overwrite what it sent. Every rank executes every step.
+        receives in the step, and may overwrite the bytes that it sent. Every rank executes every step.
 
         Raises:
             As :class:`Plan` and :class:`Node`.
@@ -239,13 +247,13 @@ class Node(_library.Owner):
         relay_chunks: int | None = None,
         host_chunks: int | None = None,
     ) -> NodePlan:
-        """Plan as :meth:`plan`, of what this rank sends and receives without knowing where the others keep it, as with MPI.
+        """Plans send and receive descriptors, for ranks that do not know the position of the bytes in the other rank's memory, as with MPI.
+        Otherwise as :meth:`plan`.
 
         Args:
-            halves: made by :func:`send_to` and :func:`receive_from`. Those of two ranks meet by both ranks and the tag, several of one
-                kind in the order in which each rank hands them in. One that meets none, or one of another size, is refused.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: as for
-                :meth:`plan`.
+            halves: descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source, destination and tag, in the
+                order in which each rank passes them. A descriptor without a match, or with a different size, is an error.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: as for :meth:`plan`.
 
         Raises:
             As :meth:`plan`.
@@ -269,45 +277,49 @@ class Node(_library.Owner):
         return self._plan(memories, handed, options)
 
     def broadcast(self, memory: Array, root: int) -> list[HalfTransfer]:
-        """This rank's halves of a broadcast, for :meth:`plan_exchange`: the root's ``memory`` into that of all others.
+        """Returns this rank's descriptors of a broadcast, for :meth:`plan_exchange`. It copies the root's ``memory`` into that of all other
+        ranks.
 
         Args:
-            memory: as many bytes on all ranks; written on all but the root.
+            memory: memory of equal size on all ranks; written on all ranks except the root.
             root: the rank that sends.
 
         Raises:
-            ArgumentError: a size that does not fit, or a root that there is not. The others get :class:`RankError`.
+            ArgumentError: a wrong size, or a root that does not exist. The other ranks get :class:`RankError`.
         """
         return self._halves("broadcast", root, memory, memory, None)
 
     def scatter(self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """The same of a scatter: of the root's ``source`` one part after the other into the ``destination`` of each rank.
+        """Returns this rank's descriptors of a scatter. It copies consecutive parts of the root's ``source`` into the ``destination`` of
+        each rank.
 
         Args:
-            source: read on the root alone; ``None`` elsewhere.
+            source: read on the root only; ``None`` on other ranks.
             destination: this rank's part.
-            root: as for :meth:`broadcast`, as are the errors.
-            sizes: bytes of each rank's part, the same on all ranks; ``None``: all have as many as this one.
+            root: as for :meth:`broadcast`, with the same errors.
+            sizes: bytes of each rank's part, equal on all ranks; ``None`` if all parts have the size of this one.
         """
         return self._halves("scatter", root, source, destination, sizes)
 
     def gather(self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """The same of a gather: the ``source`` of each rank, one after the other, into the root's ``destination``.
+        """Returns this rank's descriptors of a gather. It copies the ``source`` of each rank into consecutive parts of the root's
+        ``destination``.
 
         Args:
             source: this rank's part.
-            destination: written on the root alone; ``None`` elsewhere.
+            destination: written on the root only; ``None`` on other ranks.
             root: the rank that receives.
             sizes: as for :meth:`scatter`.
         """
         return self._halves("gather", root, source, destination, sizes)
 
     def all_gather(self, source: Array, destination: Array, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """The same of an all-gather: the ``source`` of each rank, one after the other, into the ``destination`` of all.
+        """Returns this rank's descriptors of an all-gather. It copies the ``source`` of each rank into consecutive parts of the
+        ``destination`` of all ranks.
 
         Args:
-            source: this rank's part; where it lies in ``destination`` where it is to be, it is not copied.
-            destination: of the size of all parts.
+            source: this rank's part. It is not copied if it is already at its position in ``destination``.
+            destination: memory of the size of all parts together.
             sizes: as for :meth:`scatter`.
         """
         return self._halves("all_gather", 0, source, destination, sizes)
@@ -315,13 +327,14 @@ class Node(_library.Owner):
     def all_to_all(
         self, source: Array, destination: Array, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
     ) -> list[HalfTransfer]:
-        """The same of an all-to-all: of ``source`` one part after the other to each rank, and one of each into ``destination``.
+        """Returns this rank's descriptors of an all-to-all. It copies consecutive parts of ``source`` to the ranks, and one part of each
+        rank into ``destination``.
 
         Args:
             source: must not overlap ``destination``.
             destination: another array.
-            sent, received: bytes that go to each rank, and that come from each; ``None``: all parts have one size. Where two ranks
-                differ, the plan is refused on all, with both.
+            sent, received: bytes sent to each rank, and received from each; ``None`` if all parts have equal size. If two ranks disagree,
+                planning fails on all ranks, and the error names both.
         """
         try:
             whole, into = memory_of(source, "source"), _writable(destination, "destination")
@@ -347,7 +360,7 @@ class Node(_library.Owner):
         try:
             whole = None if source is None else memory_of(source, "source")
             into = None if destination is None else memory_of(destination, "destination", True)
-            # A part of one rank is what all have where sizes are not given.
+            # Without sizes, all ranks have parts of the size of this rank's part.
             own = into if kind == "scatter" else whole
             if own is None:
                 raise ArgumentError(f"a {kind} needs this rank's part")
@@ -370,7 +383,7 @@ class Node(_library.Owner):
             raise
 
     def _check_sizes(self, kind: str, root: int, whole: Memory | None, into: Memory | None, each: list[int]) -> None:
-        """Refuse memory that has another size than what moves there."""
+        """Rejects memory whose size differs from the bytes that move there."""
         part, blocks = ("destination", "source") if kind == "scatter" else ("source", "destination")
         for what, needed, size in ((part, True, each[self.rank]), (blocks, kind == "all_gather" or self.rank == root, sum(each))):
             memory = whole if what == "source" else into
@@ -394,15 +407,15 @@ class Node(_library.Owner):
         return plan
 
     def fail(self, reason: str) -> None:
-        """Take part in the call in which the other ranks are, or to which they come next, as a rank that has failed.
+        """Joins the current or next collective call of the other ranks as a failed rank.
 
-        It fails on them with :class:`RankError` and ``reason``. For a rank that cannot make the call, because it could not get its
-        memory, say; what a call refuses the others are told by the call.
+        That call then fails on them with :class:`RankError` and ``reason``. For a rank that cannot make the call itself, for example
+        because it could not allocate memory. A call that rejects its own arguments notifies the other ranks without this function.
         """
         self._check(lib.mp_node_fail(self._handle, _text(reason)))
 
     def _tell(self, error: BaseException) -> None:
-        """The other ranks are in a call and wait for this one, which has failed before it."""
+        """Notifies the other ranks, which are in a call and wait for this rank, that this rank has failed before the call."""
         lib.mp_node_fail(self._handle, _text(error))
         self._gathering.raised = None
 
@@ -419,7 +432,9 @@ class Node(_library.Owner):
 
 
 class _Gathering:
-    """The allgather as the library calls it. Does not know its node, which so goes with its last reference and not with a collection."""
+    """Allgather function that the library calls. Has no reference to its node, so that the node is released with its last reference and not
+    by a garbage collection.
+    """
 
     __slots__ = ("allgather", "raised", "ranks")
 
@@ -441,7 +456,7 @@ class _Gathering:
 
 
 def _text(reason: object) -> Any:
-    """Why a rank has failed, for the others."""
+    """Returns the reason of a rank's failure as a C text for the others."""
     return ffi.new("char[]", (str(reason) or type(reason).__name__).encode("utf-8", "replace"))
 
 
@@ -449,7 +464,7 @@ _nodes: weakref.WeakSet[Node] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    # A thread that the child does not have may have held one.
+    # A thread that the child does not have may have held a lock.
     for node in _nodes:
         node._lock = threading.Lock()
 
@@ -458,7 +473,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _parts(sizes: Sequence[int] | None, memory: Memory, ranks: int, what: str) -> list[int]:
-    """Bytes of each rank's part of some memory."""
+    """Returns the size of each rank's part of memory, bytes."""
     parts = [memory.nbytes // ranks] * ranks if sizes is None else sizes_of(sizes, ranks, what)
     if sum(parts) != memory.nbytes:
         raise ArgumentError(f"{what}={parts} for {ranks} ranks and memory of {memory.nbytes} bytes: a size for each, which add up to that")

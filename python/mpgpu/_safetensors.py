@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Files of the safetensors format: opening one, its header, and the reasons why a file is none.
+"""Files of the safetensors format: opening, reading the header, and reasons why a file is not valid.
 
-The format: eight bytes with the length of the header, the header in JSON, then the tensors' bytes without gaps.
+Format: eight bytes with the length of the header, the header in JSON, then the bytes of the tensors without gaps.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
-# The format's own limit, bytes.
+# Limit of the format, bytes.
 _LONGEST_HEADER = 100_000_000
 _LENGTH = struct.Struct("<Q")
 _AGAIN = "download or write it again"
 _MOST_NAMED = 3
 
-# Files that are taken for weights: their first bytes, and the remedy.
+# Other files that are mistaken for weights: their first bytes, and the remedy.
 _OTHERS = (
     (b"version https://git-lfs", "a Git LFS pointer in place of the file: run git lfs pull"),
     (b"PK\x03\x04", "a file of torch.save: mpgpu.torch.to(torch.load(path, mmap=True), device)"),
@@ -42,7 +42,7 @@ _OTHERS = (
 
 
 class Entry(NamedTuple):
-    """A tensor of a file. Offsets are those in the file, in bytes."""
+    """Tensor of a file. Offsets are relative to the start of the file, in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,10 +51,11 @@ class Entry(NamedTuple):
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file to read. Does not wait for the writer of a FIFO.
+    """Opens a regular file for reading. Does not wait for the writer of a FIFO.
 
     Raises:
-        OSError: the system's reason. ArgumentError: no regular file.
+        OSError: the system's reason.
+        ArgumentError: not a regular file.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     mode = os.fstat(file.fileno()).st_mode
@@ -69,7 +70,7 @@ def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
     """Returns the tensors of a file by name, in the order of their bytes.
 
     Raises:
-        ArgumentError: a file of another format, one that is cut short, or a header that contradicts itself or the file.
+        ArgumentError: another format, a truncated file, or a header that contradicts itself or the file.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(_LENGTH.size + 1)
@@ -133,14 +134,14 @@ def _entry(value: Any, first: int) -> Entry | None:
     bits = BITS.get(dtype)
     for extent in shape:
         bits = bits and bits * extent
-    # The size of a type that is not known is not known either.
+    # The size of an unknown type is unknown too.
     if end < begin or (bits is not None and bits != (end - begin) * 8):
         return None
     return Entry(dtype, tuple(shape), first + begin, first + end)
 
 
 def _other_format(file: BinaryIO, size: int) -> str:
-    """Returns the reason why a file is not of the format, and the remedy."""
+    """Returns the reason why a file does not have the format, and the remedy."""
     if not size:
         return f"it is empty; {_AGAIN}"
     file.seek(0)

@@ -15,17 +15,17 @@ _cast = ffi.cast
 
 
 class Stream(Owner):
-    """A stream of a context: what is enqueued in it runs in order, and in no order with other streams.
+    """Stream of a context: its work runs in order, and is not ordered with other streams.
 
-    On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` hands it to others. Destroyed with the last reference; what was
-    enqueued still runs. Any thread.
+    On CUDA ``int(stream)`` is a ``cudaStream_t``, and ``__cuda_stream__`` passes it to other libraries. The stream is destroyed with its
+    last reference; enqueued work still runs. May be used from any thread.
 
     Args:
-        device: a GPU, ``0`` or ``"cuda:0"`` say, or host memory: ``HOST``, ``"cpu"``.
+        device: a GPU, for example ``0`` or ``"cuda:0"``, or host memory: ``HOST``, ``"cpu"``.
         context: by default :func:`default_context`.
 
     Raises:
-        ArgumentError: no such device.
+        ArgumentError: the device does not exist.
     """
 
     __slots__ = ("__weakref__", "_context", "_handle", "device")
@@ -39,12 +39,12 @@ class Stream(Owner):
         self._handle = made[0]
 
     def __del__(self, destroy: Any = lib.mp_stream_destroy) -> None:
-        # An object whose arguments were refused has none.
+        # An object whose arguments were rejected has no handle.
         if getattr(self, "_handle", NULL) != NULL:
             destroy(self._context._handle, self._handle)
 
     def synchronize(self) -> None:
-        """Block until all work enqueued so far has finished. Raises what that work met."""
+        """Blocks until all work enqueued so far has finished. Raises the error of that work."""
         check(lib.mp_stream_synchronize(self._context._handle, self._handle))
         collect(len(held))
 

@@ -19,14 +19,14 @@ TorchDevice = Union[Device, torch.device]
 
 
 def torch_device(device: Any) -> Any:
-    """Returns torch's device of the CPU, or of a CUDA device that torch sees, with its number.
+    """Returns torch's device object of the CPU, or of a CUDA device that torch sees, with its number.
 
     Raises:
         ArgumentError: another device.
     """
     number = whole(device)
     if number is not None and number < 0:
-        # mpgpu's number of the host is none of torch's.
+        # mpgpu's number of the host is not a number of torch.
         if number != HOST:
             raise ArgumentError(f"device={device!r}: torch has one device for the host: pass mpgpu.HOST or 'cpu'", argument="device")
         return torch.device("cpu")
@@ -63,7 +63,9 @@ def host_number(device: Device) -> int:
 
 
 def allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
-    """Has torch take memory that work of ``stream`` may write at once: what was freed in another stream may still be in use there."""
+    """Makes torch allocate memory that work of ``stream`` may write immediately. Memory that was freed in another stream may still be in
+    use there.
+    """
     if stream is None or where.type != "cuda":
         return contextlib.nullcontext()
     number, _ = given(stream)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, texts and other values without memory stay as they are."""
+"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, texts and other values without memory stay unchanged."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def tensors_of(tree: Any, name: str = "tree", *, allows_meta: bool = False) -> I
 
     Args:
         name: the tree's name in messages.
-        allows_meta: True if shapes and types are needed and contents are not.
+        allows_meta: True if only shapes and types are needed, not contents.
 
     Raises:
-        ArgumentError: a tensor without memory of its own, or an object that may hold tensors and is no tree.
+        ArgumentError: a tensor without memory of its own, or an object that may hold tensors and is not a tree.
     """
     if isinstance(tree, torch.Tensor):
         reason = None if allows_meta and tree.is_meta else why_no_memory(torch, tree)
@@ -71,7 +71,7 @@ def _check_value(value: Any, name: str) -> None:
 
 
 def _remedy(value: Any) -> str | None:
-    """Returns what to pass in place of an object that may hold tensors; ``None`` for a value that holds none."""
+    """Returns the remedy for an object that may hold tensors; ``None`` for a value that holds none."""
     numpy: Any = sys.modules.get("numpy")
     if value is None or isinstance(value, _VALUES) or (numpy is not None and isinstance(value, numpy.generic)):
         return None
@@ -86,7 +86,7 @@ def _remedy(value: Any) -> str | None:
         return "pass torch.frombuffer(x, dtype=…)"
     if isinstance(value, (Set, ValuesView, deque)):
         return "pass list(x)" if any(map(_holds_tensors, value)) else None
-    # Looking into other iterables could end them. A file is none.
+    # Iterating over other iterables could exhaust them. A file holds no tensors.
     if isinstance(value, Iterable) and not hasattr(value, "read"):
         return "pass list(x)"
     return "pass a dict of the tensors that it holds, as vars(x)" if _holds_tensors(_attributes(value)) else None
@@ -113,12 +113,13 @@ def identity_of(tensor: Any) -> object:
     # Tensors on meta have no address.
     address = tensor.data_ptr() or (tensor.untyped_storage()._cdata, tensor.storage_offset())
     place = (tensor.device, address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
-    # One is read as the conjugate or the negative of that memory, the other is not.
+    # One tensor may be the conjugate or the negative of the other in the same memory.
     return (*place, tensor.is_conj(), tensor.is_neg())
 
 
 def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: bool = False) -> Any:
-    """Returns the tree with other tensors in place of its own: ``make`` gets each once, however often it is in the tree."""
+    """Returns the tree with other tensors in place of its own. ``make`` gets each tensor once, even if it occurs several times in the tree.
+    """
     places: dict[object, int] = {}
     distinct: list[Any] = []
     for tensor in tensors_of(tree, allows_meta=allows_meta):
@@ -130,7 +131,7 @@ def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: b
         if isinstance(node, torch.Tensor):
             return made[places[identity_of(node)]]
         if isinstance(node, Mapping):
-            # With what torch hangs on a state dict: `_metadata`.
+            # Keeps the attribute that torch adds to a state dict: `_metadata`.
             twin = shallow_copy(node) if isinstance(node, dict) else {}
             for key, value in node.items():
                 twin[key] = rebuild(value)
@@ -144,13 +145,13 @@ def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: b
 
 
 def pairs_of(dst: Any, src: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields the tensors at the same places of two trees of one form.
+    """Yields the pairs of corresponding tensors of two trees with the same structure.
 
     Raises:
-        ArgumentError: trees of different form, tensors of different type or shape, and as :func:`tensors_of`.
+        ArgumentError: trees of different structure, tensors of different type or shape, and the errors of :func:`tensors_of`.
     """
     for tree, name in ((dst, "dst"), (src, "src")):
-        # All of it, before any is moved.
+        # Checks the whole tree before any tensor is moved.
         for _ in tensors_of(tree, name):
             pass
     yield from _pairs_below(dst, src, "")

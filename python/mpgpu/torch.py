@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Tensors of a model in one batch: a state dict or a list of tensors is moved by one plan, over all links that help.
+"""Tensors of a model in one batch: one plan moves a state dict or a list of tensors, over all links that help.
 
     import mpgpu.torch
     weights = mpgpu.torch.pin(torch.load(path))          # once: into host memory that every GPU reads directly
@@ -7,10 +7,10 @@
 
     weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file, each byte once
 
-A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, texts and other values in it stay as they are; what may hold tensors and
-is no tree is refused with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``), an array of NumPy
-(``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other wrappers). Autograd
-does not see these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
+A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, texts and other values in it stay unchanged. Objects that may hold tensors
+but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``), an array
+of NumPy (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other wrappers).
+Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
     "to",
 ]
 
-# Where tensors begin in an allocation that they share: what mp_alloc itself guarantees, and more than any kernel asks for.
+# Alignment of tensors in an allocation that they share, bytes. mp_alloc guarantees the same, and no kernel needs more.
 _ALIGNMENT = 256
 
 Tree = TypeVar("Tree")
@@ -57,13 +57,13 @@ Tree = TypeVar("Tree")
 def empty(
     size: int | Sequence[int], dtype: torch.dtype | None = None, *, device: Device = HOST, context: Context | None = None
 ) -> torch.Tensor:
-    """A CPU tensor in pinned memory of mpgpu, which plans spread over all GPUs' PCIe links. Its contents are undefined.
+    """Returns a CPU tensor in pinned memory of mpgpu, which plans spread over the PCIe links of all GPUs. Its contents are undefined.
 
     Args:
-        size: number of elements, or one for each dimension.
+        size: number of elements, or one number per dimension.
         dtype: by default torch's default type.
-        device: host domain, :data:`mpgpu.HOST`, ``"cpu"`` or ``mpgpu.host(1)``.
-        context: whose memory; by default :func:`mpgpu.default_context`.
+        device: host domain: :data:`mpgpu.HOST`, ``"cpu"`` or ``mpgpu.host(1)``.
+        context: the context that allocates it; by default :func:`mpgpu.default_context`.
     """
     host = host_number(device)
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -72,7 +72,8 @@ def empty(
 
 
 def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
-    """Pinned tensors of the same shapes and types, in one allocation. Tensors that are the same memory in ``tree`` are so in the result.
+    """Returns pinned tensors of the same shapes and types as those of ``tree``, in one allocation. Tensors that share memory in ``tree``
+    also share it in the result.
 
     Tensors of ``tree`` may be on meta.
     """
@@ -82,14 +83,14 @@ def empty_like(tree: Tree, *, device: Device = HOST, context: Context | None = N
 
 
 def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) -> Tree:
-    """The tensors of a tree in pinned memory, in one allocation. Returns when they are there."""
+    """Copies the tensors of a tree into pinned memory, in one allocation, and returns the copies when the bytes have arrived."""
     host = host_number(device)
 
     def make(tensors: list[Any]) -> list[Any]:
         pinned = _carve_like(tensors, host, context)
         with torch.no_grad():
             for dst, src in zip(pinned, tensors):
-                # By torch: no GPU is concerned.
+                # torch copies them, because no GPU is involved.
                 dst.copy_(src)
         return pinned
 
@@ -98,18 +99,22 @@ def pin(tree: Tree, *, device: Device = HOST, context: Context | None = None) ->
 
 
 def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
-    """One plan that copies each tensor of ``src`` into the tensor at its place in ``dst``; ``options`` are those of :class:`mpgpu.Plan`.
+    """Returns one plan that copies each tensor of ``src`` into the corresponding tensor of ``dst``. ``options`` are those of
+    :class:`mpgpu.Plan`.
 
     Raises:
-        ArgumentError: trees of different form, types or shapes that differ, tensors that are not contiguous, and what is no tree.
+        ArgumentError: trees of different structure, different types or shapes, tensors that are not contiguous, and objects that are not
+            trees.
     """
-    # What is tied in both trees is one copy.
+    # Tensors that are tied in both trees are copied once.
     distinct = {(identity_of(one), identity_of(other)): (one, other) for one, other in pairs_of(dst, src)}
     return Plan(distinct.values(), **options)
 
 
 def copy(dst: Tree, src: Tree, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copy each tensor of ``src`` into the tensor at its place in ``dst``, as one batch. Finished on return as :func:`mpgpu.copy` is."""
+    """Copies each tensor of ``src`` into the corresponding tensor of ``dst``, as one batch. The copy has finished on return in the same
+    cases as for :func:`mpgpu.copy`.
+    """
     return copy_planned(plan(dst, src, context=context), stream)
 
 
@@ -126,24 +131,25 @@ def to(
 
 
 def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Context | None = None) -> Any:
-    """New tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
+    """Returns new tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
 
-    Without a ``stream``, returns when host memory is no longer read; with one, work of that stream may use the tensors. Tensors that are
-    the same memory in ``tree`` are so in the result. None of them requires a gradient. Those of a GPU that are not contiguous are made so
-    in torch's current stream first, for which the host waits where ``stream`` is another.
+    Without a ``stream``, returns when host memory is no longer read. With one, work of that stream may use the tensors. Tensors that share
+    memory in ``tree`` also share it in the result. None of them requires a gradient. GPU tensors that are not contiguous are first made
+    contiguous in torch's current stream; the host waits for that if ``stream`` is another stream.
 
     Args:
-        tree: what is moved.
-        device: for all of it; or a list of devices, each of which gets all of it, and a list of trees comes back: GPUs pass on what they
-            have, so that each byte leaves host memory once; or a mapping from the keys of ``tree``, itself a mapping, to devices.
+        tree: the tensors to move.
+        device: one device for all tensors. Or a list of devices: each gets all tensors, a list of trees is returned, and GPUs forward their
+            bytes so that each byte leaves host memory once. Or a mapping from the keys of ``tree``, which is then a mapping, to devices.
         stream: a stream of torch, CuPy or mpgpu.
-        context: which moves them; by default :func:`mpgpu.default_context`.
+        context: the context that moves the tensors; by default :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: what is no tree, a device that is neither the CPU nor a CUDA device, and as :func:`mpgpu.copy`.
+        ArgumentError: an object that is not a tree, a device that is neither the CPU nor a CUDA device, and the errors of
+            :func:`mpgpu.copy`.
     """
     pairs: list[tuple[Any, Any]] = []
-    # What is not contiguous is made so once, for whichever devices.
+    # Tensors that are not contiguous are made contiguous once, for all devices.
     plain: dict[object, tuple[Any, Any]] = {}
 
     def moved(part: Any, to_device: Any) -> Any:
@@ -177,7 +183,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
     else:
         result = moved(tree, device)
     if stream is not None:
-        # What had to be made contiguous is in the making in torch's current stream, of which `stream` knows nothing.
+        # Contiguous copies are still in progress in torch's current stream, with which `stream` is not ordered.
         for gpu in {one.device for one, each in plain.values() if one.is_cuda and one.data_ptr() != each.data_ptr()}:
             torch.cuda.current_stream(gpu).synchronize()
     copy_planned(Plan(pairs, context=context), stream)
@@ -204,7 +210,7 @@ def _carve_like(tensors: list[Any], device: int, context: Context | None) -> lis
 
 
 def _carve(wanted: list[tuple[tuple[int, ...], Any]], device: int, context: Context | None) -> list[Any]:
-    """Tensors one behind the other in one allocation, which each of them holds."""
+    """Returns consecutive tensors in one allocation, which each of them holds."""
     offsets, total = [], 0
     for shape, dtype in wanted:
         offsets.append(total)
