@@ -12,13 +12,13 @@ use std::ops::{Bound, Range, RangeBounds};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Element types: those of which any bytes are a value, as zerocopy knows them, numbers and arrays of them among them. A struct derives
-/// `FromBytes`, `IntoBytes` and `Immutable` of zerocopy 0.8.
+/// Element type: a type for which any bytes are a valid value, as zerocopy defines it. Numbers and arrays of them are element types. A
+/// struct derives `FromBytes`, `IntoBytes` and `Immutable` of zerocopy 0.8.
 pub trait Element: Copy + FromBytes + IntoBytes + Immutable + Send + Sync + 'static {}
 
 impl<T: Copy + FromBytes + IntoBytes + Immutable + Send + Sync + 'static> Element for T {}
 
-/// Memory that the context has allocated. Its bytes are written before anybody reads them.
+/// Memory that the context has allocated. Its bytes are written before safe code can read them.
 #[derive(Debug)]
 struct Memory {
     context: Context,
@@ -27,7 +27,7 @@ struct Memory {
 }
 
 impl Drop for Memory {
-    /// Waits for all work that the context has enqueued, because it may use this.
+    /// Waits for all work that the context has enqueued, because it may use this memory.
     fn drop(&mut self) {
         if let Err(error) = self.context.runtime.free(self.address) {
             log::warn!("memory at {:#x} of {} was not freed: {error}", self.address, self.device.in_words());
@@ -35,7 +35,8 @@ impl Drop for Memory {
     }
 }
 
-/// Elements in memory of a device. A clone is the same memory; the last one frees it, and blocks for that as `cudaFree` does.
+/// Elements in memory of a device. A clone refers to the same memory. Dropping the last one frees the memory and blocks for that as
+/// `cudaFree` does.
 #[derive(Clone)]
 pub struct Buffer<T> {
     memory: Arc<Memory>,
@@ -43,7 +44,7 @@ pub struct Buffer<T> {
     of: PhantomData<T>,
 }
 
-/// A range of a buffer, which it keeps.
+/// Range of a buffer. Keeps the buffer alive.
 #[derive(Clone, Debug)]
 pub struct Slice<T> {
     buffer: Buffer<T>,
@@ -51,34 +52,34 @@ pub struct Slice<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// `len` elements on `device`, all of whose bytes are 0. With `Device::HOST` host memory that GPUs reach (pinned).
+    /// Allocates `len` elements on `device`, all of whose bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
     ///
     /// # Errors
-    /// For a device that does not exist, and where it has no memory left.
+    /// For a device that does not exist, and if it has no memory left.
     pub fn zeroed(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, false)?.cleared()
     }
 
-    /// The same in memory that other processes can map, as ranks of a [`Node`](crate::Node) do. Of a GPU they map that of
-    /// [`zeroed`](Buffer::zeroed) too.
+    /// Allocates memory that other processes can map, as ranks of a [`Node`](crate::Node) do. On a GPU they can also map memory of
+    /// [`zeroed`](Buffer::zeroed).
     ///
     /// # Errors
-    /// As `zeroed`, and where the system gives no memory file.
+    /// The errors of `zeroed`, and an error if the system provides no memory file.
     pub fn shared(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, true)?.cleared()
     }
 
-    /// The elements of a slice, copied to `device`.
+    /// Copies the elements of a slice into a new buffer on `device`.
     ///
     /// # Errors
-    /// As `zeroed`.
+    /// The errors of `zeroed`.
     pub fn from_slice(ctx: &Context, device: DeviceId, elements: &[T]) -> Result<Buffer<T>, Error> {
         let buffer = Buffer::allocate(ctx, device, elements.len(), false)?;
         buffer.write(&Stream::new(ctx, device)?, elements)?;
         Ok(buffer)
     }
 
-    /// Its bytes are to be written before safe code gets hold of it.
+    /// Allocates a buffer. Its bytes must be written before safe code gets it.
     fn allocate(ctx: &Context, device: DeviceId, len: usize, is_shared: bool) -> Result<Buffer<T>, Error> {
         // The library allocates no empty memory.
         let bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| u64::try_from(bytes.max(1)).ok());
@@ -95,7 +96,7 @@ impl<T: Element> Buffer<T> {
         const AT_ONCE: usize = 8 << 20;
         let bytes = self.len * size_of::<T>();
         if self.is_reached() {
-            // SAFETY: the CPU reaches this memory, which is `bytes` long and which nobody else knows of yet.
+            // SAFETY: the CPU can access this memory, which is `bytes` long and not yet visible to others.
             unsafe { std::ptr::write_bytes(self.as_ptr().cast::<u8>(), 0, bytes) };
             return Ok(self);
         }
@@ -109,12 +110,12 @@ impl<T: Element> Buffer<T> {
         Ok(self)
     }
 
-    /// The elements of a range, as an end of transfers.
+    /// Returns the elements of a range, as an end of transfers.
     ///
     /// # Panics
-    /// Where the range leaves the buffer, as slices do.
+    /// If the range exceeds the buffer, as slices do.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<T> {
-        // Wider than an index: the end of `0..=usize::MAX` is none.
+        // Uses a wider type than an index, because the end of `0..=usize::MAX` would overflow.
         let start = match range.start_bound() {
             Bound::Included(start) => *start as u128,
             Bound::Excluded(start) => *start as u128 + 1,
@@ -129,112 +130,112 @@ impl<T: Element> Buffer<T> {
         Slice { buffer: self.clone(), range: start as usize..end as usize }
     }
 
-    /// Copies elements into the buffer, after all earlier work in `stream`, and waits for that.
+    /// Copies elements into the buffer, after all earlier work in `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// For another number of elements, a stream of another context or one that is being captured, and those of work in the stream.
+    /// For a wrong number of elements, a stream of another context or one that is being captured, and the errors of work in the stream.
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         self.slice(..).write(stream, elements)
     }
 
-    /// Copies the buffer's elements out of it, after all earlier work in `stream`, and waits for that.
+    /// Copies the buffer's elements into a slice, after all earlier work in `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// As [`write`](Buffer::write).
+    /// The errors of [`write`](Buffer::write).
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
         self.slice(..).read(stream, elements)
     }
 
-    /// The same into a new vector.
+    /// Copies the buffer's elements into a new vector, after all earlier work in `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// As [`write`](Buffer::write).
+    /// The errors of [`write`](Buffer::write).
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         self.slice(..).to_vec(stream)
     }
 
-    /// The elements, where the CPU reaches them: host memory, and all memory on the host backend. `None` elsewhere.
+    /// Returns the elements if the CPU can access them: in host memory, and in all memory on the host backend. `None` otherwise.
     ///
     /// # Safety
-    /// Until the slice goes nothing writes to the buffer: no execution that was enqueued, here or by another rank, and no other slice.
+    /// While the slice exists, nothing may write to the buffer: no enqueued execution, of this or another rank, and no other slice.
     pub unsafe fn as_slice(&self) -> Option<&[T]> {
-        // SAFETY: the memory is that long, initialised, aligned to 256 bytes and kept by `self`; the caller sees to the rest.
+        // SAFETY: the memory is that long, initialised, aligned to 256 bytes and kept alive by `self`. The caller guarantees the rest.
         self.is_reached().then(|| unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) })
     }
 
-    /// The same to be written.
+    /// Returns the elements for writing if the CPU can access them. `None` otherwise.
     ///
     /// # Safety
-    /// Until the slice goes nothing else reads or writes the buffer.
-    #[allow(clippy::mut_from_ref)] // A handle of memory, as a pointer is.
+    /// While the slice exists, nothing else may read or write the buffer.
+    #[allow(clippy::mut_from_ref)] // A handle to memory, like a pointer.
     pub unsafe fn as_mut_slice(&self) -> Option<&mut [T]> {
-        // SAFETY: as above.
+        // SAFETY: as in `as_slice`.
         self.is_reached().then(|| unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) })
     }
 }
 
 impl<T> Buffer<T> {
-    /// How many elements there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The device that they lie on.
+    /// Returns the device of the memory.
     pub fn device(&self) -> DeviceId {
         self.memory.device
     }
 
-    /// Their address, for kernels. The CPU may not reach it.
+    /// Returns the address of the elements, for kernels. The CPU may be unable to access it.
     pub fn as_ptr(&self) -> *mut T {
         std::ptr::with_exposed_provenance_mut(self.memory.address as usize)
     }
 
-    /// Whether the CPU reaches the memory.
+    /// Returns true if the CPU can access the memory.
     fn is_reached(&self) -> bool {
         self.memory.device.is_host() || self.memory.context.backend() == "host"
     }
 }
 
 impl<T: Element> Slice<T> {
-    /// How many elements it has.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Whether it has none.
+    /// Returns true if there are no elements.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// As [`Buffer::write`].
+    /// Copies elements into this range, as [`Buffer::write`] does.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Buffer::write`].
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
-        // SAFETY: `copy_now` returns when they have been read.
+        // SAFETY: `copy_now` returns when the elements have been read.
         let here = unsafe { End::of_host(elements.as_ptr().cast(), size_of_val(elements)) };
         copy_now(&self.buffer.memory.context, stream, self.into(), here)
     }
 
-    /// As [`Buffer::read`].
+    /// Copies the elements of this range into a slice, as [`Buffer::read`] does.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Buffer::write`].
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
-        // SAFETY: `copy_now` returns when they have been written, and any bytes are elements.
+        // SAFETY: `copy_now` returns when the elements have been written, and any bytes are valid elements.
         let here = unsafe { End::of_host(elements.as_mut_ptr().cast_const().cast(), size_of_val(elements)) };
         copy_now(&self.buffer.memory.context, stream, here, self.into())
     }
 
-    /// As [`Buffer::to_vec`].
+    /// Copies the elements of this range into a new vector, as [`Buffer::to_vec`] does.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Buffer::write`].
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         let mut elements = vec![T::new_zeroed(); self.len()];
         self.read(stream, &mut elements)?;
@@ -242,13 +243,13 @@ impl<T: Element> Slice<T> {
     }
 }
 
-/// A copy that has ended when this returns, whatever it returns.
+/// Copies bytes and waits. The copy has ended when this returns, also on an error.
 fn copy_now(context: &Context, stream: &Stream, dst: End, src: End) -> Result<(), Error> {
-    // What a graph has recorded would run later, when the caller's elements may be gone.
+    // A captured copy would run later, when the caller's elements may no longer exist.
     stream.refuse_capture()?;
     let outcome = context.plan_with([(dst, src)], &PlanOptions::default())?.execute(stream).and_then(Request::wait);
     if outcome.is_err() {
-        // The driver may have refused the second half of it.
+        // The driver may have rejected the second part of the copy while the first still runs.
         let _ = context.runtime.backend().synchronize();
     }
     outcome
@@ -261,11 +262,11 @@ impl<T> fmt::Debug for Buffer<T> {
     }
 }
 
-/// What keeps memory allocated.
+/// Object that keeps memory allocated.
 #[derive(Clone, Debug)]
 pub(crate) struct Keep {
     _memory: Arc<dyn Any + Send + Sync>,
-    /// Whether freeing it does not wait for the work of the context, as memory of the context does.
+    /// True if freeing the memory does not wait for the work of the context, unlike memory of the context.
     pub is_foreign: bool,
 }
 
@@ -275,7 +276,7 @@ impl Keep {
     }
 }
 
-/// Bytes that a transfer starts from or goes to. It keeps the buffer that they lie in.
+/// One end of a transfer: a range of bytes. Keeps its buffer alive.
 #[derive(Clone, Debug)]
 pub struct End {
     pub(crate) address: u64,
@@ -286,31 +287,33 @@ pub struct End {
 }
 
 impl End {
-    /// `bytes` bytes at an address that somebody else has allocated: a device pointer of CUDA, or host memory. [`Device::AUTO`] has the
-    /// library look up the device.
+    /// Refers to `bytes` bytes at an address of memory that the caller has allocated: a device pointer of CUDA, or host memory. With
+    /// [`Device::AUTO`] the library finds the device.
     ///
     /// [`Device::AUTO`]: crate::Device::AUTO
     ///
     /// # Safety
-    /// The library takes the address on the caller's word. From the making of a plan with it, until that has gone or every execution of it has
-    /// ended, the memory must stay allocated, hold values of which any bytes are valid where it is a destination, and be neither read nor
-    /// written by code that does not come after or before the execution, in the order of streams or by waiting for it.
+    /// The library does not check the address. From the creation of a plan that uses it until the plan has been dropped or every execution
+    /// of it has ended, the memory must stay allocated. If it is a destination, any bytes must be valid values there. Code that reads or
+    /// writes the memory must be ordered with each execution, by streams or by waiting.
     pub unsafe fn from_raw(address: u64, device: DeviceId, bytes: u64) -> End {
         End { address, device, bytes, context: None, keep: None }
     }
 
+    /// Refers to host memory of the caller.
+    ///
     /// # Safety
-    /// As `from_raw`.
+    /// The rules of `from_raw`.
     unsafe fn of_host(address: *const u8, bytes: usize) -> End {
         End { address: address.expose_provenance() as u64, device: DeviceId::HOST, bytes: bytes as u64, context: None, keep: None }
     }
 
-    /// How many bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The device that they lie on, `Device::AUTO` where the library is to look.
+    /// Returns the device of the memory, or `Device::AUTO` if the library finds it.
     pub fn device(&self) -> DeviceId {
         self.device
     }

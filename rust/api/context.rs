@@ -1,4 +1,4 @@
-//! Contexts.
+//! Contexts of the Rust API.
 
 use crate::buffer::End;
 use crate::plan::{Plan, Transfer};
@@ -6,25 +6,25 @@ use mpgpu_contexts::{self as context, Config, ContextOptions, DeviceStatistics, 
 use mpgpu_core::topology::DeviceId;
 use std::sync::Arc;
 
-/// A machine, and all that the library holds on it. One per process is the rule; a clone is the same context.
+/// Context: a machine and all resources that the library holds on it. Usually one per process; a clone refers to the same context.
 ///
-/// The last handle that goes, those in buffers, streams and plans included, waits for all work of the context.
+/// Dropping the last handle, including those in buffers, streams and plans, waits for all work of the context.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Never handed out: by it memory could be freed that buffers have.
+    /// Context of the engine. Never passed to callers, because they could free memory of buffers through it.
     pub(crate) runtime: Arc<context::Context>,
 }
 
 impl Context {
-    /// Finds the machine and reads the environment. Allocates nothing on a device.
+    /// Discovers the machine and reads the environment. Allocates nothing on a device.
     ///
     /// # Errors
-    /// For a malformed `MPGPU_` variable, a topology that is not valid, and a backend that is asked for and not there.
+    /// For a malformed `MPGPU_` variable, an invalid topology, or a requested backend that is not available.
     pub fn new() -> Result<Context, Error> {
         Context::with_options(&ContextOptions::default())
     }
 
-    /// The same with options, which precede the environment.
+    /// Creates a context with options, which take precedence over the environment.
     ///
     /// ```
     /// use mpgpu::{BackendChoice, Context, ContextOptions};
@@ -41,33 +41,35 @@ impl Context {
         Ok(Context { runtime: Arc::new(context::Context::open(options, Config::from_environment()?)?) })
     }
 
-    /// Where bytes move: `cuda`, or `host` for virtual devices on CPU threads.
+    /// Returns the name of the backend: `cuda`, or `host` for virtual devices on CPU threads.
     pub fn backend(&self) -> &'static str {
         self.runtime.backend().name()
     }
 
-    /// How many GPUs there are, numbered from 0.
+    /// Returns the number of GPUs, which are numbered from 0.
     pub fn gpus(&self) -> u32 {
         self.runtime.machine().gpu_count()
     }
 
-    /// How many NUMA domains of host memory there are, numbered from 0.
+    /// Returns the number of NUMA domains of host memory, which are numbered from 0.
     pub fn host_domains(&self) -> u32 {
         self.runtime.machine().host_count()
     }
 
-    /// Plans transfers together, so that they do not compete for links; the same request again is a look-up. A transfer is a pair of ends of
-    /// equal size, destination first.
+    /// Plans transfers together, so that they do not compete for links. Planning the same request again is a look-up. A transfer is a pair
+    /// of ends of equal size, destination first.
     ///
-    /// The transfers of a plan run in no particular order: no destination may overlap another or a source. Blocks for some microseconds.
+    /// The transfers of a plan run in no particular order: no destination may overlap another destination or a source. Blocks for some
+    /// microseconds.
     ///
     /// # Errors
-    /// For ends of unlike size, ends that overlap, ends of another context, and where no path joins the devices: all name the transfer.
+    /// For ends of different size, ends that overlap, ends of another context, and if no path connects the devices. The text names the
+    /// transfer.
     pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
         self.plan_with(transfers, &PlanOptions::default())
     }
 
-    /// The same with options.
+    /// Plans transfers with options.
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, PlanOptions};
@@ -100,7 +102,7 @@ impl Context {
         Ok(Plan::own(self.clone(), plan, keep))
     }
 
-    /// Memory of another context may be freed while this one still copies.
+    /// Rejects memory of another context, which could be freed while this context still copies.
     pub(crate) fn check_ends<'a>(&self, index: usize, ends: impl IntoIterator<Item = &'a End>) -> Result<(), Error> {
         let is_foreign = |end: &End| end.context.as_ref().is_some_and(|context| !self.is(context));
         if ends.into_iter().any(is_foreign) {
@@ -113,17 +115,17 @@ impl Context {
         Arc::ptr_eq(&self.runtime, &other.runtime)
     }
 
-    /// The machine as the library sees it, settings in force, and from where they come.
+    /// Describes the machine as the library sees it, and the active settings with their sources.
     pub fn describe(&self) -> String {
         self.runtime.describe()
     }
 
-    /// What the context has done so far.
+    /// Returns counters of the context since it was created.
     pub fn statistics(&self) -> Statistics {
         self.runtime.statistics()
     }
 
-    /// What the context holds on a device now.
+    /// Returns the resources that the context currently holds on a device.
     ///
     /// # Errors
     /// For a device that does not exist.

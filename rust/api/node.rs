@@ -1,4 +1,4 @@
-//! Nodes: ranks that plan together, each in a process of its own.
+//! Nodes: ranks, each in its own process, that plan together.
 
 use crate::buffer::End;
 use crate::context::Context;
@@ -9,8 +9,8 @@ use mpgpu_ranks::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer
 use std::path::Path;
 use std::sync::Arc;
 
-/// What a rank sends to another or receives from it, without knowing where the other keeps it. Halves of two ranks meet by both ranks and the
-/// tag, several of one kind in their order, as MPI's messages do; both have the same bytes.
+/// Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. Sends match receives by source,
+/// destination and tag, in the order in which each rank passes them, as MPI messages do. Both have the same size.
 #[derive(Clone, Debug)]
 pub struct Half {
     end: End,
@@ -20,18 +20,18 @@ pub struct Half {
 }
 
 impl Half {
-    /// To a rank of the node, which hands in [`receive`](Half::receive) with this rank and the same tag.
+    /// Creates a descriptor that sends to a rank of the node. That rank passes [`receive`](Half::receive) with this rank and the same tag.
     pub fn send(rank: u32, tag: u64, from: impl Into<End>) -> Half {
         Half { end: from.into(), rank, tag, is_send: true }
     }
 
-    /// From a rank of the node, which hands in [`send`](Half::send).
+    /// Creates a descriptor that receives from a rank of the node. That rank passes [`send`](Half::send).
     pub fn receive(rank: u32, tag: u64, into: impl Into<End>) -> Half {
         Half { end: into.into(), rank, tag, is_send: false }
     }
 }
 
-/// The ranks of a node, as one of them sees them. A clone is the same node.
+/// Node: ranks that plan together. A clone refers to the same node.
 #[derive(Clone, Debug)]
 pub struct Node {
     context: Context,
@@ -39,60 +39,61 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node of `ranks` ranks, of which this is `rank`, from 0. `gather` collects bytes of every rank at every rank, while ranks plan. `devices`
-    /// are the GPUs that this rank works for; empty for its share of those that it sees. All ranks call it together.
+    /// Creates a node of `ranks` ranks, in which this process is rank `rank`, counted from 0. All ranks call it together. `gather` gathers
+    /// bytes of every rank on every rank while the ranks plan. `devices` are the GPUs that this rank uses; empty for its part of the
+    /// visible GPUs.
     ///
     /// # Errors
-    /// What fails on one rank fails on all, with its reason.
+    /// A failure of one rank makes the call fail on all ranks, with its reason.
     pub fn new(ctx: &Context, rank: u32, ranks: u32, gather: Box<dyn Allgather>, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::new(&ctx.runtime, rank, ranks, gather, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
     }
 
-    /// The same where the ranks have no allgather: they meet at a socket of this path, in a folder that they all may write to, and wait a
-    /// minute for each other.
+    /// Creates a node whose ranks have no allgather function. They meet at a socket of this path, in a folder that they may all write to,
+    /// and wait for each other for one minute.
     ///
     /// # Errors
-    /// As `new`, and for a path that is taken.
+    /// The errors of `new`, and an error if the path is in use.
     pub fn at_socket(ctx: &Context, rank: u32, ranks: u32, path: &Path, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::at_socket(&ctx.runtime, rank, ranks, path, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
     }
 
-    /// A node of this process alone.
+    /// Creates a node of this process alone.
     ///
     /// # Errors
-    /// As `new`.
+    /// The errors of `new`.
     pub fn alone(ctx: &Context) -> Result<Node, Error> {
         Node::new(ctx, 0, 1, Box::new(Alone), &[])
     }
 
-    /// This rank.
+    /// Returns the rank of this process.
     pub fn rank(&self) -> u32 {
         self.group.rank()
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.group.ranks()
     }
 
-    /// The first GPU that this rank works for.
+    /// Returns the first GPU that this rank uses.
     ///
     /// # Errors
-    /// Where there is none, because there are more ranks than GPUs or another rank has named the same.
+    /// If there is none, because there are more ranks than GPUs or another rank has listed the same GPU.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.group.device()
     }
 
-    /// The GPUs that this rank works for; none where there are more ranks than GPUs.
+    /// Returns the GPUs that this rank uses. Empty if there are more ranks than GPUs.
     pub fn devices(&self) -> Vec<DeviceId> {
         self.group.own_devices().collect()
     }
 
-    /// Plans what all ranks move in a step, from what each sends and receives. All ranks call it together, with the same options.
+    /// Plans the transfers of the send and receive descriptors of all ranks in one step. All ranks call it together, with equal options.
     ///
-    /// Ends lie on a GPU, or in host memory of [`Buffer::shared`](crate::Buffer::shared).
+    /// Ends are on a GPU, or in host memory of [`Buffer::shared`](crate::Buffer::shared).
     ///
     /// ```
     /// # use mpgpu::{BackendChoice, Buffer, Context, ContextOptions, Device, Half, Node, PlanOptions, Stream};
@@ -108,12 +109,13 @@ impl Node {
     /// ```
     ///
     /// # Errors
-    /// What fails on one rank fails on all: a half that meets none, halves of unlike size, memory that cannot be mapped.
+    /// A failure of one rank makes the call fail on all ranks: a descriptor without a match, descriptors of different size, memory that
+    /// cannot be mapped.
     pub fn exchange(&self, halves: impl IntoIterator<Item = Half>, options: &PlanOptions) -> Result<Plan, Error> {
         let halves: Vec<Half> = halves.into_iter().collect();
         for (index, half) in halves.iter().enumerate() {
             if let Err(error) = self.context.check_ends(index, [&half.end]) {
-                // The others are in the call already.
+                // The other ranks are already in the call.
                 let told = self.group.refuse(Collective::PLAN, &error.to_string());
                 log::debug!("the other ranks are told {error}: {told:?}");
                 return Err(error);
@@ -134,10 +136,10 @@ impl Node {
         Ok(Plan::of_node(self.context.clone(), plan, keep))
     }
 
-    /// Takes part in the call in which the other ranks are, or to which they come next, as a rank that has failed: they are told the reason.
+    /// Joins the current or next collective call of the other ranks as a failed rank. They receive the reason.
     ///
     /// # Errors
-    /// Where the others are in different calls.
+    /// If the other ranks are in different calls.
     pub fn fail(&self, reason: &str) -> Result<(), Error> {
         self.group.refuse(Collective::FAIL, reason)
     }

@@ -1,4 +1,4 @@
-//! Slices and streams of cudarc, of the version that the workspace has.
+//! Slices and streams of cudarc, in the version that the workspace uses.
 
 use crate::buffer::{Element, End, Keep};
 use crate::context::Context;
@@ -8,7 +8,7 @@ use mpgpu_contexts::Error;
 use mpgpu_core::topology::DeviceId;
 use std::sync::Arc;
 
-/// cudarc's memory means nothing to virtual devices.
+/// Rejects contexts of virtual devices, which cannot use memory of cudarc.
 fn check(ctx: &Context) -> Result<(), Error> {
     if ctx.backend() == "cuda" {
         return Ok(());
@@ -17,12 +17,13 @@ fn check(ctx: &Context) -> Result<(), Error> {
 }
 
 impl End {
-    /// All elements of a slice of cudarc, which the end keeps. Waits for the work of the slice's stream, in which it was allocated.
+    /// Creates an end of all elements of a slice of cudarc, and keeps the slice alive. Waits for the work of the stream in which the slice
+    /// was allocated.
     ///
-    /// cudarc knows nothing of executions: order them with its own work by a common stream ([`Stream::of_cudarc`]) or by waiting.
+    /// cudarc does not know of executions. Order them with its own work by a common stream ([`Stream::of_cudarc`]) or by waiting.
     ///
     /// # Errors
-    /// On the host backend; of the driver.
+    /// On the host backend, and errors of the driver.
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();
@@ -34,7 +35,7 @@ impl End {
 }
 
 impl Stream {
-    /// A stream of cudarc, which this keeps.
+    /// Refers to a stream of cudarc, and keeps it alive.
     ///
     /// # Errors
     /// On the host backend.

@@ -1,4 +1,4 @@
-//! Plans, and executions of them.
+//! Plans and their executions.
 
 use crate::buffer::{End, Keep};
 use crate::context::Context;
@@ -8,23 +8,23 @@ use mpgpu_contexts::{self as context, Error, Measured};
 use mpgpu_ranks::NodePlan;
 use std::sync::Arc;
 
-/// One copy: of all bytes of one end to another of the same size.
+/// One copy of all bytes of one end to another end of the same size.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// Where the bytes go.
+    /// Destination.
     pub dst: End,
-    /// Where they come from.
+    /// Source.
     pub src: End,
 }
 
 impl<D: Into<End>, S: Into<End>> From<(D, S)> for Transfer {
-    /// Destination and source.
+    /// Converts a pair of destination and source.
     fn from((dst, src): (D, S)) -> Transfer {
         Transfer { dst: dst.into(), src: src.into() }
     }
 }
 
-/// Of this process alone, or of all ranks of a node.
+/// Plan of this process alone, or of all ranks of a node.
 #[derive(Debug)]
 enum Planned {
     Own(Arc<context::Plan>),
@@ -39,7 +39,7 @@ struct Inner {
 }
 
 impl Drop for Inner {
-    /// Before `keep` goes.
+    /// Waits for executions before the memory in `keep` is released.
     fn drop(&mut self) {
         if let Planned::Node(plan) = &self.planned
             && let Err(error) = plan.destroy()
@@ -54,11 +54,11 @@ impl Drop for Inner {
     }
 }
 
-/// Copies that are planned together once, and executed any number of times, from any thread, in any streams. It keeps its buffers. A clone is
-/// the same plan.
+/// Plan: copies that are planned together once, and executed any number of times, from any thread, in any streams. It keeps its buffers
+/// alive. A clone refers to the same plan.
 ///
-/// The last handle of a plan of a node goes after the last step that this rank enqueues, and waits for that. Ranks that have enqueued more
-/// steps get [`BackendError::PeerGone`](mpgpu_backend::BackendError::PeerGone).
+/// Drop the last handle of a plan of a node after the last step that this rank enqueues. This waits for that step. Ranks that have enqueued
+/// more steps get [`BackendError::PeerGone`](mpgpu_backend::BackendError::PeerGone).
 #[derive(Clone, Debug)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -73,11 +73,11 @@ impl Plan {
         Plan { inner: Arc::new(Inner { context, planned: Planned::Node(Box::new(plan)), keep }) }
     }
 
-    /// Enqueues one execution: after all earlier work in `stream`, before all later. Does not wait. Of a plan of a node every rank enqueues
-    /// every step.
+    /// Enqueues one execution, after all earlier work in `stream` and before all later work. Does not wait. For a plan of a node every rank
+    /// enqueues every step.
     ///
     /// # Errors
-    /// For a stream of another context, or one of cudarc's that is being captured; where a peer has gone; of the driver.
+    /// For a stream of another context, or a cudarc stream that is being captured; if a peer has exited; errors of the driver.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -87,13 +87,13 @@ impl Plan {
         }
     }
 
-    /// The same in a stream that is being captured.
+    /// Enqueues one execution in a stream that is being captured.
     ///
     /// # Safety
-    /// The plan outlives the graph, and everything that was instantiated of it.
+    /// The plan must outlive the graph and all of its executables.
     ///
     /// # Errors
-    /// As `enqueue`, and for what a captured stream cannot hold.
+    /// The errors of `enqueue`, and an error for operations that a captured stream cannot hold.
     pub unsafe fn enqueue_captured(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -102,10 +102,10 @@ impl Plan {
         }
     }
 
-    /// The same as [`enqueue`](Plan::enqueue), with a request for its end.
+    /// Enqueues one execution as [`enqueue`](Plan::enqueue), and returns a request for its end.
     ///
     /// # Errors
-    /// As there.
+    /// The errors of `enqueue`.
     pub fn execute(&self, stream: &Stream) -> Result<Request, Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -116,20 +116,20 @@ impl Plan {
         Ok(Request { completion, plan: self.clone() })
     }
 
-    /// Makes what the first execution in `stream` would make, so that it costs what later ones cost. Before a time loop.
+    /// Prepares the first execution in `stream`, so that it takes no longer than later ones. Call it before a time loop.
     ///
     /// # Errors
-    /// As `enqueue`.
+    /// The errors of `enqueue`.
     pub fn prepare(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
             Planned::Own(plan) => plan.prepare(handle),
-            // Its streams and events were made with it.
+            // The streams and events of a node plan were created with the plan.
             Planned::Node(_) => Ok(()),
         }
     }
 
-    /// Paths, shares, times, and why other paths were rejected, as lines.
+    /// Describes paths, shares and times, and the reasons why other paths were rejected, as lines of text.
     pub fn describe(&self) -> String {
         match &self.inner.planned {
             Planned::Own(plan) => plan.describe(),
@@ -137,7 +137,7 @@ impl Plan {
         }
     }
 
-    /// Bytes of all transfers; of a plan of a node, of all ranks.
+    /// Returns the bytes of all transfers; for a plan of a node, of all ranks.
     pub fn bytes(&self) -> u64 {
         match &self.inner.planned {
             Planned::Own(plan) => plan.bytes(),
@@ -145,7 +145,7 @@ impl Plan {
         }
     }
 
-    /// Paths of all transfers together.
+    /// Returns the number of paths of all transfers.
     pub fn paths(&self) -> usize {
         match &self.inner.planned {
             Planned::Own(plan) => plan.paths(),
@@ -153,7 +153,7 @@ impl Plan {
         }
     }
 
-    /// Modelled seconds of an execution, and of the same transfers on one path each.
+    /// Returns the modelled seconds of an execution, and of the same transfers on one path each.
     pub fn predicted(&self) -> (f64, f64) {
         let planned = match &self.inner.planned {
             Planned::Own(plan) => plan.planned(),
@@ -162,7 +162,7 @@ impl Plan {
         (planned.predicted, planned.one_path)
     }
 
-    /// Measured seconds, where executions are measured.
+    /// Returns the measured seconds, if executions are measured.
     pub fn measured(&self) -> Measured {
         match &self.inner.planned {
             Planned::Own(plan) => plan.measured(),
@@ -171,7 +171,7 @@ impl Plan {
     }
 }
 
-/// One execution. It keeps its plan. Where it goes without a wait the execution goes on.
+/// Request of one execution. It keeps its plan alive. If it is dropped without a wait, the execution continues.
 #[derive(Debug)]
 #[must_use = "an execution that nobody waits for is enqueued at less cost"]
 pub struct Request {
@@ -183,24 +183,24 @@ impl Request {
     /// Blocks until the execution has ended.
     ///
     /// # Errors
-    /// Those of the execution, which has ended then too.
+    /// The error of the execution, which has then ended too.
     pub fn wait(self) -> Result<(), Error> {
         Ok(self.completion.wait()?)
     }
 
-    /// Whether it has ended, without blocking.
+    /// Returns true if the execution has ended, without blocking.
     ///
     /// # Errors
-    /// Those of the execution, which has ended then.
+    /// The error of the execution, which has then ended.
     pub fn is_done(&self) -> Result<bool, Error> {
         Ok(self.completion.is_done()?)
     }
 
-    /// Calls `function` with the outcome when it has ended, on a thread of the context that serves all such calls. A panic of `function` is caught and
-    /// logged as an error; functions of other requests are called all the same.
+    /// Calls `function` with the outcome when the execution has ended, on a thread of the context that makes all such calls. A panic of
+    /// `function` is caught and logged as an error; functions of other requests are still called.
     ///
     /// # Errors
-    /// Where the context has closed.
+    /// If the context has been closed.
     pub fn then(self, function: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
         let Request { completion, plan } = self;
         plan.inner.context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))

@@ -1,4 +1,4 @@
-//! Streams and events.
+//! Streams and events of the Rust API.
 
 use crate::context::Context;
 use crate::plan::Request;
@@ -8,19 +8,19 @@ use mpgpu_core::topology::DeviceId;
 use std::any::Any;
 use std::sync::Arc;
 
-/// Whose a stream is.
+/// Ownership of a stream.
 #[derive(Debug)]
 enum Owner {
-    /// Made here, and destroyed with the handle.
+    /// Stream created here, and destroyed with the handle.
     Own,
-    /// Somebody else's, taken on the caller's word.
+    /// Stream of the caller, accepted without a check.
     Raw,
-    /// Somebody else's, kept here. Whoever else has it may capture it.
+    /// Stream of another library, kept alive here. Other owners may capture it.
     #[cfg_attr(not(feature = "cudarc"), allow(dead_code))]
     Kept(#[allow(dead_code)] Arc<dyn Any + Send + Sync>),
 }
 
-/// A queue of work that runs in order. Work that is enqueued when the handle goes still finishes.
+/// Stream: a queue of work that runs in order. Work that is enqueued when the handle is dropped still finishes.
 #[derive(Debug)]
 pub struct Stream {
     pub(crate) context: Context,
@@ -29,7 +29,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream of `device`, ordered with no other.
+    /// Creates a stream of `device`, which is not ordered with any other stream.
     ///
     /// # Errors
     /// For a device that does not exist.
@@ -37,11 +37,11 @@ impl Stream {
         Ok(Stream { context: ctx.clone(), handle: ctx.runtime.create_stream(device)?, owner: Owner::Own })
     }
 
-    /// A stream of somebody else: a `cudaStream_t` as a number, 0 for the default stream.
+    /// Refers to a stream of the caller: a `cudaStream_t` as a number, or 0 for the default stream.
     ///
     /// # Safety
-    /// On CUDA the driver takes the handle as it is: the stream must not be destroyed while this is used. Where it is being captured, all
-    /// memory of plans that are enqueued in it must outlive the graph.
+    /// On CUDA the driver does not check the handle: the stream must not be destroyed while this object is used. If it is being captured,
+    /// all memory of plans that are enqueued in it must outlive the graph.
     pub unsafe fn from_raw(ctx: &Context, handle: usize) -> Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Raw }
     }
@@ -51,12 +51,12 @@ impl Stream {
         Stream { context: ctx.clone(), handle: StreamHandle(handle), owner: Owner::Kept(keep) }
     }
 
-    /// The handle as a number: on CUDA a `cudaStream_t`.
+    /// Returns the handle as a number, on CUDA a `cudaStream_t`.
     pub fn as_raw(&self) -> usize {
         self.handle.0
     }
 
-    /// Of this context, or refused.
+    /// Returns the handle, or an error if the stream belongs to another context.
     pub(crate) fn handle_in(&self, context: &Context) -> Result<StreamHandle, Error> {
         if !self.context.is(context) {
             return Err(Error::Option { name: "stream", value: format!("{:#x}", self.handle.0), reason: "is of another context".into() });
@@ -64,23 +64,23 @@ impl Stream {
         Ok(self.handle)
     }
 
-    /// The device that it is of; host memory for a default stream of CUDA.
+    /// Returns the device of the stream; host memory for a default stream of CUDA.
     ///
     /// # Errors
-    /// For a handle that is no stream.
+    /// For an invalid stream handle.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.context.runtime.stream_device(self.handle)
     }
 
-    /// Whether it is being captured into a graph.
+    /// Returns true if the stream is being captured into a graph.
     ///
     /// # Errors
-    /// For a handle that is no stream.
+    /// For an invalid stream handle.
     pub fn is_capturing(&self) -> Result<bool, Error> {
         self.context.runtime.is_capturing(self.handle)
     }
 
-    /// Refuses what a graph must not hold, where the stream may be captured without `unsafe`.
+    /// Rejects operations that a graph must not hold, if another owner may capture the stream without `unsafe`.
     pub(crate) fn refuse_shared_capture(&self) -> Result<(), Error> {
         if matches!(self.owner, Owner::Kept(_)) { self.refuse_capture() } else { Ok(()) }
     }
@@ -96,12 +96,12 @@ impl Stream {
     /// Blocks until all work enqueued so far has finished.
     ///
     /// # Errors
-    /// Those of the work, each once.
+    /// The errors of that work, each once.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_stream(self.handle)
     }
 
-    /// Later work waits for what `event` stands for now. Does not block.
+    /// Makes later work wait for the work that is currently recorded in `event`. Does not block.
     ///
     /// # Errors
     /// For an event of another context.
@@ -109,7 +109,7 @@ impl Stream {
         self.context.runtime.stream_wait_event(self.handle_in(&event.context)?, event.handle)
     }
 
-    /// Later work waits for an execution. Does not block.
+    /// Makes later work wait for an execution. Does not block.
     ///
     /// # Errors
     /// For a request of another context.
@@ -118,11 +118,11 @@ impl Stream {
         self.context.runtime.order_stream(handle, request.completion())
     }
 
-    /// Enqueues a call on a CPU thread, after all earlier work and before all later. It may block; it must not use this library, nor let the
-    /// last handle of a buffer or plan go. In a stream that is being captured it runs at every launch of the graph.
+    /// Enqueues a call on a CPU thread, after all earlier work and before all later work. The function may block. It must not use this
+    /// library, nor drop the last handle of a buffer or plan. In a stream that is being captured it runs at every launch of the graph.
     ///
     /// # Errors
-    /// For a handle that is no stream.
+    /// For an invalid stream handle.
     pub fn launch_host(&self, work: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
         self.context.runtime.launch_host(self.handle, Box::new(work))
     }
@@ -139,7 +139,7 @@ impl Drop for Stream {
     }
 }
 
-/// A point in a stream that others wait for. It counts as done until it is recorded.
+/// Event: a point in a stream for which others can wait. It counts as completed until it is recorded.
 #[derive(Debug)]
 pub struct Event {
     context: Context,
@@ -147,15 +147,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event for streams of all devices.
+    /// Creates an event for streams of all devices.
     ///
     /// # Errors
-    /// Of the driver.
+    /// Errors of the driver.
     pub fn new(ctx: &Context) -> Result<Event, Error> {
         Ok(Event { context: ctx.clone(), handle: ctx.runtime.create_event()? })
     }
 
-    /// Makes it stand for all work enqueued in `stream` so far.
+    /// Records all work enqueued in `stream` so far.
     ///
     /// # Errors
     /// For a stream of another context.
@@ -163,10 +163,10 @@ impl Event {
         self.context.runtime.record_event(self.handle, stream.handle_in(&self.context)?)
     }
 
-    /// Blocks until that work has finished.
+    /// Blocks until the recorded work has finished.
     ///
     /// # Errors
-    /// Those of the work.
+    /// The errors of that work.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_event(self.handle)
     }

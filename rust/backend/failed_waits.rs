@@ -1,13 +1,15 @@
-//! Failed waits: a process that was to raise a counter has ended or has left, and streams that waited for it have gone on without its bytes.
+//! Failed waits: streams that waited for a counter and continued without the bytes, because the process that was to set it has exited or
+//! left.
 //!
-//! Work behind such a wait used bytes that never came, and so did work of streams that were joined to its own. So whoever waits for a stream is
-//! told of each [`Line`] on which it waited in vain, or a stream that it was joined to by events of this backend: [`BackendError::PeerGone`],
-//! once for each stream and line. Other streams are not concerned. How the caller joins streams by the driver's own events is not known
-//! here; nor is which streams wait where graphs and the caller's kernels do, and of those losses every stream is told.
+//! Work behind such a wait, and work of streams that were ordered after its stream, has used stale data. Therefore a thread that waits for
+//! a stream receives an error for each [`Line`] on which the stream, or a stream that it was ordered after by events of this backend, has
+//! failed to wait: [`BackendError::PeerGone`], once for each stream and line. Other streams are not affected. The backend does not know the
+//! order that callers establish by the driver's own events, and it does not know the streams in which graphs and the caller's kernels wait.
+//! Failures of the latter are reported on every stream.
 //!
-//! An execution or an event goes by what its stream was behind when it was enqueued, and had not been told of.
+//! An execution or an event reports the lines that its stream was ordered after, and had not reported, when the work was enqueued.
 //!
-//! While no stream waits for anybody, all of this costs one load.
+//! While no stream waits for a peer, all of this costs one load.
 
 use super::signallers::{Line, LostPeer};
 use super::{BackendError, Signal};
@@ -17,14 +19,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A wait that nobody will satisfy.
+/// Wait that can no longer complete.
 #[derive(Copy, Clone, Debug)]
 pub struct FailedWait {
-    /// What was waited for.
+    /// Signal that was waited for.
     pub wanted: Signal,
-    /// What the counter stands at.
+    /// Current value of the counter.
     pub now: u64,
-    /// Who might have raised it.
+    /// Peer that could have set it.
     pub peer: LostPeer,
 }
 
@@ -39,16 +41,16 @@ impl fmt::Display for FailedWait {
 }
 
 impl FailedWait {
-    /// As the error of whoever waits.
+    /// Converts it to an error for the waiting thread.
     pub fn error(self) -> BackendError {
         BackendError::PeerGone(self.to_string())
     }
 }
 
-/// Where the streams of a backend wait, which of these waits have failed, and who has been told.
+/// Record of the waits of a backend's streams: their lines, which waits have failed, and which failures were reported.
 #[derive(Debug, Default)]
 pub struct FailedWaits {
-    /// Streams that are behind waits, and losses that all are told of: nobody takes the lock while there are none.
+    /// Number of streams that are ordered after waits, plus failures reported on all streams. While it is 0, no thread takes the lock.
     count: AtomicUsize,
     state: Mutex<WaitsState>,
 }
@@ -57,31 +59,32 @@ type Lines = SmallVec<[Line; 2]>;
 
 #[derive(Debug, Default)]
 struct WaitsState {
-    /// What each stream is behind: a line on which it waits, or a stream that it was joined to, and when that was noted last.
+    /// Lines that each stream is ordered after, by its own waits or through streams that it was ordered after, with the time of the last
+    /// record.
     behind: HashMap<u64, SmallVec<[(Line, u64); 2]>>,
-    /// Counts what is noted.
+    /// Number of records so far.
     now: u64,
-    /// Lines on which graphs wait, or the caller's kernels.
+    /// Lines on which graphs or the caller's kernels wait.
     unseen: HashSet<Line>,
-    /// The first failed wait on each line.
+    /// First failed wait on each line.
     lost: HashMap<Line, FailedWait>,
-    /// Those of `unseen` among them.
+    /// Lines of `unseen` on which a wait has failed.
     for_all: Lines,
-    /// Streams and lines: of which loss each was told.
+    /// Failures that were reported, by stream and line.
     told: HashSet<(u64, Line)>,
 }
 
-/// What work comes after: what its stream was behind when it was enqueued.
+/// Lines that a piece of work is ordered after: those of its stream when it was enqueued.
 #[derive(Clone, Debug, Default)]
 pub struct Behind {
     lines: Lines,
-    /// Losses for all that the stream had been told of.
+    /// Failures for all streams that its stream had already reported.
     told: Lines,
-    /// Not known where no stream waits, because asking costs something.
+    /// Stream of the work. Not queried if no stream waits, because the query costs time.
     stream: Option<u64>,
 }
 
-/// When a wait for a stream began, by the count of what was noted.
+/// Start of a wait for a stream, as a number of records.
 #[derive(Copy, Clone, Debug)]
 pub struct Began(u64);
 
@@ -100,7 +103,7 @@ impl WaitsState {
         }
     }
 
-    /// Of what was lost among `lines` and for all, an error that names each once; and whoever waits for the stream has been told.
+    /// Returns an error that names each failure among `lines` once, and marks these failures as reported on the stream.
     fn tell(&mut self, stream: Option<u64>, lines: impl Iterator<Item = Line>) -> Result<(), BackendError> {
         let lost: Lines = lines.filter(|line| self.lost.contains_key(line)).collect();
         if lost.is_empty() {
@@ -120,7 +123,7 @@ impl WaitsState {
 }
 
 impl FailedWaits {
-    /// Calls `work` with the state, and counts anew.
+    /// Calls `work` with the state, and updates the count.
     fn with<T>(&self, work: impl FnOnce(&mut WaitsState) -> T) -> T {
         let mut state: MutexGuard<'_, WaitsState> = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let done = work(&mut state);
@@ -132,19 +135,19 @@ impl FailedWaits {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// A stream is about to wait on these lines. `stream` is a number that no other stream has.
+    /// Records that a stream is about to wait on these lines. `stream` is a number that no other stream has.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
-        // Before the lock: finding them looks at memory, and whoever notes a loss there comes with its own lock held.
+        // Collected before locking: finding them accesses memory tables, and a thread that records a failure there holds their lock.
         let lines: Lines = lines.collect();
         self.with(|state| state.note(stream, lines.into_iter()));
     }
 
-    /// Graphs wait on this line, or kernels of the caller: in which streams is not known.
+    /// Records that graphs or kernels of the caller wait on this line, in unknown streams.
     pub fn wait_unseen(&self, line: Line) {
         self.with(|state| state.unseen.insert(line));
     }
 
-    /// A stream comes after other work from now on.
+    /// Records that a stream is ordered after other work from now on.
     pub fn join(&self, stream: impl FnOnce() -> u64, other: &Behind) {
         if !other.lines.is_empty() {
             let stream = stream();
@@ -152,7 +155,8 @@ impl FailedWaits {
         }
     }
 
-    /// Notes a failed wait on a line, before its stream goes on. Only the first is an event: a loop may have enqueued thousands.
+    /// Records a failed wait on a line, before its stream continues. Only the first is logged as an error, because a loop may have enqueued
+    /// thousands.
     pub fn note(&self, line: Line, wait: FailedWait) {
         self.with(|state| {
             if state.lost.contains_key(&line) {
@@ -167,7 +171,7 @@ impl FailedWaits {
         });
     }
 
-    /// What work that is enqueued now in a stream comes after.
+    /// Returns the lines that work enqueued now in a stream is ordered after.
     pub fn behind(&self, stream: impl FnOnce() -> u64) -> Behind {
         if self.is_idle() {
             return Behind::default();
@@ -180,12 +184,12 @@ impl FailedWaits {
         })
     }
 
-    /// Before a wait for a stream: what was noted by now is satisfied when that ends, or has failed.
+    /// Begins a wait for a stream. When the wait ends, each line recorded so far has been satisfied or has failed.
     pub fn begin(&self) -> Began {
         Began(if self.is_idle() { 0 } else { self.with(|state| state.now) })
     }
 
-    /// Tells whoever has waited for a stream of what it waited for in vain and that it was not told of.
+    /// Returns an error for failures that a stream is ordered after and has not reported, after a wait for the stream.
     pub fn report(&self, stream: impl FnOnce() -> u64, began: Began) -> Result<(), BackendError> {
         if self.is_idle() {
             return Ok(());
@@ -206,7 +210,7 @@ impl FailedWaits {
         })
     }
 
-    /// The same for whoever has waited for work.
+    /// Returns an error for failures that work is ordered after, after a wait for that work.
     pub fn report_behind(&self, work: &Behind) -> Result<(), BackendError> {
         if self.is_idle() && work.lines.is_empty() {
             return Ok(());
@@ -218,7 +222,7 @@ impl FailedWaits {
         })
     }
 
-    /// The stream is no more, and its number may be another's.
+    /// Removes a stream that no longer exists. Its number may be reused.
     pub fn forget(&self, stream: impl FnOnce() -> u64) {
         if self.is_idle() && self.with(|state| state.told.is_empty()) {
             return;
@@ -230,7 +234,7 @@ impl FailedWaits {
         });
     }
 
-    /// The allocation is no more. What was lost in it is told all the same.
+    /// Removes an allocation that no longer exists. Failures in it are still reported.
     pub fn forget_allocation(&self, allocation: u64) {
         self.with(|state| {
             state.unseen.retain(|line| line.allocation != allocation);
@@ -274,7 +278,7 @@ mod tests {
     #[test]
     fn a_loss_can_be_noted_while_the_allocations_of_a_wait_are_looked_for() {
         let failed = FailedWaits::default();
-        // Whoever looks may wait for a lock of memory, whose holder notes a loss there.
+        // The thread that looks up allocations may wait for a lock whose holder records a failure.
         failed.wait(1, lines([10]).inspect(|_| assert!(failed.state.try_lock().is_ok(), "both would wait for ever")));
         failed.note(line(10), wait_for(41));
         said(report(&failed, 1));
@@ -300,12 +304,12 @@ mod tests {
         for stream in [2, 3] {
             report(&failed, stream).expect("it waits elsewhere, or not at all");
         }
-        // What was enqueued before the loss has its own to say, whatever its stream was told since.
+        // Work that was enqueued before the failure reports it separately, even if its stream has reported it since.
         assert_eq!(said(failed.report_behind(&first)), text);
         failed.report_behind(&second).expect("it waits elsewhere");
         failed.report_behind(&before).expect("it came before all waits");
         failed.report_behind(&failed.behind(|| 1)).expect("its stream had been told before");
-        // Nor is a stream told that has ended its waits there, though it was joined to one that fails now.
+        // A stream whose waits have ended does not report it, although it was ordered after one that fails now.
         failed.wait(1, lines([11]));
         report(&failed, 2).expect("its waits are over");
         failed.note(line(11), wait_for(42));
@@ -338,7 +342,7 @@ mod tests {
             failed.join(|| 2, &failed.behind(|| 1));
             report(&failed, 2).expect("it was told by way of its work");
         }
-        // One that joins what has ended long since comes after it all the same, and so does one that has the number of another.
+        // A stream that is ordered after work which ended long ago also reports it. So does a stream that reuses a number.
         for _ in 0..2 {
             failed.join(|| 3, &event);
             said(report(&failed, 3));

@@ -1,16 +1,16 @@
-//! What is left of a panic that was caught.
+//! Texts of caught panics.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a panic said, for an error's text.
+/// Returns the message of a panic, for an error's text.
 pub fn text(payload: Box<dyn Any + Send>) -> String {
     let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => format!("panicked: {text}"),
         (_, Some(text)) => format!("panicked: {text}"),
         _ => "panicked".into(),
     };
-    // A payload may panic when it is dropped, and so may the payload of that panic: there the chain is cut.
+    // A payload may panic when it is dropped, and so may the payload of that panic. The second one is not dropped.
     if let Err(second) = catch_unwind(AssertUnwindSafe(move || drop(payload))) {
         std::mem::forget(second);
     }

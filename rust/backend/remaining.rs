@@ -1,10 +1,10 @@
-//! Signals that are to end a process in which only threads of the library remain.
+//! Signals that should end a process in which only threads of the library remain.
 //!
-//! A program may leave `main` by `pthread_exit`, and its other threads may end as well. The process then lives on in the library's threads. They
-//! block all signals, so that no handler of the program runs on them, and a SIGTERM would stay pending for ever. So one thread watches such
-//! signals without taking them: a program's thread that accepts them, by a handler, `sigwait` or a signalfd, gets them as if the library were not
-//! there. Only if one is pending and no thread of the program is left, the watching thread unblocks it. The signal then does what the program has
-//! set: it ends the process, or calls a handler.
+//! A program may leave `main` by `pthread_exit`, and its other threads may end as well. The process then continues with the library's
+//! threads. They block all signals, so that no handler of the program runs on them, and a SIGTERM would stay pending forever. Therefore one
+//! thread watches such signals without accepting them. A program's thread that accepts them, by a handler, `sigwait` or a signalfd, gets
+//! them as if the library did not exist. The watching thread unblocks a pending signal only if no thread of the program is left. The signal
+//! then has the effect that the program has configured: it ends the process, or calls a handler.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -16,16 +16,16 @@ use std::time::Duration;
 /// Signals by which users and batch systems end a process.
 const ENDING: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Stack of the thread, which lists the threads of the process.
+/// Stack size of the thread, which lists the threads of the process.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Time between two looks at a signal that stays pending because the program blocks it.
+/// Time between two checks of a signal that stays pending because the program blocks it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The process that has the thread: a child of `fork` has none.
+/// Process that has the thread. A child of `fork` has none.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the thread if this process has none. The caller blocks all signals. After a failure the next call tries again.
+/// Starts the thread if this process has none. The caller must have blocked all signals. After a failure the next call tries again.
 pub fn watch() {
     let process = std::process::id();
     if WATCHED.swap(process, Ordering::Relaxed) == process {
@@ -51,11 +51,11 @@ fn set() -> libc::sigset_t {
     }
 }
 
-/// A descriptor that is readable while one of the signals is pending. Nobody reads it.
+/// Returns a descriptor that is readable while one of the signals is pending. No thread reads it.
 fn ending_signals() -> io::Result<OwnedFd> {
     // SAFETY: a set that is valid for the call.
     let descriptor = unsafe { libc::signalfd(-1, &set(), libc::SFD_CLOEXEC) };
-    // SAFETY: a new descriptor, and ours to close.
+    // SAFETY: a new descriptor that this function owns.
     if descriptor < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }) }
 }
 
@@ -66,24 +66,24 @@ fn serve(signals: &OwnedFd) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return,
         }
-        // The thread to which a signal goes is about to take it, or the program blocks it for now.
+        // The thread that receives a signal is about to accept it, or the program blocks it for now.
         std::thread::sleep(PAUSE);
     }
 }
 
-/// Returns true if all threads of the process are the library's, but for those that have ended.
+/// Returns true if all threads of the process, except those that have ended, belong to the library.
 fn is_alone() -> bool {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return false };
     tasks.flatten().all(|task| std::fs::read_to_string(task.path().join("stat")).map_or(true, |stat| !is_program(&stat)))
 }
 
-/// Returns true if a thread's line of `proc(5)`, "7 (name) S …", is that of a thread of the program that has not ended.
+/// Returns true if a thread's line of `proc(5)`, "7 (name) S …", belongs to a thread of the program that has not ended.
 fn is_program(stat: &str) -> bool {
     let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')) else { return true };
     !name.starts_with("mpgpu-") && !rest.trim_start().starts_with(['Z', 'X'])
 }
 
-/// Lets pending signals through to this thread.
+/// Delivers pending signals to this thread.
 fn accept() {
     // SAFETY: a set that is valid for the calls. A handler of the program may run, as it would on any thread that accepts the signal.
     unsafe {

@@ -1,8 +1,8 @@
-//! What the C++ kernels in `cpp/` copy.
+//! Contiguous copies that the C++ kernels in `cpp/` perform.
 
 use cxx::{ExternType, type_id};
 
-/// One contiguous copy, as `mpgpu::Segment` in `cpp/segment_copy.hpp` has it.
+/// One contiguous copy, equal to `mpgpu::Segment` in `cpp/segment_copy.hpp`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {
@@ -14,8 +14,8 @@ pub struct Segment {
     pub bytes: u64,
 }
 
-// SAFETY: the C++ type of this name has the same three 64-bit fields in the same order, no constructor and no destructor; the
-// header asserts its size.
+// SAFETY: the C++ type of this name has the same three 64-bit fields in the same order, no constructor and no destructor. The header
+// asserts its size.
 unsafe impl ExternType for Segment {
     type Id = type_id!("mpgpu::Segment");
     type Kind = cxx::kind::Trivial;

@@ -1,30 +1,31 @@
-//! Memory on its way to another process.
+//! Allocations that are exported to other processes.
 
 use rustix::fd::OwnedFd;
 
-/// Room for what a driver calls a handle: 64 bytes is what CUDA's have.
+/// Size of a driver's handle: 64 bytes, as those of CUDA.
 pub const PAYLOAD_BYTES: usize = 64;
 
-/// What another process needs to map an allocation. What it means is the backend's own matter.
+/// Data with which another process maps an allocation. Only the backend interprets it.
 #[derive(Debug)]
 pub struct Shared {
-    /// Which of the backend's ways it is.
+    /// Method of sharing, in the backend's numbering.
     pub form: u32,
-    /// A file, if the way has one.
+    /// File, if the method has one.
     pub descriptor: Option<OwnedFd>,
-    /// Where in the file, or in what the payload names, the allocation starts.
+    /// Offset of the allocation in the file, or in the object that the payload names.
     pub offset: u64,
-    /// Bytes of the driver's.
+    /// Handle of the driver.
     pub payload: [u8; PAYLOAD_BYTES],
 }
 
 impl Shared {
-    /// The form that no backend uses for its own: an address of this very process, in `offset`.
+    /// Value of `form` for an address of this process, in `offset`. No backend uses it for its own methods.
     pub const SAME_PROCESS: u32 = 0;
-    /// As little: memory of another process that the program itself has mapped, at the address in `offset`, by the payload.
+    /// Value of `form` for memory of another process that the program itself has mapped at the address in `offset`, by the payload. No
+    /// backend uses it for its own methods.
     pub const MAPPED_BY_PROGRAM: u32 = u32::MAX;
 
-    /// Whether it names an address of this process, which no other has to give.
+    /// Returns true if it names an address of this process, which no other process can use.
     pub fn is_local(&self) -> bool {
         [Shared::SAME_PROCESS, Shared::MAPPED_BY_PROGRAM].contains(&self.form)
     }

@@ -1,11 +1,11 @@
-//! Whether this program can load libraries at run time.
+//! Detection of statically linked programs, which cannot load libraries at run time.
 
 use std::ffi::{c_int, c_void};
 
-/// Refuses to load a library in a statically linked program, with the reason.
+/// Returns an error with the reason if the program is statically linked and cannot load a library.
 ///
-/// There `dlopen` starts a second C library beside the one in the program, whose state it does not set up: the first of its functions that the driver
-/// calls ends the process.
+/// In such a program `dlopen` starts a second C library besides the one in the program, and does not initialise its state. The first of its
+/// functions that the driver calls ends the process.
 pub fn check_can_load() -> Result<(), &'static str> {
     if is_static() {
         Err("this program is statically linked, and libraries cannot be loaded into it: link it without -static")
@@ -14,24 +14,24 @@ pub fn check_can_load() -> Result<(), &'static str> {
     }
 }
 
-/// True if the program has no dynamic loader: its headers name none (`PT_INTERP`).
+/// Returns true if the program has no dynamic loader: its headers name none (`PT_INTERP`).
 fn is_static() -> bool {
-    /// Notes in `*data` whether the first object, which is the program, names a loader.
+    /// Records in `*data` whether the first object, which is the program, names a loader.
     unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: valid for the call, as `dl_iterate_phdr` promises; `data` is the caller's Option.
+        // SAFETY: valid for the call, as `dl_iterate_phdr` guarantees. `data` is the caller's Option.
         let (object, named) = unsafe { (&*object, &mut *data.cast::<Option<bool>>()) };
         if object.dlpi_phdr.is_null() {
             return 1;
         }
-        // SAFETY: the program's headers, which stay mapped as long as it runs.
+        // SAFETY: the program's headers, which stay mapped for as long as it runs.
         let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
         *named = Some(headers.iter().any(|header| header.p_type == libc::PT_INTERP));
         1
     }
     let mut named: Option<bool> = None;
-    // SAFETY: `look` is called during the call alone, with a pointer to `named`.
+    // SAFETY: `look` is called only during the call, with a pointer to `named`.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut named).cast()) };
-    // A program without headers is taken for a usual one.
+    // A program without headers counts as dynamically linked.
     named == Some(false)
 }
 

@@ -1,7 +1,7 @@
-//! The synchronisation primitives of what is checked by models: the standard library's, or those of the model checker.
+//! Synchronisation primitives of code that models check: those of the standard library, or those of the model checker.
 //!
-//! `--cfg shuttle` replaces every primitive by one that shuttle schedules itself, so that the models run the very code that runs in
-//! production under thousands of schedules.
+//! `--cfg shuttle` replaces every primitive by one that shuttle schedules, so that the models run the production code under thousands of
+//! schedules.
 
 #[cfg(shuttle)]
 pub use shuttle::{
@@ -22,8 +22,8 @@ pub use std::{
 
 use std::sync::{LockResult, PoisonError};
 
-/// Takes what a lock guards, also after a thread has panicked with the lock held: every critical section leaves what it guards
-/// consistent at each point where a panic can strike, so that one failed call does not take the context with it.
+/// Returns the guard of a lock, even if a thread has panicked while it held the lock. Every critical section keeps its data consistent at
+/// each point where a panic can occur, so that one failed call does not make the context unusable.
 pub fn held<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }

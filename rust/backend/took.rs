@@ -1,9 +1,9 @@
-//! How long steps take that a program may have to wait for, for the log.
+//! Durations of steps that may block a program, for the log.
 
 use std::fmt::Display;
 use std::time::Instant;
 
-/// Runs `work`, and says in the debug log how long it took.
+/// Runs `work`, and writes its duration to the debug log.
 pub fn took<T>(what: impl Display, work: impl FnOnce() -> T) -> T {
     if !log::log_enabled!(log::Level::Debug) {
         return work();
