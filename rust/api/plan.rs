@@ -1,4 +1,4 @@
-//! Plans and their executions.
+//! Plans of copies, and their executions.
 
 use crate::buffer::{End, Keep};
 use crate::context::Context;

@@ -41,7 +41,7 @@ impl fmt::Display for FailedWait {
 }
 
 impl FailedWait {
-    /// Converts it to an error for the waiting thread.
+    /// Converts the failed wait to an error for the waiting thread.
     pub fn error(self) -> BackendError {
         BackendError::PeerGone(self.to_string())
     }

@@ -1,20 +1,19 @@
-//! Host memory that several GPUs read and write at once: huge pages, spread over the sockets or put on one of them.
+//! Host memory that several GPUs read and write concurrently: huge pages, spread over the sockets or placed on one of them.
 //!
-//! The pages of `cuMemHostAlloc` lie on the socket of the thread that asks for them, and every GPU then goes through that socket's
-//! memory: eight H200 together read 157 and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 and
-//! wrote 180 GB/s (one host, one run, 2026-11-20). First touch places a page on the node of the thread that touches it, so the threads
-//! here are spread over the CPUs that the calling thread may use, and take turns piece by piece: every part of the buffer that is
-//! larger than a few pieces lies on all sockets.
+//! The pages of `cuMemHostAlloc` are on the socket of the calling thread, and every GPU then uses that socket's memory: eight H200 together
+//! read 157 and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 and wrote 180 GB/s (one host, one
+//! run, 2026-11-20). First touch places a page on the node of the touching thread. Therefore the threads here are spread over the CPUs that
+//! the calling thread may use, and take turns piece by piece: every part of the buffer that is larger than a few pieces is on all sockets.
 //!
-//! In a virtual machine that hides its NUMA nodes the same is done over all CPUs, because that is all that can be seen. On one with four H200 and 64
-//! CPUs (2026-11-21) it made no difference: buffers of 512 MiB touched by sixteen threads, by one thread on each of eight CPUs, or got from
-//! `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156, and loads from each page took GPUs and CPUs equally
-//! long: all of that machine's memory is on one node.
+//! In a virtual machine that hides its NUMA nodes the threads are spread over all CPUs, because nothing else is visible. On one with four
+//! H200 and 64 CPUs (2026-11-21) this made no difference. Buffers of 512 MiB touched by sixteen threads, by one thread on each of eight
+//! CPUs, or allocated by `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156. Loads from each page took
+//! GPUs and CPUs equally long, so all of that machine's memory is on one node.
 //!
-//! Memory of the program's own that is to be pinned is brought in by threads too ([`PageRange::bring_in`]), with what it holds. Threads that copy it
-//! go to where it lies ([`NearMemory`]).
+//! Threads also make memory of the program resident that is to be pinned ([`PageRange::bring_in`]), and keep its contents. Threads that
+//! copy it are moved to its NUMA node ([`NearMemory`]).
 //!
-//! This is the operating system's half and knows no driver.
+//! This module uses only the operating system, not the driver.
 
 use crate::BackendError;
 use crate::threads::without_signals;
@@ -25,26 +24,26 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Threads that touch pages: more than fill the memory channels of two sockets add nothing.
+/// Maximum number of threads that touch pages. More threads than saturate the memory channels of two sockets add nothing.
 const MOST_THREADS: usize = 16;
-/// What a thread touches before the next one's turn, where huge pages are larger than makes sense for the buffer, or are not known.
+/// Size of a thread's turn when touching pages, bytes. Used if huge pages are unknown or too large for the buffer.
 const PIECE: usize = 2 << 20;
-/// What a thread brings in before the next one's turn.
+/// Size of a thread's turn when making pages resident, bytes.
 const TURN: usize = 64 << 20;
 
-/// What the system does for such memory.
+/// Support of the system for such memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFacts {
-    /// The setting for huge pages, `always`, `madvise` or `never`, where the system tells.
+    /// Setting for huge pages, `always`, `madvise` or `never`, if the system reports it.
     pub huge: Option<String>,
-    /// NUMA nodes that have CPUs, and those of them whose CPUs this process may use.
+    /// Number of NUMA nodes that have CPUs, and number of those whose CPUs this process may use.
     pub nodes: (usize, usize),
-    /// Whether pages can be put on a node, tried on one.
+    /// Result of placing a page on a node, as a trial.
     pub placing: Result<(), String>,
 }
 
 impl HostFacts {
-    /// As it is now.
+    /// Returns the current state.
     pub fn gather() -> HostFacts {
         let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
         let nodes = nodes(Path::new("/sys/devices/system/node"));
@@ -65,11 +64,11 @@ impl Default for HostFacts {
     }
 }
 
-/// Pages of host memory, all resident and zero at first. They go back to the system when this is dropped.
+/// Pages of host memory, all resident and initially zero. Dropping them returns them to the system.
 #[derive(Debug)]
 pub struct HostPages(PageRange);
 
-/// Whole pages that somebody has mapped.
+/// Range of whole mapped pages, not owned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// Address of the first byte.
@@ -79,30 +78,31 @@ pub struct PageRange {
 }
 
 impl HostPages {
-    /// At least `bytes` bytes, placed as [`PageRange::settle`] does it. Blocks until all pages are there.
+    /// Allocates at least `bytes` bytes, placed as [`PageRange::settle`] does. Blocks until all pages are resident.
     pub fn new(bytes: usize, domain: Option<usize>) -> io::Result<HostPages> {
         let page = page_bytes();
         let length = bytes.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         let huge = huge_page_bytes().unwrap_or(PIECE);
         // A buffer smaller than a huge page has none.
         let pages = HostPages::map(length, if length >= huge { huge } else { page }, page)?;
-        // A page that a child of `fork` shares is replaced by another when the parent writes to it, and the GPUs go on with the old one.
+        // When the parent writes to a page that it shares with a child of `fork`, the page is replaced, and the GPUs would continue to use
+        // the old one.
         pages.0.advise(libc::MADV_DONTFORK, "MADV_DONTFORK");
         pages.0.settle(domain)?;
         Ok(pages)
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn base(&self) -> usize {
         self.0.base
     }
 
-    /// Size in bytes: what was asked for, in whole pages.
+    /// Returns the size in bytes: the requested size, rounded up to whole pages.
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// Address space that starts at a multiple of `align`, itself a multiple of `page`. No page is there yet.
+    /// Maps address space that starts at a multiple of `align`, which is a multiple of `page`. No page is resident yet.
     fn map(length: usize, align: usize, page: usize) -> io::Result<HostPages> {
         let whole = length.checked_add(align - page).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -115,7 +115,7 @@ impl HostPages {
         let base = start.next_multiple_of(align);
         let unmap = |from: usize, to: usize| {
             if to > from {
-                // SAFETY: whole pages of the mapping just made, which nobody has seen.
+                // SAFETY: whole pages of the mapping just created, which no other code uses.
                 unsafe { libc::munmap(with_exposed_provenance_mut(from), to - from) };
             }
         };
@@ -126,10 +126,11 @@ impl HostPages {
 }
 
 impl PageRange {
-    /// Makes all pages resident, in huge pages where the system has them. `domain` counts the NUMA nodes that have CPUs: the pages lie on that
-    /// one as far as it has room; `None` spreads them. Nobody else uses the pages yet.
+    /// Makes all pages resident, in huge pages if the system supports them. `domain` is an index of the NUMA nodes that have CPUs: the
+    /// pages are placed on that node as long as it has room. `None` spreads them. No other code may use the pages yet.
     ///
-    /// More than the system has available is refused: pages are taken one by one, and whoever takes the last is ended by the system.
+    /// A request for more memory than the system has available fails, because pages are allocated one by one and the system kills the
+    /// process that exhausts them.
     pub fn settle(self, domain: Option<usize>) -> io::Result<()> {
         let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| entry_bytes(&text, "MemAvailable:"));
         if available.is_some_and(|available| self.bytes as u64 > available) {
@@ -144,7 +145,7 @@ impl PageRange {
                     if let Err(error) = self.prefer(*number) {
                         log::debug!("mbind to NUMA node {number}: {error}");
                     }
-                    // Threads elsewhere place the pages there too, only more slowly.
+                    // Threads on other nodes would place the pages there too, but more slowly.
                     if groups.iter().any(|(group, _)| group == number) {
                         groups.retain(|(group, _)| group == number);
                     }
@@ -159,7 +160,7 @@ impl PageRange {
         Ok(())
     }
 
-    /// The pages that so many bytes lie in. `None` where the last would end after the address space.
+    /// Returns the pages that contain a range of bytes. `None` if the range exceeds the address space.
     pub fn around(address: usize, bytes: usize) -> Option<PageRange> {
         let page = page_bytes();
         let base = address - address % page;
@@ -167,7 +168,7 @@ impl PageRange {
         Some(PageRange { base, bytes: end - base })
     }
 
-    /// Cut where addresses are multiples of `piece`, itself one of the size of a page.
+    /// Splits the range at addresses that are multiples of `piece`, which is a multiple of the page size.
     pub fn pieces(self, piece: usize) -> impl Iterator<Item = PageRange> + Clone {
         let end = self.base + self.bytes;
         let mut base = self.base;
@@ -179,11 +180,12 @@ impl PageRange {
         })
     }
 
-    /// Makes all pages resident, with what they hold, in huge pages where that is asked for and the system has them: by threads, which hand each
-    /// piece ([`pieces`](PageRange::pieces)) to `done` as soon as it is there, with whether it may be written. Blocks. The first error ends it,
-    /// and pieces that are under way with other threads are done before that is returned.
+    /// Makes all pages resident and keeps their contents, in huge pages if requested and supported. Threads do the work. They pass each
+    /// piece ([`pieces`](PageRange::pieces)) to `done` as soon as it is resident, with true if it is writable. Blocks. The first error ends
+    /// the call after pieces in progress are done.
     ///
-    /// On a machine with two H200 sixteen threads take 85 ms a GiB, 48 in huge pages, where the driver's own thread takes 310 and 135.
+    /// On a machine with two H200 sixteen threads take 85 ms per GiB, and 48 ms in huge pages. The driver's own thread takes 310 and 135
+    /// ms.
     pub fn bring_in(
         self,
         piece: usize,
@@ -229,7 +231,8 @@ impl PageRange {
         }
     }
 
-    /// Makes all pages resident with what they hold; whether they may be written. A system before Linux 5.14 leaves that to whoever uses them.
+    /// Makes all pages resident and keeps their contents. Returns true if they are writable. Before Linux 5.14 pages become resident only
+    /// when they are used.
     fn come(self) -> Result<bool, BackendError> {
         let written = self.populate(libc::MADV_POPULATE_WRITE);
         let code = if written == libc::EINVAL { self.populate(libc::MADV_POPULATE_READ) } else { written };
@@ -240,7 +243,7 @@ impl PageRange {
         }
     }
 
-    /// 0, or what the system says: EINVAL of memory that may not be used so, and of all where it is too old.
+    /// Returns 0 or the system's error code: EINVAL if the memory does not support the advice, or if the system is too old.
     fn populate(self, advice: libc::c_int) -> i32 {
         loop {
             // SAFETY: the system checks the range, and changes nothing in it.
@@ -254,13 +257,13 @@ impl PageRange {
         }
     }
 
-    /// True if something is mapped at each page. Takes time for each mapping, not for each page.
+    /// Returns true if every page is mapped. The time depends on the number of mappings, not of pages.
     pub fn is_mapped(self) -> bool {
-        // SAFETY: the system checks the range. It does nothing else: what is written back, and when, is the system's to decide.
+        // SAFETY: the system checks the range. It has no other effect: the system decides what is written back, and when.
         unsafe { libc::msync(with_exposed_provenance_mut(self.base), self.bytes, libc::MS_ASYNC) == 0 }
     }
 
-    /// The first page at which nothing is mapped, of pages that are not all mapped.
+    /// Returns the first unmapped page of a range that is not completely mapped.
     fn first_unmapped(self) -> u64 {
         let page = page_bytes();
         let (mut mapped, mut not) = (0, self.bytes / page);
@@ -271,7 +274,7 @@ impl PageRange {
         (self.base + mapped * page) as u64
     }
 
-    /// An error if there is no such memory, or more than the system has. Looks at no single page.
+    /// Returns an error if the memory is not mapped, or larger than the system's memory. Does not check individual pages.
     fn check(self) -> Result<(), BackendError> {
         if !self.is_mapped() {
             return Err(BackendError::NotMapped(self.first_unmapped()));
@@ -283,7 +286,7 @@ impl PageRange {
         Ok(())
     }
 
-    /// Why the system says `code` of these pages; of the first that is not there, or may not be read.
+    /// Returns the error for the system's code `code`, with the first page that is missing or not readable.
     fn missing(self, code: i32) -> BackendError {
         let page = page_bytes();
         let mut pages = (self.base..self.base + self.bytes).step_by(page).map(|base| PageRange { base, bytes: page });
@@ -299,7 +302,7 @@ impl PageRange {
         }
     }
 
-    /// Advice: without it the memory may be slower, it is not wrong.
+    /// Gives advice to the system. Without it the memory may be slower, but remains correct.
     fn advise(&self, advice: libc::c_int, name: &str) {
         // SAFETY: whole pages of a mapping.
         if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } != 0 {
@@ -307,16 +310,16 @@ impl PageRange {
         }
     }
 
-    /// Places the pages on a NUMA node for as long as it has room. Not `MPOL_BIND`: where a node is full, that ends the process.
+    /// Places the pages on a NUMA node as long as it has room. `MPOL_BIND` is not used, because it ends the process if the node is full.
     fn prefer(&self, node: u32) -> io::Result<()> {
-        // Of the register's width, as is every number here: the call takes whatever is in them.
+        // As wide as a register, like every number here, because the system call reads whole registers.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         const NO_FLAGS: libc::c_ulong = 0;
         let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
-        // The kernel takes one bit less than it is told.
+        // The kernel uses one bit less than the given number.
         let bits = mask.len() * BITS + 1;
-        // SAFETY: whole pages of a mapping, and a mask of so many bits, which is read during the call.
+        // SAFETY: whole pages of a mapping, and a mask of that many bits, which is read during the call.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -331,14 +334,14 @@ impl PageRange {
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Makes all pages resident: a thread on each of `cpus`, by turns of one piece each.
+    /// Makes all pages resident: one thread on each of `cpus`, in turns of one piece each.
     fn touch(&self, piece: usize, page: usize, cpus: &[usize]) {
         let workers = cpus.len().max(1);
         let pieces = self.bytes.div_ceil(piece);
         let turns = |worker: usize| {
             for first in (worker..pieces).step_by(workers).map(|turn| turn * piece) {
                 for at in (first..self.bytes.min(first + piece)).step_by(page) {
-                    // SAFETY: inside of the mapping, in a piece that is this worker's alone. Nobody else uses it yet.
+                    // SAFETY: inside the mapping, in a piece that only this worker uses. No other code uses the mapping yet.
                     unsafe { with_exposed_provenance_mut::<u8>(self.base + at).write_volatile(0) };
                 }
             }
@@ -350,20 +353,20 @@ impl PageRange {
 impl Drop for HostPages {
     fn drop(&mut self) {
         let PageRange { base, bytes } = self.0;
-        // SAFETY: the whole mapping, whose only owner this is.
+        // SAFETY: the whole mapping, which only this object owns.
         if unsafe { libc::munmap(with_exposed_provenance_mut(base), bytes) } != 0 {
             log::error!("munmap of {bytes} bytes at {base:#x}: {}", io::Error::last_os_error());
         }
     }
 }
 
-/// Whether the system brings pages in when it is asked, tried on one of the stack.
+/// Returns true if the system can make pages resident on request, tried on a page of the stack.
 fn can_populate() -> bool {
     let here = 0_u8;
     PageRange::around((&raw const here).expose_provenance(), 1).is_some_and(|page| page.populate(libc::MADV_POPULATE_READ) == 0)
 }
 
-/// Bits of a word of a CPU or node mask.
+/// Number of bits in a word of a CPU or node mask.
 const BITS: usize = libc::c_ulong::BITS as usize;
 
 fn page_bytes() -> usize {
@@ -371,24 +374,24 @@ fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Size of a transparent huge page: 2 MiB, or 512 MiB with base pages of 64 KiB. `None` where the system has none.
+/// Returns the size of a transparent huge page: 2 MiB, or 512 MiB with base pages of 64 KiB. `None` if the system has none.
 fn huge_page_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
     text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
 }
 
-/// Bytes of an entry of /proc/meminfo.
+/// Returns the bytes of an entry of /proc/meminfo.
 fn entry_bytes(meminfo: &str, entry: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(entry))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The CPUs that the calling thread may use: of its cpuset, and of what it has been bound to. None where the system does not tell.
+/// Returns the CPUs that the calling thread may use, limited by its cpuset and its affinity. Empty if the system does not report them.
 fn allowed_cpus() -> Vec<usize> {
-    // The system refuses a mask that is shorter than its own.
+    // The system rejects a mask that is shorter than its own.
     for words in [16_usize, 64, 256, 1024, 4096] {
         let mut mask = vec![0 as libc::c_ulong; words];
-        // SAFETY: the mask has as many bytes as the call is told.
+        // SAFETY: the mask has as many bytes as the call is given.
         let told = unsafe { libc::sched_getaffinity(0, size_of_val(&*mask), mask.as_mut_ptr().cast()) };
         if told == 0 {
             return (0..words * BITS).filter(|cpu| mask[cpu / BITS] & (1 << (cpu % BITS)) != 0).collect();
@@ -398,7 +401,8 @@ fn allowed_cpus() -> Vec<usize> {
     Vec::new()
 }
 
-/// Does the work of each number on a thread of its own, bound to its CPU; here where no thread is to be had, or no CPU is named. Waits for all.
+/// Runs the work of each index on its own thread, bound to its CPU, and waits for all. Runs it on the calling thread if no thread can be
+/// created or no CPU is given.
 fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     let work = &work;
     std::thread::scope(|scope| {
@@ -418,34 +422,34 @@ fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     });
 }
 
-/// Binds the calling thread. One that the system does not bind works from where it is.
+/// Binds the calling thread to CPUs. If that fails, the thread works from its current CPU.
 fn stay_on(cpus: &[usize]) {
     let mut mask = vec![0 as libc::c_ulong; cpus.iter().max().map_or(0, |cpu| cpu / BITS + 1)];
     cpus.iter().for_each(|cpu| mask[cpu / BITS] |= 1 << (cpu % BITS));
-    // SAFETY: the mask has as many bytes as the call is told.
+    // SAFETY: the mask has as many bytes as the call is given.
     if unsafe { libc::sched_setaffinity(0, size_of_val(&*mask), mask.as_ptr().cast()) } != 0 {
         log::debug!("sched_setaffinity to CPUs {cpus:?}: {}", io::Error::last_os_error());
     }
 }
 
-/// Moves threads to the NUMA nodes of the memory that they copy. Each thread has one of its own.
+/// Binding of a thread to the NUMA node of the memory that it copies. Each thread has its own object.
 #[derive(Debug)]
 pub struct NearMemory {
-    /// Of each node the CPUs that the process may use; none where these are all of one node.
+    /// CPUs of each node that the process may use. Empty if they all belong to one node.
     groups: Vec<(u32, Vec<usize>)>,
-    /// Where the thread is bound to.
+    /// Node to which the thread is bound.
     node: Option<u32>,
 }
 
 impl NearMemory {
-    /// For the calling thread, and the CPUs that it may use now.
+    /// Creates a binding for the calling thread, and for the CPUs that it may currently use.
     pub fn of_this_thread() -> NearMemory {
         let groups = group(&allowed_cpus(), &nodes(Path::new("/sys/devices/system/node")));
         NearMemory { groups: if groups.len() > 1 { groups } else { Vec::new() }, node: None }
     }
 
-    /// Binds the thread to the node of the page at an address. It stays where it is if there is no such page yet, since whoever touches it first gets
-    /// it, if the process may use no CPU there, and if the system does not tell.
+    /// Binds the thread to the node of the page at an address. The thread stays on its node if the page does not exist yet, because the
+    /// first touch places it; if the process may use no CPU there; or if the system does not report the node.
     pub fn go_to(&mut self, address: u64) {
         if self.groups.is_empty() {
             return;
@@ -458,17 +462,17 @@ impl NearMemory {
     }
 }
 
-/// The NUMA node of the page at an address; `None` where there is none, or where the system does not say, as in containers.
+/// Returns the NUMA node of the page at an address. `None` if there is no page, or if the system does not report it, as in containers.
 fn node_of(address: u64) -> Option<u32> {
     let page: *mut u8 = with_exposed_provenance_mut(usize::try_from(address).ok()? / page_bytes() * page_bytes());
     let (one, itself, stay): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (1, 0, 0);
     let mut node: libc::c_int = -1;
-    // SAFETY: one address and one result, valid for the call; without a list of nodes nothing is moved.
+    // SAFETY: one address and one result, valid for the call. Without a list of nodes nothing is moved.
     let told = unsafe { libc::syscall(libc::SYS_move_pages, itself, one, &raw const page, null_mut::<u8>(), &raw mut node, stay) };
     u32::try_from(node).ok().filter(|_| told == 0)
 }
 
-/// The NUMA nodes that have CPUs, in the order of their numbers. Memory of a GPU or behind CXL may be a node without.
+/// Returns the NUMA nodes that have CPUs, in ascending order. Memory of a GPU or behind CXL may be a node without CPUs.
 fn nodes(folder: &Path) -> Vec<(u32, Vec<usize>)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut nodes: Vec<(u32, Vec<usize>)> = entries
@@ -482,7 +486,7 @@ fn nodes(folder: &Path) -> Vec<(u32, Vec<usize>)> {
     nodes
 }
 
-/// `0-3,8` as the kernel writes it.
+/// Parses a CPU list as the kernel writes it, for example `0-3,8`.
 fn cpu_list(text: &str) -> Vec<usize> {
     let ranges = text.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -491,7 +495,7 @@ fn cpu_list(text: &str) -> Vec<usize> {
     ranges.flatten().collect()
 }
 
-/// The allowed CPUs of each node that has some. One group where nodes cannot be seen.
+/// Returns the allowed CPUs of each node that has some. Returns one group if nodes are not visible.
 fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>)> {
     let of_node = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect::<Vec<_>>();
     let groups = nodes.iter().map(|(number, cpus)| (*number, of_node(cpus))).filter(|(_, cpus)| !cpus.is_empty());
@@ -499,7 +503,7 @@ fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>
     if groups.is_empty() && !allowed.is_empty() { vec![(0, allowed.to_vec())] } else { groups }
 }
 
-/// CPUs for at most `count` threads, one node after the other, so that neighbouring pieces lie on different nodes.
+/// Returns CPUs for at most `count` threads, one node after the other, so that neighbouring pieces are on different nodes.
 fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
     let count = count.min(groups.iter().map(Vec::len).sum());
     let nodes = groups.len();
@@ -511,8 +515,8 @@ fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Which of `cpus` CPUs the `index`th of `count` threads takes: evenly spread, and even and odd ones by turns. Where nodes cannot be seen,
-/// machines number the CPUs of two sockets one socket after the other or by turns, and both have to come out spread.
+/// Returns the CPU, among `cpus`, of thread `index` among `count`: evenly spread, with alternating even and odd numbers. If nodes are not
+/// visible, the CPUs of two sockets may be numbered consecutively or alternately, and both must be spread over the sockets.
 fn pick(index: usize, count: usize, cpus: usize) -> usize {
     let spread = index * cpus / count;
     if cpus >= 2 * count { spread + ((spread ^ index) & 1) } else { spread }

@@ -25,7 +25,7 @@ impl Shared {
     /// backend uses it for its own methods.
     pub const MAPPED_BY_PROGRAM: u32 = u32::MAX;
 
-    /// Returns true if it names an address of this process, which no other process can use.
+    /// Returns true if the form names an address of this process, which no other process can use.
     pub fn is_local(&self) -> bool {
         [Shared::SAME_PROCESS, Shared::MAPPED_BY_PROGRAM].contains(&self.form)
     }
