@@ -8,7 +8,7 @@
 
 const char *const usage =
     "usage: jacobi [flags]\n"
-    "  -niter N       iterations at most (200)\n"
+    "  -niter N       maximum number of iterations (200)\n"
     "  -nccheck N     check for convergence every N iterations (100)\n"
     "  -nx N          points in x (2048)\n"
     "  -ny N          points in y, divided among the devices (2048)\n"
@@ -17,9 +17,10 @@ const char *const usage =
     "  -devices N     devices to use (all)\n"
     "  -topology T    preset such as beluga, or a topology file (this machine)\n"
     "  -plan          print the plan of the halo exchange and stop\n"
-    "  -plain         solve with plain copies and events in place of mpgpu too, by turns, and compare;\n"
-    "                 jacobi_mpi: also by MPI, with pointers of the devices, where it says that it is GPU-aware\n"
-    "  -gpu-aware     the same wherever: an MPI built without CUDA is GPU-aware through UCX, and does not say so\n"
+    "  -plain         also solve with plain copies and events instead of mpgpu, alternately, and compare;\n"
+    "                 jacobi_mpi: also with MPI and GPU pointers, if MPI reports that it is GPU-aware\n"
+    "  -gpu-aware     -plain, assuming that MPI is GPU-aware: an MPI built without CUDA may be, through UCX,\n"
+    "                 without reporting it\n"
     "  -help          print this\n";
 
 options parse(int argc, const char *const *argv) {
@@ -55,10 +56,10 @@ options parse(int argc, const char *const *argv) {
         }
     }
     if (result.csv && result.plan) {
-        throw std::invalid_argument("-csv and -plan: choose one, -plan runs nothing that could be timed");
+        throw std::invalid_argument("-csv and -plan: cannot be combined, -plan runs nothing to time");
     }
     if (result.plain && result.plan) {
-        throw std::invalid_argument("-plain and -plan: choose one, -plan runs nothing that could be compared");
+        throw std::invalid_argument("-plain and -plan: cannot be combined, -plan runs nothing to compare");
     }
     return result;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Jacobi relaxation in two dimensions, cut into rows over the devices of one node: CuPy on GPUs, NumPy on virtual devices.
+"""Two-dimensional Jacobi relaxation with the rows divided among the devices of one node: CuPy on GPUs, NumPy on virtual devices.
 
-python halo.py [ROWS COLUMNS STEPS]     # MPGPU_BACKEND=host for virtual devices where there are GPUs
+python halo.py [ROWS COLUMNS STEPS]     # MPGPU_BACKEND=host for virtual devices on a machine with GPUs
 """
 
 import sys
@@ -12,7 +12,7 @@ import numpy
 
 
 def arrays(xp, device, rows, columns):
-    """Two arrays of a device, with a row of a neighbour above and below; the left edge is hot."""
+    """Returns two arrays on a device, with one neighbour row above and below; the left edge is 1."""
     if xp is numpy:
         pair = [mpgpu.empty((rows + 2, columns), "float64", device).numpy() for _ in range(2)]
     else:
@@ -28,7 +28,7 @@ def step(old, new):
 
 
 def halo(parts):
-    """The plan that gives each part its neighbours' rows: all copies of a step, planned together."""
+    """Plans all copies of a step together: each part receives its neighbours' rows."""
     pairs = [(lower[:1], upper[-2:-1]) for upper, lower in zip(parts, parts[1:])]
     pairs += [(upper[-1:], lower[1:2]) for upper, lower in zip(parts, parts[1:])]
     return mpgpu.Plan(pairs)
@@ -42,7 +42,7 @@ def relax(xp, devices, rows, columns, steps):
             if xp is not numpy:
                 xp.cuda.Device(device).use()
             step(source, result)
-        # On GPUs in the order of CuPy's current streams: nothing waits. NumPy has no streams, so the request is waited for.
+        # On GPUs this runs in the order of CuPy's current streams and the host does not wait. NumPy has no streams: wait for the request.
         request = plans[1 - number % 2].execute()
         if xp is numpy:
             request.synchronize()

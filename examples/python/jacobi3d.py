@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Jacobi relaxation in three dimensions by several processes with one GPU each, whose faces go through channels.
+"""Three-dimensional Jacobi relaxation with several processes, one GPU each, that exchange faces through channels.
 
-python jacobi3d.py [X Y Z] [--ranks 1,2,4] [--blocks 2] [--weak]     # starts the processes itself
+python jacobi3d.py [X Y Z] [--ranks 1,2,4] [--blocks 2] [--weak]     # starts the processes
 mpirun -n 4 python jacobi3d.py [X Y Z] [...]                         # with mpi4py
 
 This is examples/jacobi3d in Python. Blocks are coroutines: each packs its faces, exchanges them with up to six neighbours of this process
 and of others, unpacks and sweeps. Faces are staged through host memory, or sent directly from device memory. torch or CuPy on GPUs, NumPy
-on virtual devices. Every cell is compared with one block that NumPy computes, and both forms with each other, bit by bit.
+on virtual devices. Every cell is compared bitwise with the result of NumPy for the undivided domain, and both forms with each other.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ NEIGHBOURS = tuple((axis, side) for axis in range(3) for side in (-1, 1))
 
 
 def layer(axis, index):
-    """A layer of an array with ghost cells, without their edges."""
+    """Returns the index of one layer of an array with ghost cells, without its edges."""
     return tuple(index if each == axis else slice(1, -1) for each in range(3))
 
 
 def sweep(old, new):
-    """The same operands in the same order as on the CPU and in C++, so that results are equal bit by bit."""
+    """Adds the same operands in the same order as on the CPU and in C++, so that results are bitwise equal."""
     z, y, x = ((old[layer(axis, slice(0, -2))], old[layer(axis, slice(2, None))]) for axis in range(3))
     new[INNER] = (((x[0] + x[1]) + (y[0] + y[1])) + (z[0] + z[1])) * (1 / 6)
 
 
 class Arrays:
-    """Arrays of a GPU by torch or CuPy, or of a virtual device by NumPy."""
+    """Arrays on a GPU with torch or CuPy, or on a virtual device with NumPy."""
 
     def __init__(self, context, rank):
         self.context, self.device, self.xp = context, rank % context.gpus, numpy
@@ -81,7 +81,7 @@ class Arrays:
 
 
 def divide(domain, count):
-    """Blocks in each dimension, with the smallest surface."""
+    """Returns the number of blocks in each dimension that gives the smallest surface."""
     ways = [way for way in itertools.product(range(1, count + 1), repeat=3) if way[0] * way[1] * way[2] == count]
     ways = [way for way in ways if all(blocks <= cells for blocks, cells in zip(way, domain))]
     if not ways:
@@ -108,20 +108,20 @@ class Block:
         self.sends, self.receives, self.staged = {}, {}, None
         for axis, side in NEIGHBOURS:
             if 0 <= place[axis] + side < blocks[axis]:
-                start[layer(axis, 0 if side < 0 else -1)] = numpy.nan  # to be received
+                start[layer(axis, 0 if side < 0 else -1)] = numpy.nan  # overwritten by received cells
                 shape = [extent - 2 for each, extent in enumerate(extents) if each != axis]
                 self.sends[axis, side], self.receives[axis, side] = arrays.empty(shape), arrays.empty(shape)
         for array in (self.old, self.new):
             arrays.upload(array, start)
 
     def connect(self, channels):
-        """Takes its channels: those that it sends by and those that it receives by, for each face."""
+        """Stores the channels for each face: one to send and one to receive."""
         self.out = {face: channels[self.place, face] for face in self.sends}
         beyond = {(axis, side): tuple(at + side * (each == axis) for each, at in enumerate(self.place)) for axis, side in self.sends}
         self.into = {(axis, side): channels[beyond[axis, side], (axis, -side)] for axis, side in self.receives}
 
     def stage(self):
-        """Makes host memory for the faces, and the copies to and from it."""
+        """Allocates host memory for the faces, and plans the copies to and from it."""
         memory = [{face: self.arrays.pinned(array.shape) for face, array in kind.items()} for kind in (self.sends, self.receives)]
         down = mpgpu.Plan([(memory[0][face], array) for face, array in self.sends.items()], max_paths=1)
         up = mpgpu.Plan([(array, memory[1][face]) for face, array in self.receives.items()], max_paths=1)
@@ -148,7 +148,7 @@ class Block:
 
 
 class Team:
-    """The ranks that relax one domain, and what they tell each other beside faces."""
+    """Ranks that compute one domain, and their communication other than faces."""
 
     def __init__(self, node):
         self.rank, self.ranks, self.messenger = node.rank, node.ranks, mpgpu.Messenger(node)
@@ -156,7 +156,7 @@ class Team:
         self.channels = [mpgpu.Channel(self.messenger, rank) for rank in everyone]
 
     def largest(self, own):
-        """The largest of what all ranks hand in, on all of them. None returns before all have come."""
+        """Returns the maximum of the values of all ranks, on all ranks. Also a barrier."""
         value = numpy.array([own], dtype="float64")
         if self.rank:
             self.channels[0].send(value).synchronize()
@@ -172,7 +172,7 @@ class Team:
 
 
 class Solver:
-    """One form of the exchange, with blocks of its own."""
+    """One form of the exchange, with its own blocks."""
 
     def __init__(self, name, arrays, team, field, blocks, blocks_each):
         self.name, self.team, self.arrays, self.readings = name, team, arrays, ([], [])
@@ -180,7 +180,7 @@ class Solver:
         places = list(itertools.product(*(range(count) for count in blocks)))
         owner = {place: number // blocks_each for number, place in enumerate(places)}
         self.blocks = [Block(arrays, field, place, blocks) for place in places if owner[place] == team.rank]
-        # All ranks go through all faces in one order: the n-th channel that two ranks make to each other is the same channel.
+        # All ranks iterate over the faces in the same order: the n-th channels that two ranks create to each other are connected.
         channels = {}
         for place, (axis, side) in itertools.product(places, NEIGHBOURS):
             beyond = tuple(at + side * (each == axis) for each, at in enumerate(place))
@@ -210,7 +210,7 @@ class Solver:
 
 
 def relax(node, options):
-    """What one of the ranks does; returns whether every cell was right."""
+    """Main function of one rank. Returns True if every cell is correct."""
     arrays, team = Arrays(node.context, node.rank), Team(node)
     domain = list(options.domain)
     factors, rest = [], node.ranks if options.weak else 1
@@ -218,7 +218,7 @@ def relax(node, options):
         factors.append(next(factor for factor in range(2, rest + 1) if rest % factor == 0))
         rest //= factors[-1]
     for number, factor in enumerate(factors):
-        domain[2 - number % 3] *= factor  # x first, which is the last
+        domain[2 - number % 3] *= factor  # x first, which is the last index
     field = numpy.random.default_rng(1).random([extent + 2 for extent in domain])
     blocks = divide(domain, node.ranks * options.blocks)
     solvers = [Solver(name, arrays, team, field, blocks, options.blocks) for name in ("staged", "direct")]
@@ -234,7 +234,7 @@ def relax(node, options):
         for solver in solvers:
             for readings, sweeps in zip(solver.readings, (True, False)):
                 reading = solver.timed(options.iterations, sweeps)
-                if round_number:  # the first is to warm up
+                if round_number:  # the first is for warm-up
                     readings.append(reading)
     staged, direct = (solver.cells() for solver in solvers)
     right = right and all((one[1] == two[1]).all() for one, two in zip(staged, direct))
@@ -246,7 +246,7 @@ def relax(node, options):
             low, _, high = statistics.quantiles(readings, n=4) if len(readings) > 1 else readings * 3
             line += f" {median:10.1f} ({low:8.1f},{high:9.1f}) {statistics.median(base) / median:6.2f}"
         print(line, flush=True)
-    team.largest(0)  # nobody leaves while others receive
+    team.largest(0)  # no rank exits while others receive
     return right
 
 
@@ -256,7 +256,7 @@ def header():
 
 
 def rank_process(rank, ranks, gpus, folder, options):
-    """A process that this program has started: it sees one GPU."""
+    """Main function of a process that this program starts, with one visible GPU."""
     if gpus:
         names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         os.environ["CUDA_VISIBLE_DEVICES"] = names[rank % gpus] if names[0] else str(rank % gpus)
@@ -272,16 +272,16 @@ def count_gpus(answer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("domain", nargs="*", type=int, default=[96, 96, 96], help="cells in x, y and z; with --weak of one rank")
+    parser.add_argument("domain", nargs="*", type=int, default=[96, 96, 96], help="cells in x, y and z; with --weak, of one rank")
     parser.add_argument("--weak", action="store_true", help="the domain grows with the number of ranks, x first")
-    parser.add_argument("--ranks", default="2", help="processes, one problem after the other: 1,2,4")
+    parser.add_argument("--ranks", default="2", help="numbers of processes; runs one problem for each: 1,2,4")
     parser.add_argument("--blocks", type=int, default=1, help="blocks of each process")
-    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="of a round")
+    parser.add_argument("--iterations", type=int, default=ITERATIONS, help="iterations of a round")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     if len(options.domain) != 3:
         parser.error("the domain is three numbers: X Y Z")
-    options.domain.reverse()  # arrays have z first
+    options.domain.reverse()  # z is the first index of arrays
     if any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")):
         from mpi4py import MPI
 
@@ -289,7 +289,7 @@ def main():
             header()
         return 0 if relax(mpgpu.Node(MPI.COMM_WORLD), options) else 1
     spawn = multiprocessing.get_context("spawn")
-    # Asked by a process that ends, so that this one holds no GPU.
+    # Counted in a process that exits, so that this one does not use a GPU.
     answer, question = spawn.Pipe(duplex=False)
     counter = spawn.Process(target=count_gpus, args=(question,))
     counter.start()

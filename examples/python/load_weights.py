@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The tensors of a model, from pinned host memory to one GPU, through all GPUs' PCIe links: one plan, beside what torch takes.
+"""Copies the tensors of a model from pinned host memory to one GPU through the PCIe links of all GPUs with one plan; compares with torch.
 
 python load_weights.py [--mebibytes 2048] [--layers 32] [--repeat 10]
 
-On the host backend (MPGPU_BACKEND=host) with NumPy alone: the same plan on virtual devices; its time is modelled. Every byte is compared.
+On the host backend (MPGPU_BACKEND=host), with NumPy only, the same plan runs on virtual devices and its time is predicted. Every byte is
+compared.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import mpgpu
 
 
 def shapes(mebibytes, layers):
-    """Weights as a transformer has them: large matrices and many small vectors, so many MiB of 16-bit numbers in all."""
+    """Yields the names and shapes of a transformer's weights: large matrices and many small vectors, `mebibytes` MiB of 16-bit numbers."""
     width = max(64, int((mebibytes * 2**20 / 2 / layers / 12) ** 0.5) // 64 * 64)
     for layer in range(layers):
         for name, shape in [("qkv", (3 * width, width)), ("out", (width, width)), ("up", (4 * width, width)), ("down", (width, 4 * width))]:
@@ -73,7 +74,7 @@ def with_torch(options):
             if not right():
                 print(f"{method}: BYTES DIFFER")
                 return 1
-        # The first two bring graphs, staging memory and streams into being.
+        # The first two create graphs, staging memory and streams.
         medians[method] = report(method, size, seconds[2:])
     fastest = min(value for method, value in medians.items() if method.startswith("torch"))
     print(f"mpgpu is {fastest / medians['mpgpu: one plan, pinned by mpgpu']:.2f} times as fast as torch; every byte right")
