@@ -1,6 +1,7 @@
-//! The C ABI refuses what is wrong with a status and a text that names it, writes nothing, and goes on working.
+//! Tests that the C ABI refuses invalid arguments: each call returns a status and a message that names the argument, writes nothing, and
+//! leaves the library usable.
 //!
-//! Everything here goes through the C functions. After each refusal the context copies bytes and has them checked.
+//! All calls go through the C functions. After each refusal the context makes a copy, whose bytes are compared.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -12,7 +13,7 @@ use std::ptr::{null, null_mut};
 
 const HEADER: &str = include_str!("../../include/mpgpu/mpgpu.h");
 
-/// Every function that the header declares.
+/// Returns the names of all functions that the header declares.
 fn functions() -> BTreeSet<&'static str> {
     let declared = HEADER.lines().filter(|line| !line.starts_with([' ', '/', '#', '*', 't', 's'])).filter_map(|line| line.split_once('('));
     declared.filter_map(|(before, _)| before.rsplit([' ', '*']).next()).filter(|name| name.starts_with("mp_")).collect()
@@ -20,19 +21,19 @@ fn functions() -> BTreeSet<&'static str> {
 
 unsafe extern "C" fn ignore(_: *mut c_void, _: i32) {}
 
-/// The allgather of one rank.
+/// Allgather function of a node with one rank.
 unsafe extern "C" fn alone(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
-    // SAFETY: both have room for the bytes of the one rank that there is.
+    // SAFETY: both buffers have room for the bytes of the only rank.
     unsafe { receive.cast::<u8>().copy_from_nonoverlapping(send.cast(), bytes) };
     0
 }
 
-/// Where an output may be NULL: one that is none.
+/// Returns a misaligned output pointer, for outputs that may be NULL.
 fn misaligned<T>() -> *mut T {
     std::ptr::without_provenance_mut(align_of::<T>() + 1)
 }
 
-/// An import whose device and size nobody wants to know.
+/// Imports memory without asking for its device and size.
 unsafe fn import_by(
     context: mp_context_t,
     handle: *const mp_memory_handle_t,
@@ -40,7 +41,7 @@ unsafe fn import_by(
     pointer: *mut *mut c_void,
     in_kernels: *mut *mut c_void,
 ) -> mp_status_t {
-    // SAFETY: as for the function.
+    // SAFETY: the caller's guarantees are those of this function.
     unsafe { mp_memory_import(context, handle, kernels, pointer, null_mut(), in_kernels, null_mut()) }
 }
 
@@ -72,7 +73,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     let (mut own_gpus, mut own_count) = ([0_i32; 1], 0_usize);
     let (mut told, mut descriptor) = (message_info(), mp_message_descriptor_t { bytes: [0; 64] });
     let mut nowhere = mp_message_info_t { metadata_capacity: 1, ..told };
-    // SAFETY: the output is valid for the call, and a node of one rank is told what it said.
+    // SAFETY: the output is valid for the call, and a node of one rank receives its own bytes.
     ok(unsafe { mp_node_create(c, 0, 1, Some(alone), null_mut(), null(), &mut ranks) });
     // SAFETY: as above.
     ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
@@ -307,7 +308,7 @@ fn null_handles_and_pointers_are_refused_by_every_function() {
     for (function, status, argument, expected) in &calls {
         assert_eq!(status, expected, "{function}, {argument}");
     }
-    // The text of the last of them is still there; each text is looked at in the tests below.
+    // The text of the last error is still available. The tests below check each text.
     assert_eq!(last_argument().as_deref(), Some("stream"));
     assert_eq!((length, number, counted), (77, 77, 77), "an output was written");
     assert!([out_plan.addr(), out_memory.addr(), out_stream.addr(), out_event.addr()].iter().all(|at| *at == poison::<u8>().addr()));
@@ -361,7 +362,7 @@ fn a_misaligned_pointer_is_refused() {
     let node = Node::new(c"beluga");
     let mut bytes = [0_u64; 4];
     let odd = bytes.as_mut_ptr().cast::<u8>().wrapping_add(1);
-    // SAFETY: the pointers are refused before they are followed.
+    // SAFETY: the pointers are refused before they are dereferenced.
     unsafe {
         let message = refused(mp_alloc(node.context, 0, 8, odd.cast()), MP_ERROR_INVALID_ARGUMENT);
         assert!(message.contains("not aligned to 8 bytes"), "{message}");
@@ -374,7 +375,7 @@ fn a_misaligned_pointer_is_refused() {
     node.still_works();
 }
 
-/// A struct in the middle of a larger one, as a program with a newer header has it.
+/// Struct inside a larger one, as in a program that was compiled with a newer header.
 #[repr(C)]
 #[derive(Copy, Clone)]
 struct Newer<T> {
@@ -389,7 +390,7 @@ fn struct_sizes_are_checked() {
     let empty = [transfer(null_mut(), 0, null(), 1, 0)];
     let mut try_size = |size: usize| {
         let options = Newer { known: mp_plan_options_t { size, ..plan_options() }, unknown: [0; 16] };
-        // SAFETY: all pointers are valid for the call, sizes that the struct does not have are refused before it is read.
+        // SAFETY: all pointers are valid for the call. Sizes that no version of the struct has are refused before it is read.
         unsafe { mp_plan(node.context, empty.as_ptr(), 1, &options.known, &mut plan) }
     };
     for size in [0, 1, 47] {
@@ -402,7 +403,7 @@ fn struct_sizes_are_checked() {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
         assert!(message.contains(&size.to_string()) && message.contains("72 bytes"), "{message}");
     }
-    // They would cut a field, of which a pointer would then be half the caller's.
+    // These sizes would cut a field, so half of a pointer would be the caller's.
     for size in [49, 52, 63, 65, 4095] {
         let message = refused(try_size(size), MP_ERROR_INVALID_ARGUMENT);
         let expected =
@@ -421,12 +422,12 @@ fn struct_sizes_are_checked() {
     assert!(message.contains("options->size is 88") && message.contains("has 72 bytes"), "{message}");
     assert_eq!(plan.addr(), poison::<u8>().addr());
 
-    // A larger output gets what this library knows; the rest stays as it was, and so does the size.
+    // A larger output receives the known fields. Its other bytes and its size do not change.
     let mut larger = Newer { known: mp_statistics_t { size: 128 + 16, ..statistics() }, unknown: [0xAB; 16] };
     // SAFETY: a whole struct of its size.
     ok(unsafe { mp_context_statistics(node.context, &mut larger.known) });
     assert_eq!((larger.known.size, larger.known.plan_cache_misses, larger.unknown), (144, 1, [0xAB; 16]));
-    // One of the first release, which ends before the graphs, gets what it has room for.
+    // The struct of the first release ends before the graphs and receives the fields that it has room for.
     let mut older = mp_statistics_t { size: 64, graph_launches: 0xAB, graph_entries: 0xAB, ..statistics() };
     // SAFETY: a whole struct of more than its size.
     ok(unsafe { mp_context_statistics(node.context, &mut older) });
@@ -507,7 +508,7 @@ fn versions_agree_and_others_are_refused() {
         assert_eq!(context.addr(), poison::<u8>().addr());
     }
     let mut context = null_mut();
-    // SAFETY: the output is valid for the call. A newer patch of the header promises nothing that this library lacks.
+    // SAFETY: the output is valid for the call. A newer patch version of the header adds nothing that this library lacks.
     ok(unsafe { mp_context_create_versioned(null(), MP_VERSION + 7, &mut context) });
     ok(mp_context_destroy(context));
 }
@@ -542,7 +543,7 @@ fn unknown_devices_are_refused() {
         assert_eq!((memory.addr(), stream.addr(), held.streams), (poison::<u8>().addr(), poison::<u8>().addr(), 0));
         assert_eq!(last_argument().as_deref(), Some("device"));
         let a = node.alloc(0, 64);
-        // Also where nothing is to be copied.
+        // Also refused if nothing is copied.
         for bytes in [8, 0] {
             let (status, plan) = node.try_plan(&[transfer(a, 0, a, 0, 0), transfer(a, device, a, 0, bytes)], poison());
             let message = refused(status, MP_ERROR_INVALID_DEVICE);
@@ -617,7 +618,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     }
     assert_eq!((again, done), (copy_of_request, 77));
 
-    // A plan is not a context, a context not a plan, whatever the casts.
+    // A plan is not a context and a context is not a plan, whatever the casts.
     refused(mp_context_destroy(plan.cast()), MP_ERROR_INVALID_HANDLE);
     refused(mp_plan_destroy(node.context.cast()), MP_ERROR_INVALID_HANDLE);
 
@@ -627,7 +628,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     // SAFETY: the output is valid for the call; the plan is gone.
     refused(unsafe { mp_execute(plan, null_mut(), &mut out) }, MP_ERROR_INVALID_HANDLE);
     assert_eq!(out.addr(), poison::<u8>().addr());
-    // A new plan in the same slot does not bring the old handle back.
+    // A new plan in the same slot does not make the old handle valid again.
     let newer = node.plan(&[transfer(b, 1, a, 0, 32)]);
     assert_ne!(newer, plan);
     refused(mp_plan_destroy(plan), MP_ERROR_INVALID_HANDLE);
@@ -646,15 +647,15 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
     refused(mp_event_record(node.context, event, null_mut()), MP_ERROR_INVALID_HANDLE);
 
     node.free(a);
-    // SAFETY: the address is not given out any more, which is what is tested.
+    // SAFETY: the address was freed, and the test expects a refusal.
     let message = refused(unsafe { mp_free(node.context, a.cast()) }, MP_ERROR_INVALID_POINTER);
     assert!(message.contains("was not allocated in this context, or was freed already"), "{message}");
-    // SAFETY: as above: inside an allocation, but not its start.
+    // SAFETY: the address is inside an allocation but not its start, and the test expects a refusal.
     refused(unsafe { mp_free(node.context, b.wrapping_add(1).cast()) }, MP_ERROR_INVALID_POINTER);
     node.still_works();
 
     let other = Node::new(c"beluga");
-    // Destroying a context takes its plans and requests with it, and leaves those of others.
+    // Destroying a context destroys its plans and requests, but not those of other contexts.
     let kept = other.plan(&[]);
     let empty = node.plan(&[]);
     // SAFETY: the output is valid for the call, and an empty plan has no memory.
@@ -676,7 +677,7 @@ fn destroyed_handles_and_handles_of_another_kind_are_refused() {
 fn ranges_outside_their_allocation_are_refused() {
     let node = Node::new(c"beluga");
     let (a, b, h) = (node.alloc(0, 4096), node.alloc(1, 4096), node.alloc(MP_DEVICE_HOST, 4096));
-    // The allocator of the test may not place anything behind this.
+    // The test's allocator must place nothing after this memory.
     let mut own = vec![0_u8; 64];
     let outside = own.as_mut_ptr();
     let cases = [
@@ -693,7 +694,7 @@ fn ranges_outside_their_allocation_are_refused() {
         (transfer(null_mut(), MP_DEVICE_HOST, a, 0, 8), "transfer 0: destination is null".to_owned()),
         (transfer(b, 1, a, 0, usize::MAX), "transfer 0: destination".to_owned()),
         (transfer(outside, MP_DEVICE_HOST, a, 0, usize::MAX), "transfer 0: destination".to_owned()),
-        // Ordinary host memory that would run into an allocation of the context.
+        // Pageable host memory whose range would extend into an allocation of the context.
         (transfer(h.wrapping_sub(8), MP_DEVICE_HOST, a, 0, 16), "transfer 0: destination".to_owned()),
     ];
     for (t, expected) in &cases {
@@ -746,12 +747,12 @@ fn messages_name_devices_in_words_of_no_language() {
     node.still_works();
 }
 
-/// `MP_RANK_ELSEWHERE`, as the header computes it.
+/// Computes `MP_RANK_ELSEWHERE` as the header does.
 fn elsewhere(rank: i32) -> i32 {
     MP_FIRST_ELSEWHERE - rank
 }
 
-/// Every call that takes a rank of the node says what a number stands for that is none.
+/// Tests that every call with a rank of the node refuses a number that is no rank, and explains it.
 fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) {
     let end = |rank: i32, window| mp_node_end_t { rank: rank as u32, window, offset: 3 };
     let cases = [
@@ -794,7 +795,7 @@ fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) 
 #[test]
 fn streams_and_events_of_another_context_are_refused_by_name() {
     let (here, there) = (Node::new(c"beluga"), Node::new(c"beluga"));
-    // Both contexts have as many streams and events.
+    // Both contexts have the same number of streams and events.
     let (ours, theirs) = (here.stream(0), there.stream(0));
     let (mut event, mut other) = (null_mut(), null_mut());
     // SAFETY: the outputs are valid for the calls.
@@ -830,14 +831,14 @@ fn the_device_of_an_address_is_found_on_request() {
     const BYTES: usize = 5000;
     let auto = |dst: *mut u8, src: *const u8| transfer(dst, MP_DEVICE_AUTO, src, MP_DEVICE_AUTO, BYTES);
     let ends = |plan: mp_plan_t| {
-        // SAFETY: as the helper asks for.
+        // SAFETY: `describe` passes a buffer of its capacity.
         let text = describe(|text, capacity, length| unsafe { mp_plan_describe(plan, 0, text, capacity, length) });
         text.lines().find(|line| line.starts_with("transfer 0: ")).expect("a line for the transfer").to_owned()
     };
     let (a, b, near, far) = (node.alloc(1, BYTES), node.alloc(4, BYTES), node.alloc(MP_DEVICE_HOST, BYTES), node.alloc(-2, BYTES));
     let mut own: Vec<u8> = (0..BYTES).map(|i| (i * 7) as u8).collect();
     let expected = own.clone();
-    // Ordinary host memory, a GPU, another one, both host domains, and back.
+    // From pageable host memory to a GPU, another GPU, both host domains, and back.
     for (dst, src, said) in [
         (a, own.as_mut_ptr(), "host0 to gpu1"),
         (b, a, "gpu1 to gpu4"),
@@ -854,11 +855,11 @@ fn the_device_of_an_address_is_found_on_request() {
         ok(mp_plan_destroy(plan));
     }
     assert!(own == expected, "bytes arrived wrong");
-    // The same request as with the devices named.
+    // The transfer is identical to one with explicit devices.
     let before = node.statistics();
     ok(mp_plan_destroy(node.plan(&[transfer(b, 4, a, 1, BYTES)])));
     assert_eq!(node.statistics().plan_cache_hits, before.plan_cache_hits + 1);
-    // One end inferred, the other named and wrong; then out of its allocation; then null.
+    // One end is inferred and the other has a wrong device; then an address outside its allocation; then NULL.
     for (t, status, expected) in [
         (transfer(b, MP_DEVICE_AUTO, a, 0, BYTES), MP_ERROR_INVALID_POINTER, "lies in memory of device 1"),
         (transfer(b, MP_DEVICE_AUTO, a, 1, BYTES + 1), MP_ERROR_INVALID_POINTER, "runs out of its allocation"),
@@ -867,9 +868,9 @@ fn the_device_of_an_address_is_found_on_request() {
         let message = refused(node.try_plan(&[t], poison()).0, status);
         assert!(message.contains(expected), "{message}");
     }
-    // Nothing to copy: the addresses do not matter.
+    // Nothing is copied, so the addresses are not checked.
     ok(mp_plan_destroy(node.plan(&[transfer(null_mut(), MP_DEVICE_AUTO, null(), MP_DEVICE_AUTO, 0)])));
-    // Only a transfer has addresses to look at.
+    // Only a transfer has an address from which the device can be inferred.
     let mut memory = poison();
     // SAFETY: the output is valid for the call.
     refused(unsafe { mp_alloc(node.context, MP_DEVICE_AUTO, 8, &mut memory) }, MP_ERROR_INVALID_DEVICE);
@@ -906,18 +907,18 @@ fn overlaps_are_refused_with_both_transfers_named() {
     let at = |memory: *mut u8, offset: usize| memory.wrapping_add(offset);
     let apart = transfer(at(b, 2048), 1, at(a, 2048), 0, 8);
     let cases: [(&[mp_transfer_t], &[&str]); 6] = [
-        // Two destinations.
+        // Two overlapping destinations.
         (&[transfer(b, 1, a, 0, 100), apart, transfer(at(b, 99), 1, at(a, 200), 0, 10)], &["transfer 0", "transfer 2"]),
         (&[transfer(b, 1, a, 0, 100), transfer(b, 1, at(a, 200), 0, 100)], &["transfer 0", "transfer 1"]),
-        // A destination and another transfer's source, either way around.
+        // A destination that overlaps another transfer's source, in both orders.
         (&[apart, transfer(b, 1, a, 0, 100), transfer(at(a, 50), 0, at(b, 200), 1, 10)], &["transfer 1", "transfer 2"]),
         (&[transfer(at(a, 50), 0, at(b, 200), 1, 10), transfer(b, 1, a, 0, 100)], &["transfer 0", "transfer 1"]),
-        // A long range that begins far before, with a short one between.
+        // A long range that begins far before another, with a short one between them.
         (
             &[transfer(b, 1, a, 0, 2000), transfer(at(a, 3000), 0, at(b, 3000), 1, 8), transfer(at(b, 1990), 1, at(a, 3500), 0, 100)],
             &["transfer 0", "transfer 2"],
         ),
-        // A transfer and itself.
+        // A transfer whose source and destination overlap.
         (&[apart, transfer(at(a, 8), 0, a, 0, 16)], &["transfer 1: its destination", "its own source"]),
     ];
     for (transfers, names) in cases {
@@ -926,7 +927,7 @@ fn overlaps_are_refused_with_both_transfers_named() {
         assert!(names.iter().all(|name| message.contains(name)), "{message}");
         assert_eq!(plan.addr(), poison::<u8>().addr());
     }
-    // Sources may overlap, ranges may touch, and transfers of no bytes are nowhere.
+    // Sources may overlap, ranges may be adjacent, and empty transfers overlap nothing.
     let fine = [transfer(b, 1, a, 0, 100), transfer(at(b, 100), 1, at(a, 50), 0, 100), transfer(at(b, 20), 1, b, 1, 0)];
     let plan = node.plan(&fine);
     // SAFETY: nothing else uses this memory.
@@ -949,12 +950,12 @@ fn a_plan_whose_memory_was_freed_is_refused() {
     node.run(plan);
     node.free(b);
     let mut request = poison();
-    // SAFETY: the output is valid for the call; the memory is not, which is what is tested.
+    // SAFETY: the output is valid for the call. The memory is not, and the test expects a refusal.
     let message = refused(unsafe { mp_execute(plan, null_mut(), &mut request) }, MP_ERROR_INVALID_POINTER);
     assert!(message.starts_with(&format!("transfer 0: destination {b:p} was freed or unregistered after the plan was made")), "{message}");
     assert_eq!(refused(mp_plan_prepare(plan, null_mut()), MP_ERROR_INVALID_POINTER), message);
     assert_eq!(request.addr(), poison::<u8>().addr());
-    // The same address in a new allocation is not the memory that the plan was made for.
+    // A new allocation at the same address is not the memory for which the plan was created.
     let again: Vec<*mut u8> = (0..64).map(|_| node.alloc(1, 4096)).collect();
     // SAFETY: as above.
     refused(unsafe { mp_execute(plan, null_mut(), &mut request) }, MP_ERROR_INVALID_POINTER);
@@ -1014,7 +1015,7 @@ fn errors_are_of_the_thread_that_met_them() {
     })
     .join()
     .expect("no assertion failed");
-    // Neither another thread's error nor a success changes it.
+    // Neither an error of another thread nor a successful call changes it.
     drop(Node::new(c"beluga"));
     assert_eq!(last_error(), here);
     let mut info = error_info();
@@ -1059,7 +1060,7 @@ fn bad_topologies_are_refused() {
     Node::new(c"beluga").still_works();
 }
 
-/// Creates a context and prints what came of it. Only when the test below runs this program with an environment of its choice.
+/// Creates a context and prints the outcome. Runs only in a child process that the test below starts with a chosen environment.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_creates_a_context() {
@@ -1127,7 +1128,7 @@ fn bad_environments_are_refused() {
 
 #[test]
 fn cuda_without_a_driver_is_refused_with_the_reason() {
-    // What the driver shows no GPU is as good as none: so this holds on every machine.
+    // The driver hides all GPUs, so this holds on every machine.
     let (status, message) = context_in(&[("MPGPU_BACKEND", "cuda"), ("CUDA_VISIBLE_DEVICES", "-1")]);
     let reasons = ["libcuda", "CUDA_VISIBLE_DEVICES", "cuInit"];
     assert_eq!((status, reasons.iter().any(|reason| message.contains(reason))), (MP_ERROR_NO_DRIVER as i32, true), "{message}");
@@ -1141,7 +1142,7 @@ mod faults {
     use super::*;
     use mpgpu_backend::fault;
 
-    /// A panic at `point` during `call` becomes a status, and strikes exactly there.
+    /// Tests that a panic at `point` during `call` becomes a status, and that `call` reaches the point exactly once.
     fn strike(point: &'static str, call: impl FnOnce() -> mp_status_t) {
         fault::arm(point);
         let message = refused(call(), MP_ERROR_INTERNAL);
@@ -1174,7 +1175,7 @@ mod faults {
             assert_eq!(request.addr(), poison::<u8>().addr());
             node.still_works();
         }
-        // The staging lock was held by a thread that panicked; the same plan still runs, and runs right.
+        // A thread panicked while it held the staging lock. The same plan still runs and copies the right bytes.
         // SAFETY: nothing else uses this memory.
         unsafe { std::slice::from_raw_parts_mut(a, BYTES) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 7) as u8);
         node.run(plan);

@@ -1,13 +1,13 @@
-//! Every function of the C ABI with random arguments, for as long as one likes: each call ends with a status, and none writes where
-//! it must not. Beside `abi_fuzz`, whose sequences are short, can be shrunk, and check every byte that copies move.
+//! Calls every function of the C ABI with random arguments for a chosen time. Each call must return a status and must not write outside its
+//! outputs. `abi_fuzz` complements it with short sequences that can be shrunk, and checks every byte that copies move.
 //!
-//! A campaign is made of rounds, each with contexts of its own and a seed of its own, so that one can be run in pieces and a round
-//! again. `FUZZ_CALLS` and `FUZZ_SECONDS` bound it, `FUZZ_SEED` chooses it, `FUZZ_ROUND` is the first round, and with `FUZZ_TRACE=1`
-//! every call is named before it is made. The round under way is printed every ten seconds: what kills the process is found again
-//! from there. With one thread a round makes the same calls each time; with four it does not.
+//! A campaign consists of rounds. Each round has its own contexts and its own seed, so a campaign can be run in parts and a round can be
+//! repeated. `FUZZ_CALLS` and `FUZZ_SECONDS` limit it, `FUZZ_SEED` sets the seed, `FUZZ_ROUND` is the first round, and `FUZZ_TRACE=1`
+//! prints every call before it is made. The number of the current round is printed every ten seconds, so that a crash can be reproduced
+//! from there. With one thread a round makes the same calls each time; with four threads it does not.
 //!
-//! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here, and
-//! streams wait only for counters that something raises.
+//! Some errors cannot be detected in C and are excluded: the library must trust the caller on pageable host memory, so all host ranges here
+//! are real, and streams wait only for counters that will be raised.
 
 use crate::common::{Random, resident_bytes, setting};
 use crate::node::*;
@@ -21,19 +21,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const GUARD: u8 = 0xC7;
-/// Ordinary host memory that transfers may name, with as much on both sides that they never do.
+/// Bytes of pageable host memory that transfers may use. As much memory on both sides of it must stay unchanged.
 const OWN: usize = 1 << 16;
-/// Calls of one round of one thread.
+/// Calls per round and thread.
 const ROUND: u64 = 20_000;
-/// Contexts that live as long as their round: host memory of theirs may be an end, because nobody else frees it.
+/// Contexts that exist for a whole round. Only their host memory may be an end of a transfer, because no other thread frees it.
 const LASTING: usize = 2;
-/// Handles of one kind that are remembered, old ones included.
+/// Maximum number of remembered handles of one kind, including destroyed ones.
 const REMEMBERED: usize = 24;
-/// Contexts that come and go.
+/// Contexts that are created and destroyed during a round.
 const CONTEXTS: usize = 6;
 const COUNTERS: u64 = 64;
 
-/// Handles that threads share, and that they go on using after their end.
+/// Handles shared by all threads, which continue to use them after they are destroyed.
 #[derive(Default)]
 struct Pool(Mutex<Vec<usize>>);
 
@@ -42,7 +42,7 @@ impl Pool {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Remembers a handle; returns the one that it takes the place of.
+    /// Stores a handle and returns the handle that it replaces.
     fn put<T>(&self, random: &mut Random, handle: *mut T, most: usize) -> Option<*mut T> {
         let mut all = self.all();
         if all.len() < most {
@@ -53,9 +53,9 @@ impl Pool {
         Some(std::ptr::without_provenance_mut(std::mem::replace(&mut all[at], handle.addr())))
     }
 
-    /// A handle: most likely one that was given out, now and then one with a wrong bit, or nonsense. The wrong bit (high
-    /// in the slot's number, of the process, of the kind, or the lowest of the version) makes it nobody's: other tests of this process
-    /// have handles too.
+    /// Returns a handle: usually one that was created, sometimes one with a flipped bit, or a random number. The flipped bit (high in the
+    /// slot number, of the process, of the kind, or the lowest of the version) ensures that the handle is not one of another test in this
+    /// process.
     fn pick<T>(&self, random: &mut Random) -> *mut T {
         let all = self.all();
         let known = all.get(random.below(all.len() as u64) as usize).copied();
@@ -79,7 +79,7 @@ struct Pools {
     exported: Mutex<Vec<mp_memory_handle_t>>,
 }
 
-/// Memory of `mp_alloc`.
+/// Memory allocated by `mp_alloc`.
 #[derive(Copy, Clone)]
 struct Memory {
     owner: usize,
@@ -88,7 +88,7 @@ struct Memory {
     bytes: u64,
 }
 
-/// Counters in a lasting context, behind them one that no stream is given, and the stream that raises them, in which nothing ever waits.
+/// Counters in a lasting context, followed by one that no stream uses, and the stream that raises them. Nothing in that stream ever waits.
 struct Counters {
     owner: mp_context_t,
     first: usize,
@@ -96,12 +96,12 @@ struct Counters {
     values: [u64; COUNTERS as usize],
 }
 
-/// Calls of each function, and how many of them succeeded.
+/// Number of calls and of successful calls of each function.
 type Counts = BTreeMap<&'static str, [u64; 2]>;
 
-/// The allgather of one rank.
+/// Allgather function of a node with one rank.
 unsafe extern "C" fn copy_to_itself(_: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
-    // SAFETY: both have room for the bytes of the one rank that there is.
+    // SAFETY: both buffers have room for the bytes of the only rank.
     unsafe { receive.cast::<u8>().copy_from_nonoverlapping(send.cast(), bytes) };
     0
 }
@@ -112,7 +112,7 @@ unsafe extern "C" fn no_allgather(_: *mut c_void, _: *const c_void, _: *mut c_vo
     -3
 }
 
-/// One thread of one round.
+/// State of one thread in one round.
 struct Fuzzer<'a> {
     random: Random,
     pools: &'a Pools,
@@ -123,31 +123,32 @@ struct Fuzzer<'a> {
     calls: u64,
     mine: Vec<Memory>,
     gone: Vec<usize>,
-    /// Plans of this thread. With several threads no other executes them: memory must not be freed by one while it is handed to another.
+    /// Plans of this thread. Other threads do not execute them, because one thread must not free memory while another passes it to the
+    /// library.
     planned: Vec<usize>,
     counters: Vec<Counters>,
-    /// Ordinary host memory, which outlives the contexts.
+    /// Address of pageable host memory that outlives the contexts.
     own: usize,
-    /// Room for every struct and text, so that a wrong size or capacity that is accepted hits memory of the test.
+    /// Space for every struct and text, so that an accepted wrong size or capacity overwrites only memory of the test.
     room: Vec<u64>,
 }
 
-/// Makes one call and looks at its status. The arguments must not need the fuzzer.
+/// Makes one call and checks its status. The arguments must not borrow the fuzzer.
 macro_rules! call {
     ($self:ident, $name:ident($($argument:expr),* $(,)?)) => {{
         $self.before(stringify!($name));
-        // SAFETY: pointers are NULL, not aligned, or valid for the call; ranges are the library's to check, host ranges are real.
+        // SAFETY: pointers are NULL, misaligned or valid for the call. The library must check ranges; host ranges are real.
         #[allow(unused_unsafe)]
         let status = unsafe { $name($($argument),*) };
         $self.after(stringify!($name), status)
     }};
 }
 
-/// As `call`, for functions that return no status.
+/// Like `call`, for functions that return no status.
 macro_rules! ask {
     ($self:ident, $name:ident($($argument:expr),* $(,)?)) => {{
         $self.before(stringify!($name));
-        // SAFETY: no pointer is handed over.
+        // SAFETY: no pointer is passed.
         #[allow(unused_unsafe)]
         let answer = unsafe { $name($($argument),*) };
         $self.counts.entry(stringify!($name)).or_default()[1] += 1;
@@ -159,10 +160,11 @@ fn pointer<T>(address: usize) -> *mut T {
     std::ptr::without_provenance_mut(address)
 }
 
-/// Marks all partitions ready at once, or fails where there is none.
+/// Marks all partitions ready at once, or fails if there is none.
 unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, count: usize, _: mp_stream_t) -> i32 {
     for index in 0..count {
-        // SAFETY: the library passes so many triggers, with a flag for each partition. What they name lives until the step has ended.
+        // SAFETY: the library passes `count` triggers, with a flag for each partition. The memory that they refer to exists until the step
+        // has ended.
         unsafe {
             let trigger = *triggers.add(index);
             (0..trigger.partitions as usize).for_each(|partition| trigger.ready.add(partition).write_volatile(1));
@@ -172,7 +174,7 @@ unsafe extern "C" fn produced(_: *mut c_void, triggers: *const mp_trigger_t, cou
 }
 
 impl Fuzzer<'_> {
-    /// What is done, and how often beside the others.
+    /// Actions with their relative frequencies.
     #[expect(clippy::type_complexity, reason = "a table")]
     const ACTIONS: [(u64, fn(&mut Self)); 18] = [
         (4, Self::texts),
@@ -222,7 +224,7 @@ impl Fuzzer<'_> {
         self.random.below(n) == 0
     }
 
-    /// A number of any size, most likely a small one or one at an edge.
+    /// Returns a number of any size, usually a small one or a boundary value.
     fn odd(&mut self) -> u64 {
         let small = self.random.next() >> (40 + self.below(24));
         [0, small, 1, u64::MAX - small, (1 << 63) + small, (1 << 40) + small, u64::from(u32::MAX) + small, self.random.next()]
@@ -234,7 +236,7 @@ impl Fuzzer<'_> {
         [small, small, small, small, i32::MIN, i32::MAX, MP_DEVICE_AUTO, self.random.next() as i32][self.below(8) as usize]
     }
 
-    /// An output: its place, NULL, or a place that is not aligned.
+    /// Returns an output pointer: `place`, NULL, or a misaligned address.
     fn out<T>(&mut self, place: *mut T) -> *mut T {
         match self.below(24) {
             0 => null_mut(),
@@ -243,7 +245,7 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// A struct with its size, true or not, and now and then a field that this version does not know.
+    /// Stores a struct with a right or wrong size, and sometimes with a field that this version does not know.
     fn sized<T: Copy>(&mut self, value: T) -> *mut T {
         let exact = size_of::<T>();
         self.room[..600].fill(0);
@@ -265,7 +267,7 @@ impl Fuzzer<'_> {
         self.out(place)
     }
 
-    /// Text and capacity; what a call wrote beyond the capacity is found by `guarded`.
+    /// Returns a text buffer and its capacity. `guarded` detects writes beyond the capacity.
     fn text(&mut self) -> (*mut std::ffi::c_char, usize) {
         let capacity = match self.below(4) {
             0 => self.below(64),
@@ -284,7 +286,7 @@ impl Fuzzer<'_> {
         assert!(text.is_null() || room[capacity..capacity + 64].iter().all(|byte| *byte == GUARD), "text beyond the capacity");
     }
 
-    /// A string without meaning, or a name that has one, or NULL.
+    /// Returns a meaningless string, a valid name, or NULL.
     fn string(&mut self) -> Option<CString> {
         let names =
             ["beluga", "beluga", "beluga", "pcie-4", "gh200-4", "summit", "hgx-h200", "/", "/dev/null", "..", "", "probed", "discovered"];
@@ -301,7 +303,7 @@ impl Fuzzer<'_> {
     }
 
     fn a_context(&mut self) -> mp_context_t {
-        // Mostly one that lives, so that few calls are refusals alone.
+        // Usually a live one, so that not all calls are refused.
         if self.one_in(4) {
             self.pools.contexts.pick(&mut self.random)
         } else {
@@ -309,7 +311,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// An address of memory that lived, lives, or never did. With several threads what was freed may be another's by now.
+    /// Returns an address of memory that is live, freed or was never allocated. With several threads, freed memory may since belong to
+    /// another.
     fn an_address(&mut self) -> usize {
         let offset = if self.one_in(2) { 0 } else { self.below(5000) as usize };
         match self.below(16) {
@@ -320,7 +323,7 @@ impl Fuzzer<'_> {
             4 | 5 if self.alone && !self.gone.is_empty() => self.gone[self.random.below(self.gone.len() as u64) as usize] + offset,
             _ if !self.mine.is_empty() => {
                 let memory = self.mine[self.random.below(self.mine.len() as u64) as usize];
-                // What follows may be another thread's.
+                // The bytes after it may belong to another thread.
                 memory.address + if self.alone { offset } else { offset % memory.bytes as usize }
             }
             _ => 64,
@@ -341,7 +344,7 @@ impl Fuzzer<'_> {
 
     fn log(&mut self) {
         unsafe extern "C" fn count(_: i32, _: *const std::ffi::c_char, _: *const std::ffi::c_char, user: *mut c_void) {
-            // SAFETY: handed over below, and static.
+            // SAFETY: the pointer is passed below and is static.
             unsafe { &*user.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
         }
         static RECORDS: AtomicU64 = AtomicU64::new(0);
@@ -362,7 +365,7 @@ impl Fuzzer<'_> {
             assert!((MP_DEVICE_HOST - 8..=77).contains(&of), "device {of}");
         }
         if self.one_in(2) {
-            // One that lasts is not destroyed before its round ends.
+            // A lasting context is not destroyed before its round ends.
             let context: mp_context_t = self.pools.contexts.pick(&mut self.random);
             if !self.lasting.contains(&context.addr()) {
                 call!(self, mp_context_destroy(context));
@@ -389,7 +392,7 @@ impl Fuzzer<'_> {
             if let Some(old) =
                 self.pools.contexts.put(&mut self.random, context, CONTEXTS).filter(|old| !self.lasting.contains(&old.addr()))
             {
-                // Fails where it was destroyed already.
+                // Fails if it was already destroyed.
                 call!(self, mp_context_destroy(old));
             }
         } else {
@@ -406,7 +409,7 @@ impl Fuzzer<'_> {
             quick: self.odd_i32(),
         };
         let (options, context) = (self.sized(options), self.a_context());
-        // A probe takes seconds, so only what is refused. NULL and an old program's shorter struct would not be.
+        // A probe takes seconds, so only refused arguments are passed. NULL and the shorter struct of an old program would be accepted.
         if !options.is_null() && self.room[0] as usize >= size_of::<mp_probe_options_t>() {
             assert!(!call!(self, mp_context_probe(context, options)));
         }
@@ -459,8 +462,8 @@ impl Fuzzer<'_> {
         if !done {
             assert_eq!(memory, poison(), "an output was written");
         } else if bytes > 4 << 20 || self.mine.len() >= REMEMBERED {
-            // The system may promise more than it has; nobody touches it.
-            // No work uses it yet, so the order of any stream will do.
+            // The system may overcommit memory; the test does not touch it.
+            // No work uses it yet, so the order of any stream is sufficient.
             let stream = self.a_stream();
             if !call!(self, mp_free_async(context, memory, stream)) {
                 call!(self, mp_free(context, memory));
@@ -474,7 +477,7 @@ impl Fuzzer<'_> {
     fn free(&mut self) {
         let context = self.a_context();
         if self.one_in(2) || self.mine.is_empty() {
-            // Wrong: an address inside memory, of another context, freed before, or none at all.
+            // Wrong addresses: inside an allocation, of another context, freed, or never allocated.
             let address = self.an_address();
             if self.mine.iter().all(|memory| memory.address != address) {
                 let stream = self.a_stream();
@@ -548,7 +551,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// An end of a transfer of so many bytes, and how many of them it may have: a range of host memory is a real one.
+    /// Returns an end of a transfer of `bytes` bytes, and the number of bytes that are available there. A range of host memory is always
+    /// real.
     fn end(&mut self, context: mp_context_t, bytes: u64) -> (usize, i32, u64) {
         let gpu = self.below(4) as i32;
         match self.below(16) {
@@ -567,7 +571,7 @@ impl Fuzzer<'_> {
                 let inside = memory.bytes - offset;
                 let lasts = self.lasting.contains(&memory.owner);
                 match memory.device {
-                    // Wrong only where the library can know.
+                    // Wrong only in ways that the library can detect.
                     0.. if self.one_in(8) => (memory.address + offset as usize, gpu, bytes),
                     0.. => (memory.address + offset as usize, memory.device, bytes.min(inside)),
                     _ if lasts => {
@@ -602,7 +606,7 @@ impl Fuzzer<'_> {
             ..plan_options()
         };
         let options = if self.one_in(2) { null_mut() } else { self.sized(options) };
-        // Only what does not need to be looked at can be more than there is.
+        // The count may exceed the list only if the list need not be read.
         let (list, count) = match self.below(24) {
             0 => (null_mut(), self.odd() as usize),
             1 => (transfers.as_mut_ptr().wrapping_byte_add(4), (self.odd() as usize).saturating_add(1)),
@@ -624,7 +628,8 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// A node of this process alone, a plan of it, and both given back: others may not destroy a plan that this thread executes.
+    /// Creates a node of this process only and a plan of it, and destroys both. Other threads must not destroy a plan that this thread
+    /// executes.
     fn node(&mut self) {
         let context = self.a_context();
         let (rank, ranks) = if self.one_in(8) { (self.odd() as u32, self.odd() as u32) } else { (0, 1) };
@@ -647,7 +652,7 @@ impl Fuzzer<'_> {
         let out = self.out(&mut node);
         if !call!(self, mp_node_create(context, rank, ranks, allgather, null_mut(), options, out)) {
             assert_eq!(node, poison(), "an output was written");
-            // A handle of another kind, or of none.
+            // A handle of another kind, or no handle.
             node = pointer(self.odd() as usize);
         }
         let window = mp_window_t { memory: pointer(self.an_address()), bytes: self.below(200) };
@@ -672,7 +677,7 @@ impl Fuzzer<'_> {
             ..partition_options(self.below(5) as i32)
         };
         let options = if self.one_in(2) { &raw mut defaults } else { self.sized(odd) };
-        // Often one that every plan accepts.
+        // Often an end that every plan accepts.
         let none = mp_node_end_t { rank: 0, window: 0, offset: 0 };
         let (transfer, windows, transfers) = match self.one_in(2) {
             true => (mp_node_transfer_t { dst: none, src: none, bytes: 0 }, 1, 1),
@@ -689,7 +694,7 @@ impl Fuzzer<'_> {
                 call!(self, mp_execute(plan, null_mut(), null_mut()));
                 call!(self, mp_plan_synchronize(plan, if self.one_in(4) { -1.0 } else { 10.0 }));
             }
-            // Armed and not executed where nobody makes its partitions ready.
+            // If no one makes its partitions ready, the plan is started but not executed.
             call!(self, mp_plan_destroy(plan));
         } else {
             assert_eq!(plan, poison(), "an output was written");
@@ -697,7 +702,7 @@ impl Fuzzer<'_> {
         let tuning = mp_partition_tuning_t { rounds: self.odd() as u32 % 3, ..partition_tuning(self.odd() as u32 % 32) };
         let (tuning, best) = (if self.one_in(2) { null_mut() } else { self.sized(tuning) }, self.sized(partition_options(0)));
         let produce: mp_produce_t = if self.one_in(8) { None } else { Some(produced) };
-        // Tuning executes the transfer: where there would be bytes to move, memory that was freed would count as the program's own.
+        // Tuning executes the transfer. If it had bytes to move, freed memory would be treated as the program's own.
         let transfer = if windows * transfers > 0 { mp_node_transfer_t { dst: none, src: none, bytes: 0 } } else { transfer };
         call!(self, mp_node_tune_partitions(node, &window, windows, &transfer, transfers, produce, null_mut(), tuning, null(), best));
         let (mut gpus, mut count) = ([0_i32; 64], 0);
@@ -718,7 +723,7 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// A messenger of this process alone, which sends to itself, and is given back with what is left.
+    /// Creates a messenger of this process only, which sends to itself, and destroys it with its remaining messages.
     fn message(&mut self) {
         let context = self.a_context();
         let (mut node, mut messenger) = (null_mut(), poison());
@@ -736,8 +741,8 @@ impl Fuzzer<'_> {
             assert_eq!(messenger, poison(), "an output was written");
             messenger = pointer(self.odd() as usize);
         }
-        // One for operations and one that waits for them. Now and then both are others, also of other threads, and what waits may stand before what it
-        // waits for: destroying the messenger has it go on.
+        // One stream for operations and one that waits for them. Sometimes both are replaced by others, also of other threads. The waiting
+        // work may be enqueued before the work that it waits for: destroying the messenger releases it.
         let (mut own_stream, mut waiting) = (null_mut(), null_mut());
         call!(self, mp_stream_create(context, 0, &mut own_stream));
         call!(self, mp_stream_create(context, 0, &mut waiting));
@@ -785,7 +790,7 @@ impl Fuzzer<'_> {
                 10 => {
                     let (matched, told) = (self.out(&mut number), self.sized(asked));
                     call!(self, mp_message_get_info(known, matched, told));
-                    // Few, because each that waits for what comes after it costs the ten seconds that a messenger gives movements.
+                    // Few, because each operation that waits for later work takes the ten seconds that a messenger allows.
                     let stream = match self.below(512) {
                         0 => own_stream,
                         1..5 => self.a_stream(),
@@ -807,7 +812,7 @@ impl Fuzzer<'_> {
             }
         }
         call!(self, mp_messenger_destroy(messenger));
-        // Whatever has not ended by itself has ended now.
+        // All other operations have ended by now.
         for mut request in requests {
             let mut number = 77;
             let (done, told) = (self.out(&mut number), self.sized(message_info()));
@@ -849,7 +854,7 @@ impl Fuzzer<'_> {
         if !call!(self, mp_execute(plan, stream, out)) {
             assert_eq!(request, poison(), "an output was written");
         } else if let Some(mut old) = self.pools.requests.put(&mut self.random, request, REMEMBERED) {
-            // Fails where it was waited for already.
+            // Fails if it was already waited for.
             call!(self, mp_request_destroy(&mut old));
         }
     }
@@ -899,7 +904,7 @@ impl Fuzzer<'_> {
             assert!(!damaged, "a damaged handle was taken for another");
             let is_right = if kernels == MP_DEVICE_AUTO { seen.is_null() } else { seen == memory };
             assert!(is_right || seen == poison(), "virtual devices have one address for all");
-            // Beyond all that anybody waits for.
+            // Beyond every awaited value.
             call!(self, mp_memory_leave(context, memory, u64::MAX / 2));
             call!(self, mp_memory_close(context, memory));
         } else {
@@ -908,7 +913,7 @@ impl Fuzzer<'_> {
         let address = self.an_address();
         call!(self, mp_memory_leave(context, pointer(address), address as u64));
         call!(self, mp_memory_close(context, pointer(address)));
-        // Pages of nobody else, which several threads may ask for at once.
+        // Pages that nothing else uses and that several threads may register at once.
         static OWN: [u8; 1 << 16] = [7; 1 << 16];
         let (own, size) = (OWN.as_ptr().wrapping_add(self.below(1 << 15) as usize).cast_mut().cast(), self.below(1 << 15));
         let huge = self.below(4) as i32 - 1;
@@ -947,7 +952,7 @@ impl Fuzzer<'_> {
                 let out = self.out(&mut counters);
                 if call!(self, mp_alloc_shared(context, MP_DEVICE_HOST, count.saturating_mul(8), out)) {
                     let mut first = 77;
-                    // A context that others may destroy has no memory to look at.
+                    // Other threads may destroy the context, so its memory must not be read.
                     if self.lasting.contains(&context.addr()) && call!(self, mp_signal_read(context, counters.cast(), &mut first)) {
                         assert_eq!(first, 0);
                     }
@@ -957,7 +962,7 @@ impl Fuzzer<'_> {
                 }
             }
             7 => {
-                // A raise to less, of a counter that streams have been given, would have a wait never end.
+                // Raising a counter that streams use to a smaller value would make a wait endless.
                 let (mut reached, mut now) = (77, 77);
                 let outs = (self.out(&mut reached), self.out(&mut now));
                 call!(self, mp_signal_test(owner, pointer(counter), value, outs.0));
@@ -971,11 +976,11 @@ impl Fuzzer<'_> {
                 }
             }
             0 | 1 => {
-                // The raise first: a context destroyed in between would wait for ever for a wait that nobody ends.
+                // The raise comes first: otherwise destroying the context in between would block for ever on the wait.
                 if self.one_in(4) {
                     call!(self, mp_stream_launch_host(owner, raiser, Some(nothing), null_mut(), None));
                 }
-                // A made-up handle may have been this stream's.
+                // A random handle may have been that of this stream.
                 if call!(self, mp_stream_raise_signals(owner, raiser, good.as_ptr(), 1)) {
                     call!(self, mp_stream_wait_signals(owner, stream, good.as_ptr(), 1));
                 }
@@ -983,13 +988,13 @@ impl Fuzzer<'_> {
             2 => {
                 let seconds = [0.0, 1e-5, -1.0, f64::NAN, f64::NEG_INFINITY][self.below(5) as usize];
                 call!(self, mp_signal_synchronize(owner, pointer(counter), value, seconds));
-                // Memory that another thread may give back meanwhile is not looked at.
+                // Memory that another thread may free in the meantime is not read.
                 if self.lasting.contains(&context.addr()) {
                     call!(self, mp_signal_synchronize(context, odd.counter, odd.value, seconds));
                 }
             }
             3 => {
-                // No wait in other memory: nobody would end it. No raise either: it would write there.
+                // No waits for other memory, because nothing would end them. No raises either, because they would write there.
                 let (mine, wrong) = ([good[0], odd], [mp_signal_t { counter: pointer(counter + 4), value }]);
                 call!(self, mp_stream_wait_signals(context, poison(), mine.as_ptr(), 2));
                 call!(self, mp_stream_raise_signals(context, poison(), mine.as_ptr(), 2));
@@ -1011,7 +1016,7 @@ impl Fuzzer<'_> {
         }
     }
 
-    /// So many calls, more or less.
+    /// Makes about `calls` calls.
     fn run(&mut self, calls: u64) {
         let total: u64 = Self::ACTIONS.iter().map(|(weight, _)| weight).sum();
         for at in 0..LASTING {
@@ -1030,9 +1035,9 @@ impl Fuzzer<'_> {
     }
 }
 
-/// One round: so many calls, most of which are refused. Returns what was called.
+/// Runs one round of `calls` calls, most of which are refused. Returns the counts of each function.
 fn round(seed: u64, threads: u64, calls: u64, trace: bool) -> Counts {
-    // Before the contexts, so that it is dropped after them: what is under way may still write there.
+    // Created before the contexts, so that it is dropped after them: unfinished work may still write there.
     let mut owns: Vec<Vec<u8>> = (0..threads).map(|_| vec![GUARD; 3 * OWN]).collect();
     let places: Vec<usize> = owns.iter_mut().map(|own| own.as_mut_ptr().expose_provenance()).collect();
     let pools = Pools::default();
@@ -1118,7 +1123,7 @@ fn campaign(threads: u64) {
         begun.elapsed().as_secs_f64(),
         resident_bytes() >> 20,
     );
-    // Past the test harness, which keeps the output of tests that pass to itself.
+    // Bypasses the test harness, which captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
@@ -1132,7 +1137,7 @@ fn random_calls_of_every_function_from_four_threads_end_with_a_status() {
     campaign(4);
 }
 
-/// The functions that the header declares, the inline one excepted.
+/// Returns the functions that the header declares, except the inline one.
 fn declared() -> BTreeSet<String> {
     let header = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/include/mpgpu/mpgpu.h")).expect("the header is there");
     let code = header.lines().filter(|line| !line.starts_with("///") && !line.starts_with(" *") && !line.starts_with("static inline"));

@@ -1,7 +1,7 @@
-//! Random sequences of calls with random, stale and made-up arguments: the library never crashes, accepted copies deliver their
-//! bytes, and nothing else is ever written. `LONG_TESTS=1` runs a hundred times as many.
+//! Makes random sequences of calls with random, stale and invented arguments. The library must never crash, accepted copies must deliver
+//! their bytes, and nothing else may be written. `LONG_TESTS=1` runs a hundred times as many sequences.
 //!
-//! What C cannot promise is left out: ordinary host memory is taken at the caller's word, so host ranges are real ones here.
+//! The library must trust the caller on pageable host memory, so all host ranges here are real.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -10,39 +10,39 @@ use proptest::strategy::ValueTree;
 use std::collections::BTreeMap;
 use std::ptr::{null, null_mut};
 
-/// One call: which, and numbers that its arguments are made of.
+/// Call: its function, and numbers from which its arguments are built.
 type Call = (u8, [u16; 8]);
 
 const GUARD: u8 = 0xC7;
 const GPUS: i32 = 4;
 
-/// What the program believes to hold, and what its memory should contain.
+/// Objects that the program assumes to exist, and the expected contents of its memory.
 struct World {
     contexts: Vec<mp_context_t>,
     plans: Vec<(mp_plan_t, Vec<mp_transfer_t>)>,
     requests: Vec<mp_request_t>,
     streams: Vec<mp_stream_t>,
     events: Vec<mp_event_t>,
-    /// Live memory by its address: owner, device, expected bytes.
+    /// Live memory by address: owner, device, expected bytes.
     memory: BTreeMap<usize, (mp_context_t, i32, Vec<u8>)>,
     /// Addresses that were freed.
     freed: Vec<usize>,
-    /// Handles of memory that lived when they were made, and where that is.
+    /// Handles of memory that existed when they were created, with its address.
     exported: Vec<(mp_memory_handle_t, usize)>,
-    /// Ordinary host memory, with bytes on both sides that no transfer may name.
+    /// Pageable host memory, with bytes on both sides that no transfer may use.
     own: Vec<u8>,
     own_expected: Vec<u8>,
 }
 
 const OWN: usize = 4096;
 
-/// A value of a list, an old one included, or one that never was any.
+/// Returns a known value, possibly a stale one, or an invented one.
 fn pick<T: Copy>(known: &[T], choice: u16, made_up: T) -> T {
     if known.is_empty() || choice.is_multiple_of(16) { made_up } else { known[choice as usize / 16 % known.len()] }
 }
 
 fn handle<T>(known: &[*mut T], choice: u16) -> *mut T {
-    // None that another test of this process may have.
+    // Not a handle of another test in this process.
     let made_up = [0, 1, 0xDEAD_BEEF, 0x1_10FF_FFF1, usize::MAX, 0x1_20FF_FFF1, 0x7FFF_FFFF_3000_0000][choice as usize / 16 % 7];
     pick(known, choice, std::ptr::without_provenance_mut(made_up))
 }
@@ -73,7 +73,7 @@ impl World {
         handle(&self.contexts, choice)
     }
 
-    /// An end of a transfer: mostly inside live memory, sometimes across its end, sometimes freed, NULL or nowhere.
+    /// Returns an end of a transfer: usually inside live memory, sometimes across its end, freed, NULL or unmapped.
     fn end(&mut self, context: mp_context_t, choice: [u16; 3]) -> (*mut u8, i32) {
         let nowhere = i32::from(choice[2] as i16);
         let offset = usize::from(choice[1]) % 3000;
@@ -87,14 +87,14 @@ impl World {
             3 => (self.own[OWN..].as_mut_ptr(), if choice[1].is_multiple_of(4) { MP_DEVICE_AUTO } else { MP_DEVICE_HOST }),
             _ if self.memory.is_empty() => (null_mut(), nowhere),
             _ => {
-                // Mostly of this context, because a plan is refused for memory of another.
+                // Usually of this context, because a plan is refused for memory of another.
                 let mine = self.memory.values().filter(|(owner, _, _)| *owner == context).count();
                 let any = mine == 0 || choice[0] % 16 == 4;
                 let at = usize::from(choice[1]) / 8 % if any { self.memory.len() } else { mine };
                 let mut candidates = self.memory.iter().filter(|(_, (owner, _, _))| any || *owner == context);
                 let (address, (_, device, _)) = candidates.nth(at).expect("in range");
                 let device = if choice[2].is_multiple_of(16) { nowhere } else { *device };
-                // Ordinary host memory would be read at the caller's word; a wrong address must claim to be a GPU's.
+                // The library would trust the caller and read pageable host memory, so a wrong address must be declared as GPU memory.
                 let device = if device < 0 && choice[2].is_multiple_of(16) { nowhere & 7 } else { device };
                 let device = if choice[2] % 8 == 1 { MP_DEVICE_AUTO } else { device };
                 (std::ptr::with_exposed_provenance_mut::<u8>(address + offset), device)
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    /// The bytes that a known address has, if the whole range is known.
+    /// Returns the expected bytes at a known address, if the whole range is known.
     fn bytes(&mut self, address: usize, length: usize) -> Option<&mut [u8]> {
         let own = self.own.as_ptr().addr();
         if (own..own + self.own.len()).contains(&address) {
@@ -112,7 +112,7 @@ impl World {
         bytes.get_mut(address - base..(address - base).checked_add(length)?)
     }
 
-    /// What an execution should have done.
+    /// Updates the expected contents for an execution.
     fn expect(&mut self, transfers: &[mp_transfer_t]) {
         let moved: Vec<Vec<u8>> = transfers
             .iter()
@@ -128,7 +128,7 @@ impl World {
 
     fn check(&self) {
         for (address, (_, device, expected)) in &self.memory {
-            // SAFETY: memory that the library gave out and did not take back; all work has finished.
+            // SAFETY: the library allocated this memory and it was not freed. All work has finished.
             let found = unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<u8>(*address), expected.len()) };
             assert!(found == expected, "memory of device {device} is not what the accepted copies make it");
         }
@@ -137,7 +137,7 @@ impl World {
 
     fn make(&mut self, (which, n): Call) {
         let context = self.context(n[0]);
-        // SAFETY: pointers are NULL, or valid for the call; ranges are the library's to check, host ranges are real.
+        // SAFETY: pointers are NULL or valid for the call. The library must check ranges; host ranges are real.
         unsafe {
             match which % 27 {
                 0 => self.create_context(n),

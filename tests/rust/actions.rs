@@ -1,5 +1,5 @@
-//! Parts of a step, a thread for each rank, move the right bytes step after step: small ones as one kernel does them, by its CPU build; all
-//! of them bound to a backend that does at once what it is asked for.
+//! Tests that the parts of a step, one thread for each rank, move the right bytes in every step: small parts with the CPU build of the
+//! kernel, and all parts on a backend that executes each call immediately.
 
 use super::{Addresses, Armed, BoundPart, Eager, SmallPart, stays};
 use crate::backend::{
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-/// Bytes that several threads write, by their address alone.
+/// Bytes that several threads write, accessed only by address.
 struct Memory {
     base: u64,
     bytes: usize,
@@ -31,11 +31,11 @@ impl Memory {
         Memory { base: owned.as_mut_ptr().expose_provenance() as u64, bytes: owned.len(), _owned: owned }
     }
 
-    /// Calls `look` with each byte. Nobody else may touch them meanwhile.
+    /// Calls `look` with each byte. No other thread may access them meanwhile.
     fn each(&self, mut look: impl FnMut(usize, &mut u8)) {
         for i in 0..self.bytes {
-            // SAFETY: inside of the vector, which lives. What orders the threads is what the test is about; a rank looks at what it sends and
-            // receives between its steps, when no other may.
+            // SAFETY: inside the vector, which is alive. The synchronization of the threads is under test: a rank accesses the memory that
+            // it sends and receives between its steps, when no other rank may.
             look(i, unsafe { &mut *std::ptr::with_exposed_provenance_mut(self.base as usize + i) });
         }
     }
@@ -48,14 +48,14 @@ struct Shared {
     rings: Vec<Memory>,
     slot_bytes: Vec<u64>,
     host_rings: Vec<bool>,
-    /// Of each transfer whether it stays in one GPU.
+    /// For each transfer, true if it stays inside one GPU.
     inside: Vec<bool>,
-    /// Of each transfer the first with the same source.
+    /// For each transfer, the index of the first one with the same source.
     first: Vec<usize>,
     flags: Vec<AtomicU64>,
-    /// Of each rank two.
+    /// Two inboxes for each rank.
     inboxes: Vec<Memory>,
-    /// Of the kernels that raise flags. Where these lie makes no difference on a CPU.
+    /// Number of blocks of the kernels that raise flags. On a CPU the location of the flags makes no difference.
     blocks: u32,
 }
 
@@ -81,7 +81,7 @@ impl Addresses for Shared {
         self.inboxes[rank as usize].base
     }
 
-    /// Each rank has one GPU in sight.
+    /// Each rank sees one GPU.
     fn device(&self, _: DeviceId) -> DeviceId {
         DeviceId::gpu(0)
     }
@@ -106,7 +106,7 @@ fn pattern(transfer: usize, step: u64, offset: usize) -> u8 {
     (transfer as u64 * 37 + step * 101 + offset as u64 * 7 + (offset as u64 >> 8)) as u8
 }
 
-/// GPUs that are joined pairwise, where everything is free: even few bytes take several paths.
+/// Returns a machine of GPUs with a link between each pair and no fixed costs, so that even few bytes use several paths.
 fn machine() -> Machine {
     let mut topology = preset("beluga").expect("listed");
     for cost in Costs::TABLE {
@@ -117,20 +117,20 @@ fn machine() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-/// Ends the process where a rank has failed: the others would wait for it for ever.
+/// Ends the process when a rank fails, because the other ranks would wait for it for ever.
 struct Fails;
 
 impl Drop for Fails {
     fn drop(&mut self) {
         if thread::panicking() {
-            // The harness would show what was printed when the test has ended.
+            // The test harness would show captured output only after the end of the test.
             drop(writeln!(std::io::stderr(), "a rank has failed, for which the others wait; run with --nocapture to see how"));
             std::process::abort();
         }
     }
 }
 
-/// Lets every rank do its part, so many steps, as fast as it can. `none` where a rank is not among those that take part.
+/// Runs `steps` steps of each rank's part, as fast as possible. `none` for ranks that do not take part.
 fn run_steps<Step: FnMut() + Send>(ends: &[EndRanks], shared: &Shared, steps: u64, ranks: impl Iterator<Item = Option<Step>>) {
     thread::scope(|scope| {
         for (rank, step_of_rank) in ranks.enumerate() {
@@ -167,7 +167,7 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// A launch: actions, by so many blocks of one lane, each a thread, in tiles of 4 KiB. `stop` is of two words.
+/// Runs a launch: executes the actions with `blocks` blocks of one lane, each in a thread, in tiles of 4 KiB. `stop` has two words.
 fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
     let addresses = [address_of(words), stop, turn];
     let run_block = |block| {
@@ -188,10 +188,11 @@ fn segments(small: &SmallPart) -> Vec<Segment> {
     small.actions.iter().map(|action| action.segment(&small.endpoints, &small.program.transfers)).collect()
 }
 
-/// Every rank's part by a kernel, by turns through inboxes where these are. `false` where one is none for a kernel of so many blocks.
+/// Runs each rank's part by a kernel, alternating between the inboxes if `eager` is given. Returns `false` if a part cannot run as a kernel
+/// of this number of blocks.
 fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Option<&Eager>) -> bool {
     let of_ranks: Vec<Option<SmallPart>> = parts.parts.iter().map(|part| SmallPart::new(part, shared)).collect();
-    // A rank that waits for nobody takes no part.
+    // A rank that waits for no other does not take part.
     let raised_for_nothing = |rank: usize| parts.flags.iter().any(|flag| flag.raiser as usize == rank);
     let blocks = shared.blocks;
     let is_none = |small: &Option<SmallPart>| small.as_ref().is_none_or(|small| small.is_narrow && blocks > 1);
@@ -214,7 +215,7 @@ fn run(parts: &Parts, ends: &[EndRanks], shared: &Shared, steps: u64, eager: Opt
     true
 }
 
-/// The same memory for streams, which have flags of their own.
+/// The same memory for streams, with separate flags.
 struct ForStreams<'a>(&'a Shared, Vec<AtomicU64>);
 
 impl Addresses for ForStreams<'_> {
@@ -251,7 +252,7 @@ impl Addresses for ForStreams<'_> {
     }
 }
 
-/// Every rank's part by a kernel that has inboxes, or by streams, as the bits of `forms` say by turns.
+/// Runs each rank's part in turn by a kernel with inboxes or by streams, as selected by the bits of `forms`.
 fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, forms): (u64, u64), eager: &Eager) {
     let backend = AtOnce::default();
     let turns = zeros(parts.parts.len() as u64);
@@ -273,23 +274,23 @@ fn run_in_both_forms(parts: &Parts, ends: &[EndRanks], shared: &Shared, (steps, 
     run_steps(ends, shared, steps, of_ranks.collect::<Vec<_>>().into_iter());
 }
 
-/// Does at once, on the calling thread, what it is asked to enqueue, so that streams and events order nothing that is not in order already.
+/// Backend that executes each call immediately on the calling thread, so that streams and events need not order anything.
 #[derive(Default)]
 struct AtOnce {
-    /// Kernels that have waited for flags.
+    /// Number of kernels that have waited for flags.
     kernels: AtomicUsize,
     /// Streams that have waited for partitions.
     awaiting: Mutex<Vec<StreamHandle>>,
 }
 
-/// A stream that the backend has not made.
+/// Stream that the backend has not created.
 const CALLERS: StreamHandle = StreamHandle(65);
 
-/// The same of another GPU.
+/// Stream of another GPU that the backend has not created.
 const ELSEWHERE: StreamHandle = StreamHandle(66);
 
 fn counter(address: u64) -> &'static AtomicU64 {
-    // SAFETY: a flag of `Shared`, which outlives the threads that use it.
+    // SAFETY: a flag of `Shared`, which outlives the threads that access it.
     unsafe { &*std::ptr::with_exposed_provenance(address as usize) }
 }
 
@@ -354,7 +355,7 @@ impl Backend for AtOnce {
         for copy in execution.program.ops.iter().flat_map(|op| &op.copies) {
             let (from, to): (*const u8, *mut u8) =
                 (std::ptr::with_exposed_provenance(at(copy.from) as usize), std::ptr::with_exposed_provenance_mut(at(copy.to) as usize));
-            // SAFETY: memory of `Shared`; what orders the threads is what the test is about.
+            // SAFETY: memory of `Shared`. The synchronization of the threads is under test.
             unsafe { from.copy_to_nonoverlapping(to, copy.bytes as usize) };
         }
         Ok(None)
@@ -393,7 +394,8 @@ impl Backend for AtOnce {
     }
 }
 
-/// Every rank's part as it is bound to streams, in a caller's stream, or to kernels of one block. Returns how many kernels have waited for flags.
+/// Runs each rank's part bound to streams, in a caller's stream, or bound to kernels of one block. Returns the number of kernels that have
+/// waited for flags.
 fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool, stream: StreamHandle, steps: u64) -> usize {
     let backend = AtOnce::default();
     let bound = parts.parts.iter().map(|part| {
@@ -405,8 +407,8 @@ fn run_bound(parts: &Parts, ends: &[EndRanks], shared: &Shared, is_kernel: bool,
     backend.kernels.into_inner()
 }
 
-/// Copies from rank to rank with their bytes, planned for all, divided, and given memory. Each has a GPU, or shares one with others where there are
-/// fewer. Large ones from one rank have one source. `None` where no rank moves anything for another.
+/// Plans copies from rank to rank with these sizes, divides the plan and allocates its memory. Each rank has a GPU, or shares one if there
+/// are fewer. Large copies from one rank have the same source. Returns `None` if no rank moves bytes for another.
 fn divided(
     (ranks, gpus): (u32, u32),
     copies: &[(u32, u32, u64)],
@@ -444,7 +446,7 @@ fn divided(
         flags: zeros(parts.flags.len() as u64),
         blocks: 1,
     };
-    // A rank that has to do with itself alone needs no flags, and its copies are the backend's.
+    // A rank that communicates only with itself needs no flags, and the backend makes its copies.
     let moving = ends.iter().zip(&shapes).filter(|(_, shape)| shape.bytes > 0).map(|(ends, _)| *ends);
     let (inside, across): (Vec<EndRanks>, Vec<EndRanks>) = moving.partition(|ends| ends.src == ends.dst);
     let alone = inside.iter().any(|own| !across.iter().any(|ends| [ends.src, ends.dst].contains(&own.src)));
@@ -452,7 +454,7 @@ fn divided(
     (between && !alone).then_some((parts, ends, shared, eager))
 }
 
-/// The same of copies straight between ranks whose kernels have so many blocks, each with one back where it has bytes.
+/// Like `divided`, for direct copies between ranks whose kernels have this number of blocks, each with a copy back if it has bytes.
 fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) -> (Parts, Vec<EndRanks>, Shared, Eager) {
     let both_ways = |(one, by, there, back): (u32, u32, u64, u64)| {
         let other = one % ranks + 1 + by % (ranks - 1);
@@ -465,12 +467,12 @@ fn divided_straight(ranks: u32, copies: Vec<(u32, u32, u64, u64)>, blocks: u32) 
     (parts, ends, Shared { blocks, ..shared }, eager)
 }
 
-/// Copies from a rank to one that is further by so many, and bytes back: none in half of the cases.
+/// Generates copies from a rank to another at a distance, with a copy back. Half of the copies back are empty.
 fn there_and_back() -> impl Strategy<Value = Vec<(u32, u32, u64, u64)>> {
     prop::collection::vec((0_u32..4, 1_u32..4, 1_u64..20_000, prop_oneof![Just(0), 1_u64..20_000]), 1..5)
 }
 
-/// Few bytes take several paths too.
+/// Options with which even few bytes use several paths.
 fn several_paths() -> Options {
     Options { min_bytes: Some(1), chunk_bytes: Some(4096), ..Options::default() }
 }
@@ -578,7 +580,7 @@ fn what_is_much_or_of_several_gpus_or_awaits_nothing_is_left_to_copy_engines() {
 fn what_stays_in_a_gpu_counts_less_and_comes_after_what_others_wait_for() {
     let one_path = Options { max_paths: 1, ..Options::default() };
     let most = super::SMALL_BYTES;
-    // An all-gather: each rank's block to the other, and to itself.
+    // An all-gather: each rank's block is copied to the other rank and to itself.
     let actions = |bytes: u64| -> Vec<Option<Box<[Action]>>> {
         let (parts, _, shared, _) =
             divided((2, 2), &[(0, 0, bytes), (0, 1, bytes), (1, 0, bytes), (1, 1, bytes)], &one_path).expect("divided");
@@ -702,7 +704,7 @@ fn what_waits_for_producers_comes_after_them_and_never_in_their_stream() {
         flags: zeros(parts.flags.len() as u64),
         blocks: 1,
     };
-    // Flags of partitions stay up until the step after: whose they are sets them back before it begins.
+    // Flags of partitions stay set until the next step. Their owner resets them before it begins.
     let of_rank = |rank: u32| -> Vec<usize> { (before..parts.flags.len()).filter(|flag| parts.flags[*flag].taker == rank).collect() };
     let backends = [AtOnce::default(), AtOnce::default()];
     let step_of_rank = |rank: usize| {

@@ -1,4 +1,4 @@
-//! The API for Rust programs, on the host backend: what owns what, what is refused, and that nothing uses memory that is gone.
+//! Tests of the Rust API on the host backend: ownership, refused arguments, and no access to freed memory.
 
 #[path = "../../examples/rust/jacobi.rs"]
 mod jacobi;
@@ -16,7 +16,7 @@ fn numbers(count: u32) -> Vec<u32> {
     (0..count).map(|i| i.wrapping_mul(2_654_435_761)).collect()
 }
 
-/// Keeps a stream from going on until it is dropped.
+/// Blocks a stream until it is dropped.
 struct Gate(Arc<AtomicBool>);
 
 impl Gate {
@@ -58,7 +58,7 @@ fn a_function_that_panics_when_work_has_ended_keeps_no_other_from_being_called()
     }
     drop((gate, tell));
     assert_eq!(told.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
-    // Also those that ask afterwards.
+    // Callbacks that are added after the end of the execution are also called.
     let (tell, told) = mpsc::channel();
     plan.execute(&stream).unwrap().then(move |outcome| tell.send(outcome.is_ok()).unwrap()).unwrap();
     assert_eq!(told.recv(), Ok(true));
@@ -106,7 +106,7 @@ fn memory_outlives_executions_whose_handles_are_gone() {
     let held = || ctx.device_statistics(Device::gpu(0)).unwrap().allocated_bytes;
     let gate = Gate::close(&stream);
     let gone = std::thread::scope(|scope| {
-        // Its handles go here while the stream stands still, and wait for it.
+        // The handles are dropped here while the stream is blocked, and the drop waits for the stream.
         let gone = scope.spawn(|| {
             let source = Buffer::from_slice(&ctx, Device::gpu(0), &numbers(5000)).unwrap();
             let plan = ctx.plan([(&result, &source)]).unwrap();
@@ -215,7 +215,7 @@ fn raw_memory_and_raw_streams_are_taken_on_the_callers_word() {
     let mut here = vec![0_u8; 4000];
     let a = Buffer::from_slice(&ctx, Device::gpu(0), &numbers(1000)).unwrap();
     let own = Stream::new(&ctx, Device::gpu(0)).unwrap();
-    // SAFETY: `own` and `here` are used by nobody else until the wait, and outlive it.
+    // SAFETY: `own` and `here` are not accessed until the wait, and outlive it.
     let (stream, end) = unsafe { (Stream::from_raw(&ctx, own.as_raw()), End::from_raw(here.as_mut_ptr() as u64, Device::AUTO, 4000)) };
     ctx.plan([(end, End::from(&a))]).unwrap().execute(&stream).unwrap().wait().unwrap();
     drop(stream);
@@ -224,7 +224,7 @@ fn raw_memory_and_raw_streams_are_taken_on_the_callers_word() {
     assert_eq!(here, wanted);
 }
 
-/// Two ranks of a node in this process, each with a context of its own, as two processes would be.
+/// Two ranks of a node in this process, each with its own context, as in two processes.
 #[test]
 fn ranks_that_meet_at_a_socket_exchange_their_edges() {
     let path = std::env::temp_dir().join(format!("mpgpu-api-{}", std::process::id()));
@@ -241,7 +241,7 @@ fn ranks_that_meet_at_a_socket_exchange_their_edges() {
             step.enqueue(&stream).unwrap();
         }
         assert_eq!(ghost.to_vec(&stream).unwrap(), vec![other + 10; 50_000]);
-        // What one rank is refused, the other learns.
+        // An error of one rank is reported to the other.
         let theirs = context();
         let foreign = Buffer::<u32>::zeroed(&theirs, gpu, 1).unwrap();
         let end = if rank == 0 { &foreign } else { &edge };

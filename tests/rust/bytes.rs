@@ -1,7 +1,7 @@
-//! Bytes, always: random machines, batches, options and streams on the host backend, every byte compared.
+//! Compares every byte after random batches with random machines, options and streams on the host backend.
 //!
-//! What each execution should do is done a second time on plain vectors. At the end all memory of all devices is compared, so a
-//! byte outside the destinations that changed is found as surely as one inside that did not.
+//! Each execution is repeated on plain vectors. At the end all memory of all devices is compared, so a changed byte outside the
+//! destinations is detected as reliably as a wrong byte inside them.
 
 use crate::common::Random;
 use mpgpu_backend::{EventHandle, StreamHandle};
@@ -12,21 +12,21 @@ use mpgpu_devices::host::HostBackend;
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// One range of memory on one device, with a copy of what it should hold.
+/// Memory range on one device, with a copy of its expected contents.
 struct Arena {
     device: DeviceId,
     address: u64,
     expected: Vec<u8>,
-    /// Where the next destination may start. Sources lie anywhere before it.
+    /// First offset at which the next destination may start. Sources lie anywhere before it.
     free: u64,
-    /// Keeps ordinary host memory alive.
+    /// Keeps pageable host memory alive.
     _ordinary: Option<Ordinary>,
 }
 
 /// Host memory that the context has not allocated.
 pub(crate) enum Ordinary {
     Own(Vec<u8>),
-    /// A file's, mapped.
+    /// Mapped file.
     Mapped {
         base: usize,
         bytes: usize,
@@ -35,7 +35,7 @@ pub(crate) enum Ordinary {
 
 impl Ordinary {
     pub(crate) fn mapped(bytes: usize) -> Ordinary {
-        // SAFETY: a new file and a new mapping of it; the file lives as long as that.
+        // SAFETY: a new file and a new mapping of it. The file exists as long as the mapping.
         let base = unsafe {
             let file = libc::memfd_create(c"mpgpu-test".as_ptr(), libc::MFD_CLOEXEC);
             assert!(file >= 0 && libc::ftruncate(file, bytes as libc::off_t) == 0);
@@ -79,9 +79,9 @@ impl Arena {
         if ordinary.is_some() && random.chance(40) {
             context.register_memory(address, bytes, random.chance(50)).expect("registered");
         }
-        // SAFETY: `address` is the start of `bytes` bytes that belong to this test alone, and nothing is enqueued yet.
+        // SAFETY: `address` is the start of `bytes` bytes that only this test uses, and nothing is enqueued yet.
         unsafe { std::ptr::copy_nonoverlapping(expected.as_ptr(), address as *mut u8, bytes as usize) };
-        // The first half is never written: sources that stay as they are.
+        // The first half is never written: it contains sources that do not change.
         Arena { device, address, expected, free: bytes / 2, _ordinary: ordinary }
     }
 
@@ -90,7 +90,7 @@ impl Arena {
         unsafe { std::slice::from_raw_parts(self.address as *const u8, self.expected.len()) }
     }
 
-    /// A range that no earlier transfer has written, a random gap after the last one.
+    /// Returns a range that no earlier transfer has written, after a random gap.
     fn destination(&mut self, bytes: u64, random: &mut Random) -> Option<u64> {
         let offset = self.free + random.below(70);
         let end = offset.checked_add(bytes).filter(|&end| end <= self.expected.len() as u64)?;
@@ -99,7 +99,7 @@ impl Arena {
     }
 }
 
-/// A range that a step has written: the source of a later one.
+/// Range that a step has written and a later step may read.
 struct Written {
     arena: usize,
     offset: u64,
@@ -107,7 +107,7 @@ struct Written {
     step: usize,
 }
 
-/// `most` bytes in one transfer, on a machine of `devices` or fewer.
+/// Runs one random case of at most `most` bytes in one transfer, on a machine of at most `devices` devices.
 fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
     let mut random = Random(seed);
     let machine = Arc::new(Machine::new(crate::common::topology(&mut random, devices)).expect("a random topology is well formed"));
@@ -133,14 +133,14 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
         let (before, same_source) = (written.len(), random.below(most));
         for _ in 0..[1, 1, 2, 4, 9, 30][random.below(6) as usize] {
             let mut bytes = crate::common::size(&mut random, most);
-            // A chain: what an earlier step has written.
+            // A chain: the source is a range that an earlier step has written.
             let (source, src_offset) = if before > 0 && random.chance(40) {
                 let chain = &written[random.below(before as u64) as usize];
                 bytes = bytes.min(chain.bytes);
                 after.push(chain.step);
                 (chain.arena, chain.offset)
             } else {
-                // Often the same source, so that one range is read by several transfers at once.
+                // Often the same source, so that several transfers read one range at once.
                 let offset = if random.chance(30) { same_source } else { random.below(most) };
                 (random.below(devices.len() as u64) as usize, offset)
             };
@@ -172,7 +172,7 @@ fn run(seed: u64, most: u64, devices: u64) -> Result<(), TestCaseError> {
         };
         let plan = match context.plan(&batch, &options) {
             Ok(plan) => plan,
-            // No route, or a route that the random options forbid: then nothing is copied.
+            // There is no route, or the random options forbid it. Nothing is copied then.
             Err(refused) => {
                 prop_assert!(refused.to_string().contains("transfer"), "{refused}");
                 written.truncate(before);
@@ -227,7 +227,7 @@ proptest! {
 
     #[test]
     fn every_byte_of_large_transfers_arrives(seed in any::<u64>()) {
-        // Few devices, so that their memory and its copy stay below 3 GiB.
+        // Few devices, so that their memory and its copy need less than 3 GiB.
         run(seed, 64 << 20, 5)?;
     }
 }

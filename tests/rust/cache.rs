@@ -1,4 +1,4 @@
-//! The plan cache: the same request is the same plan, anything else is not, and the bound holds.
+//! Tests of the plan cache: equal requests return the same plan, different requests do not, and the size limit holds.
 
 use crate::addresses::Addresses;
 use crate::common::Random;
@@ -79,7 +79,7 @@ fn any_difference_is_another_request() {
     }
     let (hits, misses, ..) = counts(&context);
     assert_eq!((hits, misses), (0, 1 + 7 + 6));
-    // Said explicitly, the default is the same request.
+    // With explicit default values the request is equal.
     let explicit = PlanOptions { host_path: Some(true), staging_bytes: Some(64 << 20), ..PlanOptions::default() };
     assert!(Arc::ptr_eq(&first, &context.plan(&[base], &explicit).expect("a plan")));
 }
@@ -97,7 +97,7 @@ fn the_same_shape_at_other_addresses_is_not_planned_again() {
 
 #[test]
 fn an_address_that_was_freed_and_given_out_again_is_a_miss() {
-    // An allocator may keep freed memory back for long; this backend does not.
+    // An allocator may keep freed memory for long; this backend does not.
     let context = context_on(Addresses::default(), 8);
     let a = alloc(&context, 0, 1 << 16);
     let b = alloc(&context, 1, 1 << 16);
@@ -119,7 +119,7 @@ fn the_least_recently_used_plan_goes_first() {
     assert!(Arc::ptr_eq(&plans[0], &plan(&context, &batch(0))));
     plan(&context, &batch(3));
     assert_eq!(counts(&context), (1, 4, 3, 1, 3));
-    // 1 was the oldest; 0 had been used since.
+    // Entry 1 was the oldest, because 0 had been used since.
     assert!(Arc::ptr_eq(&plans[0], &plan(&context, &batch(0))));
     assert!(Arc::ptr_eq(&plans[2], &plan(&context, &batch(2))));
     assert!(!Arc::ptr_eq(&plans[1], &plan(&context, &batch(1))));
@@ -130,13 +130,13 @@ fn of_long_lists_few_are_kept() {
     let context = context(256);
     let many = 1 << 18;
     let (a, b) = (alloc(&context, 0, 16 * many), alloc(&context, 1, 16 * many));
-    // One transfer of each is shorter.
+    // One transfer of each batch is shorter.
     let list =
         |number: u64| -> Vec<Transfer> { (0..many).map(|i| transfer(b + i * 16, a + i * 16, if i == number { 4 } else { 8 })).collect() };
     for number in 0..5 {
         plan(&context, &list(number));
     }
-    // Of 2^20 transfers in all.
+    // In total 2^20 transfers.
     assert_eq!(counts(&context), (0, 5, 0, 1, 4));
     plan(&context, &list(1));
     assert_eq!(counts(&context), (1, 5, 0, 1, 4));

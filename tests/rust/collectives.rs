@@ -1,4 +1,5 @@
-//! Calls that all ranks make together: what one rank cannot do, whatever finds that out, fails on all, and no two different calls meet.
+//! Tests of collective calls: an error on one rank, however it is detected, fails the call on all ranks, and two different calls never
+//! match.
 
 use crate::node::*;
 use crate::node_plans::{self, as_ranks, end, memory};
@@ -12,10 +13,10 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// An allgather as the C ABI calls it; `user` is a `Box<dyn Allgather>`.
+/// Allgather function for the C ABI. `user` is a `Box<dyn Allgather>`.
 unsafe extern "C" fn gather(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
     const RANKS: usize = 2;
-    // SAFETY: what the tests pass, and what the library promises of the buffers.
+    // SAFETY: the tests pass this type, and the library guarantees the buffers.
     unsafe {
         let seat = &mut *user.cast::<Box<dyn Allgather>>();
         let send = std::slice::from_raw_parts(send.cast::<u8>(), bytes);
@@ -28,7 +29,7 @@ unsafe extern "C" fn no_producer(_: *mut c_void, _: *const mp_trigger_t, _: usiz
     0
 }
 
-/// One of two ranks, by the C ABI.
+/// One of two ranks, used through the C ABI.
 struct Rank {
     rank: u32,
     context: Node,
@@ -56,7 +57,7 @@ impl Rank {
         array
     }
 
-    /// Rank 0 sends 64 bytes of its array to that of rank 1.
+    /// Plans a copy of 64 bytes from the array of rank 0 to that of rank 1.
     fn plan(&self, array: *mut u8, options: *const mp_plan_options_t) -> (mp_status_t, mp_plan_t) {
         let (window, mut plan) = (mp_window_t { memory: array.cast(), bytes: 64 }, null_mut());
         let [src, dst] = [0, 1].map(|rank| mp_node_end_t { rank, window: 0, offset: 0 });
@@ -78,15 +79,15 @@ impl Rank {
     }
 }
 
-/// A call that rank 1 makes wrong and rank 0 right.
+/// Call with wrong arguments on rank 1 and right ones on rank 0.
 type OneWrong = unsafe fn(node: mp_node_t, is_wrong: bool) -> mp_status_t;
 
-/// What the C front end refuses: the call, the argument, the reason.
+/// Errors that the C front end detects: the call, the argument, the reason.
 const REFUSED: [(OneWrong, &str, &str); 12] = [
     (
         |node, is_wrong| {
             let options = mp_plan_options_t { engine: if is_wrong { 99 } else { 0 }, ..plan_options() };
-            // SAFETY: here and below the pointers are valid, or refused.
+            // SAFETY: in this array the pointers are valid, or refused.
             unsafe { mp_node_plan(node, null(), 0, null(), 0, null(), &options, &mut null_mut()) }
         },
         "engine",
@@ -192,9 +193,9 @@ fn what_is_refused_on_one_rank_meets_no_other_call_of_the_others() {
     as_ranks(2, |rank, seat| {
         let rank = Rank::new(rank, seat);
         for (call, argument, reason) in REFUSED {
-            // SAFETY: see the calls.
+            // SAFETY: the calls are described above.
             rank.is_told(unsafe { call(rank.node, rank.rank == 1) }, argument, reason);
-            // The next call of both is one call, and its bytes go where it says.
+            // The next call of both ranks matches, and its bytes arrive at the right place.
             let (refused, array) = (rank.array(), rank.array());
             let engine = mp_plan_options_t { engine: if rank.rank == 1 { 99 } else { 0 }, ..plan_options() };
             rank.is_told(rank.plan(refused, &engine).0, "engine", "engine=99");
@@ -209,10 +210,10 @@ fn what_is_refused_on_one_rank_meets_no_other_call_of_the_others() {
             assert_eq!((fill(array), fill(refused)), (7, 0xEE), "{reason}");
             [refused, array].into_iter().for_each(|array| rank.context.free(array));
         }
-        // A rank that cannot make the call at all says why.
+        // A rank that cannot make the call at all reports the reason.
         let status = match rank.rank {
             0 => rank.plan(null_mut(), null()).0,
-            // SAFETY: a text.
+            // SAFETY: a valid string.
             _ => unsafe { mp_node_fail(rank.node, c"it has no memory".as_ptr()) },
         };
         match rank.rank {
@@ -240,7 +241,7 @@ fn a_rank_that_cannot_make_a_node_tells_the_others_why() {
             let (context, mut seat) = (Node::new(c"beluga"), seat);
             for (spoil, status, reason) in &spoils {
                 if by_socket && (reason.contains("size") || reason.contains("UTF-8")) {
-                    // Where the others are is not known.
+                    // The other ranks cannot be reached without these arguments.
                     continue;
                 }
                 let (mut handle, mut options, mut node) = (context.context, node_options(), null_mut());
@@ -285,13 +286,13 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
         );
         assert!(matches!(error, Error::RankFailed { .. }) && error.to_string().starts_with(&expected), "{error}");
         plan(&node).expect("the same call");
-        // With partitions a plan is another call.
+        // With partitions a plan is a different call.
         let partitioning = Partitioning { count: None, agent: Agent::Auto { tells: true, stores: false } };
         let error = node.plan_partitioned(&[], &[], (rank == 1).then_some(partitioning), &PlanOptions::default()).map(drop);
         let error = error.expect_err("another call").to_string();
         let kinds = ["a node plan, its call 3", "a node plan with partitions, its call 3"];
         assert!(kinds.iter().all(|kind| error.contains(kind)), "{error}");
-        // Options that differ are named, on the rank that differs as its own.
+        // Different options are named; on the differing rank they are named as its own.
         let unlike = MessengerOptions { operations: 8 + rank, messages: 8 };
         let error = node.messenger(unlike).expect_err("other options");
         let expected = "operations=9, and rank 0 has operations=8: pass the same options and set the same MPGPU_* variables on all ranks";
@@ -301,7 +302,7 @@ fn ranks_in_different_calls_are_told_both_and_go_on_with_the_next() {
     });
 }
 
-/// Calls of other languages, and of programs, have their place in the same order.
+/// Calls through other languages, and calls of programs, are counted in the same order.
 #[test]
 fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
     as_ranks(2, |rank, seat| {
@@ -324,7 +325,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
         expect(mine, &format!("rank {other}: it is in {}, its call 1, and this rank in {}", names[other], names[1 - other]));
         let of_each = [c"node::exchange", c"node::device_of_each"][rank.rank as usize];
         expect(gathered(of_each, 3).0, "it is in node::");
-        // A rank that fails, and arguments that are refused, fail on all; then the same calls go together.
+        // An error of one rank, and refused arguments, fail on all ranks. Afterwards equal calls match.
         let failed = if rank.rank == 0 {
             exchange(3).0
         } else {
@@ -343,7 +344,7 @@ fn an_allgather_that_meets_another_call_is_an_error_on_all_ranks() {
     });
 }
 
-/// The allgather of two nodes.
+/// Allgather that two nodes share.
 struct Shared(Arc<Mutex<Box<dyn Allgather>>>);
 
 impl Allgather for Shared {
@@ -365,7 +366,7 @@ fn calls_on_two_nodes_of_one_allgather_do_not_meet() {
     });
 }
 
-/// An allgather that fails once, on this rank alone, after it has told the others.
+/// Allgather that fails once, on this rank only, after the other ranks have received its data.
 struct FailsOnce(Box<dyn Allgather>, Arc<AtomicUsize>);
 
 impl Allgather for FailsOnce {
@@ -381,7 +382,7 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
     as_ranks(2, |rank, seat| {
         let fails_at = Arc::new(AtomicUsize::new(0));
         let node = node(rank, Box::new(FailsOnce(seat, fails_at.clone())));
-        // What all say of the first exchange, and what they hand in.
+        // Each rank first exchanges its status and then its data.
         fails_at.store(if rank == 0 { 2 } else { 0 }, Ordering::SeqCst);
         let window = |address| [Window { address, bytes: 64 }];
         let [first, second] = [0, 1].map(|_| node.context().allocate(DeviceId::gpu(0), 64).expect("memory"));
@@ -392,7 +393,7 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
         assert_eq!(matches!(error, Error::Allgather(_)), rank == 0, "{error}");
         if rank == 1 {
             assert!(error.to_string().contains("a node plan, its call 2, and this rank in a node plan, its call 1"), "{error}");
-            // Its second call meets the third of rank 0, which has had one more.
+            // Its second call meets the third of rank 0, which has made one more call.
             let error = plan(second).expect_err("out of step").to_string();
             assert!(error.contains("its call 3, and this rank in a node plan, its call 2"), "{error}");
         } else {
@@ -403,7 +404,7 @@ fn a_rank_whose_allgather_has_failed_meets_no_earlier_call_of_the_others() {
     });
 }
 
-/// Waits until a thread sleeps.
+/// Waits until a thread is asleep.
 fn await_sleep(thread: &AtomicI32) {
     loop {
         let number = thread.load(Ordering::SeqCst);
@@ -415,12 +416,12 @@ fn await_sleep(thread: &AtomicI32) {
     }
 }
 
-/// An allgather whose first call from now on waits until another thread sleeps, if one is named.
+/// Allgather whose next call waits until another thread sleeps, if one is set.
 struct Held(Box<dyn Allgather>, Arc<AtomicI32>, Arc<AtomicUsize>);
 
 impl Allgather for Held {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
-        // 1: a thread is in the call, and the other may come.
+        // 1: a thread is in the call, and the other may enter.
         if self.2.compare_exchange(1, 2, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             await_sleep(&self.1);
         }
@@ -458,14 +459,14 @@ fn threads_that_plan_at_once_are_told_so_on_all_ranks() {
     });
 }
 
-/// What a callback that calls the library needs.
+/// Data for a callback that calls the library.
 struct Within {
     node: mp_node_t,
     message: Option<String>,
 }
 
 unsafe extern "C" fn plans_within(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32 {
-    // SAFETY: what the test passes, and what the library promises of the buffers of one rank.
+    // SAFETY: the test passes this type, and the library guarantees the buffers of one rank.
     let within = unsafe {
         std::ptr::copy_nonoverlapping(send.cast::<u8>(), receive.cast(), bytes);
         &mut *user.cast::<Within>()
@@ -498,7 +499,7 @@ fn a_call_within_the_allgather_of_its_own_node_is_refused() {
     ok(mp_node_destroy(node));
 }
 
-/// An allgather in which the other rank says that it has so many bytes, and goes away after some of them.
+/// Allgather in which the other rank announces a number of bytes and exits after part of them.
 struct Boasts {
     bytes: u64,
     most: Arc<AtomicUsize>,
@@ -516,7 +517,7 @@ impl Allgather for Boasts {
         own.copy_from_slice(send);
         other.copy_from_slice(send);
         if self.calls == 1 {
-            // The last word of what each says first is how many bytes it has.
+            // The last word of each rank's first message is its number of bytes.
             let last = other.len() - 8;
             other[last..].copy_from_slice(&self.bytes.to_le_bytes());
         }

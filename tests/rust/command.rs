@@ -1,4 +1,4 @@
-//! The `mpgpu` command as a user runs it: what it prints, the files that it writes, and what its errors say to do.
+//! Tests of the `mpgpu` command from a user's view: its output, the files that it writes, and the remedies in its errors.
 
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -6,12 +6,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Runs the command without the caller's settings, and without a GPU even where there is one.
+/// Runs the command without the caller's settings, and without GPUs even on a machine with GPUs.
 fn mpgpu(arguments: &[&str]) -> Output {
     mpgpu_with(&[], arguments)
 }
 
-/// The same with these variables.
+/// Like `mpgpu`, with these environment variables.
 fn mpgpu_with(environment: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("MPGPU_")) {
@@ -20,17 +20,17 @@ fn mpgpu_with(environment: &[(&str, &str)], arguments: &[&str]) -> Output {
     command.env("CUDA_VISIBLE_DEVICES", "").envs(environment.iter().copied()).args(arguments).output().expect("the command starts")
 }
 
-/// Standard output of a command that succeeds and has nothing to complain about.
+/// Returns the standard output of a command that succeeds without warnings.
 #[track_caller]
 fn output(arguments: &[&str]) -> String {
-    // Asked for, so that missing GPUs are nothing to warn of.
+    // The backend is requested explicitly, so that missing GPUs cause no warning.
     let run = mpgpu_with(&[("MPGPU_BACKEND", "host")], arguments);
     let (text, errors) = (String::from_utf8(run.stdout).expect("UTF-8"), String::from_utf8_lossy(&run.stderr).into_owned());
     assert!(run.status.success() && errors.is_empty(), "{arguments:?}: {errors}");
     text
 }
 
-/// What a command that fails says of it. Nothing goes to standard output then.
+/// Returns the error output of a command that fails. Its standard output must be empty.
 #[track_caller]
 fn error(arguments: &[&str]) -> String {
     let run = mpgpu(arguments);
@@ -42,7 +42,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&output(arguments)).expect("JSON")
 }
 
-/// A folder that is gone with the value.
+/// Folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -66,7 +66,7 @@ fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.as_ref().display()))
 }
 
-/// What a picture needs to be one: a root with a size, elements that end, and no number that is none.
+/// Checks that a picture is valid: a root with a size, closed elements, and no invalid number.
 #[track_caller]
 fn assert_picture(svg: &str) {
     assert!(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width=") && svg.ends_with("</svg>\n"), "{svg:.200}");
@@ -93,7 +93,7 @@ fn without_a_gpu_topo_lists_the_presets_and_says_why() {
     assert_eq!(json(&["topo", "--json"])["presets"].as_array().map(Vec::len), Some(presets().len()));
 }
 
-/// Lines of `mpgpu doctor` as level, topic and text; remedies are joined to what they are for.
+/// Parses the lines of `mpgpu doctor` as level, topic and text. Remedies are joined to their findings.
 #[track_caller]
 fn doctor(environment: &[(&str, &str)], prefix: &str) -> (Vec<[String; 3]>, bool) {
     let run = mpgpu_with(environment, &["doctor", "--no-trials"]);
@@ -201,12 +201,12 @@ fn every_preset_is_drawn_with_every_node_and_every_link() {
         for node in machine["nodes"].as_array().expect("a list") {
             assert!(svg.contains(&format!(">{}</text>", node["name"].as_str().expect("a name"))), "{name}: {node}");
         }
-        // One line for both directions.
+        // One line stands for both directions.
         assert_eq!(svg.matches("<path class=").count(), machine["links"].as_array().expect("a list").len() / 2, "{name}");
     }
 }
 
-/// The file of a machine of so many GPUs behind one switch, four to each host memory.
+/// Returns the file of a machine of `gpus` GPUs behind one switch, four for each host memory.
 fn behind_one_switch(gpus: usize) -> String {
     let list = |of: &dyn Fn(usize) -> String, count: usize| (0..count).map(of).collect::<Vec<_>>().join(", ");
     let (gpu, host) =
@@ -326,7 +326,7 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
     let plan = json(&["plan", "--topology", "beluga", "gpu0:gpu1:64M", "--json"]);
     let operations = plan["operations"].as_u64().expect("a number") as usize;
     assert_eq!(of("X").iter().filter(|slice| slice["args"]["operation"].is_u64()).count(), operations);
-    // Every arrow leaves from inside a slice and ends at the begin of one, on the threads that they name.
+    // Every arrow starts inside a slice and ends at the beginning of one, on the threads that it names.
     for (flow, at_begin) in of("s").into_iter().map(|flow| (flow, false)).chain(of("f").into_iter().map(|flow| (flow, true))) {
         let at = flow["ts"].as_f64().expect("a time");
         let binds = |slice: &&&Value| {
@@ -338,7 +338,7 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
     }
     assert_eq!(of("s").len(), of("f").len());
     assert!(of("s").len() > 10, "chunks wait for each other");
-    // Slices of one thread do not overlap, or a viewer would nest them.
+    // Slices of one thread must not overlap, because a viewer would nest them.
     for thread in of("M").iter().filter(|event| event["name"] == "thread_name") {
         let own = |slice: &&&Value| (&slice["pid"], &slice["tid"]) == (&thread["pid"], &thread["tid"]);
         let slices = of("X");
@@ -373,7 +373,7 @@ fn predictions_are_checked_with_and_without_host_memory() {
     let peers = link("[\"gpu0\", \"gpu1\"]");
     let to_host = link("[\"gpu0\", \"host0\"], [\"gpu1\", \"host0\"]");
     let with_host = format!("node = [{gpus}, {{ name = \"host0\", kind = \"host\" }}]\n{peers}{to_host}");
-    // Two GPUs: four cases between them, four with the host, at two sizes each.
+    // With two GPUs there are four cases between them and four with the host, at two sizes each.
     for (text, plans) in [(with_host, 16), (format!("node = [{gpus}]\n{peers}"), 8)] {
         std::fs::write(&machine, format!("name = \"two\"\n{text}")).expect("written");
         let run = mpgpu(&["probe", "--backend", "host", "--check", "--json", "--topology", &machine]);
@@ -390,7 +390,7 @@ fn predictions_are_checked_with_and_without_host_memory() {
 #[test]
 fn a_probe_of_virtual_devices_is_written_where_it_is_asked_for_and_nowhere_else() {
     let folder = Folder::new("probe");
-    // As few copies as there can be: a CPU makes them.
+    // The smallest possible number of copies, made by a CPU.
     let machine = folder.file("one.toml");
     let nodes = "node = [{ name = \"gpu0\", kind = \"gpu\" }, { name = \"host0\", kind = \"host\" }]";
     let link = "[[link]]\nbetween = [[\"gpu0\", \"host0\"]]\nkind = \"pcie\"\nbandwidth = 25e9\n";
@@ -503,7 +503,7 @@ fn help_texts_teach_by_examples_that_work() {
         assert!(examples.len() > 2, "{help}");
         let folder = Folder::new(&format!("help-{command}"));
         for example in examples {
-            // What follows two blanks explains, what follows ';', '|' or '>' is the shell's. Real runs on this machine are other tests'.
+            // An explanation follows two blanks; shell syntax follows ';', '|' or '>'. Other tests make real runs on this machine.
             let line = example.split("  ").next().unwrap_or_default().split([';', '|', '>']).next().unwrap_or_default();
             let words: Vec<String> = line
                 .split_whitespace()
@@ -516,7 +516,7 @@ fn help_texts_teach_by_examples_that_work() {
     }
 }
 
-/// `docs/pictures/make` makes them anew.
+/// Run `docs/pictures/make` to update them.
 #[test]
 fn the_pictures_of_the_docs_are_current() {
     let picture = |name: &str| read(format!("{}/../../docs/pictures/{name}.svg", env!("CARGO_MANIFEST_DIR")));
@@ -545,7 +545,7 @@ fn a_timeline_is_drawn_without_arrows_where_that_is_asked_for() {
     assert!(error(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--no-arrows"]).contains("--svg"));
 }
 
-/// Paths of a plan, as `gpu0>gpu5 via gpu1, gpu4`.
+/// Returns the paths of a plan, such as `gpu0>gpu5 via gpu1, gpu4`.
 fn paths(plan: &Value) -> std::collections::BTreeSet<String> {
     let device =
         |number: &Value| number.as_i64().map_or(String::new(), |n| if n < 0 { format!("host{}", -1 - n) } else { format!("gpu{n}") });
@@ -605,7 +605,7 @@ fn bench_copies_in_every_way_also_between_processes_and_says_that_threads_are_no
 #[test]
 fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_ends() {
     let folder = Folder::new("run");
-    // The loader passes over what is no library, with a line.
+    // The loader ignores an invalid library and prints a line.
     let library = folder.file("libmpgpu_preload.so");
     std::fs::write(&library, "").expect("written");
     let run = |environment: &[(&str, &str)], arguments: &[&str], script: &str| {
@@ -626,7 +626,7 @@ fn run_starts_the_program_with_the_interposer_in_its_environment_and_ends_as_it_
     let audited = format!("{}\n", Path::new(&auditor).canonicalize().expect("it is there").display());
     assert_eq!(code(run(&[], &["--audit"], "echo $LD_AUDIT")), (Some(0), audited));
     assert_eq!(code(run(&[("MPGPU_PRELOAD_REPORT", "there")], &[], show)), (Some(7), format!("{library} there\n")));
-    // By the signal that ended the program, also where that was sent to the command.
+    // Ends by the signal that ended the program, also if the signal was sent to the command.
     assert_eq!(run(&[], &[], "kill -KILL $$").0.signal(), Some(9));
     assert_eq!(run(&[], &[], "kill -TERM $PPID; sleep 60").0.signal(), Some(15));
     assert_eq!(
@@ -653,7 +653,7 @@ fn run_needs_no_dashes_before_the_program_and_exits_as_a_shell_does_if_it_cannot
     }
 }
 
-/// A program and a library that is preloaded, compiled by the C compiler.
+/// Compiles a program and a library to preload with the C compiler.
 fn compile(folder: &Folder, name: &str, flags: &[&str], source: &str) -> Option<String> {
     let [from, to] = [format!("{name}.c"), name.to_owned()].map(|name| folder.file(&name));
     std::fs::write(&from, source).expect("written");
@@ -677,7 +677,7 @@ fn run_lets_a_sanitized_program_find_its_faults_behind_the_interposer() {
     };
     let (code, said) = run(&[], &[&program]);
     assert_eq!(code, Some(3), "{said}");
-    // Also below a launcher, which is not sanitized, and with options of the user's.
+    // Also below a launcher that is not sanitized, and with options that the user has set.
     let (code, said) = run(&[("ASAN_OPTIONS", "exitcode=9")], &["sh", "-c", "\"$0\" fault", &program]);
     assert!(code == Some(9) && said.contains("heap-buffer-overflow"), "{code:?}: {said}");
 }
@@ -700,7 +700,7 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
     let folder = Folder::new("sums");
     let library = folder.file("libmpgpu_preload.so");
     std::fs::write(&library, "").expect("written");
-    // What the interposer writes: one outcome, taken; its copies and bytes, and its name.
+    // Data that the interposer writes: one outcome (accelerated), its copies and bytes, and its name.
     let words = [1u64, 1, 2, 2_000_000, 0, 0, 5, 1 << 20];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).chain(*b"GPU to GPU").collect();
     let counted = folder.file("counted");
@@ -714,7 +714,7 @@ fn run_tells_what_processes_have_counted_that_were_killed() {
         "mpgpu: saved 0.002000 s in 2 processes, as measured or modelled",
     ];
     assert_eq!((run.status.signal(), &told[..]), (Some(9), &expected[..]));
-    // It cannot be made smaller under those that write it.
+    // The summary file cannot be truncated while programs write to it.
     let run = mpgpu_with(&[], &["run", "--library", &library, "--", "sh", "-c", "truncate -s 0 $MPGPU_PRELOAD_SUMS || echo refused"]);
     assert_eq!(String::from_utf8_lossy(&run.stdout), "refused\n");
 }
@@ -752,7 +752,7 @@ fn pages_are_written_for_every_subcommand_that_is_shown() {
         }
         shown += 1;
     }
-    // The page of a name is that of what runs under it: no other program is called mpgpu-bench.
+    // Each page describes the command that its name refers to: no other program is called mpgpu-bench.
     let bench = read(folder.file("share/man/man1/mpgpu-bench.1"));
     assert!(bench.contains("mpgpu bench") && bench.contains("\\-\\-case"), "{bench}");
     assert!(shown >= 8 && !help.contains("pages") && read(folder.file("share/man/man1/mpgpu.1")).contains("mpgpu\\-plan(1)"));
@@ -803,7 +803,7 @@ fn sim_takes_the_topology_that_the_environment_names() {
     assert!(output(&["sim", "gpu0:gpu1:64M"]).starts_with("sim for hgx-h200: "));
 }
 
-/// Every row names a command: those of this program run, as far as no GPU is needed, and scripts and examples are there.
+/// Every row must name a command: commands of this program are run if they need no GPU, and scripts and examples must exist.
 #[test]
 fn the_commands_of_the_papers_page_run_as_printed() {
     const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -827,7 +827,7 @@ fn the_commands_of_the_papers_page_run_as_printed() {
             there += 1;
             continue;
         }
-        // What is measured means nothing here.
+        // The measured values are meaningless here.
         let few: &[&str] = if words[1] == "bench" { &["--bytes", "100000"] } else { &[] };
         let mut command = Command::new(env!("CARGO_BIN_EXE_mpgpu"));
         let ended = command.args(&words[1..]).args(few).current_dir(&folder.0).env("MPGPU_BACKEND", "host").output();
@@ -842,8 +842,8 @@ fn update_docs() -> bool {
     std::env::var_os("UPDATE_DOCS").is_some()
 }
 
-/// Whatever the page shows after `$ mpgpu` is what the command prints now, but for lines left out at `…`. `UPDATE_DOCS=1` brings lines up to
-/// date of which only numbers have changed.
+/// The text after `$ mpgpu` on the page must equal the command's current output, except for lines omitted at `…`. `UPDATE_DOCS=1` updates
+/// lines in which only numbers have changed.
 #[test]
 fn the_examples_of_the_docs_are_current() {
     const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command.md");

@@ -1,12 +1,12 @@
-//! A backend without memory, for tests of what the engine keeps.
+//! Implements a backend without memory, for tests of the engine's bookkeeping.
 
 use mpgpu_backend::*;
 use mpgpu_core::topology::DeviceId;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-/// A backend that gives out addresses which nobody may follow: each behind the last one that is in use, so that an address that
-/// was freed there is given out again at once. Refuses executions whose end somebody asks for, and does nothing about others.
+/// Backend that returns addresses which must not be dereferenced. Each follows the last one in use, so that an address freed there is
+/// returned again at once. It refuses executions whose completion is requested, and ignores the others.
 #[derive(Default)]
 pub struct Addresses(Mutex<Live>);
 
@@ -18,12 +18,12 @@ struct Live {
 }
 
 impl Addresses {
-    /// What is in use, by address.
+    /// Returns the live allocations by address.
     pub fn live(&self) -> Vec<Allocation> {
         self.0.lock().expect("no panic").allocations.values().copied().collect()
     }
 
-    /// How often it was asked what an address lies in.
+    /// Returns the number of look-ups of an address's allocation.
     pub fn located(&self) -> usize {
         self.0.lock().expect("no panic").located
     }

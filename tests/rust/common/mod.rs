@@ -1,4 +1,4 @@
-//! Random machines, batches and options, from one seed, for property tests.
+//! Generates random machines, batches and options from one seed, for property tests.
 #![allow(dead_code, unused_imports)]
 
 use mpgpu_core::plan::{Engine, Options, Passing, Relays, Shape, Tuned};
@@ -6,7 +6,7 @@ use mpgpu_core::topology::MemoryKind;
 use mpgpu_core::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use proptest::prelude::ProptestConfig;
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+/// SplitMix64 generator (Steele, Lea, Flood 2014): small, and equal on all platforms.
 pub struct Random(pub u64);
 
 impl Random {
@@ -17,7 +17,7 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-    /// In [0, n); 0 for n = 0.
+    /// Returns a number in [0, n), or 0 for n = 0.
     pub fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.next() % n }
     }
@@ -26,30 +26,30 @@ impl Random {
     }
 }
 
-/// A whole number from the environment. Names have not the library's prefix, which refuses variables that it does not know.
+/// Returns an integer from the environment. Names do not have the library's prefix, because the library refuses unknown variables with it.
 pub fn setting(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: must be a whole number")))
 }
 
-/// Whether longer campaigns are asked for.
+/// Returns true if long campaigns are requested.
 pub fn is_long() -> bool {
     std::env::var("LONG_TESTS").is_ok_and(|value| value == "1")
 }
 
-/// Memory of this process that is in RAM.
+/// Returns the resident memory of this process in bytes.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     status.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// A property test of `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed with its seed, which
-/// reproduces it; nothing is written into the source tree.
+/// Returns the configuration of a property test of `usual` cases, or 100 times as many with `LONG_TESTS=1`. A failing case is printed with
+/// its seed, which reproduces it. Nothing is written into the source tree.
 pub fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: if is_long() { usual * 100 } else { usual }, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// 2 to `most` devices; some pairs without a link, some links in one direction only, capacities that differ by direction, sometimes
-/// a switch, sometimes shared resources, and fixed costs from none to large.
+/// Returns 2 to `most` devices. Some pairs have no link, some links have one direction or asymmetric capacities; sometimes there are a
+/// switch and shared resources; fixed costs range from zero to large.
 pub fn topology(random: &mut Random, most: u64) -> Topology {
     let hosts = 1 + random.below(2) as u32;
     let gpus = 1 + random.below(most - u64::from(hosts)) as u32;
@@ -103,7 +103,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
             })
         })
         .collect();
-    // Free copies make even a few kilobytes worth several paths; dear ones make nothing worth it.
+    // Without fixed costs even a few kilobytes use several paths; with high costs nothing does.
     let scale = [0.0, 1e-9, 1e-7, 1e-6][random.below(4) as usize];
     let costs = Costs {
         copy: 6.0 * scale,
@@ -114,7 +114,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         fork_join_gpus: 5.0 * scale,
         fork_join_issue: 4.0 * scale,
         hand_over: 5.0 * scale,
-        // Worth it for one copy or two, not for many.
+        // Worthwhile for one copy or two, not for many.
         pull: 1.5 * scale,
         graph_launch: 2.0 * scale,
         graph_node: scale,
@@ -124,7 +124,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
         kernel_segment: scale / 10.0,
         kernel_efficiency: 0.9,
         graph_instantiate: scale,
-        // A driver that is slow with pageable memory makes threads worth it.
+        // With a driver that is slow for pageable memory, threads are worthwhile.
         pageable_to_gpu: [0.001, 0.2][random.below(2) as usize],
         pageable_from_gpu: [0.001, 0.3][random.below(2) as usize],
         thread_copy: 0.14,
@@ -132,7 +132,7 @@ pub fn topology(random: &mut Random, most: u64) -> Topology {
     Topology { name: "random".into(), description: String::new(), nodes, links, shared, costs }
 }
 
-/// A size with a taste for corners: 0, 1, odd, around powers of two, up to `most`.
+/// Returns a size up to `most`, often a special case: 0, 1, odd, or near a power of two.
 pub fn size(random: &mut Random, most: u64) -> u64 {
     match random.below(8) {
         0 => 0,
@@ -143,7 +143,7 @@ pub fn size(random: &mut Random, most: u64) -> u64 {
     }
 }
 
-/// Options of every sort.
+/// Returns random options.
 pub fn options(random: &mut Random) -> Options {
     Options {
         engine: [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel][random.below(5) as usize],
@@ -165,7 +165,7 @@ pub fn options(random: &mut Random) -> Options {
     }
 }
 
-/// A machine with a batch for it.
+/// Returns a machine with a batch for it.
 pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>, Options) {
     let machine = Machine::new(topology(random, 16)).expect("a random topology is well formed");
     let devices: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).chain((0..machine.host_count()).map(DeviceId::host)).collect();
@@ -187,7 +187,7 @@ pub fn machine_and_batch(random: &mut Random, most: u64) -> (Machine, Vec<Shape>
     (machine, batch, options)
 }
 
-/// Presets whose figures are those of the machine itself.
+/// Returns the presets whose figures were measured on the machine itself.
 pub(crate) fn presets_with_figures() -> impl Iterator<Item = &'static str> {
     mpgpu_core::topology::preset_names().filter(|name| !mpgpu_core::topology::MODELLED_PRESETS.contains(name))
 }
