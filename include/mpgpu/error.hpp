@@ -195,13 +195,13 @@ class data_corruption : public error {
     using error::error;
 };
 
-/// Another process has exited or has freed memory that it shared.
+/// Peer that has exited, or that has freed memory which it shared.
 class peer_gone : public error {
   public:
     using error::error;
 };
 
-/// The time limit of a wait has passed.
+/// Wait that has exceeded its time limit.
 class timeout : public error {
   public:
     using error::error;

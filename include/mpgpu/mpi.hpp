@@ -177,7 +177,7 @@ template <class T> class shared_memory {
     }
     [[nodiscard]] const mapped &find(int rank, std::size_t range) const noexcept {
         static const mapped no_rank{
-            {}, mpgpu::status::invalid_argument, "it is no rank of the communicator, which numbers these ranks"};
+            {}, mpgpu::status::invalid_argument, "it is no rank of the communicator that numbers these ranks"};
         if (contains(rank, range)) {
             return peers_[static_cast<std::size_t>(rank)].ranges[range];
         }
@@ -327,7 +327,7 @@ class node : public mpgpu::node {
                     mapped.why = ours ? failures[i]
                                       : "rank " + std::to_string(rank) + " could not export its memory (" +
                                             mp_status_string(static_cast<mp_status_t>(offer.status)) +
-                                            "); its own message says why";
+                                            "); its own error has the reason";
                     continue;
                 }
                 std::error_code ec;

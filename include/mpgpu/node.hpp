@@ -37,8 +37,8 @@ using node_transfer = mp_node_transfer_t;
     return {static_cast<std::uint32_t>(rank), index, offset};
 }
 
-/// Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. `send_to` and
-/// `receive_from` create it.
+/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag,
+/// but no address in the other rank's memory. `send_to` and `receive_from` create it.
 struct half_transfer {
     window memory;     ///< memory of this rank
     int rank;          ///< other rank; below 0, as `MPI_PROC_NULL`, nothing is moved

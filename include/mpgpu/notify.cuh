@@ -135,7 +135,7 @@ template <reach Who> MPGPU_NOTIFY_BOTH inline std::uint64_t poll(const std::uint
     std::uint64_t now = load<Who>(counter);
     while (now < value) {
 #ifndef __CUDA_ARCH__
-        std::this_thread::yield(); // blocks that are threads may be more than there are cores
+        std::this_thread::yield(); // there may be more block threads than cores
 #endif
         now = load<Who>(counter);
     }

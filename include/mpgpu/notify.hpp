@@ -79,8 +79,8 @@ class notifications {
                 late.status = status::timeout;
                 late.argument = "index";
                 late.message = "notification " + std::to_string(index) + (name.empty() ? "" : " (" + name + ")") +
-                               " has not come in " + std::to_string(std::chrono::duration<double>(most).count()) +
-                               " s: it stands at " + std::to_string(value(index)) + ", and " + std::to_string(least) +
+                               " was not set within " + std::to_string(std::chrono::duration<double>(most).count()) +
+                               " s: its value is " + std::to_string(value(index)) + ", and " + std::to_string(least) +
                                " is waited for";
                 failed.report(std::move(late));
                 return;

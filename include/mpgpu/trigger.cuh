@@ -120,8 +120,9 @@ inline void rest() {
 /// step and valid until the plan is destroyed.
 ///
 /// Whole thread blocks call `ready…`, `wait` and `arrived`, with equal arguments in all threads, after the threads' own
-/// writes. The functions contain the required barrier and fence. In steps in which partitions do not count they contain
-/// neither. For one transfer, a step uses only one of the `ready` functions, on each partition.
+/// writes. The functions contain the required barrier and fence. In steps that do not count ready partitions, the
+/// `ready` functions contain neither. For one transfer, a step uses only one of the `ready` functions, on each
+/// partition.
 class trigger {
   public:
     /// Constructs a trigger from the result of `mp_plan_get_trigger` (`mpgpu::plan::trigger`).
@@ -212,7 +213,7 @@ class trigger {
   private:
     MPGPU_TRIGGER_FUNCTION static void ready_rows(const trigger *all, unsigned transfers, std::uint64_t first,
                                                   std::uint64_t bytes, std::uint64_t rows, std::uint64_t stride) {
-        // In steps in which partitions do not count, this read is the only cost of a trigger. An earlier block has
+        // If the step does not count ready partitions, this read is the only cost of a trigger. An earlier block has
         // usually brought it into the cache.
         bool counts = false;
         for (unsigned i = 0; i < transfers; ++i) {
@@ -247,7 +248,7 @@ class trigger {
         add(all, transfers, partition, counted, one.end(partition) - one.begin(partition));
     }
 
-    /// Returns true if partitions count in this step.
+    /// Returns true if producers count ready partitions in this step.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool is_counted() const {
         return step_[1] != 0;
     }

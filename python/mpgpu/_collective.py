@@ -93,7 +93,7 @@ def _blocks(values: Iterable[Any], what: str) -> list[Memory]:
 def _fits(blocks: Sequence[Memory], sizes: Iterable[int], what: str) -> None:
     for index, (block, size) in enumerate(zip(blocks, sizes)):
         if block.nbytes != size:
-            raise ArgumentError(f"{what} {index} has {block.nbytes} bytes, and {size} move there: they must be as many")
+            raise ArgumentError(f"{what} {index} has {block.nbytes} bytes, and {size} move there: both must be equal")
 
 
 def _execute(

@@ -156,7 +156,7 @@ class Entries:
             messenger.send(table + arguments, rank, tag, self._control, metadata=_HEAD.pack(_MARK, len(described), len(arguments)))
         except BaseException:
             for _, _, released in described:
-                released.cancel()  # nobody will fetch it
+                released.cancel()  # no rank will fetch it
             raise
         return SentEntry([released for _, _, released in described])
 

@@ -416,7 +416,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = ctypes.cast(_pointer(capsule, b"dltensor_versioned"), ctypes.POINTER(_Versioned)).contents
         if versioned.major != 1:
-            raise ArgumentError(f"{name}: DLPack {versioned.major}.{versioned.minor} is not understood: 1 is")
+            raise ArgumentError(f"{name}: DLPack {versioned.major}.{versioned.minor} is not supported: use version 1")
         tensor, readonly = versioned.tensor, bool(versioned.flags & _READ_ONLY)
     elif _is_valid(capsule, b"dltensor"):
         tensor, readonly = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents, False

@@ -52,7 +52,9 @@ _COLLECTIVE_TAG = 2**64 - 1
 
 
 class HalfTransfer(NamedTuple):
-    """Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows."""
+    """Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no address
+    in the other rank's memory.
+    """
 
     memory: Array
     """Memory of this rank, contiguous."""
@@ -125,7 +127,7 @@ class Node(_library.Owner):
         self._handle = NULL
         if comm is not None:
             if (rank, ranks, allgather, socket) != (None, None, None, None):
-                raise TypeError("comm says rank, ranks and allgather: leave these and socket out")
+                raise TypeError("comm provides rank, ranks and allgather: omit these and socket")
             rank, ranks, allgather = int(comm.Get_rank()), int(comm.Get_size()), comm.allgather
         if rank is None or ranks is None:
             raise TypeError("a node needs comm, or rank and ranks with allgather or socket")
@@ -389,7 +391,7 @@ class Node(_library.Owner):
             memory = whole if what == "source" else into
             has = 0 if memory is None else memory.nbytes
             if needed and has != size:
-                raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and {size} move there: they must be as many")
+                raise ArgumentError(f"the {what} of this {kind} has {has} bytes, and {size} move there: both must be equal")
 
     def _handed_in(self, memories: list[Memory], copies: list[Any]) -> tuple[Any, int, Any, int]:
         _context_of(memories, self._context)

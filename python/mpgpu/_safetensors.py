@@ -104,7 +104,7 @@ def _json_of(header: bytes, path: str) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError(f"a {type(found).__name__} in place of an object")
     except UnicodeDecodeError as error:
-        raise _refused(path, f"its header is not UTF-8 at byte {error.start}, in a tensor's name, say; {_AGAIN}") from None
+        raise _refused(path, f"its header is not UTF-8 at byte {error.start}, for example in a tensor's name; {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
         raise _refused(path, f"its header is no JSON ({error}); {_AGAIN}") from None
     return found

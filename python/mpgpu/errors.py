@@ -70,11 +70,11 @@ class DataCorruption(Error):
 
 
 class PeerGone(Error, ConnectionError):
-    """Another process has exited, or has freed memory that it shared."""
+    """Peer that has exited, or that has freed memory which it shared."""
 
 
 class Timeout(Error, builtins.TimeoutError):
-    """Time limit of a wait that has passed."""
+    """Wait that has exceeded its time limit."""
 
 
 class RankError(Error):

@@ -67,7 +67,7 @@ def empty(
     """
     host = host_number(device)
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype={dtype!r}: must be a type of torch, torch.float32 say", argument="dtype")
+        raise ArgumentError(f"dtype={dtype!r}: must be a type of torch, for example torch.float32", argument="dtype")
     return _carve([(_extents(size), dtype or torch.get_default_dtype())], host, context)[0]
 
 

@@ -9,8 +9,9 @@ use mpgpu_ranks::{Allgather, Alone, Collective, NodeEnd, NodeGroup, NodeTransfer
 use std::path::Path;
 use std::sync::Arc;
 
-/// Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. Sends match receives by source,
-/// destination and tag, in the order in which each rank passes them, as MPI messages do. Both have the same size.
+/// Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no address in
+/// the other rank's memory. Sends match receives by source, destination and tag, in the order in which each rank passes them, as MPI
+/// messages do. Both have the same size.
 #[derive(Clone, Debug)]
 pub struct Half {
     end: End,
@@ -117,7 +118,7 @@ impl Node {
             if let Err(error) = self.context.check_ends(index, [&half.end]) {
                 // The other ranks are already in the call.
                 let told = self.group.refuse(Collective::PLAN, &error.to_string());
-                log::debug!("the other ranks are told {error}: {told:?}");
+                log::debug!("the other ranks receive {error}: {told:?}");
                 return Err(error);
             }
         }

@@ -101,8 +101,8 @@ pub trait CompletionState: Debug + Send + Sync {
     fn times(&self) -> Result<OpTimes, BackendError> {
         Err(not_timed())
     }
-    /// Returns true if the execution was captured into a graph, which has its own staging memory. Later executions that use the same rings
-    /// need not be ordered after it, and cannot be.
+    /// Returns true if the execution was captured into a graph, which has its own staging memory. Later executions that use the same
+    /// staging rings need not be ordered after it, and cannot be.
     fn is_captured(&self) -> bool {
         false
     }
@@ -258,11 +258,11 @@ pub struct Execution<'a> {
     pub program: &'a Arc<Program>,
     /// Addresses of each transfer of the batch. Shared, so that a backend can keep them for as long as the copies run.
     pub endpoints: &'a Arc<[Endpoints]>,
-    /// Base address of each ring of the program. In a stream that is being captured the graph gets its own rings instead.
+    /// Base address of each staging ring of the program. In a stream that is being captured the graph gets its own rings instead.
     pub rings: &'a Arc<[u64]>,
     /// Stream of the execution. It starts after all earlier work in this stream, and later work starts after it.
     pub stream: StreamHandle,
-    /// Earlier executions that use the same rings. The execution also starts after these.
+    /// Earlier executions that use the same staging rings. The execution also starts after these.
     pub after: &'a [Completion],
     /// True if every transfer's destination is compared with its source after the last copy and before completion. A difference makes the
     /// completion report [`BackendError::DataCorruption`].
@@ -290,7 +290,7 @@ impl<'a> Execution<'a> {
     }
 }
 
-/// Returns the address of a place of a program in an execution.
+/// Returns the address of a place (source, destination or staging slot) of a program in an execution.
 pub fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place: Place) -> u64 {
     match place {
         Place::Source { transfer, offset } => endpoints[transfer as usize].src + offset,
@@ -420,7 +420,7 @@ pub trait Backend: Send + Sync {
     /// Returns the identity of the driver and the devices.
     fn identity(&self) -> Result<Identity, BackendError> {
         Err(BackendError::NotSupported(format!(
-            "the {} backend does not say what it runs on, so a probe of it would be valid nowhere",
+            "the {} backend does not report its driver and devices, so its probe would not be valid for any machine",
             self.name()
         )))
     }
@@ -444,8 +444,8 @@ pub trait Backend: Send + Sync {
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
     }
-    /// Returns true if executions may share the rings of threads without being ordered: the backend then lets one execution at a time use
-    /// them.
+    /// Returns true if executions may share the staging rings of copy threads without being ordered: the backend then lets one execution at
+    /// a time use them.
     fn shares_thread_rings(&self) -> bool {
         false
     }

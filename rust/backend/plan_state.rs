@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Key of a prepared program: the address of the program, and the GPU of the caller's stream if the program does not fix the GPU of a lane.
+/// Key of a prepared program: the address of the program, and the GPU of the caller's stream if the program does not fix the GPU of an internal stream.
 /// The prepared object keeps the program alive, so that the address is not reused.
 pub type ProgramKey = (usize, Option<usize>);
 

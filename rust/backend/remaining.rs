@@ -37,7 +37,7 @@ pub fn watch() {
     });
     if let Err(error) = started {
         WATCHED.store(0, Ordering::Relaxed);
-        log::debug!("a process of which only the library's threads are left will not end by SIGTERM: {error}");
+        log::debug!("a process in which only the library's threads are left will not end by SIGTERM: {error}");
     }
 }
 

@@ -107,7 +107,7 @@ pub unsafe extern "C" fn mp_node_create(
             Ok(handed) => handed,
             Err(failure) => {
                 let told = ranks_meet.map(|gather| NodeGroup::refuse_new(rank, ranks, gather, &failure.message));
-                log::debug!("the other ranks are told {:?}: {told:?}", failure.message);
+                log::debug!("the other ranks receive {:?}: {told:?}", failure.message);
                 return Err(failure);
             }
         };
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn mp_node_create(
 pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     parse().inspect_err(|failure| {
         let told = node.refuse(call, &failure.message);
-        log::debug!("the other ranks are told {:?}: {told:?}", failure.message);
+        log::debug!("the other ranks receive {:?}: {told:?}", failure.message);
     })
 }
 
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn mp_node_fail(node: mp_node_t, reason: *const c_char) ->
     guard(|| {
         let node = node_of(node)?;
         let reason = handed(&node, Collective::FAIL, || text(reason, c"reason"))?;
-        Ok(node.refuse(Collective::FAIL, reason.unwrap_or("it has failed, and says no more"))?)
+        Ok(node.refuse(Collective::FAIL, reason.unwrap_or("it has failed without giving a reason"))?)
     })
 }
 

@@ -69,8 +69,8 @@ TEST_CASE("one that never comes is named in time, and the kernel, told, ends") {
         text = e.what();
         CHECK(e.argument() == "index");
     }
-    CHECK(text.find("notification 2 (message to rank 4) has not come in 0.005") == 0);
-    CHECK(text.find("it stands at 6, and 7 is waited for") != std::string::npos);
+    CHECK(text.find("notification 2 (message to rank 4) was not set within 0.005") == 0);
+    CHECK(text.find("its value is 6, and 7 is waited for") != std::string::npos);
     std::error_code ec;
     told.synchronize(2, 7, 0ns, {}, ec);
     CHECK(ec == mpgpu::status::timeout);

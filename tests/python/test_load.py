@@ -151,7 +151,7 @@ HEADERS = [
     ({"a": one(shape=(4.0,))}, bytes(4), r".*entry of tensor 'a' contradicts itself"),
     ({"a": {"dtype": "U8"}}, b"", r".*entry of tensor 'a' contradicts itself"),
     ({"a": 5}, b"", r".*entry of tensor 'a' contradicts itself"),
-    (b'{"\xff":{}}', b"", r"its header is not UTF-8 at byte 2, in a tensor's name, say"),
+    (b'{"\xff":{}}', b"", r"its header is not UTF-8 at byte 2, for example in a tensor's name"),
     (b'{"a":', b"", r"its header is no JSON"),
     (b"{" * 2000, b"", r"its header is no JSON"),
 ]

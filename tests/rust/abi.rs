@@ -581,7 +581,7 @@ fn enumerations_are_checked_by_value() {
         (mp_context_options_t { signal_wait: -1, ..context_options() }, "signal_wait=-1"),
         (
             mp_context_options_t { host_threads: 257, ..context_options() },
-            "host_threads=257: must be from 1 to 256, -1 for none, or 0 for what MPGPU_HOST_THREADS says",
+            "host_threads=257: must be from 1 to 256, -1 for none, or 0 for the value of MPGPU_HOST_THREADS",
         ),
         (mp_context_options_t { host_threads: -2, ..context_options() }, "host_threads=-2"),
     ] {

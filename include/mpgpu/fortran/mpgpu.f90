@@ -67,8 +67,8 @@ module mpgpu
         procedure :: destroy => node_destroy
     end type mpgpu_node
 
-    ! Send or receive descriptor of a rank, for a transfer whose other end only the other rank knows. `mpgpu_send_to` and
-    ! `mpgpu_receive_from` create it.
+    ! Send or receive descriptor: one rank's side of a transfer. It contains this rank's memory, the other rank and a tag, but no
+    ! address in the other rank's memory. `mpgpu_send_to` and `mpgpu_receive_from` create it.
     type :: mpgpu_half
         type(c_ptr) :: memory = c_null_ptr
         integer(c_int64_t) :: bytes = 0

@@ -21,9 +21,9 @@ namespace mpgpu::halo {
 
 /// Exchange method that was measured when a plan was made.
 struct measured_form {
-    std::uint64_t direct_pieces; ///< as in `options`
+    std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
     double seconds; ///< least time of one of several back-to-back exchanges, until the slowest rank has finished
-    bool pushed;    ///< as in `options`
+    bool pushed;    ///< value of `options::pushed`
 };
 
 namespace detail {
@@ -86,8 +86,8 @@ template <class Run> [[nodiscard]] std::vector<double> least_seconds(std::size_t
 
 /// One method of exchange.
 struct form {
-    std::uint64_t direct_pieces; ///< as in `options`
-    bool pushed = false;         ///< as in `options`
+    std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
+    bool pushed = false;         ///< value of `options::pushed`
 };
 
 /// Exchange method that is not possible here.

@@ -170,7 +170,8 @@ inline void check(mp_status_t outcome) {
         return invalid("grid", "more than 2^31 - 2 ranks");
     }
     if (g.reach < neighbours::faces || g.reach > neighbours::corners) {
-        return invalid("grid", "reach: " + std::to_string(static_cast<int>(g.reach)) + ": there is no such value");
+        return invalid("grid",
+                       "reach: " + std::to_string(static_cast<int>(g.reach)) + ": must be faces, edges or corners");
     }
     return std::nullopt;
 }

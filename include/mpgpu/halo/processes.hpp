@@ -66,7 +66,7 @@ template <> struct processes<mpi::node> {
 #endif
         if (!everywhere(node.everyone(), true)) {
             fail(invalid("arrays",
-                         "another rank could not make its part of the halo exchange; its own message says why"));
+                         "another rank could not make its part of the halo exchange; its own error has the reason"));
         }
     }
 
@@ -79,7 +79,7 @@ template <> struct processes<mpi::node> {
         const bool done = everywhere(node.everyone(), !own);
         if (!done) {
             out.push_back(own ? std::move(*own)
-                              : refused_form{which, "refused on another rank; its own message says why", {}});
+                              : refused_form{which, "refused on another rank; its own error has the reason", {}});
         }
         return done;
     }

@@ -143,7 +143,7 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t poll_for_any(const pushed_work &work, std
 #ifdef __CUDA_ARCH__
         __nanosleep(32); // each read empties the L1 cache of blocks that still pack
 #else
-        std::this_thread::yield(); // ranks and blocks that are threads may be more than there are cores
+        std::this_thread::yield(); // there may be more threads of ranks and blocks than cores
 #endif
     }
 }
