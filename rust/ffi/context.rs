@@ -85,7 +85,9 @@ fn context_options(options: &mp_context_options_t) -> Result<ContextOptions, Fai
         -1 => Some(0),
         threads => match u32::try_from(threads).ok().filter(|threads| *threads <= MOST_THREADS) {
             Some(threads) => Some(threads),
-            None => return Err(bad_value(c"host_threads", threads, "from 1 to 256, -1 for none, or 0 for the value of MPGPU_HOST_THREADS")),
+            None => {
+                return Err(bad_value(c"host_threads", threads, "from 1 to 256, -1 for none, or 0 for the value of MPGPU_HOST_THREADS"));
+            }
         },
     };
     let entries = |count: u64| (count > 0).then(|| usize::try_from(count).unwrap_or(usize::MAX));
