@@ -1,4 +1,4 @@
-//! The environment becomes a configuration, or an error that says what is wrong and what would be right.
+//! Tests that the environment yields a configuration, or an error that names the wrong value and the remedy.
 
 use crate::skip::skip;
 use log::LevelFilter;
@@ -138,11 +138,11 @@ fn an_unknown_name_is_noted_with_the_nearest_known_one_and_refuses_nothing() {
     assert!(said("MPGPU_STAGE_BYTES").ends_with("did you mean MPGPU_STAGING_BYTES?"));
     assert!(said("MPGPU_log").ends_with("did you mean MPGPU_LOG?"));
     assert!(said("MPGPU_PRELOAD_REPROT").ends_with("did you mean MPGPU_PRELOAD_REPORT?"));
-    // What modules of a site set.
+    // Variables that a site's environment modules set.
     for name in ["MPGPU_HOME", "MPGPU_VERSION", "MPGPU_PREFIX", "MPGPU_COFFEE_MACHINE"] {
         assert!(said(name).starts_with(&format!("{name} is not a variable that mpgpu reads")));
     }
-    // A malformed value of a known one is an error all the same.
+    // A malformed value of a known variable is still an error.
     Config::from_pairs([("MPGPU_HOME", "/opt"), ("MPGPU_MAX_PATHS", "0")]).expect_err("refused");
 }
 
@@ -175,7 +175,7 @@ fn options_of_the_call_win_over_the_environment_and_the_environment_over_the_def
     assert_eq!(PlanOptions::default().resolve(&Config::default()).expect("accepted"), Options { threads, ..Options::default() });
 }
 
-/// Copies ordinary memory there and back, and says how many threads may.
+/// Copies pageable memory to a GPU and back, and returns the permitted number of threads.
 fn threads_that_copy() -> u32 {
     let config = Config { backend: BackendChoice::Host, ..Config::default() };
     let threads = config.host_threads;
@@ -195,7 +195,7 @@ fn threads_that_copy() -> u32 {
 
 #[test]
 fn as_many_threads_copy_as_the_process_has_cpus() {
-    // SAFETY: a set of CPUs, which is an array of integers, of this thread alone.
+    // SAFETY: a set of CPUs, which is an array of integers and belongs to this thread.
     let threads = std::thread::spawn(|| unsafe {
         let (mut all, mut one) = (std::mem::zeroed::<libc::cpu_set_t>(), std::mem::zeroed::<libc::cpu_set_t>());
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&all), &mut all), 0);
@@ -263,7 +263,7 @@ fn the_page_lists_exactly_the_variables_that_are_read() {
 #[test]
 fn every_variable_of_the_table_is_read() {
     for name in VARIABLES {
-        // No variable accepts this, names of files excepted, so silence would mean that it is not looked at.
+        // No variable except names of files accepts this value, so acceptance would mean that the variable is not read.
         let result = Config::from_pairs([(name, "\u{1}")]);
         match name {
             "MPGPU_TOPOLOGY" => assert_eq!(result.expect("any name is taken").topology.as_deref(), Some("\u{1}")),

@@ -1,4 +1,4 @@
-//! What a context says of its environment when it is created: files that are none, names that nobody reads, and no GPU.
+//! Tests the messages about the environment when a context is created: invalid files, unknown variables, and no GPU.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::ptr::null;
 use std::time::{Duration, Instant};
 
-/// Creates two contexts, one after the other, by what the environment says.
+/// Creates two contexts in succession, configured by the environment.
 #[test]
 #[ignore = "a part of the tests below, in a process of its own"]
 fn child_creates_two_contexts() {
@@ -23,7 +23,7 @@ fn child_creates_two_contexts() {
     }
 }
 
-/// What that prints, and what stands on its standard error. On no GPU, and killed if it does not end.
+/// Returns the standard output and standard error of that test in a child process without GPUs, which is killed if it does not end.
 fn contexts_in(environment: &[(&str, &str)]) -> (String, String) {
     let mut child = Command::new(std::env::current_exe().expect("this program"));
     child.args(["--ignored", "--exact", "environment::child_creates_two_contexts", "--nocapture"]);
@@ -84,7 +84,7 @@ fn a_plan_of_virtual_devices_says_who_executes_it() {
     let node = Node::new(c"hgx-h200");
     let (source, target) = (node.alloc(0, 4096), node.alloc(1, 4096));
     let plan = node.plan(&[transfer(target, 1, source, 0, 4096)]);
-    // SAFETY: a handle and places that are valid for the call.
+    // SAFETY: a handle, and outputs that are valid for the call.
     let said = |format| describe(|text, capacity, length| unsafe { mp_plan_describe(plan, format, text, capacity, length) });
     assert!(said(0).contains("executed by CPU threads between virtual devices"), "{}", said(0));
     let json: serde_json::Value = serde_json::from_str(&said(1)).expect("JSON");

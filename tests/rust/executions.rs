@@ -1,13 +1,13 @@
-//! Random executions of random plans by many threads, every byte checked: what `threads` does with the host backend and the GPU
-//! tests with GPUs, through the C ABI.
+//! Executes random plans on many threads and checks every byte. `threads` uses it through the C ABI with the host backend, and the GPU
+//! tests use it with GPUs.
 //!
-//! Each thread has buffers, sources and targets, and plans whose destinations do not overlap. A batch poisons the targets, fills the
-//! sources, executes plans in random streams, waits in one way or another, and compares every byte of every target, those between
-//! destinations too. So each byte is some execution's or nobody's. Some plans read what an earlier one of the batch has written, in the
-//! same stream, or in another after an event, a signal or a wait; if order is lost, so are bytes.
+//! Each thread has source and target buffers, and plans whose destinations do not overlap. A batch fills the targets with wrong bytes,
+//! fills the sources, executes plans in random streams, waits in one of several ways, and compares every byte of every target, including
+//! those between destinations. Each byte therefore belongs to one execution or to none. Some plans read bytes that an earlier one of the
+//! batch has written, in the same stream, or in another after an event, a signal or a wait. If the order is lost, the bytes are wrong.
 //!
-//! Contexts come and go: a campaign is made of eras, each with a context that all threads share. When an era is over the memory of
-//! the process and its descriptors are counted.
+//! A campaign consists of eras, each with a new context that all threads share. At the end of an era the memory and the file descriptors of
+//! the process are counted.
 
 use super::common::{Random, resident_bytes};
 use super::node::*;
@@ -19,37 +19,37 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a campaign runs on.
+/// Machine on which a campaign runs.
 pub trait Machine: Sync {
-    /// How contexts are made, apart from their staging and cache.
+    /// Returns the options of contexts, except staging and cache size.
     fn options(&self) -> mp_context_options_t;
     fn gpus(&self) -> u32;
-    /// Bytes of the usual and of the few large buffers.
+    /// Returns the sizes in bytes of ordinary buffers and of the few large ones.
     fn spans(&self) -> [u64; 2];
-    /// Bounds of staging to choose from, not 0.
+    /// Returns limits of staging memory to choose from, none of them 0.
     fn staging(&self) -> [u64; 3];
-    /// Whether plans are expected to stage: if none did, none shared staging.
+    /// Returns true if plans are expected to use staging memory. If none did, sharing of staging memory would not be tested.
     fn stages(&self) -> bool;
-    /// Bytes that are in use on all GPUs together.
+    /// Returns the number of bytes in use on all GPUs together.
     fn on_gpus(&self) -> u64;
-    /// What one thread reaches memory with.
+    /// Returns access to memory for one thread.
     fn enter(&self, thread: u64) -> Box<dyn Access>;
 }
 
-/// Reads and writes memory beside the library. Nothing has happened before `wait`.
+/// Reads and writes memory without the library. Nothing has necessarily happened before `wait`.
 pub trait Access {
     fn fill(&mut self, device: i32, address: usize, byte: u8, count: usize);
     fn write(&mut self, device: i32, address: usize, bytes: &[u8]);
     fn read(&mut self, device: i32, address: usize, bytes: &mut [u8]);
     fn wait(&mut self);
-    /// Memory that is not of `mp_alloc`, of a random kind; `None` where the machine has none on this device.
+    /// Allocates memory other than by `mp_alloc`, of a random kind. Returns `None` if the machine has none on this device.
     fn allocate(&mut self, device: i32, bytes: usize, kind: u64) -> Option<usize>;
     fn free(&mut self, device: i32, address: usize);
-    /// Streams that are not of `mp_stream_create`, the default stream first.
+    /// Returns streams that were not created by `mp_stream_create`, the default stream first.
     fn streams(&self) -> Vec<mp_stream_t>;
 }
 
-/// How much, and which.
+/// Size and seed of a campaign.
 pub struct Campaign {
     pub executions: u64,
     pub seconds: u64,
@@ -57,20 +57,20 @@ pub struct Campaign {
     pub threads: u64,
 }
 
-/// What all threads have done.
+/// Counts of all threads.
 #[derive(Default)]
 struct Done {
     executions: AtomicU64,
-    /// Executions of a batch that wrote what the one before had written; not counted, because they hide each other.
+    /// Executions of a batch that overwrote the result of the previous one. They are not counted as checked, because they hide each other.
     repeated: AtomicU64,
     plans: AtomicU64,
     bytes: AtomicU64,
     contexts: AtomicU64,
-    /// Contexts of all threads in which staging memory was in use.
+    /// Contexts in which staging memory was used, of all threads.
     staged: AtomicU64,
 }
 
-/// What the process holds when no context lives.
+/// Resources that the process holds when no context exists.
 #[derive(Copy, Clone, Debug)]
 struct Held {
     executions: u64,
@@ -82,9 +82,9 @@ struct Held {
 impl Held {
     fn now(executions: u64, machine: &dyn Machine) -> Held {
         let descriptors = std::fs::read_dir("/proc/self/fd").expect("Linux").count();
-        // Threads that differ from era to era leave much behind where there are many cores.
+        // With many cores, different threads in each era leave much memory behind in their arenas.
         #[cfg(target_env = "gnu")]
-        // SAFETY: needs nothing of its caller.
+        // SAFETY: no preconditions.
         unsafe {
             libc::malloc_trim(0);
         }
@@ -92,22 +92,22 @@ impl Held {
     }
 }
 
-/// What may be missing from flatness: allocators keep some of what they once had.
+/// Permitted growth of resident memory in bytes: allocators keep some freed memory.
 const MORE_RESIDENT: u64 = 64 << 20;
 const MORE_ON_GPUS: u64 = 256 << 20;
 const MORE_DESCRIPTORS: usize = 8;
-/// More than a batch uses: a counter has one raiser at a time.
+/// More counters than a batch uses, because a counter has one raiser at a time.
 const COUNTERS: u64 = 256;
-/// No batch takes so long: something hangs.
+/// No batch takes this long, so the test hangs.
 const HANGS: Duration = Duration::from_secs(300);
 
 impl Campaign {
-    /// Runs, prints one line that says what was done, and returns the executions.
+    /// Runs the campaign, prints a summary line, and returns the number of executions.
     pub fn run(&self, machine: &dyn Machine) -> u64 {
         let (done, begun) = (Done::default(), Instant::now());
         let end = begun.checked_add(Duration::from_secs(self.seconds)).unwrap_or(begun + Duration::from_secs(1 << 30));
         let held = std::thread::scope(|scope| {
-            // Dropped when the eras are over, also by a panic.
+            // Dropped at the end of the eras, also by a panic.
             let (_over, watched) = std::sync::mpsc::channel::<()>();
             let done = &done;
             scope.spawn(move || {
@@ -155,11 +155,11 @@ impl Campaign {
         executions
     }
 
-    /// What the process held after each.
+    /// Runs the eras and returns the resources that the process held after each.
     fn eras(&self, machine: &dyn Machine, end: Instant, done: &Done) -> Vec<Held> {
         let mut random = Random(self.seed);
         let noise: Vec<u8> = (0..machine.spans()[1] / 4).flat_map(|_| random.next().to_ne_bytes()).collect();
-        // Twenty eras, so that the tenth part and the half are the end of one.
+        // Twenty eras, so that a tenth and a half of the executions are each the end of one.
         let part = (self.executions / 20).max(1);
         let (mut held, mut said) = (vec![], Instant::now());
         for era in 0.. {
@@ -179,12 +179,12 @@ impl Campaign {
     }
 }
 
-/// Past the test harness, which keeps the output of tests that pass to itself.
+/// Bypasses the test harness, which captures the output of passing tests.
 fn say(line: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A context that all threads share, and the time until all have left it.
+/// Context that all threads share, and the time until all have left it.
 struct Era<'a> {
     machine: &'a dyn Machine,
     until: u64,
@@ -193,7 +193,7 @@ struct Era<'a> {
     noise: &'a [u8],
     node: Node,
     staging: u64,
-    /// Streams of all threads.
+    /// Streams that all threads use.
     shared: Vec<usize>,
 }
 
@@ -224,7 +224,7 @@ impl Era<'_> {
         era.check(tidy, cache);
     }
 
-    /// What the library says that it holds, when all threads have left.
+    /// Checks the library's statistics after all threads have left.
     fn check(&self, tidy: bool, cache: u64) {
         let held = self.node.statistics();
         assert!(held.plan_cache_entries <= cache, "{} plans in a cache of {cache}", held.plan_cache_entries);
@@ -257,25 +257,25 @@ impl Era<'_> {
 struct Buffer {
     device: i32,
     address: usize,
-    /// Of the library, or of the machine.
+    /// True if `mp_alloc` allocated them.
     ours: bool,
 }
 
-/// Pairs of a source and a target, each of `span` bytes.
+/// Pairs of a source and a target of `span` bytes each.
 struct Buffers {
     span: u64,
     sources: Vec<Buffer>,
     targets: Vec<Buffer>,
 }
 
-/// Where the bytes of a transfer come from.
+/// Source of a transfer.
 #[derive(Copy, Clone, Debug)]
 enum From {
     Source {
         buffer: usize,
         offset: u64,
     },
-    /// What the plan of this number has written.
+    /// Bytes that the plan with this number has written.
     Earlier {
         plan: usize,
         buffer: usize,
@@ -286,7 +286,7 @@ enum From {
 #[derive(Copy, Clone, Debug)]
 struct Part {
     from: From,
-    /// Buffer and offset.
+    /// Buffer and offset of the destination.
     to: (usize, u64),
     bytes: u64,
 }
@@ -295,16 +295,16 @@ struct Planned {
     parts: Vec<Part>,
     transfers: Vec<mp_transfer_t>,
     options: mp_plan_options_t,
-    /// `None`: planned for each execution anew, and destroyed while it runs.
+    /// `None` if the plan is created anew for each execution and destroyed while it runs.
     plan: Option<mp_plan_t>,
 }
 
-/// One execution under way.
+/// Execution in progress.
 struct Flight {
     planned: usize,
     stream: mp_stream_t,
     request: mp_request_t,
-    /// Recorded behind it, if its stream is gone.
+    /// Event recorded after it if its stream was destroyed.
     end: Option<mp_event_t>,
     waited: bool,
 }
@@ -316,7 +316,7 @@ struct Worker<'a> {
     access: Box<dyn Access>,
     own: Vec<mp_stream_t>,
     batch: u64,
-    /// Counters for its streams to wait for, in turn, and how many have been used.
+    /// Counters that its streams wait for, in turn, and the number that has been used.
     counters: usize,
     signals: u64,
 }
@@ -392,7 +392,8 @@ impl<'a> Worker<'a> {
         Buffers { span, sources, targets }
     }
 
-    /// Frees them; in one case of four first one under a plan, which must then be refused.
+    /// Frees the buffers. In one of four cases the first source is freed while a plan refers to it; executing the plan must then be
+    /// refused.
     fn give_back(&mut self, buffers: Buffers) {
         let (source, target) = (buffers.sources[0], buffers.targets[0]);
         let mut plan = null_mut();
@@ -429,7 +430,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Plans with destinations that do not overlap.
+    /// Creates plans with destinations that do not overlap.
     fn plans(&mut self, buffers: &Buffers) -> Vec<Planned> {
         let mut used = vec![0; buffers.targets.len()];
         let mut plans: Vec<Planned> = Vec::new();
@@ -502,7 +503,7 @@ impl<'a> Worker<'a> {
         let others = self.access.streams();
         let all: Vec<mp_stream_t> =
             self.own.iter().copied().chain(self.era.shared.iter().map(|stream| pointer(*stream).cast())).chain(others).collect();
-        // Half of all in streams that no other thread uses.
+        // Half of all executions use streams that no other thread uses.
         if self.one_in(2) {
             self.own[self.random.below(self.own.len() as u64) as usize]
         } else {
@@ -520,12 +521,12 @@ impl<'a> Worker<'a> {
         event
     }
 
-    /// Has a stream wait for a signal, which another one then raises behind what it has been given.
+    /// Makes a stream wait for a signal that another stream raises after its previous work.
     fn wait_for_signal(&mut self, stream: mp_stream_t, other: mp_stream_t) {
         let counter = self.counters + 8 * (self.signals % COUNTERS) as usize;
         let signal = mp_signal_t { counter: pointer(counter).cast(), value: 1 + self.signals / COUNTERS };
         self.signals += 1;
-        // SAFETY: a counter of this thread's own.
+        // SAFETY: a counter that only this thread uses.
         unsafe {
             ok(mp_stream_wait_signals(self.context, stream, &signal, 1));
             ok(mp_stream_raise_signals(self.context, other, &signal, 1));
@@ -681,7 +682,7 @@ impl<'a> Worker<'a> {
                 self.wait(flight);
             }
         }
-        // What nobody has waited for, each stream once, in one of two ways.
+        // Waits for the remaining executions once for each stream, in one of two ways.
         let unwaited = flights.iter().filter(|flight| !flight.waited && flight.end.is_none()).map(|flight| flight.stream.addr());
         for stream in unwaited.chain(must_wait.clone()).collect::<BTreeSet<usize>>() {
             let stream = pointer(stream).cast();
@@ -701,7 +702,7 @@ impl<'a> Worker<'a> {
         flights
     }
 
-    /// Destroys a stream, whose work still finishes, and creates one in its place.
+    /// Destroys a stream, whose work still finishes, and creates another in its place.
     fn another_stream(&mut self, flights: &mut [Flight], events: &mut Vec<mp_event_t>, must_wait: &mut BTreeSet<usize>) {
         let at = self.random.below(self.own.len() as u64) as usize;
         let stream = self.own[at];
@@ -717,7 +718,7 @@ impl<'a> Worker<'a> {
         self.own[at] = self.era.node.stream(self.random.below(u64::from(self.era.machine.gpus())) as i32);
     }
 
-    /// A context that nobody else knows, destroyed with its work under way; what it has copied by then is looked at in a buffer that
+    /// Destroys a context that only this thread knows while its work is in progress. The bytes copied by then are checked in a buffer that
     /// outlives it.
     fn a_context_of_its_own(&mut self) {
         const BYTES: usize = 5003;

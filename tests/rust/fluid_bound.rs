@@ -1,5 +1,5 @@
-//! Plans of random wired machines against the fluid bound: the time of the best fractional flow over all direct and two-hop paths, where
-//! nothing costs anything but the bytes. A linear program of its own, with none of the planner's reductions.
+//! Compares plans of random wired machines with the fluid bound: the time of the best fractional flow over all direct and two-hop paths
+//! without fixed costs. The bound is computed by a separate linear program without the planner's reductions.
 
 use crate::common::Random;
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem};
@@ -10,7 +10,8 @@ use mpgpu_core::topology::{
 use mpgpu_measure::tune::{Score, Simulated};
 use std::collections::BTreeMap;
 
-/// 3 to 8 GPUs, neighbours and some other pairs joined by one to four NVLinks, each GPU by PCIe to one of one or two host memories.
+/// Returns a machine of 3 to 8 GPUs. Neighbours and some other pairs are joined by one to four NVLinks, and each GPU is connected by PCIe
+/// to one of one or two host memories.
 pub(crate) fn wired(random: &mut Random) -> Machine {
     let (gpus, hosts) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let node = |name: String, kind| Node { name, kind };
@@ -39,7 +40,7 @@ pub(crate) fn wired(random: &mut Random) -> Machine {
     Machine::new(topology).expect("a wired machine is well formed")
 }
 
-/// 1 to 8 transfers of 64 to 512 MiB between GPUs.
+/// Returns 1 to 8 transfers of 64 to 512 MiB between GPUs.
 fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
     let gpus = u64::from(machine.gpu_count());
     let kind = MemoryKind::Device;
@@ -52,7 +53,7 @@ fn batch(random: &mut Random, machine: &Machine) -> Vec<Shape> {
     (0..1 + transfer().bytes % 8).map(|_| transfer()).collect()
 }
 
-/// Seconds of the best fractional flow.
+/// Returns the seconds of the best fractional flow.
 fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     const UNIT: f64 = 1e9;
     let mut problem = Problem::new(OptimizationDirection::Minimize);
@@ -83,7 +84,7 @@ fn fluid_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     problem.solve().expect("solvable").into_solution().expect("solved").var_value(time)
 }
 
-/// The same over any number of relays, as a flow of each source over all pairs of devices.
+/// Returns the same bound over any number of relays, as a flow of each source over all pairs of devices.
 fn flow_bound(machine: &Machine, batch: &[Shape]) -> f64 {
     const UNIT: f64 = 1e9;
     let mut problem = Problem::new(OptimizationDirection::Minimize);
@@ -131,7 +132,7 @@ fn the_bound_of_a_plan_is_that_of_the_largest_flow_and_its_limits_are_busy_all_t
         assert!((own.seconds / flow - 1.0).abs() < 0.01, "{seed}: {} against {flow}", own.seconds);
         let parts: f64 = own.limits.iter().map(|(_, part)| part).sum();
         assert!((0.9..1.001).contains(&parts), "{seed}: {:?}", own.limits);
-        // With twice their capacity the bound is lower, and with all others' it is not.
+        // If the capacities of these limits are doubled, the bound falls; if all others are doubled, it does not.
         let limits = |id: ResourceId| own.limits.iter().any(|(limit, _)| *limit == id);
         let others = TimeBound::new(&machine.scaled(|id| if limits(id) { 1.0 } else { 2.0 }), &batch).seconds;
         let twice = TimeBound::new(&machine.scaled(|id| if limits(id) { 2.0 } else { 1.0 }), &batch).seconds;
@@ -167,7 +168,7 @@ fn plans_of_random_wired_machines_are_near_the_fluid_bound_and_no_slower_than_on
     assert!(median < 0.08 && worst < 0.2 && run < 0.08, "median {median}, worst {worst}, simulated median {run}");
 }
 
-/// The same machine, each host memory behind a capacity of both directions, staged bytes at a rate of their own.
+/// Returns the machine with a capacity for both directions of each host memory, and a separate rate for staged bytes.
 fn with_memory(machine: &Machine, random: &mut Random) -> Machine {
     let mut topology = machine.topology().clone();
     for (number, node) in (0..).zip(&topology.nodes).filter(|(_, node)| node.kind == NodeKind::Host) {
@@ -221,7 +222,7 @@ fn kind(device: DeviceId) -> MemoryKind {
     if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device }
 }
 
-/// So many GPUs behind one switch, their ports of 800 GB/s, and nothing else.
+/// Returns a machine of `gpus` GPUs behind one switch, with ports of 800 GB/s and no other links.
 fn behind_one_switch(gpus: u32) -> Machine {
     let mut nodes: Vec<Node> = (0..gpus).map(|gpu| Node { name: format!("gpu{gpu}"), kind: NodeKind::Gpu }).collect();
     nodes.push(Node { name: "nvswitch".into(), kind: NodeKind::Switch { peer: true } });

@@ -1,4 +1,4 @@
-//! A child of `fork` has a copy of the library's memory and nothing else: it harms neither itself nor its parent.
+//! Tests that a child of `fork`, which has only a copy of the library's memory, harms neither itself nor its parent.
 
 use crate::node::*;
 use crate::peer::*;
@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 
-/// What a process has made before it forks.
+/// Objects that a process creates before it forks.
 struct Made {
     context: mp_context_t,
     plan: mp_plan_t,
@@ -19,15 +19,15 @@ struct Made {
     rust: Option<Context>,
 }
 
-/// In a child: 0, or the step that went wrong. Nothing here may take a lock that another thread of the parent may have held, so nothing is
-/// printed.
+/// Runs in a child and returns 0, or the number of the step that failed. It must not take a lock that another thread of the parent may have
+/// held, so it prints nothing.
 fn inherited(mut made: Made) -> i32 {
     let refused =
         |status: mp_status_t| status == MP_ERROR_INVALID_HANDLE && last_error().contains("child of fork") && last_error().contains("exec");
     let (mut pointer, mut request, mut done, mut statistics) = (null_mut(), made.request, 0, statistics());
     let mut handle = mp_memory_handle_t { bytes: [0; 128] };
     let wanted = mp_signal_t { counter: made.memory.cast(), value: 1 };
-    // SAFETY: all outputs are valid for the calls; what else they are given is what is tested.
+    // SAFETY: all outputs are valid for the calls. The other arguments are under test.
     let steps: Vec<bool> = unsafe {
         vec![
             refused(mp_execute(made.plan, made.stream, null_mut())),
@@ -49,7 +49,7 @@ fn inherited(mut made: Made) -> i32 {
             refused(mp_plan(made.context, null(), 0, null(), &mut made.plan.clone())),
             refused(mp_event_destroy(made.context, made.event)),
             refused(mp_stream_destroy(made.context, made.stream)),
-            // What destructors call says nothing.
+            // Functions that destructors call report no error.
             mp_request_destroy(&mut made.request) == MP_SUCCESS && made.request.is_null(),
             mp_plan_destroy(made.plan) == MP_SUCCESS,
             mp_context_destroy(made.context) == MP_SUCCESS,
@@ -60,7 +60,7 @@ fn inherited(mut made: Made) -> i32 {
         return wrong as i32 + 1;
     }
     drop(made.rust.take());
-    // A context of its own works, and is not the parent's.
+    // A new context of the child works, and differs from the parent's.
     let own = Node::new(c"beluga");
     own.still_works();
     let memory = own.alloc(0, 4096);
@@ -71,7 +71,7 @@ fn inherited(mut made: Made) -> i32 {
     if ours { 0 } else { 99 }
 }
 
-/// Destroying a plan of the parent again and describing it: the first says nothing, the second is refused.
+/// Destroys a plan of the parent again and describes it: the first call reports no error, the second is refused.
 fn mp_plan_destroy_twice(plan: mp_plan_t) -> mp_status_t {
     assert_eq!(mp_plan_destroy(plan), MP_SUCCESS);
     let mut length = 0;
@@ -94,8 +94,8 @@ fn make(node: &Node) -> Made {
     Made { context: node.context, plan, request, stream: node.stream(0), event, memory, rust: Some(rust) }
 }
 
-/// Forks, has the child do something, and returns its exit code; minus the signal that ended it. One that has not ended in a minute is
-/// killed.
+/// Forks, runs `work` in the child, and returns its exit code, or minus the signal that ended it. A child that has not ended within a
+/// minute is killed.
 fn forked(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child calls the library, the allocator, which may be used after `fork`, and `_exit`.
     let child = unsafe { libc::fork() };
@@ -112,14 +112,14 @@ fn forked(work: impl FnOnce() -> i32) -> i32 {
             break if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { -libc::WTERMSIG(status) };
         }
         if started.elapsed() > Duration::from_secs(60) {
-            // SAFETY: a child of ours that has not been waited for.
+            // SAFETY: a child of this process that has not been waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Order of a peer: forks a child that uses all that its parent has made.
+/// Order of a peer: forks a child that uses all objects of its parent.
 pub fn fork_once(node: &Node) -> i32 {
     let made = make(node);
     let code = forked(|| inherited(made));
@@ -146,7 +146,7 @@ pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
         }
         let codes = (0..rounds).map(|_| {
             let mut made = make(node);
-            // Of this process alone: leaving it out keeps the rounds short.
+            // Used by this process only; without it the rounds are short.
             drop(made.rust.take());
             forked(|| inherited(made))
         });
@@ -156,8 +156,8 @@ pub fn fork_under_load(node: &Node, rounds: usize) -> Vec<i32> {
     })
 }
 
-/// Order of a peer: forks a child that does nothing, and returns its number when the child has come as far as that: `fork` returns in the
-/// parent before the child has run at all, and so before it has closed what it must not keep open.
+/// Order of a peer: forks a child that does nothing, and returns its process ID once the child runs. `fork` returns in the parent before
+/// the child has run, and therefore before it has closed inherited descriptors.
 pub fn linger() -> i32 {
     let (mut ready, mut there) = std::io::pipe().expect("a pipe");
     // SAFETY: the child writes a byte and waits for signals.
@@ -174,7 +174,7 @@ pub fn linger() -> i32 {
     child
 }
 
-/// Processor time that the thread which answers importers has had, ns.
+/// Returns the processor time of the thread that answers importers, in ns.
 pub fn service_time() -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs").flatten();
     let ours = tasks
@@ -188,13 +188,13 @@ pub fn service_time() -> u64 {
 fn a_child_destroys_what_it_inherits_in_silence_and_is_refused_the_rest() {
     let mut parent = Peer::start();
     assert_eq!(parent.tell("fork"), "0");
-    // Nothing that the child did keeps the parent busy.
+    // The child's actions must not keep the parent busy.
     let before: u64 = parent.tell("service").parse().expect("a number");
     let started = Instant::now();
     std::thread::sleep(Duration::from_millis(300));
     let after: u64 = parent.tell("service").parse().expect("a number");
     assert!(u128::from(after - before) < started.elapsed().as_nanos() / 5, "the parent's service spins");
-    // And its memory is there for others.
+    // Other processes can still use its memory.
     parent.tell("alloc 0 4096 5");
     let mut other = Peer::start();
     other.tell(&format!("import {}", parent.tell("export 0 0 4096")));
@@ -221,7 +221,7 @@ fn the_end_of_a_process_is_noticed_though_its_child_lives() {
     let plan = node.plan(&[transfer(ours, 1, theirs, 0, 4096)]);
     node.run(plan);
     peer.kill();
-    // SAFETY: the mapping is still there.
+    // SAFETY: the mapping still exists.
     let executed = unsafe { mp_execute(plan, null_mut(), null_mut()) };
     let waited = wait_for(&node, flag, 1, 60.0);
     rustix::process::kill_process(child, rustix::process::Signal::KILL).expect("it lingers");

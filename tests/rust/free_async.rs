@@ -1,4 +1,5 @@
-//! Memory that is freed in stream order: nobody waits, earlier work still has it, and everybody else is refused at once.
+//! Tests memory that is freed in stream order: no call blocks, earlier work can still use the memory, and later calls refuse it
+//! immediately.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -6,7 +7,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Holds a stream until it is opened.
+/// Blocks a stream until it is opened.
 struct Gate(Box<AtomicBool>);
 
 impl Gate {
@@ -29,7 +30,7 @@ impl Gate {
 }
 
 fn free_async(node: &Node, memory: *mut u8, stream: mp_stream_t) -> mp_status_t {
-    // SAFETY: whether this is an allocation is the library's to find out.
+    // SAFETY: the library must check whether the address is an allocation.
     unsafe { mp_free_async(node.context, memory.cast(), stream) }
 }
 
@@ -49,7 +50,7 @@ fn earlier_work_keeps_the_memory_and_the_caller_does_not_wait() {
     unsafe { std::slice::from_raw_parts_mut(src, BYTES) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i % 251) as u8);
     let plan = node.plan(&[transfer(dst, 1, src, 0, BYTES)]);
     let gate = Gate::close(&node, stream);
-    // SAFETY: the plan's memory is there.
+    // SAFETY: the plan's memory exists.
     ok(unsafe { mp_execute(plan, stream, null_mut()) });
     ok(free_async(&node, src, stream)); // would never return if it waited
     assert_eq!(held(&node, 0), 0, "the caller holds it no more");

@@ -1,4 +1,4 @@
-//! `include/mpgpu/mpgpu.h` is what cbindgen makes of `rust/ffi`, and a header that strict compilers accept.
+//! Tests that `include/mpgpu/mpgpu.h` is the output of cbindgen for `rust/ffi`, and that strict compilers accept it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,7 +54,7 @@ fn the_header_is_what_the_sources_generate() {
     );
 }
 
-/// Uses every initialiser and the inline function, as a program would.
+/// Program that uses every initialiser and the inline function.
 const PROGRAM: &str = r#"
 #include <mpgpu/mpgpu.h>
 #include <mpgpu/mpgpu.h>
@@ -94,7 +94,7 @@ fn strict_compilers_accept_the_header_as_c_and_as_cpp() {
         for language in [["-xc", "-std=c99"], ["-xc", "-std=c17"], ["-xc++", "-std=c++17"]] {
             let mut command = Command::new(&compiler);
             command.args(language).args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wshadow"]);
-            // What is not there need not accept it; one compiler has to be, to build this crate.
+            // Missing compilers are skipped; at least one exists, because it built this crate.
             let Ok(output) = command.arg("-I").arg(root().join("include")).arg(&source).output() else { continue };
             assert!(output.status.success(), "{compiler} {language:?}:\n{}", String::from_utf8_lossy(&output.stderr));
             tried += 1;

@@ -1,4 +1,4 @@
-//! A machine that tells nothing but times, for the probe to find out about.
+//! Simulates a machine that reveals only times, as a test object for the probe.
 #![allow(dead_code)]
 
 use crate::common::Random;
@@ -11,27 +11,27 @@ use mpgpu_measure::probe::{Harness, Hop, Integrity, Pipeline, ProbeOptions, Prob
 use std::collections::HashSet;
 use std::convert::Infallible;
 
-/// When a copy starts at the earliest, bytes left, what it draws on, and the GPU whose earlier copies it follows.
+/// Copy in progress: its earliest start, bytes left, resources, and the GPU whose earlier copies it follows.
 type Copying<'a> = (f64, f64, &'a [topology::ResourceId], Option<DeviceId>);
 
-/// A machine that tells nothing but times. Copies start one by one as they are issued and share resources max-min fairly, from moment to
-/// moment; each time comes with noise.
+/// Machine that reveals only times. Copies start one by one as they are issued and share resources max-min fairly at every moment. Each
+/// time includes noise.
 pub struct Hidden {
     pub machine: Machine,
     pub random: Random,
-    /// Standard deviation, as a part of the time.
+    /// Standard deviation as a fraction of the time.
     pub noise: f64,
     pub dropping: HashSet<(DeviceId, DeviceId)>,
-    /// One reading of a hundred, times this, takes up to half as long again: something else used the machine.
+    /// Percentage of readings that take up to 1.5 times as long, because something else used the machine.
     pub spikes: u64,
-    /// In so many readings of a hundred the calling thread takes ten times as long to issue: it was held up.
+    /// Percentage of readings in which the calling thread, delayed, takes ten times as long to issue.
     pub held_up: u64,
     pub measured: f64,
-    /// Seconds that copies of several GPUs take longer.
+    /// Additional seconds for copies of several GPUs.
     pub gpu_join: f64,
-    /// The copies that a GPU issues to other GPUs run one after another, in order of issue.
+    /// True if the copies from one GPU to other GPUs run in sequence, in order of issue.
     pub in_order: bool,
-    /// The same machine as pipelines find it, where that is not as plain copies do.
+    /// Machine as pipelines experience it, if it differs from that of plain copies.
     pub in_plans: Option<Machine>,
 }
 
@@ -53,19 +53,19 @@ impl Hidden {
     }
 
     fn noisy(&mut self, seconds: f64) -> f64 {
-        // Irwin-Hall: the sum of twelve uniform numbers is near enough to a normal one of variance 1.
+        // Irwin-Hall: the sum of twelve uniform numbers is approximately normal with variance 1.
         let sum: f64 = (0..12).map(|_| self.random.below(1 << 20) as f64 / f64::from(1 << 20)).sum();
         let spike = if self.random.chance(self.spikes) { 1.0 + self.random.below(50) as f64 / 100.0 } else { 1.0 };
         seconds * spike * (1.0 + self.noise * (sum - 6.0)).max(0.5)
     }
 
-    /// So many noisy readings.
+    /// Returns `repetitions` noisy readings.
     fn read(&mut self, seconds: f64, repetitions: u32) -> Vec<f64> {
         self.measured += seconds * f64::from(repetitions + 1);
         (0..repetitions).map(|_| self.noisy(seconds)).collect()
     }
 
-    /// Seconds until the last of these copies, issued one after another, has arrived.
+    /// Returns the seconds until the last of these copies, issued in sequence, has arrived.
     pub fn together(&self, hops: &[Hop]) -> f64 {
         let costs = self.machine.costs();
         let issuer = |hop: &Hop| if hop.from.is_host() { hop.to } else { hop.from };
@@ -94,7 +94,7 @@ impl Hidden {
         now + if joined { self.gpu_join } else { 0.0 }
     }
 
-    /// Max-min fair rates of those that have started (progressive filling: Bertsekas and Gallager 1992).
+    /// Returns the max-min fair rates of the copies that have started (progressive filling: Bertsekas and Gallager 1992).
     fn fair(&self, flows: &[Copying], now: f64) -> Vec<f64> {
         let resources = self.machine.resources();
         let mut left: Vec<f64> = resources.iter().map(|resource| resource.capacity).collect();
@@ -122,7 +122,7 @@ impl Hidden {
         rates
     }
 
-    /// As the simulator has it, on the machine as pipelines find it.
+    /// Returns the simulator's time on the machine as pipelines experience it.
     pub fn paths(&self, direct: &[Hop], staged: &[Pipeline]) -> f64 {
         let machine = self.in_plans.as_ref().unwrap_or(&self.machine);
         let (program, shapes) = program(direct, staged);
@@ -151,7 +151,7 @@ impl Hidden {
     }
 }
 
-/// A lane for each copy, and two for each pipeline, whose chunks take turns: what plans run.
+/// Returns a program as plans have it: a lane for each copy, and two lanes with alternating chunks for each pipeline.
 fn program(direct: &[Hop], staged: &[Pipeline]) -> (Program, Vec<Shape>) {
     let hops: Vec<Hop> = direct.iter().copied().chain(staged.iter().map(|pipeline| pipeline.hop)).collect();
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
@@ -219,7 +219,7 @@ impl Harness for Hidden {
     }
 
     fn pass_flags(&mut self, _: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Infallible> {
-        // To and fro, and what the host takes to begin and to see the end.
+        // Round trips, and the time for which the host starts the work and detects its end.
         Ok(self.read(2.0 * f64::from(rounds) * self.machine.costs().hand_over + 10e-6, repetitions).into_iter().collect())
     }
 
@@ -233,7 +233,7 @@ impl Harness for Hidden {
     }
 }
 
-/// What is known of a machine beforehand: who can be copied between, and nothing true about how fast.
+/// Returns the prior knowledge of a machine: the pairs with a path, and untrue rates.
 pub fn blank(machine: &Machine) -> Machine {
     let mut topology = machine.topology().clone();
     topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));

@@ -1,13 +1,13 @@
-//! The CPU build of the fused copy kernel against a plain copy.
+//! Compares the CPU build of the fused copy kernel with a plain copy.
 
 use mpgpu_devices::host::kernel::{Grid, Segment, copy_segments};
 use proptest::prelude::*;
 
 const CANARY: u8 = 0xa5;
-/// Distance between two destinations: canaries before and after each.
+/// Distance between two destinations, filled with canary bytes.
 const MARGIN: usize = 64;
 
-/// One segment of a test: a size and the alignments of both sides.
+/// Segment of a test: a size and the alignments of both sides.
 #[derive(Copy, Clone, Debug)]
 struct Piece {
     bytes: usize,
@@ -15,9 +15,9 @@ struct Piece {
     src_align: usize,
 }
 
-/// Runs the kernel on `pieces` and compares everything in reach of the destinations with what a plain copy leaves there.
+/// Runs the kernel on `pieces` and compares the destinations and their surroundings with the result of a plain copy.
 fn check(pieces: &[Piece], grid: Grid) {
-    // Room for an aligned start, the alignment asked for, and canaries on both sides.
+    // Space for an aligned start, the requested alignment, and canaries on both sides.
     let room = |bytes: usize| (bytes + 2 * MARGIN + 32).next_multiple_of(32);
     let total: usize = pieces.iter().map(|piece| room(piece.bytes)).sum();
     let mut random = 0x2545_f491u32;
@@ -36,7 +36,7 @@ fn check(pieces: &[Piece], grid: Grid) {
     let mut segments = Vec::new();
     for piece in pieces {
         let (dst, src) = (dst_base + at + MARGIN + piece.dst_align, src_base + at + MARGIN + piece.src_align);
-        // An address of no bytes need not be valid.
+        // The address of an empty segment need not be valid.
         let nothing = piece.bytes == 0;
         segments.push(Segment {
             dst: if nothing { 1 } else { target[dst..].as_mut_ptr() as u64 },
@@ -90,7 +90,7 @@ proptest! {
         check(&pieces, grid);
     }
 
-    /// A launch takes 120 segments: lists around multiples of that are cut in the right places, empty segments or not.
+    /// A launch takes 120 segments: lists near multiples of that length are divided at the right places, with and without empty segments.
     #[test]
     fn long_lists_take_several_launches(
         count in prop::sample::select(vec![119usize, 120, 121, 239, 240, 241, 500]),

@@ -1,7 +1,7 @@
-//! A peer is killed at each of its system calls in turn, in the middle of exporting, importing, copying, signalling, closing and freeing:
-//! whoever works with it gets a status each time, keeps nothing of it, and goes on with the next.
+//! Kills a peer at each of its system calls in turn while it exports, imports, copies, signals, closes and frees. A process that works with
+//! it must get a status each time, keep none of its resources, and continue with the next peer.
 //!
-//! The victim is traced by a process of its own (`trace`), between the test and it, which shares its pipes.
+//! The victim is traced by a separate process (`trace`) between the test and the victim, which shares its pipes.
 
 use crate::node::*;
 use crate::peer::*;
@@ -15,16 +15,16 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 20_000;
 
-/// The call from which on a victim's system calls count: its argument is no process.
+/// Marker call after which the victim's system calls are counted. Its argument is no process.
 const MARK: (libc::c_long, u64) = (libc::SYS_getpgid, 0x6b69_6c6c);
 
-/// Order of a peer: system calls count from now on.
+/// Order of a peer: starts counting system calls.
 pub fn mark() {
     // SAFETY: no argument is a pointer.
     unsafe { libc::syscall(MARK.0, MARK.1) };
 }
 
-/// Memory that a peer has offered to the other.
+/// Memory that one peer exports to the other.
 pub struct Offer {
     data: *mut u8,
     flag: *mut u64,
@@ -42,8 +42,8 @@ pub fn take_back(node: &Node, offer: Offer) {
     node.free(offer.flag.cast());
 }
 
-/// Order of a peer: puts bytes into what the other has offered, tells it, and waits for what it puts here. Returns the statuses of all calls
-/// that a peer's end may make fail; the others must not.
+/// Order of a peer: puts bytes into the other's exported memory, signals, and waits for the other's put. Returns the statuses of all calls
+/// that the end of a peer may make fail; the other calls must succeed.
 pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Vec<mp_status_t> {
     let mut statuses = Vec::new();
     let mut said = |status: mp_status_t| {
@@ -55,7 +55,7 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
     let stream = node.stream(0);
     let imports = theirs.map(|handle| try_import(node, &from_hex(handle)));
     let arrived = imports.each_ref().map(|(status, _)| said(*status));
-    // SAFETY: the lists are valid for the calls, and whatever is mapped stays so.
+    // SAFETY: the lists are valid for the calls, and mapped memory stays mapped.
     let raise = |value| unsafe { mp_stream_raise_signals(node.context, stream, &signal(imports[1].1.cast(), value), 1) };
     let mut plan = null_mut();
     if arrived == [true; 2] && said(raise(1)) {
@@ -67,7 +67,7 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
         }
         said(raise(2));
     }
-    // It has mapped the counter once it has raised it; from then on its end is noticed.
+    // The other has mapped the counter once it has raised it. From then on its end is detected.
     if said(wait_for(node, offer.flag, 1, 1.0)) {
         let second = signal(offer.flag, 2);
         // SAFETY: as above.
@@ -79,7 +79,7 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
     if statuses.iter().all(|status| *status == MP_SUCCESS) {
         assert!(holds(offer.data, BYTES, 1 - seed, 0), "bytes arrived wrong");
     }
-    // It frees only when the other has put.
+    // The memory is freed only after the other's put.
     if !plan.is_null() {
         ok(mp_plan_destroy(plan));
     }
@@ -92,18 +92,18 @@ pub fn exchange(node: &Node, offer: Offer, theirs: [&str; 2], seed: usize) -> Ve
     statuses
 }
 
-/// Order of a peer: whether it works as before. What it was to be told of lost peers it is told.
+/// Order of a peer: checks that the context still works. Pending errors about lost peers are reported first.
 pub fn works(node: &Node) {
     let _ = mp_stream_synchronize(node.context, null_mut());
     node.still_works();
 }
 
-/// Runs this program once more and kills it at its `kill_at`-th system call from the mark on. Ends when it has ended, and says how many there
-/// were where it was not killed.
+/// Runs this program again and kills it at its `kill_at`-th system call after the marker. Returns once it has ended, and prints the number
+/// of system calls if it was not killed.
 pub fn trace(kill_at: u64) {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(std::env::args().skip(1)).env_remove("SHARE_TEST_KILL_AT");
-    // SAFETY: between `fork` and `exec` one system call is made.
+    // SAFETY: only one system call is made between `fork` and `exec`.
     unsafe { command.pre_exec(|| if libc::ptrace(libc::PTRACE_TRACEME) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }) };
     let Ok(child) = command.spawn() else {
         println!("\nANSWER no ptrace");
@@ -124,15 +124,15 @@ pub fn trace(kill_at: u64) {
         }
         let mut pass_on = libc::WSTOPSIG(status);
         if known.insert(thread) {
-            // The `exec` of the first, and the start of each other.
+            // The `exec` of the first thread, and the start of each other thread.
             pass_on = 0;
             if thread == victim {
-                // SAFETY: a thread that this one traces, and that has stopped.
+                // SAFETY: a stopped thread that this one traces.
                 unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, thread, 0, options) };
             }
         } else if pass_on == libc::SIGTRAP | 0x80 {
             pass_on = 0;
-            // `struct ptrace_syscall_info`: what it is, the call's number and its first argument.
+            // `struct ptrace_syscall_info`: the kind of stop, the call's number and its first argument.
             let mut info = [0_u64; 11];
             // SAFETY: as above, and an output of this size.
             unsafe { libc::ptrace(libc::PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), &mut info) };
@@ -142,7 +142,7 @@ pub fn trace(kill_at: u64) {
                     *count += 1;
                     if *count == kill_at {
                         killed = true;
-                        // SAFETY: a child of ours that has not been waited for.
+                        // SAFETY: a child of this process that has not been waited for.
                         unsafe { libc::kill(victim, libc::SIGKILL) };
                     }
                 }
@@ -160,7 +160,7 @@ pub fn trace(kill_at: u64) {
     }
 }
 
-/// What a peer answers, if it lives. One that neither answers nor ends is killed, and the test fails.
+/// Returns a peer's answer if it is alive. A peer that neither answers nor exits is killed, and the test fails.
 pub fn hear(peer: &mut Peer, order: &str) -> Option<String> {
     let process = rustix::process::Pid::from_child(&peer.process);
     let (answered, answer) = std::sync::mpsc::channel();
@@ -178,7 +178,8 @@ fn try_ask(peer: &mut Peer, order: &str) -> Option<String> {
     hear(peer, order)
 }
 
-/// A round of a victim and a survivor. How many system calls the victim made, if it lived; `Err` where nothing may be traced.
+/// Runs one round of a victim and a survivor. Returns the number of the victim's system calls if it was not killed, or `Err` if tracing is
+/// not permitted.
 fn round(survivor: &mut Peer, kill_at: u64) -> Result<Option<u64>, ()> {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.env("SHARE_TEST_KILL_AT", kill_at.to_string());
@@ -216,7 +217,7 @@ fn a_peer_killed_at_any_of_its_system_calls_leaves_the_other_whole() {
             if wanted.is_none_or(|wanted| now == wanted) {
                 break now;
             }
-            // A thread sees peers end, and closes what was theirs.
+            // A thread detects the end of peers and closes their resources.
             assert!(started.elapsed() < Duration::from_secs(60), "descriptors and mappings: {now}, {wanted:?} before");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -225,7 +226,7 @@ fn a_peer_killed_at_any_of_its_system_calls_leaves_the_other_whole() {
     let before = settled(&mut survivor, None);
     let long = std::env::var("LONG_TESTS").is_ok_and(|v| v == "1");
     let step = if long { 1 } else { (calls / 30).max(1) };
-    // Runs differ by a few calls.
+    // The number of calls varies slightly between runs.
     for kill_at in (1..=calls + calls / 10).step_by(step as usize) {
         round(&mut survivor, kill_at).expect("it could be traced before");
         settled(&mut survivor, Some(&before));

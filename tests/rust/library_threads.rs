@@ -1,4 +1,4 @@
-//! Threads that the library starts leave the program's signals to the program.
+//! Tests that the library's threads block the signals that the program must handle.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -7,9 +7,9 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// Signals that the calling thread blocks.
+/// Returns the signals that the calling thread blocks.
 fn blocked() -> Vec<i32> {
-    // SAFETY: an integer array, for which zero is a value.
+    // SAFETY: an integer array, for which zero is a valid value.
     let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
     // SAFETY: the output is valid for the calls.
     unsafe {
@@ -18,11 +18,11 @@ fn blocked() -> Vec<i32> {
     }
 }
 
-/// The library's threads of this process, those of other tests included: their names, and as a bit each the signals that they block.
+/// Returns the library's threads in this process, including those of other tests: their names, and their blocked signals as a bit mask.
 fn threads() -> Vec<(String, u64)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("proc");
     let of = |task: std::fs::DirEntry| {
-        // One that has ended by now is left out.
+        // Threads that have ended are omitted.
         let status = std::fs::read_to_string(task.path().join("status")).ok()?;
         let value = |key: &str| Some(status.lines().find_map(|line| line.strip_prefix(key))?.trim().to_owned());
         Some((value("Name:")?, u64::from_str_radix(&value("SigBlk:")?, 16).ok()?))
@@ -50,12 +50,11 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
         ok(mp_memory_export(node.context, memory.cast(), 4096, &mut handle));
     }
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-    // The C library keeps 32 and 33 to itself, and nobody can block the other two.
+    // The C library reserves 32 and 33, and the other two cannot be blocked.
     let never = [libc::SIGKILL, libc::SIGSTOP, 32, 33];
     let checked = || (1..65).filter(|signal| !never.contains(signal));
     let is_right = |mask: u64| checked().all(|signal| (mask >> (signal - 1) & 1 == 1) != faults.contains(&signal));
-    // A thread gets its name once it runs; the C library blocks all signals of
-    // one that begins or ends, of other tests too.
+    // A thread gets its name once it runs. The C library blocks all signals while a thread, also of other tests, starts or ends.
     let wanted = ["mpgpu-copy", "mpgpu-signal", "mpgpu-function", "mpgpu-callback", "mpgpu-share"];
     let begun = Instant::now();
     loop {
@@ -69,7 +68,7 @@ fn every_thread_of_the_library_blocks_all_signals_but_those_of_its_own_faults() 
         std::thread::yield_now();
     }
     assert_eq!(blocked(), before, "the caller's mask is as it was");
-    // SAFETY: a counter that is there; the request is the test's.
+    // SAFETY: an existing counter, and a request of the test.
     unsafe {
         ok(mp_signal_raise(node.context, signal.counter, 1));
         ok(mp_wait(&mut request, null_mut()));

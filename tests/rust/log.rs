@@ -1,4 +1,4 @@
-//! The log callback: process-wide, so it has a test program to itself.
+//! Tests the log callback. It applies to the whole process, so it has its own test program.
 
 mod node;
 
@@ -12,10 +12,10 @@ use std::sync::Mutex;
 fn a_context_that_is_destroyed_with_memory_left_warns_and_frees_it() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     unsafe extern "C" fn collect(level: i32, target: *const c_char, message: *const c_char, user: *mut c_void) {
-        // SAFETY: the library passes texts, and the pointer that was set.
+        // SAFETY: the library passes strings, and the pointer that was set.
         let (target, message) = unsafe { (CStr::from_ptr(target).to_string_lossy(), CStr::from_ptr(message).to_string_lossy()) };
         assert!(target.starts_with("mpgpu") && user.addr() == 42);
-        // From inside, the library refuses to change the callback; it would wait for itself.
+        // Inside the callback the library refuses to change it, because it would wait for itself.
         // SAFETY: no pointers.
         assert_eq!(unsafe { mp_log_set_callback(0, None, null_mut()) }, MP_ERROR_INVALID_ARGUMENT);
         LINES.lock().expect("no panic above").push(format!("{level} {message}"));

@@ -1,4 +1,4 @@
-//! The mailbox by itself: a rank that dies at any step of a match, and the lock under shuttle's schedules.
+//! Tests the mailbox in isolation: ranks that die at any step of a match, and the lock with all schedules of shuttle.
 
 use super::*;
 use crate::{Preparation, SlotBuffer};
@@ -7,11 +7,11 @@ use std::cell::Cell;
 use std::ops::Deref;
 
 thread_local! {
-    /// Steps that this thread lives.
+    /// Number of steps after which this thread dies.
     static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// What a rank dies of.
+/// Panic value of a dying rank.
 struct Death;
 
 pub(crate) fn mortal() {
@@ -26,7 +26,7 @@ pub(super) fn is_dead() -> bool {
     LEFT.get() == Some(0) && std::thread::panicking()
 }
 
-/// Does what the rank does before it dies; whether it dies.
+/// Runs `work` until the rank dies after `steps` steps. Returns true if it died.
 fn dies_after(steps: u32, work: impl FnOnce()) -> bool {
     LEFT.set(Some(steps));
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err();
@@ -45,7 +45,7 @@ impl Memory {
     }
 
     fn new() -> Memory {
-        // SAFETY: not empty; the parts lie where `Mailboxes` looks for them, and are aligned as it assumes.
+        // SAFETY: not empty. The parts are located and aligned as `Mailboxes` expects.
         unsafe {
             let base = alloc_zeroed(Memory::layout());
             base.cast::<Header>().write(Header::default());
@@ -62,12 +62,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: `new` has allocated it, of this layout. Nothing in it needs to be dropped.
+        // SAFETY: allocated by `new` with this layout. Nothing in it needs to be dropped.
         unsafe { dealloc(self.0, Memory::layout()) }
     }
 }
 
-/// The mailboxes of all ranks, as each sees them, and their memory.
+/// Mailboxes of all ranks as each rank sees them, and their memory.
 struct Ranks {
     seen: Vec<Mailboxes>,
     _memory: Vec<Memory>,
@@ -105,12 +105,12 @@ fn nobody(_: u32) -> bool {
     false
 }
 
-/// What a list holds.
+/// Returns the entries of a list.
 fn words(list: &List<'_>) -> Vec<u64> {
     (0..list.length()).map(|at| list.entry(at).slot.load(Ordering::Relaxed)).collect()
 }
 
-/// Looks at everything of the mailbox of rank 0: each slot is where its state says, once and in order, and matches are mutual.
+/// Checks the whole mailbox of rank 0: each slot is exactly where its state says, in order, and matches are mutual.
 fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     let mailbox = all[0].lock(0, is_gone).expect("unlocked");
     let (posted, unexpected) = (words(&mailbox.posted()), words(&mailbox.unexpected()));
@@ -140,7 +140,7 @@ fn check(all: &[Mailboxes], is_gone: IsGone<'_>) {
     assert_eq!(unexpected, expected.iter().map(|(_, word)| *word).collect::<Vec<_>>());
 }
 
-/// Rank 1 dies at every step of a send of this tag, to a mailbox in which all sorts of things wait.
+/// Kills rank 1 at every step of a send with this tag to a mailbox with various waiting operations.
 fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
     for steps in 0.. {
         let all = ranks(3);
@@ -159,7 +159,7 @@ fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
         assert_eq!(send(&all[2], 1, 0, 9, 5, &nobody), Posted::Queued);
         let died = dies_after(steps, || assert_ne!(send(&all[1], 1, 0, tag, bytes, &nobody), Posted::Full));
         check(&all, &is_gone);
-        // The others go on.
+        // The other ranks continue.
         all[0].forget(1, |receive| receive.peer() == Some(1), &is_gone);
         check(&all, &is_gone);
         let first = all[0].own(0).state() == SlotState::Queued;
@@ -176,14 +176,14 @@ fn a_sender_dies(tag: u64, bytes: u64) -> u32 {
 
 #[test]
 fn a_sender_that_dies_at_any_step_leaves_the_mailbox_whole() {
-    // The first that waits; a truncation and a match behind it; a truncation alone; none.
+    // The send matches the first receive; truncates one and matches a later one; only truncates; matches none.
     for (tag, bytes) in [(1, 5), (2, 50), (2, 500), (16, 5)] {
         let steps = a_sender_dies(tag, bytes);
         assert!(steps > 3, "{steps} steps");
     }
 }
 
-/// Another process may write anything there. What it writes makes no call of this one panic, leave the memory, or never return.
+/// Another process may write anything to the mailbox. It must not make a call of this process panic, access other memory, or never return.
 #[test]
 fn damaged_memory_does_no_harm_to_others() {
     let mut state = 1u64;
@@ -228,7 +228,7 @@ fn damaged_memory_does_no_harm_to_others() {
                 }
                 _ => all[1].close(&is_gone),
             }
-            // As if its holder had ended: the lists are made anew from what stands in the slots.
+            // As if the holder of the lock had exited: the lists are rebuilt from the slots.
             all[1].header(1).lock.store([0, 1, 1000][(random() % 3) as usize], Ordering::Relaxed);
             assert!(all[1].envelope(all[1].own(slot)).source < 2);
             drop(all[1].own(slot).text());
@@ -255,7 +255,7 @@ fn whoever_waits_for_a_stream_is_let_go_and_knows_that_it_has_not_come() {
 #[test]
 fn a_mailbox_that_stays_locked_is_given_up() {
     let all = ranks(2);
-    // By the rank itself, as it seems, and by one that lives.
+    // Held apparently by the rank itself, and by another live rank.
     for holder in [2, 1] {
         all[1].header(0).lock.store(holder, Ordering::Relaxed);
         assert_eq!(send(&all[1], 0, 0, 1, 5, &nobody), Posted::Stuck);
@@ -265,7 +265,8 @@ fn a_mailbox_that_stays_locked_is_given_up() {
     }
 }
 
-/// Rank 0 dies at every step of a receive that finds a message, or of closing its mailbox. The sender then takes its message back, or learns that it
+/// Kills rank 0 at every step of a receive that finds a message, or of closing its mailbox. The sender then cancels its message, or learns
+/// that it has matched.
 /// has matched.
 #[test]
 fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
@@ -294,7 +295,7 @@ fn a_send_to_a_rank_that_dies_at_any_step_is_ended_once() {
                 state => panic!("{state:?}"),
             }
             assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone), "it has ended");
-            // A slot that is used for another rank by now is not this mailbox's to end.
+            // This mailbox must not end a slot that is now used for another rank.
             prepare(&all[1], 0, true, Some(1), 7, u64::MAX, 5);
             assert_eq!(all[1].send(1, 0, &is_gone), Posted::Queued);
             assert!(!all[1].withdraw(0, 0, SlotStatus::PeerGone, &is_gone));
@@ -336,7 +337,7 @@ mod models {
             assert_eq!(moved, 4, "{posted:?}");
             check(&all, &nobody);
             for rank in [1, 2] {
-                // What was sent first is received first.
+                // Messages are received in the order of their sends.
                 let partner = |slot| all[rank].own(slot).partner().unwrap().slot;
                 assert_eq!((partner(0) % 2, partner(1) % 2), (0, 1));
             }

@@ -1,6 +1,6 @@
-//! The tests of the library through its public Rust and C interfaces, as one program: each program of its own would link the
-//! whole library once more, and once more under every sanitizer. What changes the process as a whole has its own (`log.rs`),
-//! and what sanitizers leave no room for (`no_memory.rs`).
+//! Tests the library through its public Rust and C interfaces. They are one program, because each separate program would link the whole
+//! library again, and once more for every sanitizer. Tests that change the whole process (`log.rs`) or are not possible with sanitizers
+//! (`no_memory.rs`) are separate programs.
 
 mod abi;
 mod abi_campaign;

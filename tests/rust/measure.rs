@@ -1,4 +1,4 @@
-//! `tests/gpu/measure`, which runs unattended where GPU time is scarce: with programs that answer as if there were GPUs, with one that
+//! Tests `tests/gpu/measure`, which runs unattended on machines with limited GPU time: with programs that simulate GPUs, with one that
 //! fails, with one that hangs, and with the real command on the host backend.
 
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A fresh folder for one test.
+/// Creates an empty folder for one test.
 pub fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -33,7 +33,7 @@ fn line<'a>(text: &'a str, start: &str) -> &'a str {
     text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no line of {start} in\n{text}"))
 }
 
-/// A report as `mpgpu bench` writes it on GPUs.
+/// Returns a report of `mpgpu bench` on GPUs.
 fn report(results: Value) -> String {
     json!({
         "context": { "backend": "cuda", "topology": { "description": "2 x H200" } },
@@ -55,7 +55,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     let folder = folder("measure-goals");
     let programs = folder.join("programs");
     script(&programs.join("gpu"), "echo 'test result: ok. 31 passed; 0 failed'");
-    // Answers with what lies ready for a case, and fails where nothing does.
+    // Prints the prepared answer for a case, and fails if there is none.
     let answers = folder.join("answers");
     fs::create_dir_all(&answers).expect("created");
     script(
@@ -96,7 +96,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert_eq!(verdict("GPU to GPU, 1 GiB"), "aim reached");
     assert_eq!(verdict("GPU to GPU, 64 MiB"), "reached");
     assert_eq!(verdict("GPU to GPU, 256 MiB"), "not measured");
-    // 1.5 us slower, and 1 us is allowed.
+    // 1.5 us slower, with 1 us permitted.
     assert_eq!(verdict("GPU to GPU, up to 16 MiB"), "MISSED");
     assert_eq!(verdict("new addresses"), "MISSED");
     assert_eq!(verdict("  graphs instantiated anew"), "aim reached");
@@ -110,7 +110,7 @@ fn figures_are_held_against_the_goals_and_a_failing_step_stops_no_other() {
     assert!(line(&text, "jacobi").contains("left out"), "{text}");
     assert_eq!((line(&text, "driver"), line(&text, "machine")), ("driver: 580.1", "machine: 2 x H200"));
 
-    // The same again from the logs alone.
+    // Repeats the evaluation from the logs only.
     let again = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gpu/measure"));
     let again = { again }.arg("--summary").arg(folder.join("logs")).output().expect("it starts");
     assert!(again.status.success() && text.ends_with(&String::from_utf8(again.stdout).expect("UTF-8")), "{text}");

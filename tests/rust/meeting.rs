@@ -1,4 +1,5 @@
-//! Ranks that meet at a socket: what lies there is left alone, nobody else is let in or listened to, and who has gone is noticed.
+//! Tests ranks that meet at a socket: existing files are not changed, other processes are neither admitted nor believed, and exited ranks
+//! are detected.
 
 use crate::node_plans::context;
 use crate::peer::Peer;
@@ -11,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Far more than what is known at once takes, and less than ranks wait for each other.
+/// Upper limit for errors that are detected immediately: far more than they take, and less than ranks wait for each other.
 const AT_ONCE: Duration = Duration::from_secs(30);
 
-/// A user whom every system has, and who owns nothing.
+/// User that exists on every system and owns no files.
 const NOBODY: u32 = 65534;
 
 pub fn free_path(name: &str) -> PathBuf {
@@ -25,7 +26,7 @@ fn rank(rank: u32, ranks: u32, path: &Path) -> Result<Arc<NodeGroup>, Error> {
     NodeGroup::at_socket(&context("beluga", Some(vec![rank % 4])), rank, ranks, path, &[]).map(Arc::new)
 }
 
-/// What lies at a path is refused by all ranks, at once and by its name.
+/// Checks that all ranks refuse an existing file at the path immediately, and name it.
 fn is_refused(path: &Path, ranks: &[(u32, u32)], expected: &str) {
     for (number, ranks) in ranks {
         let begin = Instant::now();
@@ -48,17 +49,17 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     is_refused(&link, &everybody, "a file that is no socket lies there");
     is_refused(&folder, &everybody, "a file that is no socket lies there");
     assert_eq!(std::fs::read_to_string(&link).expect("it is there"), "results");
-    // Somebody listens.
+    // A process listens at the socket.
     let listener = UnixListener::bind(&left).expect("a socket");
     is_refused(&left, &[(0, 1), (0, 2)], &format!("process {} listens there", std::process::id()));
     UnixStream::connect(&left).expect("it is still there");
     drop(listener);
-    // Nobody listens, and it is another user's.
+    // No process listens, and the socket belongs to another user.
     if std::os::unix::fs::chown(&left, Some(NOBODY), None).is_ok() {
         is_refused(&left, &everybody, "it is a socket of user 65534");
         std::os::unix::fs::chown(&left, Some(0), None).expect("it is there");
     }
-    // What is left of this user's is in nobody's way.
+    // An abandoned socket of this user is replaced.
     rank(0, 1, &left).expect("a node");
     assert!(!left.exists(), "the meeting has left something");
     [file, link].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
@@ -76,7 +77,7 @@ fn a_file_that_has_taken_the_place_of_the_socket_stays() {
         std::fs::remove_file(&path).expect("the socket");
         std::fs::write(&path, "results").expect("a file");
         greet(&mut second, 1, 2);
-        // It meets, and is told that this is no rank.
+        // The rank joins, and is told that its number is invalid.
         drop(second);
         first.join().expect("no panic").expect_err("it has gone");
     });
@@ -95,7 +96,7 @@ fn a_rank_that_does_not_exist_is_refused_at_once() {
     assert!(!path.exists());
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as a process listens.
 fn connected(path: &Path) -> UnixStream {
     loop {
         if let Ok(stream) = UnixStream::connect(path) {
@@ -105,7 +106,7 @@ fn connected(path: &Path) -> UnixStream {
     }
 }
 
-/// What a rank says first.
+/// Sends the first message of a rank.
 fn greet(stream: &mut UnixStream, rank: u32, ranks: u32) {
     stream.write_all(&[b"mpgpu-r1".as_slice(), &rank.to_le_bytes(), &ranks.to_le_bytes()].concat()).expect("it listens");
 }
@@ -179,8 +180,8 @@ fn a_rank_that_has_ended_is_noticed_though_its_child_lives() {
     assert!(error.contains("rank 1 has gone") && error.contains("make the node again"), "{error}");
 }
 
-/// Has a child of another user do something with a socket, and returns what it writes. `None` where this process may not make that user. The
-/// child uses system calls alone: other threads of this program may hold locks.
+/// Runs `work` on a socket in a child of another user, and returns the output of the child, or `None` if this process may not change the
+/// user. The child makes only system calls, because other threads of this program may hold locks.
 fn as_nobody(work: impl FnOnce(&rustix::fd::OwnedFd) -> Option<Vec<u8>>) -> Option<(libc::pid_t, std::io::PipeReader)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -190,7 +191,7 @@ fn as_nobody(work: impl FnOnce(&rustix::fd::OwnedFd) -> Option<Vec<u8>>) -> Opti
     // SAFETY: see above.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: changes this process alone, which has one thread.
+        // SAFETY: changes only this process, which has one thread.
         let is_nobody = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } == 0;
         if let Some(said) = is_nobody.then(|| work(&socket)).flatten() {
             let _ = writer.write_all(&said);
@@ -202,8 +203,8 @@ fn as_nobody(work: impl FnOnce(&rustix::fd::OwnedFd) -> Option<Vec<u8>>) -> Opti
     Some((child, reader))
 }
 
-/// Whether this process runs the test of this name alone; otherwise it does so in a process of its own. Children of other tests would inherit its
-/// connections, which are closed only when nobody has them.
+/// Returns true if this process runs only the named test. Otherwise runs it in a separate process, because children of other tests would
+/// inherit its connections, which would then stay open.
 fn is_alone(name: &str) -> bool {
     const ALONE: &str = "MEETING_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -279,7 +280,7 @@ fn a_rank_of_another_user_is_not_let_in() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).expect("a socket of this user");
         let stranger = as_nobody(|socket| {
             rustix::net::connect(socket, &address).ok()?;
-            // It may be hung up on before, or is here.
+            // The connection may be closed before, or here.
             let _ = rustix::net::send(socket, &greeting, SendFlags::NOSIGNAL);
             let mut heard = [0; 4096];
             let heard = rustix::net::recv(socket, &mut heard[..], rustix::net::RecvFlags::empty()).map_or(0, |(bytes, _)| bytes);

@@ -1,5 +1,5 @@
-//! A call for which there is no host memory says so: with less and less of it nothing ends but the call. Sanitizers reserve address space as
-//! they like, so this is a program that `tests/run` also runs without them.
+//! Tests that a call without enough host memory returns an error and that nothing else fails. Sanitizers reserve much address space, so
+//! this is a separate program that `tests/run` also runs without them.
 
 mod common;
 mod node;
@@ -12,10 +12,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::ptr::null_mut;
 
-/// Bytes of each transfer, and its device of destination.
+/// Bytes of each transfer, and its destination device.
 const KINDS: [(usize, i32); 2] = [(64, 1), (256, MP_DEVICE_HOST)];
 
-/// Bytes that the address space may have beyond what it has now; `None` for as many as it likes.
+/// Limits the address space to `more` bytes beyond the current size, or removes the limit.
 fn limit_memory(more: Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let pages: u64 = status.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
@@ -25,7 +25,8 @@ fn limit_memory(more: Option<u64>) {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
 }
 
-/// What a process does that has so much memory: plans, describes and executes. Its orders: how many transfers, of which kind, and how many bytes.
+/// Runs in a process with limited memory: plans, describes and executes. Its orders are the number of transfers, their kind, and the number
+/// of bytes.
 #[test]
 #[ignore = "run by other tests"]
 fn child_plans_in_little_memory() {
@@ -36,7 +37,7 @@ fn child_plans_in_little_memory() {
     let (from, to) = (node.alloc(0, count * bytes), node.alloc(device, count * bytes));
     let at = |index: usize| transfer(to.wrapping_add(index * bytes), device, from.wrapping_add(index * bytes), 0, bytes);
     let transfers: Vec<mp_transfer_t> = (0..count).map(at).collect();
-    // Threads and what they keep are there.
+    // Creates the threads and their resources before the limit is set.
     node.run(node.plan(&transfers[..1]));
     limit_memory(Some(more));
     let (planned, plan) = node.try_plan(&transfers, null_mut());
@@ -52,12 +53,12 @@ fn child_plans_in_little_memory() {
     for status in [planned, waited].into_iter().chain(rest) {
         assert!(matches!(status, MP_SUCCESS | MP_ERROR_OUT_OF_MEMORY), "{status:?}: {}", last_error());
     }
-    // The context is as good as before.
+    // The context still works.
     node.still_works();
     println!("PLANNED {}", planned == MP_SUCCESS);
 }
 
-/// Whether a process with so much memory had enough; it must end in any case.
+/// Returns true if a process with this much memory had enough. It must exit normally in any case.
 fn plans(count: usize, kind: usize, more: u64) -> bool {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["child_plans_in_little_memory", "--exact", "--ignored", "--nocapture"]);
@@ -69,7 +70,7 @@ fn plans(count: usize, kind: usize, more: u64) -> bool {
     said.contains("PLANNED true")
 }
 
-/// Sanitizers reserve address space as they like: then there is nothing to limit.
+/// Returns true if the address space can be limited. Sanitizers reserve too much of it.
 fn is_limited() -> bool {
     let status = std::fs::read_to_string("/proc/self/statm").expect("proc");
     let is_small = status.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).is_some_and(|pages| pages < 1 << 28);

@@ -1,7 +1,7 @@
-//! Random programs of several ranks in which one is killed, or leaves early: no rank writes into a window whose owner has not come to the step, no
-//! step ends well with wrong bytes, and no rank waits for ever.
+//! Runs random programs of several ranks in which one is killed or leaves early. No rank may write into a window whose owner has not begun
+//! the step, no step may succeed with wrong bytes, and no rank may wait for ever.
 //!
-//! A window is looked at twice: when its step has ended well, and, filled anew, just before its owner begins the next one.
+//! A window is checked twice: when its step has succeeded and, newly filled, just before its owner begins the next step.
 
 use crate::common::{Random, is_long, setting};
 use crate::killed::hear;
@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 
 const TOPOLOGY: &str = "dgx1-v100";
 const STEPS: u64 = 120;
-/// The value of all bytes of a window between two steps.
+/// Value of all bytes of a window between two steps.
 const IDLE: u8 = 0xA5;
 
-/// A program of all ranks; the same on each for the same seed.
+/// Program of all ranks; equal on each rank for the same seed.
 struct Program {
     ranks: u32,
     victim: u32,
-    /// The victim leaves in place of being killed.
+    /// True if the victim leaves instead of being killed.
     leaves: bool,
     /// Microseconds from the first step to the victim's end.
     after: u64,
@@ -34,7 +34,7 @@ struct Program {
 
 struct PlanOfRanks {
     transfers: Vec<NodeTransfer>,
-    /// Bytes of the two windows of each rank: what it sends and what it receives.
+    /// Sizes of the two windows of each rank: the send window and the receive window.
     bytes: Vec<[u64; 2]>,
     options: PlanOptions,
 }
@@ -57,7 +57,7 @@ impl PlanOfRanks {
         for _ in 0..1 + random.below(2 * u64::from(ranks)) {
             let [src, dst] = [0; 2].map(|_| random.below(u64::from(ranks)) as u32);
             let (bytes_of, again) = (1 + random.below(most), random.chance(30));
-            // Equal sources become trees, in which ranks pass bytes on.
+            // Equal sources become trees, in which ranks forward bytes.
             let from = transfers.last().filter(|_| again).map(|last: &NodeTransfer| (last.src, last.bytes));
             let (from, bytes_of) = from.unwrap_or_else(|| {
                 let from = end(src, 0, bytes[src as usize][0]);
@@ -71,12 +71,12 @@ impl PlanOfRanks {
         PlanOfRanks { transfers, bytes, options }
     }
 
-    /// The value of a byte of a send window in a step.
+    /// Returns the value of a byte of a send window in a step.
     fn byte(src: u32, at: u64, step: u64) -> u8 {
         (at.wrapping_mul(31) ^ (at >> 9) ^ step.wrapping_mul(71) ^ u64::from(src).wrapping_mul(11)) as u8
     }
 
-    /// The first transfer to a rank whose bytes are wrong.
+    /// Returns the first transfer to a rank that has wrong bytes.
     fn wrong(&self, rank: u32, received: &[u8], step: u64) -> Option<usize> {
         self.transfers.iter().position(|transfer| {
             let NodeTransfer { dst, src, bytes } = *transfer;
@@ -86,7 +86,7 @@ impl PlanOfRanks {
     }
 }
 
-/// A plan of all ranks as one of them has it.
+/// Plan of all ranks from the view of one rank.
 struct Own<'a> {
     of: &'a PlanOfRanks,
     plan: NodePlan,
@@ -127,7 +127,7 @@ fn is_lost(result: Result<(), Error>, what: &str) -> bool {
     }
 }
 
-/// Steps of a rank until it is told of a loss, or all are done; or until it leaves.
+/// Runs steps of a rank until it gets the error of a lost rank, all steps are done, or it leaves. Returns the number of completed steps.
 fn steps(program: &Program, rank: u32, own: &[Own<'_>], context: &Context, stream: StreamHandle, until: Option<Instant>) -> u64 {
     let mut random = Random(u64::from(rank) + program.after);
     for step in 1.. {
@@ -156,7 +156,7 @@ fn steps(program: &Program, rank: u32, own: &[Own<'_>], context: &Context, strea
     0
 }
 
-/// The part of one rank. Orders are rank, seed and socket.
+/// Runs one rank. Its orders are rank, seed and socket.
 #[test]
 #[ignore = "run by other tests"]
 fn child_takes_part() {
@@ -181,7 +181,7 @@ fn child_takes_part() {
         });
     }
     let done = steps(&program, rank, &own, &context, stream, end.filter(|_| program.leaves));
-    // A rank that has left in time uses its windows for something else, and finds them unchanged when the others have ended.
+    // A rank that has left in time reuses its windows, and must find them unchanged when the other ranks have ended.
     let has_left = program.leaves && rank == program.victim && own.iter().all(Own::is_idle);
     for one in &own {
         is_lost(one.plan.destroy(), "destroy");
@@ -194,7 +194,7 @@ fn child_takes_part() {
     println!("\nANSWER 0");
 }
 
-/// One program: how many steps the ranks have done.
+/// Runs one program. Returns the number of steps that each rank has completed.
 fn play(seed: u64) -> Vec<Option<u64>> {
     let program = Program::new(seed);
     let socket = std::env::temp_dir().join(format!("mpgpu-node-kills-{}-{seed}", std::process::id()));

@@ -1,6 +1,7 @@
-//! A profiler is shown a range around each call that plans or executes; without one, or with one that does not start, all goes on.
+//! Tests that a profiler receives a range for each call that plans or executes. Without a profiler, or with one that does not start, the
+//! library must work as usual.
 //!
-//! Attaching is for the process as a whole, so a test starts this test program once more, with a profiler, for one test of it.
+//! A profiler is attached to the whole process, so each test starts this test program again, with a profiler, for one of its tests.
 
 use crate::node::{Node, ok, transfer};
 use mpgpu::abi::mp_plan_destroy;
@@ -27,7 +28,7 @@ fn a_step_is_planned_and_executed() {
     });
 }
 
-/// What the test above looks like to a profiler that takes ranges.
+/// Ranges that a profiler receives in the test above.
 const STEP: [&str; 11] = [
     "domain mpgpu",
     "push mpgpu plan 100003",
@@ -46,7 +47,7 @@ fn folder() -> PathBuf {
     std::env::temp_dir().join(format!("mpgpu-nvtx-{}", std::process::id()))
 }
 
-/// The recorder, compiled once in this process.
+/// Returns the path of the recorder, which is compiled once in this process.
 fn recorder() -> &'static Path {
     static RECORDER: OnceLock<PathBuf> = OnceLock::new();
     RECORDER.get_or_init(|| {
@@ -61,7 +62,7 @@ fn recorder() -> &'static Path {
     })
 }
 
-/// What a profiler in this mode records of the step, and what the program had to say.
+/// Returns the ranges that a profiler in this mode records, and the program's output.
 fn profiled(injection: &Path, mode: &str) -> (Vec<String>, String) {
     let file = folder().join(format!("ranges-{mode}"));
     let output = Command::new(std::env::current_exe().expect("this program"))
@@ -80,11 +81,11 @@ fn profiled(injection: &Path, mode: &str) -> (Vec<String>, String) {
 #[test]
 fn a_profiler_sees_each_call_with_its_bytes() {
     let recorder = recorder();
-    // With texts that are registered once, and without.
+    // With strings that are registered once, and without.
     for mode in ["registered", "plain"] {
         assert_eq!(profiled(recorder, mode).0, STEP, "{mode}");
     }
-    // Loaded, and then it does not start, or wants no ranges.
+    // A profiler that is loaded but does not start, or accepts no ranges.
     for (mode, why) in [("refuse", "does not start"), ("none", "takes no ranges")] {
         let (ranges, said) = profiled(recorder, mode);
         assert!(ranges.is_empty(), "{mode}: {ranges:?}");

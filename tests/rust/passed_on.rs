@@ -1,4 +1,4 @@
-//! Transfers with the same source: destinations pass on what they have, and every byte arrives, whatever else is in the batch.
+//! Tests transfers with the same source: destinations forward bytes, and every byte arrives, whatever else is in the batch.
 
 use crate::common::Random;
 use crate::node::*;
@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 const MIB: usize = 1 << 20;
 
 fn shown(plan: mp_plan_t) -> String {
-    // SAFETY: the library fills the text that it is given.
+    // SAFETY: the library writes into the given buffer.
     describe(|text, capacity, length| unsafe { mp_plan_describe(plan, mp_format_t::MP_FORMAT_TEXT as i32, text, capacity, length) })
 }
 
@@ -20,7 +20,7 @@ fn gpus(node: &Node) -> i32 {
 }
 
 fn content(memory: *mut u8, bytes: usize) -> &'static mut [u8] {
-    // SAFETY: memory of a test, which no copy uses at that moment, and which outlives what is returned here.
+    // SAFETY: memory of a test that no copy uses at this moment. It outlives the returned slice.
     unsafe { std::slice::from_raw_parts_mut(memory, bytes) }
 }
 
@@ -91,7 +91,7 @@ fn random_batches_with_shared_sources_move_every_byte_and_no_other() {
             fill(from, bytes, random.next());
             sources.push((from, bytes));
             for _ in 0..1 + random.below(gpus as u64) {
-                // Sometimes twice to one device, to that of the source, or to the host; sometimes a part of it.
+                // Sometimes twice to one device, to the device of the source, or to the host; sometimes only part of the source.
                 let dst = random.below(gpus as u64 + 1) as i32 - 1;
                 let part = if random.chance(20) { bytes - random.below(MIB as u64) as usize } else { bytes };
                 let to = node.alloc(dst, part + 64);

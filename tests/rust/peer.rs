@@ -1,4 +1,4 @@
-//! A process that a test talks to: this test program run again, which holds a context and obeys line by line (`child_obeys`).
+//! Runs a second process for a test: this test program, which holds a context and executes orders line by line (`child_obeys`).
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
 
-/// A process that holds a context and obeys.
+/// Process that holds a context and executes orders.
 pub struct Peer {
     pub process: Child,
     pub orders: ChildStdin,
@@ -24,7 +24,7 @@ impl Peer {
         Peer::running(command, "peer::child_obeys")
     }
 
-    /// One that obeys what another test of this program says.
+    /// Starts a peer in which the named test executes the orders.
     pub fn running(mut command: Command, obeys: &str) -> Peer {
         command.args(["--ignored", "--exact", obeys, "--nocapture", "--test-threads=1"]).env("SHARE_TEST_CHILD", "1");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this program runs");
@@ -33,13 +33,13 @@ impl Peer {
         Peer { process, orders, answers }
     }
 
-    /// Has an order carried out, and returns what came of it.
+    /// Sends an order and returns the answer.
     pub fn ask(&mut self, order: &str) -> String {
         writeln!(self.orders, "{order}").expect("the peer reads");
         self.hear().unwrap_or_else(|| panic!("the peer ended at {order:?}"))
     }
 
-    /// Its next answer, or `None` when it has ended.
+    /// Returns the next answer, or `None` if the peer has ended.
     pub fn hear(&mut self) -> Option<String> {
         let mut line = String::new();
         loop {
@@ -53,7 +53,7 @@ impl Peer {
         }
     }
 
-    /// An order that must succeed.
+    /// Sends an order that must succeed.
     #[track_caller]
     pub fn tell(&mut self, order: &str) -> String {
         let answer = self.ask(order);
@@ -66,7 +66,7 @@ impl Peer {
         process
     }
 
-    /// Stops all of its threads, and returns when they have.
+    /// Stops all threads of the peer, and returns when they have stopped.
     pub fn stop(&self) {
         let process = self.signal(rustix::process::Signal::STOP);
         let stopped = rustix::process::waitpid(Some(process), rustix::process::WaitOptions::UNTRACED).expect("the peer is ours");
@@ -77,7 +77,7 @@ impl Peer {
         self.signal(rustix::process::Signal::CONT);
     }
 
-    /// Ends it at once, wherever it is.
+    /// Kills the peer immediately.
     pub fn kill(&mut self) {
         self.process.kill().expect("the peer exists");
         self.process.wait().expect("the peer was ours");
@@ -96,11 +96,11 @@ pub fn pattern(seed: usize, i: usize) -> u8 {
 }
 
 pub fn fill(memory: *mut u8, bytes: usize, seed: usize) {
-    // SAFETY: memory of the host backend of this size, which nothing else uses meanwhile.
+    // SAFETY: memory of the host backend of this size, which nothing else accesses meanwhile.
     unsafe { std::slice::from_raw_parts_mut(memory, bytes) }.iter_mut().enumerate().for_each(|(i, byte)| *byte = pattern(seed, i));
 }
 
-/// Whether memory holds the pattern of `seed`, which starts at byte `from` of it.
+/// Returns true if memory contains the pattern of `seed` from byte `from` of the pattern.
 pub fn holds(memory: *const u8, bytes: usize, seed: usize, from: usize) -> bool {
     // SAFETY: as above.
     unsafe { std::slice::from_raw_parts(memory, bytes) }.iter().enumerate().all(|(i, byte)| *byte == pattern(seed, from + i))
@@ -154,15 +154,15 @@ pub fn from_hex(text: &str) -> mp_memory_handle_t {
     handle
 }
 
-/// Where the exporter of a handle listens.
+/// Returns the socket address at which the exporter of a handle listens.
 pub fn socket_of(handle: &mp_memory_handle_t) -> rustix::net::SocketAddrUnix {
     let token: String =
         Handle::decode(&handle.bytes).expect("a handle").origin.token[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     rustix::net::SocketAddrUnix::new_abstract_name(format!("mpgpu-{token}").as_bytes()).expect("a name")
 }
 
-/// What a stranger hears who asks the service at a socket how to map an allocation, and the file that comes with it. `None` where it is hung
-/// up on.
+/// Requests the mapping of an allocation from the service at a socket without permission. Returns the answer and the file that comes with
+/// it, or `None` if the connection is closed.
 pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64, secret: [u8; 16]) -> Option<(Vec<u8>, Option<OwnedFd>)> {
     use rustix::net::*;
     let board = rustix::fs::memfd_create("board", rustix::fs::MemfdFlags::ALLOW_SEALING).expect("a memory file");
@@ -192,21 +192,21 @@ pub fn ask_for(name: &rustix::net::SocketAddrUnix, backend: u8, allocation: u64,
     (heard.bytes > 0).then(|| (packet[..heard.bytes].to_vec(), file))
 }
 
-/// A handle that says something else, and is a handle still.
+/// Returns a handle with changed contents and a valid checksum.
 pub fn forged(handle: &mp_memory_handle_t, change: impl FnOnce(&mut Handle)) -> mp_memory_handle_t {
     let mut decoded = Handle::decode(&handle.bytes).expect("a handle");
     change(&mut decoded);
     mp_memory_handle_t { bytes: decoded.encode() }
 }
 
-/// Descriptors, and mappings of memory files, of a process that does nothing else meanwhile.
+/// Returns the numbers of descriptors and of mappings of memory files of an idle process.
 pub fn holdings(process: &str) -> (usize, usize) {
     let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).expect("procfs");
     let shared = maps.lines().filter(|line| line.contains("memfd:mpgpu")).count();
     (std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count(), shared)
 }
 
-/// The lines of this process's mappings as first address, address behind the last, and inode.
+/// Returns the mappings of this process as first address, end address, and inode.
 pub fn mappings() -> Vec<(usize, usize, String)> {
     let number = |text: &str| usize::from_str_radix(text, 16).expect("hexadecimal digits");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
@@ -218,18 +218,19 @@ pub fn mappings() -> Vec<(usize, usize, String)> {
     maps.lines().map(parse).collect()
 }
 
-/// The memory file that is mapped at an address.
+/// Returns the memory file that is mapped at an address.
 pub fn file_at(pointer: *const u8) -> String {
     let mut all = mappings().into_iter();
     all.find(|(first, end, _)| (*first..*end).contains(&pointer.addr())).expect("a mapping").2
 }
 
-/// How often a memory file is mapped: that of a peer only by imports, whatever other tests do meanwhile.
+/// Returns the number of mappings of a memory file. Only imports map a peer's file, so other tests do not affect the number.
 pub fn mapped(file: &str) -> usize {
     mappings().iter().filter(|(_, _, inode)| inode == file).count()
 }
 
-/// Names of this library in /dev/shm, those of other tests too. The interposer's table is another library's: any process may have it in use.
+/// Returns the number of this library's names in /dev/shm, including those of other tests. The interposer's table is not counted, because
+/// any process may use it.
 pub fn names() -> usize {
     let name = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
     let ours = |name: &String| name.contains("mpgpu") && !name.starts_with("mpgpu-owners-");
@@ -250,7 +251,7 @@ pub fn raise_in(node: &Node, stream: mp_stream_t, signals: &[mp_signal_t]) {
     ok(unsafe { mp_stream_raise_signals(node.context, stream, signals.as_ptr(), signals.len()) });
 }
 
-/// Counters of a context, all zero.
+/// Returns counters of a context, all zero.
 pub fn counters(node: &Node, count: usize) -> *mut u64 {
     let mut counters = null_mut();
     // SAFETY: the output is valid for the call.
@@ -258,13 +259,13 @@ pub fn counters(node: &Node, count: usize) -> *mut u64 {
     counters.cast()
 }
 
-/// Waits on the host.
+/// Waits on the host for a counter.
 pub fn wait_for(node: &Node, counter: *mut u64, value: u64, seconds: f64) -> mp_status_t {
-    // SAFETY: the address is the library's to check.
+    // SAFETY: the library must check the address.
     unsafe { mp_signal_synchronize(node.context, counter, value, seconds) }
 }
 
-/// Obeys the test that has started this program. Does nothing otherwise.
+/// Executes the orders of the test that has started this program. Does nothing otherwise.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_obeys() {
@@ -326,8 +327,8 @@ fn child_obeys() {
                 ok(mp_plan_destroy(plan));
                 "0".into()
             }
-            // pump DATA FLAG MEMORY FREE ROUNDS BYTES: puts round after round of MEMORY into the import DATA and raises the import FLAG, each
-            // after the receiver has said in memory FREE that the last one was taken. One stream, and the host waits for nothing.
+            // pump DATA FLAG MEMORY FREE ROUNDS BYTES: puts MEMORY into the import DATA and raises the import FLAG in each round, after the
+            // receiver has acknowledged the last round in memory FREE. Uses one stream, and the host does not wait.
             "pump" => {
                 let (data, flag, source, free, rounds, bytes) =
                     (imports[n(1)], imports[n(2)].cast::<u64>(), memory[n(3)].0, memory[n(4)].0.cast::<u64>(), n(5), n(6));
@@ -335,7 +336,7 @@ fn child_obeys() {
                 for round in 0..rounds {
                     wait_in(here(), stream, &[signal(free, round as u64)]);
                     let plan = here().plan(&[transfer(data, 1, source.wrapping_add(round * bytes), 0, bytes)]);
-                    // SAFETY: the plan's memory stays until the stream was synchronised.
+                    // SAFETY: the plan's memory exists until the stream has been synchronised.
                     ok(unsafe { mp_execute(plan, stream, null_mut()) });
                     raise_in(here(), stream, &[signal(flag, round as u64 + 1)]);
                     ok(mp_plan_destroy(plan));
@@ -343,7 +344,7 @@ fn child_obeys() {
                 ok(mp_stream_synchronize(here().context, stream));
                 "0".into()
             }
-            // knock HANDLE: asks the exporter for memory without looking whether it should, and tells what it heard
+            // knock HANDLE: requests memory from the exporter without permission, and returns the answer
             "knock" => {
                 let stranger =
                     rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).expect("a socket");
@@ -352,7 +353,7 @@ fn child_obeys() {
                 let count = rustix::net::recv(&stranger, &mut heard[..], rustix::net::RecvFlags::empty()).expect("an answer").0;
                 format!("0 {}", String::from_utf8_lossy(&heard[128..count]).trim_end_matches('\0'))
             }
-            // fill LEFT: opens files until so many descriptors are left
+            // fill LEFT: opens files until only LEFT descriptors are left
             "fill" => {
                 let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
                 let room = rustix::process::Rlimit { current: Some(256), maximum: most };
@@ -364,7 +365,7 @@ fn child_obeys() {
                 files.truncate(files.len() - n(1));
                 "0".into()
             }
-            // limit BYTES: no file of this process may become larger
+            // limit BYTES: limits the size of files of this process
             "limit" => {
                 let limit = rustix::process::Rlimit { current: Some(n(1) as u64), maximum: Some(n(1) as u64) };
                 rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).expect("a lower limit");
@@ -398,7 +399,7 @@ fn child_obeys() {
                 let codes: Vec<String> = crate::forked::fork_under_load(here(), n(1)).iter().map(i32::to_string).collect();
                 format!("0 {}", codes.join(" "))
             }
-            // meet PATH RANK RANKS: a node of ranks that meet at a socket
+            // meet PATH RANK RANKS: creates a node of ranks that meet at a socket
             "meet" => {
                 let path = std::ffi::CString::new(words[1]).expect("no NUL");
                 let options = mp_node_options_t {
@@ -414,13 +415,13 @@ fn child_obeys() {
             }
             "linger" => format!("0 {}", crate::forked::linger()),
             "service" => format!("0 {}", crate::forked::service_time()),
-            // descriptors COUNT: this process may have no more
+            // descriptors COUNT: limits the number of descriptors of this process
             "descriptors" => {
                 let limit = rustix::process::Rlimit { current: Some(n(1) as u64), maximum: Some(n(1) as u64) };
                 rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).expect("a lower limit");
                 "0".into()
             }
-            // interrupt MILLISECONDS: from now on a signal interrupts what this thread does, each time so much has passed
+            // interrupt MILLISECONDS: from now on interrupts this thread by a signal at this interval
             "interrupt" => {
                 extern "C" fn nothing(_: libc::c_int) {}
                 let handler: extern "C" fn(libc::c_int) = nothing;
@@ -435,13 +436,13 @@ fn child_obeys() {
                 std::thread::spawn(move || {
                     loop {
                         std::thread::sleep(every);
-                        // SAFETY: the thread that obeys lives as long as the process.
+                        // SAFETY: the thread that executes orders exists as long as the process.
                         unsafe { libc::pthread_kill(thread, libc::SIGUSR1) };
                     }
                 });
                 "0".into()
             }
-            // await MEMORY VALUE: whether a signal is reached
+            // await MEMORY VALUE: returns whether a counter has reached a value
             "await" => match wait_for(here(), memory[n(1)].0.cast(), n(2) as u64, 0.0) {
                 MP_SUCCESS => "0".into(),
                 status => failed(status),
@@ -458,13 +459,13 @@ fn child_obeys() {
                 ok(mp_stream_synchronize(here().context, null_mut()));
                 "0".into()
             }
-            // leave IMPORT VALUE: raises nothing there beyond
+            // leave IMPORT VALUE: declares that nothing there will be raised beyond VALUE
             "leave" => {
                 // SAFETY: no argument is read through.
                 ok(unsafe { mp_memory_leave(here().context, imports[n(1)].cast(), n(2) as u64) });
                 "0".into()
             }
-            // wait MEMORY VALUE: later work in the default stream waits for a signal
+            // wait MEMORY VALUE: makes later work in the default stream wait for a signal
             "wait" => {
                 wait_in(here(), null_mut(), &[signal(memory[n(1)].0.cast(), n(2) as u64)]);
                 "0".into()

@@ -1,4 +1,4 @@
-//! Processes of different PID namespaces, as of two containers with the host's network: they have no numbers for each other.
+//! Tests processes in different PID namespaces, as in two containers with the host's network, which have no process IDs for each other.
 
 use crate::messages::play_in_processes;
 use crate::node::*;
@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 /// Longest time for a killed process to end on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// This program in a PID namespace of its own, which ends with it.
+/// Returns a command that runs this program in a separate PID namespace, which ends with it.
 fn apart() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(std::env::current_exe().expect("this program"));
     command
 }
 
-/// False, and a line, where this process may make no namespace.
+/// Returns false, and prints a line, if this process may not create a namespace.
 fn can_unshare() -> bool {
     let mut trial = Command::new("unshare");
     trial.args(["--pid", "--fork", "--kill-child", "true"]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -43,15 +43,15 @@ fn memory_is_shared_between_pid_namespaces_and_the_end_of_its_owner_is_noticed()
     let plan = node.plan(&[transfer(ours, 1, theirs, 0, 65536)]);
     node.run(plan);
     assert!(holds(ours, 65536, 7, 0));
-    // The importer is the one that is not visible.
+    // The importer is not visible to the exporter.
     let mut importer = Peer::of(apart());
     importer.tell(&format!("import {}", hex(&export(&node, ours, 65536))));
     assert_eq!(importer.tell("look 0 65536 7 0"), "true");
-    // This kills the program that has made the namespace, and the namespace ends soon after it.
+    // This kills the program that has created the namespace, which ends soon afterwards.
     exporter.kill();
     let until = Instant::now() + PATIENCE;
     let ended = loop {
-        // SAFETY: the mapping is still there.
+        // SAFETY: the mapping still exists.
         match unsafe { mp_execute(plan, null_mut(), null_mut()) } {
             MP_SUCCESS if Instant::now() < until => std::thread::yield_now(),
             status => break status,

@@ -1,4 +1,5 @@
-//! A rank that says of an operation, in shared memory, what is not so: the other moves no byte, and both are told why.
+//! Tests a rank whose description of an operation in shared memory is false: the other rank moves no byte, and both get an error with the
+//! reason.
 
 use super::single::Rank;
 use super::{TOPOLOGY, options};
@@ -13,19 +14,19 @@ use std::sync::{Arc, Barrier, Mutex};
 
 const PAGE: u64 = 4096;
 
-/// What a rank's memory holds beside and under the messages.
+/// Initial contents of a rank's memory, outside and inside the messages.
 const FILL: [u8; 2] = [0x11, 0x22];
 
-/// What stands in a slot around the handle of its memory, in words from that on.
+/// Offsets of fields in a slot, in words relative to the handle of its memory. The first is the buffer.
 const BUFFER: isize = -16;
 const TAG: isize = -14;
 const BYTES: isize = -12;
 const OFFSET: isize = -2;
 
-/// Tag of the operation whose slot is damaged.
+/// Tag of the operation with the damaged slot.
 const DAMAGED: u64 = 2;
 
-/// An allgather that keeps what was said.
+/// Allgather that records the exchanged data.
 struct Overheard(Box<dyn Allgather>, Arc<Mutex<String>>);
 
 impl Allgather for Overheard {
@@ -39,7 +40,7 @@ impl Allgather for Overheard {
     }
 }
 
-/// The slot of an operation that offers memory.
+/// Slot of an operation that exports memory.
 struct Slot<'a> {
     mailbox: &'a [AtomicU64],
     handle: usize,
@@ -64,7 +65,7 @@ impl Slot<'_> {
         self.at(word).store(value, Ordering::Relaxed);
     }
 
-    /// Another handle, whose checksum is right.
+    /// Stores another handle with a valid checksum.
     fn forge(&self, change: impl Fn(&mut Handle)) {
         let words: Vec<u8> = (0..16).flat_map(|at| self.at(at).load(Ordering::Relaxed).to_le_bytes()).collect();
         let mut decoded = Handle::decode(&std::array::from_fn(|at| words[at])).expect("a handle");
@@ -77,7 +78,7 @@ impl Slot<'_> {
 
 type Damage = fn(&Slot<'_>);
 
-/// What a rank says of its memory, and what the other says to that.
+/// False descriptions of a rank's memory, and the other rank's error.
 const DAMAGES: [(Damage, &str); 7] = [
     (|slot| slot.set(OFFSET, 2 * PAGE + 1), "names 4096 bytes at 8193, which its memory does not have"),
     (|slot| slot.set(OFFSET, u64::MAX), "which its memory does not have"),
@@ -94,7 +95,8 @@ fn assert_failed(operation: &Operation, expected: &str) {
     assert!(what == "moving a message" && reason.contains(expected), "{expected}: {reason}");
 }
 
-/// Two ranks with three pages of memory each. Rank 0 posts an operation of the middle one, which rank 1 meets once rank 0 has damaged it.
+/// Runs two ranks with three pages of memory each. Rank 0 posts an operation on the middle page, which rank 1 matches after rank 0 has
+/// damaged it.
 fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expected: &str) {
     let barrier = Barrier::new(2);
     as_ranks(2, |rank, seat| {
@@ -123,7 +125,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
             let mailbox: Vec<u8> = serde_json::from_value(said["Ok"]["mailbox"][1].clone()).expect("a handle");
             let mailbox = Handle::decode(&mailbox.try_into().expect("a handle")).expect("a handle");
             let (address, _) = rank.context.state().import_memory(&mailbox).expect("its own");
-            // SAFETY: the memory of this rank's mailbox, which stays until the messenger ends, as atomics.
+            // SAFETY: the memory of this rank's mailbox, which exists until the messenger ends, accessed as atomics.
             let words = unsafe { std::slice::from_raw_parts(with_exposed_provenance(address as usize), mailbox.bytes as usize / 8) };
             damage(&Slot::find(words));
             rank.context.state().close_memory(address).expect("it is imported");
@@ -131,7 +133,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
             assert_failed(&posted, expected);
         } else {
             barrier.wait();
-            // Large enough that nothing but what the other says limits the message.
+            // Large enough that only the other rank's description limits the message.
             let large = rank.memory(8 * PAGE, FILL[1]);
             let met = if is_send { rank.receive(large, 8 * PAGE, 0, DAMAGED) } else { rank.send(middle, PAGE, 0, DAMAGED).expect("sent") };
             assert_failed(&met, expected);
@@ -139,7 +141,7 @@ fn the_damaged_is_refused(is_send: bool, is_mapped: bool, damage: Damage, expect
         }
         barrier.wait();
         assert!(is_untouched(), "{expected}");
-        // They go on.
+        // Both ranks can continue.
         exchange(3);
         barrier.wait();
     });
@@ -151,7 +153,7 @@ fn a_send_whose_slot_names_what_is_not_there_is_not_read() {
         for (damage, expected) in DAMAGES {
             the_damaged_is_refused(true, is_mapped, damage, expected);
         }
-        // Longer than its memory, and than a receive that is large enough would notice.
+        // Longer than its memory, so that a sufficiently large receive does not detect it as truncation.
         the_damaged_is_refused(
             true,
             is_mapped,

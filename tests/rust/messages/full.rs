@@ -1,4 +1,4 @@
-//! Ranks that have no room for more operations: none of them blocks another.
+//! Tests that ranks without space for more operations do not block each other.
 
 use super::single::{DEFAULT, Rank, ranks};
 use crate::common::Random;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest time for ranks that wait for each other on a busy machine.
+/// Longest time for which ranks may wait for each other on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const ANY: Pattern = Pattern { source: None, tag: 0, mask: 0 };
 
-/// Pageable memory that outlives the test.
+/// Allocates pageable memory that is never freed.
 fn pageable(bytes: usize) -> u64 {
     vec![0_u8; bytes].leak().as_mut_ptr().expose_provenance() as u64
 }
@@ -24,7 +24,7 @@ fn tag_of(rank: u32, number: u64) -> u64 {
     u64::from(rank) << 32 | number
 }
 
-/// The byte that a message of a few bytes holds.
+/// Returns the byte with which a short message is filled.
 fn byte_of(tag: u64) -> u8 {
     (tag ^ tag >> 32).wrapping_mul(37) as u8
 }
@@ -39,7 +39,7 @@ impl Rank {
         self.send(pageable_byte(byte_of(tag)), 1, to, tag)
     }
 
-    /// Receives a byte of one message, which is there, and checks it.
+    /// Receives and checks one byte of a message that has arrived.
     fn receive_byte(&self, pattern: &Pattern) {
         let into = pageable(1);
         let got = self.messenger.receive(into, 1, pattern, DEFAULT).expect("receives have room of their own");
@@ -47,7 +47,7 @@ impl Rank {
         assert_eq!(memory(into, 1)[0], byte_of(got.envelope().expect("it has met a message").tag));
     }
 
-    /// Sends to the others by turns until there is no room; how many it has sent, and why no more.
+    /// Sends to the other ranks in turn until there is no space. Counts the sent messages, and returns the error.
     fn fill(&self, sent_to: &[AtomicU64]) -> String {
         for number in 0.. {
             let to = (self.rank + 1 + (number % u64::from(self.ranks() - 1)) as u32) % self.ranks();
@@ -151,7 +151,7 @@ fn operations_that_have_ended_leave_room_although_nobody_has_waited_for_them() {
     });
 }
 
-/// Every rank sends more than there is room for, in random order to random ranks, and receives when it is refused.
+/// Every rank sends more than there is space for, in random order to random ranks, and receives when a send is refused.
 #[test]
 fn ranks_that_receive_whenever_a_send_is_refused_come_to_an_end() {
     for seed in 0..20 {
@@ -183,7 +183,7 @@ fn ranks_that_receive_whenever_a_send_is_refused_come_to_an_end() {
     }
 }
 
-/// No rank has more sends or receives than its room: none is refused, whatever the order and the memory.
+/// No rank has more sends or receives than it has space for, so none is refused, in any order and with any memory.
 #[test]
 fn no_operation_is_refused_while_every_rank_keeps_to_its_room() {
     for seed in 0..20 {

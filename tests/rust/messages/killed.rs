@@ -1,4 +1,4 @@
-//! A rank is killed at any moment: what concerns it ends with an error, and the others go on.
+//! Tests that killing a rank at any moment ends its operations with an error, and that the other ranks continue.
 
 use super::{TOPOLOGY, options};
 use crate::common::{Random, is_long, setting};
@@ -15,19 +15,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RANKS: u32 = 4;
-/// The rank that is killed.
+/// Rank that is killed.
 const VICTIM: u32 = 2;
 const STEPS: u64 = 150;
 const MOST_BYTES: u64 = 200_000;
 
-/// Nobody sends with this tag.
+/// Tag with which no rank sends.
 const NOTHING: u64 = 1 << 40;
 
 pub fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)))
 }
 
-/// Bytes of the message of a step from one rank to another.
+/// Returns the size of the message of a step from one rank to another.
 fn bytes_of(seed: u64, step: u64, from: u32, to: u32) -> u64 {
     let mut random = Random(seed ^ step << 20 ^ u64::from(from) << 8 ^ u64::from(to));
     if random.chance(70) { random.below(2000) } else { random.below(MOST_BYTES) }
@@ -37,8 +37,8 @@ fn byte(step: u64, from: u32, at: u64) -> u8 {
     (at.wrapping_mul(37) ^ (at >> 10) ^ step.wrapping_mul(71) ^ u64::from(from).wrapping_mul(11)) as u8
 }
 
-/// What a rank does: sends to all others and receives from them, step by step. Orders are rank, seed, socket, and after how many microseconds it
-/// kills itself, if it is the victim.
+/// Runs one rank: sends to all other ranks and receives from them, step by step. Its orders are rank, seed, socket, and the microseconds
+/// after which the victim kills itself.
 #[test]
 #[ignore = "run by other tests"]
 fn child_goes_on() {
@@ -73,7 +73,7 @@ fn child_goes_on() {
         Err(error) => panic!("rank {rank}, with rank {other}: {error}"),
     };
     for step in 0.. {
-        // The victim goes on until it is killed.
+        // The victim continues until it is killed.
         if step == STEPS && rank != VICTIM {
             break;
         }
@@ -102,7 +102,7 @@ fn child_goes_on() {
             }
         }
     }
-    // It ends, because the message might have been the victim's.
+    // The receive ends, because the message might have come from the victim.
     assert!(matches!(from_any.wait(), Err(BackendError::PeerGone(_))), "rank {VICTIM} has died");
     messenger.destroy().expect("nothing is left");
     context.close().expect("nothing is left");

@@ -1,23 +1,24 @@
-//! Random programs of several ranks, and what MPI's rules say comes of them.
+//! Generates random programs of several ranks and computes their results by MPI's rules.
 //!
-//! The steps of a program have one order, in which ranks take turns, so that it is known which of several sends a receive from any rank meets. Without
-//! receives from any rank, probes and cancellations the order of each rank's own steps decides, and ranks need not wait for each other.
+//! The steps of a program have a total order in which ranks take turns, so that the match of a receive from any rank is determined. Without
+//! receives from any rank, probes and cancellations, the order of each rank's own steps is sufficient, and ranks need not wait for each
+//! other.
 
 use crate::common::Random;
 use std::ops::Range;
 
-/// What kind of memory a step uses.
+/// Kind of memory that a step uses.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Of a GPU.
+    /// GPU memory.
     Device,
     /// Host memory that other processes can map.
     Pinned,
-    /// Any other.
+    /// Other host memory.
     Ordinary,
 }
 
-/// Which messages a receive takes.
+/// Messages that a receive accepts.
 #[derive(Copy, Clone, Debug)]
 pub struct Wanted {
     pub source: Option<u32>,
@@ -40,9 +41,9 @@ pub enum Action {
         memory: Memory,
     },
     Probe(Wanted),
-    /// Of an earlier step of the same rank.
+    /// Cancels an earlier step of the same rank.
     Cancel(usize),
-    /// For one that has matched or ended.
+    /// Waits for a step that has matched or ended.
     Wait(usize),
 }
 
@@ -52,37 +53,37 @@ pub struct Step {
     pub action: Action,
 }
 
-/// What becomes of a send or a receive.
+/// Outcome of a send or a receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It meets this step.
+    /// Matches this step.
     Meets(usize),
-    /// A receive whose message, of this step, is too long.
+    /// Receive that is too short for the message of this step.
     Truncated(usize),
-    /// It is cancelled.
+    /// Cancelled.
     Cancelled,
 }
 
-/// A program, and what it must come to.
+/// Program with its expected results.
 #[derive(Debug)]
 pub struct Program {
     pub steps: Vec<Step>,
-    /// Of sends and receives.
+    /// Outcomes of sends and receives.
     pub fates: Vec<Option<Fate>>,
-    /// Of probes: the send that they find.
+    /// For probes, the send that they find.
     pub found: Vec<Option<usize>>,
-    /// Of cancellations: whether they succeed.
+    /// For cancellations, true if they succeed.
     pub cancels: Vec<bool>,
 }
 
-/// How programs are drawn.
+/// Parameters for generating programs.
 #[derive(Copy, Clone, Debug)]
 pub struct Shape {
     pub ranks: u32,
     pub steps: usize,
-    /// Whether ranks take turns.
+    /// True if ranks take turns.
     pub in_turns: bool,
-    /// The largest message.
+    /// Size of the largest message.
     pub most_bytes: u64,
 }
 
@@ -115,12 +116,12 @@ fn wanted(random: &mut Random, shape: &Shape) -> Wanted {
     Wanted { source, tag: random.below(4), mask }
 }
 
-/// What waits at a rank.
+/// Operations that wait at a rank.
 #[derive(Clone, Debug, Default)]
 struct Box {
-    /// Receives, in order.
+    /// Posted receives, in order.
     posted: Vec<usize>,
-    /// Sends, in order.
+    /// Unmatched sends, in order.
     unexpected: Vec<usize>,
 }
 
@@ -128,7 +129,7 @@ impl Program {
     pub fn random(random: &mut Random, shape: &Shape) -> Program {
         let mut program = Program { steps: Vec::new(), fates: Vec::new(), found: Vec::new(), cancels: Vec::new() };
         let mut boxes = vec![Box::default(); shape.ranks as usize];
-        // Sends and receives whose end was not asked for.
+        // Sends and receives that have not been waited for.
         let mut open: Vec<usize> = Vec::new();
         for _ in 0..shape.steps {
             let rank = random.below(shape.ranks.into()) as u32;
@@ -160,7 +161,7 @@ impl Program {
             };
             program.push(Step { rank, action }, &mut boxes, &mut open);
         }
-        // What is left over is cancelled in the end, when all has been posted.
+        // The remaining operations are cancelled at the end, after all are posted.
         for of in boxes.clone().into_iter().flat_map(|left| left.posted.into_iter().chain(left.unexpected)) {
             let rank = program.steps[of].rank;
             program.push(Step { rank, action: Action::Cancel(of) }, &mut boxes, &mut open);
@@ -172,7 +173,7 @@ impl Program {
         program
     }
 
-    /// Adds a step, by MPI's rules.
+    /// Adds a step and applies MPI's rules.
     fn push(&mut self, step: Step, boxes: &mut [Box], open: &mut Vec<usize>) {
         let here = self.steps.len();
         self.steps.push(step);
@@ -240,13 +241,13 @@ impl Program {
         }
     }
 
-    /// Steps of sends that were met.
+    /// Returns the number of matched sends.
     pub fn messages(&self) -> usize {
         let is_met = |step: &usize| matches!((self.steps[*step].action, self.fates[*step]), (Action::Send { .. }, Some(Fate::Meets(_))));
         (0..self.steps.len()).filter(is_met).count()
     }
 
-    /// Steps of the end: all has been posted before.
+    /// Returns the steps at the end, before which all operations are posted.
     pub fn ending(&self) -> Range<usize> {
         let is_post = |step: &Step| matches!(step.action, Action::Send { .. } | Action::Receive { .. });
         self.steps.iter().rposition(is_post).map_or(0, |last| last + 1)..self.steps.len()

@@ -1,4 +1,4 @@
-//! One rank of a random program: it does its steps, and looks at what came of them.
+//! Executes the steps of one rank of a random program and checks their results.
 
 use super::model::{Action, Fate, Memory, Program, Shape, Wanted};
 use crate::node_plans::memory as bytes_at;
@@ -11,17 +11,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whose turn it is: a step's number, counted over all rounds; and how many ranks have come to a barrier.
+/// Number of the next step, counted over all rounds, and number of ranks that have reached a barrier.
 pub struct Turns {
     words: Words,
     ranks: u32,
 }
 
-/// Where they stand.
+/// Location of the two words.
 enum Words {
-    /// Between threads.
+    /// Shared between threads.
     Own([AtomicU64; 2]),
-    /// Between processes.
+    /// Shared between processes.
     Mapped(&'static [AtomicU64; 2]),
 }
 
@@ -39,7 +39,7 @@ impl Turns {
     pub fn in_file(path: &Path, ranks: u32) -> Turns {
         let file = rustix::fs::open(path, OFlags::RDWR, Mode::empty()).expect("a file");
         let access = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
-        // SAFETY: a new mapping, never unmapped, of atomics that are zeros at first.
+        // SAFETY: a new mapping of atomics that are initially zero. It is never unmapped.
         let words = unsafe {
             let page = rustix::mm::mmap(std::ptr::null_mut(), PAGE, access, rustix::mm::MapFlags::SHARED, file, 0);
             &*page.expect("a mapping").cast()
@@ -68,7 +68,7 @@ impl Turns {
         self.words()[0].fetch_add(1, Ordering::Release);
     }
 
-    /// Barrier number `number`, from 1.
+    /// Waits at barrier number `number`, counted from 1.
     fn meet(&self, number: u64) {
         let wanted = number * u64::from(self.ranks);
         self.words()[1].fetch_add(1, Ordering::AcqRel);
@@ -76,29 +76,29 @@ impl Turns {
     }
 }
 
-/// A send or a receive under way.
+/// Send or receive in progress.
 struct Posted {
     operation: Arc<Operation>,
     address: u64,
 }
 
-/// A rank.
+/// One rank with its memory.
 pub struct Player {
     context: Arc<Context>,
     messenger: Arc<Messenger>,
     streams: Vec<StreamHandle>,
-    /// Memory of a GPU and of the host, and how much of each is in use.
+    /// Memory of a GPU and of the host, with the used part of each.
     arenas: [(u64, u64, u64); 2],
-    /// Ordinary memory of this round.
+    /// Pageable memory of this round.
     ordinary: Vec<Vec<u8>>,
     turn: u64,
     barriers: u64,
 }
 
-/// Room for all steps of a round.
+/// Space for all steps of a round.
 const ARENA_BYTES: u64 = 256 << 20;
 
-/// What bytes hold that nobody has written.
+/// Value of bytes that have not been written.
 const UNTOUCHED: u8 = 0xA5;
 
 fn byte(round: u64, step: usize, at: u64) -> u8 {
@@ -151,7 +151,7 @@ impl Player {
         turns.meet(self.barriers);
     }
 
-    /// Does this rank's steps of a program, and checks everything.
+    /// Executes this rank's steps of a program, and checks everything.
     pub fn play(&mut self, program: &Program, shape: &Shape, turns: &Turns, round: u64) {
         let mut posted: Vec<Option<Posted>> = program.steps.iter().map(|_| None).collect();
         let ending = program.ending();
@@ -166,12 +166,12 @@ impl Player {
             if shape.in_turns {
                 turns.take(turn);
             }
-            // Work of streams that is still under way when a message is posted, and when it is waited for.
+            // Stream work that may still be in progress when a message is posted and when it is waited for.
             let stream = self.streams[number % 3];
             match step.action {
                 Action::Send { to, tag, bytes, metadata: length, memory } => {
                     let address = self.allocate(memory, bytes);
-                    // Written in the stream, so that a message which does not come after its stream has the wrong bytes.
+                    // Written in the stream, so that a message that is not ordered after its stream has wrong bytes.
                     let write =
                         move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
                     self.context.launch_host(stream, Box::new(write)).expect("enqueued");
@@ -213,7 +213,7 @@ impl Player {
         self.meet(turns);
     }
 
-    /// Waits for a step, in one way or another, and looks at all of it.
+    /// Waits for a step in one of several ways and checks its results.
     fn check(&self, program: &Program, round: u64, number: usize, ended: &Posted, stream: StreamHandle, salt: usize) {
         let name = || format!("step {number} of round {round}, {:?}, {:?}", program.steps[number], program.fates[number]);
         let result = match salt % 3 {
@@ -245,7 +245,7 @@ impl Player {
         }
         let met = ended.operation.envelope().map(|met| (met.source, met.tag, met.bytes, met.metadata));
         assert!(met == send.map(|send| envelope(program, round, send)), "{}: it has met {met:?}", name());
-        // What was cancelled may still be written before.
+        // The memory of a cancelled operation may still be written by earlier work.
         self.context.synchronize_stream(self.streams[number % 3]).expect("it ends");
         let here = bytes_at(ended.address, capacity + 1);
         let length = send.filter(|_| arrived).map_or(0, |send| envelope(program, round, send).2);
@@ -254,7 +254,7 @@ impl Player {
         assert!(wrong.is_none(), "{}: byte {wrong:?} of {length} is wrong", name());
     }
 
-    /// Gives everything back.
+    /// Frees everything.
     pub fn end(self) {
         self.messenger.destroy().expect("nothing is left");
         self.streams.iter().for_each(|stream| self.context.destroy_stream(*stream).expect("it exists"));
@@ -263,7 +263,7 @@ impl Player {
     }
 }
 
-/// Source, tag, bytes and metadata of a send.
+/// Returns source, tag, bytes and metadata of a send.
 fn envelope(program: &Program, round: u64, send: usize) -> (u32, u64, u64, Vec<u8>) {
     match program.steps[send].action {
         Action::Send { tag, bytes, metadata: length, .. } => (program.steps[send].rank, tag, bytes, metadata(round, send, length)),

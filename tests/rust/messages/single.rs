@@ -1,4 +1,4 @@
-//! What single calls promise, through the C ABI and the Rust interface.
+//! Tests single calls through the C ABI and the Rust interface.
 
 use super::{TOPOLOGY, options};
 use crate::node::*;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Barrier};
 
 pub(super) const DEFAULT: StreamHandle = StreamHandle(0);
 
-/// A rank with a messenger.
+/// Rank with a messenger.
 pub(super) struct Rank {
     pub rank: u32,
     pub context: Arc<Context>,
@@ -95,7 +95,7 @@ fn a_rank_with_too_many_operations_is_refused_and_goes_on() {
         );
         assert!(waiting[3].cancel().expect("it lives"));
         assert!(matches!(waiting[3].wait(), Err(BackendError::Cancelled(_))));
-        // Its slot is free once its stream has come to it.
+        // Its slot is free once its stream has reached it.
         rank.context.synchronize_stream(DEFAULT).expect("nothing waits");
         rank.send(address + 40, 8, 0, 2).expect("a slot is free").wait().expect("received");
         waiting[2].wait().expect("received");
@@ -121,7 +121,7 @@ fn a_free_piece_of_library_memory_of_up_to_twice_the_size_is_used_again() {
             assert!(memory(from, bytes) == memory(to, bytes), "{bytes} bytes");
             let grown = held() - before;
             drop(sent);
-            // Slots that are free give back what they hold when the next are taken.
+            // Free slots release their resources when the next slots are taken.
             for _ in 0..4 {
                 rank.send(to, 0, 0, 1).expect("sent");
                 rank.receive(to, 0, 0, 1).wait().expect("it was sent");
@@ -150,7 +150,7 @@ fn messages_of_ordinary_memory_are_bounded_in_bytes_and_their_memory_goes_back()
         };
         assert!(matches!(&refused, Error::QueueFull(text) if text.contains("use memory shared between processes")), "{refused}");
         assert_eq!((sent.len(), held() - before), (128, 512 << 20));
-        // Receives have memory of their own.
+        // Receives have separate memory.
         let mut ordinary = vec![0_u8; BYTES as usize];
         rank.receive(ordinary.as_mut_ptr().expose_provenance() as u64, BYTES, 0, 0).wait().expect("it was sent");
         assert!(ordinary.iter().all(|byte| *byte == 7));
@@ -179,7 +179,7 @@ fn a_described_buffer_is_fetched_once_and_whenever_the_receiver_likes() {
         const BYTES: u64 = 300_001;
         if rank.rank == 0 {
             let address = rank.memory(BYTES, 1);
-            // What comes before in the stream belongs to it.
+            // Earlier work in the stream determines its bytes.
             let write = move || memory(address, BYTES).fill(42);
             rank.context.launch_host(DEFAULT, Box::new(write)).expect("enqueued");
             let (descriptor, released) = rank.messenger.describe(address, BYTES, DEFAULT).expect("described");
@@ -222,7 +222,7 @@ fn a_stream_may_wait_for_a_message_before_anybody_has_sent_it() {
             got.order_stream(stream).expect("enqueued");
             let take = move || memory(copy, BYTES).copy_from_slice(memory(address, BYTES));
             rank.context.launch_host(stream, Box::new(take)).expect("enqueued");
-            // Nobody asks for the request any more.
+            // The request has been dropped.
             drop(got);
             barrier.wait();
             rank.context.synchronize_stream(stream).expect("it ends");
@@ -251,7 +251,7 @@ fn memory_is_freed_while_a_receive_into_ordinary_memory_waits_and_it_gets_its_by
         // Freeing waits for all streams, so none may wait for the message.
         rank.context.free(rank.memory(64, 0)).expect("it exists");
         rank.send(rank.memory(8000, 6), 8000, 0, 1).expect("sent");
-        // In stream order, with nobody who waits on a CPU.
+        // In stream order, without waiting on a CPU.
         waiting.order_stream(stream).expect("enqueued");
         rank.context.synchronize_stream(stream).expect("it ends");
         let got = memory(at, 9000);
@@ -268,7 +268,7 @@ fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent()
         match rank.rank {
             0 => {
                 let waiting = rank.receive(address, 4096, 1, 1);
-                // Its bytes are kept until rank 1 has received them.
+                // Its bytes are buffered until rank 1 has received them.
                 rank.send(at, 3000, 1, 2).expect("sent").wait().expect("kept");
                 barrier.wait();
                 rank.messenger.destroy().expect("rank 1 receives");
@@ -300,7 +300,7 @@ fn a_messenger_that_is_destroyed_ends_what_concerns_it_and_keeps_what_was_sent()
     });
 }
 
-/// The C ABI, by one rank that sends to itself.
+/// Messenger of the C ABI for one rank that sends to itself.
 struct Own {
     node: Node,
     ranks: mp_node_t,
@@ -311,7 +311,7 @@ impl Own {
     fn new() -> Own {
         let node = Node::new(c"hgx-h200");
         let (mut ranks, mut messenger) = (null_mut(), null_mut());
-        // SAFETY: all pointers are valid for the calls, here and below.
+        // SAFETY: all pointers are valid for the calls in this function.
         ok(unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), null(), &mut ranks) });
         let options = mp_messenger_options_t { size: size_of::<mp_messenger_options_t>(), operations: 8, messages: 0 };
         // SAFETY: as above.
@@ -336,13 +336,13 @@ impl Own {
     }
 }
 
-/// What a call of `note` is given.
+/// Returns the argument for a call of `note`.
 fn box_of(sender: &Sender<(i32, String)>) -> *mut c_void {
     Box::into_raw(Box::new(sender.clone())).cast()
 }
 
 unsafe extern "C" fn note(user: *mut c_void, status: i32) {
-    // SAFETY: one of `box_of`, and each is called once.
+    // SAFETY: created by `box_of`, and each is used once.
     let sender = unsafe { Box::from_raw(user.cast::<Sender<(i32, String)>>()) };
     sender.send((status, if status == 0 { String::new() } else { last_error() })).expect("the test listens");
 }
@@ -354,7 +354,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     let sent = own.send(from, 5000, 3, b"header");
     let (mut found, mut metadata) = (0, [0_u8; 4]);
     let mut told = mp_message_info_t { metadata: metadata.as_mut_ptr().cast(), metadata_capacity: 4, ..message_info() };
-    // SAFETY: all pointers are valid for the calls, here and below.
+    // SAFETY: all pointers are valid for the calls in this function.
     ok(unsafe { mp_message_probe(own.messenger, 0, 3, u64::MAX, &mut found, &mut told) });
     assert_eq!((found, told.tag, told.bytes, told.rank, told.metadata_bytes, &metadata), (1, 3, 5000, 0, 6, b"head"));
 
@@ -396,7 +396,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
         ok(unsafe { mp_wait(&mut request, null_mut()) });
     }
 
-    // Executions have the same.
+    // Executions support the same calls.
     let plan = own.node.plan(&[transfer(to, 1, from, 0, 5000)]);
     let (stream, mut request) = (own.node.stream(1), null_mut());
     // SAFETY: as above.
@@ -410,7 +410,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_wait(&mut request, null_mut()) });
 
-    // What is wrong is named.
+    // Errors name the wrong value.
     // SAFETY: as above.
     let mut send = |bytes: u64, rank: u32, metadata: usize| unsafe {
         mp_send(own.messenger, from.cast(), bytes, rank, 0, to.cast(), metadata, null_mut(), &mut request)
@@ -432,7 +432,7 @@ fn the_c_abi_sends_probes_truncates_cancels_and_calls_back() {
     // SAFETY: as above.
     ok(unsafe { mp_wait(&mut released, null_mut()) });
 
-    // What was not received ends with the messenger.
+    // Unreceived messages end with the messenger.
     let mut left = own.receive(to, 8, 1);
     ok(mp_messenger_destroy(own.messenger));
     // SAFETY: as above.
@@ -457,11 +457,11 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     let same = |a: &mp_message_info_t, b: &mp_message_info_t| {
         (a.tag, a.bytes, a.rank, a.metadata_bytes) == (b.tag, b.bytes, b.rank, b.metadata_bytes)
     };
-    // What has not ended is left alone, and so is where the message would be told of.
+    // An unfinished request is not changed, and neither is the output for the message.
     let mut got = own.receive(to, 5000, 3);
     assert_eq!(ask(&mut got, &mut told), (MP_SUCCESS, 0, [0; 4]));
     assert!(!got.is_null() && same(&told, &nothing));
-    // SAFETY: the memory is this test's.
+    // SAFETY: the memory belongs to the test.
     unsafe { from.write_bytes(7, 5000) };
     let mut sent = own.send(from, 5000, 3, b"header");
     let until_it_ends = |request: &mut mp_request_t, told: &mut mp_message_info_t| loop {
@@ -480,7 +480,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!(until_it_ends(&mut sent, &mut told).0, MP_SUCCESS);
     assert_eq!((told.tag, told.bytes, told.metadata_bytes), (3, 5000, 6), "of a send too");
 
-    // Too long: it is told of, and stays.
+    // Too long: the message is reported and stays.
     let mut sent = own.send(from, 5000, 4, b"");
     let mut short = own.receive(to, 4999, 4);
     assert_eq!(until_it_ends(&mut short, &mut told).0, MP_ERROR_MESSAGE_TRUNCATED);
@@ -490,7 +490,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     for request in [own.receive(to, 5000, 4), sent] {
         let mut request = request;
         while !request.is_null() {
-            // SAFETY: the request is valid, and nobody wants to be told.
+            // SAFETY: the request is valid, and no report is requested.
             ok(unsafe { mp_test(&mut request, &mut done, null_mut()) });
         }
         sent = request;
@@ -505,7 +505,7 @@ fn asking_the_c_abi_tells_of_the_message_with_every_end() {
     assert_eq!((cancelled, until_it_ends(&mut never, &mut told).0), (1, MP_ERROR_CANCELLED));
     assert!(same(&told, &nothing));
 
-    // What is wrong leaves the request as it is.
+    // Wrong arguments leave the request unchanged.
     let (plan, mut request) = (own.node.plan(&[transfer(to, 1, from, 0, 5000)]), null_mut());
     // SAFETY: as above.
     ok(unsafe { mp_execute(plan, null_mut(), &mut request) });
@@ -541,7 +541,7 @@ fn a_context_that_is_destroyed_ends_its_messengers_first() {
     refused(mp_messenger_destroy(own.messenger), MP_ERROR_INVALID_HANDLE);
 }
 
-/// Whether a call returns within a minute.
+/// Runs a call, and fails if it does not return within a minute.
 fn ends<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = channel();
     std::thread::spawn(move || sender.send(call()));
@@ -552,7 +552,7 @@ fn ends<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
 fn a_context_ends_though_a_movement_of_one_messenger_stands_behind_an_unmatched_receive_of_another() {
     let own = Own::new();
     let mut other = null_mut();
-    // SAFETY: all pointers are valid for the calls, here and below.
+    // SAFETY: all pointers are valid for the calls in this function.
     ok(unsafe { mp_messenger_create(own.ranks, null(), &mut other) });
     let [from, to, never] = [0, 1, 1].map(|gpu| own.node.alloc(gpu, 5000));
     let (mut unmatched, elsewhere) = (null_mut(), own.node.stream(1));
@@ -573,16 +573,16 @@ fn a_stream_that_waits_for_a_message_which_comes_after_it_goes_on_when_the_messe
     let [from, to] = [0, 1].map(|gpu| own.node.alloc(gpu, 5000));
     let mut received = own.receive(to, 5000, 1);
     ok(mp_stream_wait_request(null_mut(), received));
-    // The default stream waits for a message whose bytes it is to send itself.
+    // The default stream waits for a message whose bytes it must send itself.
     let mut sent = own.send(from, 5000, 1, b"");
     let messenger = own.messenger.addr();
     ok(ends(move || mp_messenger_destroy(std::ptr::without_provenance_mut(messenger))));
-    // SAFETY: the requests are the test's.
+    // SAFETY: the requests belong to the test.
     let [received, _] = unsafe { [mp_wait(&mut received, null_mut()), mp_wait(&mut sent, null_mut())] };
     let said = refused(received, received);
     assert!(received != MP_SUCCESS && said.contains("messenger was destroyed"), "{said}");
     let (context, memory) = (own.node.context.addr(), to.addr());
-    // SAFETY: memory that nothing uses any more.
+    // SAFETY: memory that is no longer used.
     ok(ends(move || unsafe { mp_free(std::ptr::without_provenance_mut(context), std::ptr::without_provenance_mut(memory)) }));
     own.node.still_works();
 }
@@ -599,9 +599,9 @@ fn a_messenger_does_not_wait_for_ever_for_a_stream_that_is_held_up() {
     let messenger = own.messenger.addr();
     let (status, said) = ends(move || (mp_messenger_destroy(std::ptr::without_provenance_mut(messenger)), last_error()));
     assert!(status == MP_ERROR_TIMEOUT && said.contains("2 operations have matched"), "{status:?}, {said}");
-    // SAFETY: a counter that is there.
+    // SAFETY: an existing counter.
     ok(unsafe { mp_signal_raise(own.node.context, signal.counter, 1) });
-    // SAFETY: the requests are the test's. They say how it went on.
+    // SAFETY: the requests belong to the test. They report the outcome.
     [&mut received, &mut sent].into_iter().for_each(|request| ok(unsafe { mp_wait(request, null_mut()) }));
     ok(mp_context_destroy(own.node.context));
 }

@@ -1,6 +1,6 @@
-//! What the tests of the C ABI share: a context created through the C functions, with memory of its devices.
+//! Provides a context created through the C functions, with memory of its devices, for the tests of the C ABI.
 //!
-//! Each test program uses a part of it.
+//! Each test program uses part of it.
 #![allow(dead_code)]
 
 use mpgpu::abi::*;
@@ -9,18 +9,18 @@ use std::ptr::{null, null_mut};
 
 pub use mpgpu::abi::mp_status_t::*;
 
-/// The last error's text on this thread.
+/// Returns the text of this thread's last error.
 pub fn last_error() -> String {
     // SAFETY: never NULL, and valid until the next failure on this thread.
     unsafe { CStr::from_ptr(mp_last_error()) }.to_str().expect("messages are UTF-8").to_owned()
 }
 
-/// Name of the parameter that the last error blames.
+/// Returns the name of the parameter that the last error refers to.
 pub fn last_argument() -> Option<String> {
     let mut info = error_info();
     // SAFETY: a whole struct of the right size.
     assert_eq!(unsafe { mp_last_error_info(&mut info) }, MP_SUCCESS);
-    // SAFETY: NULL or a text of the library.
+    // SAFETY: NULL or a string of the library.
     (!info.argument.is_null()).then(|| unsafe { CStr::from_ptr(info.argument) }.to_str().expect("ASCII").to_owned())
 }
 
@@ -29,7 +29,7 @@ pub fn ok(status: mp_status_t) {
     assert_eq!(status, MP_SUCCESS, "{}", last_error());
 }
 
-/// Checks a refusal, and returns what it says.
+/// Checks that a call was refused, and returns the message.
 #[track_caller]
 pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
     assert_eq!(status, expected, "the last error says: {}", last_error());
@@ -38,7 +38,7 @@ pub fn refused(status: mp_status_t, expected: mp_status_t) -> String {
     message
 }
 
-/// The host backend, also on a machine with GPUs: these tests read and write the memory of devices.
+/// Returns options for the host backend, which is also used on machines with GPUs, because these tests access device memory.
 pub fn context_options() -> mp_context_options_t {
     mp_context_options_t {
         size: size_of::<mp_context_options_t>(),
@@ -68,17 +68,17 @@ pub fn plan_options() -> mp_plan_options_t {
     }
 }
 
-/// Partitions that the model chooses, and who moves them.
+/// Returns options with partitions chosen by the model and this agent.
 pub fn partition_options(agent: i32) -> mp_partition_options_t {
     mp_partition_options_t { size: size_of::<mp_partition_options_t>(), count: 0, agent, arrivals: 0, stores: 0 }
 }
 
-/// Agents that are tried.
+/// Returns tuning options with these agents.
 pub fn partition_tuning(agents: u32) -> mp_partition_tuning_t {
     mp_partition_tuning_t { size: size_of::<mp_partition_tuning_t>(), agents, rounds: 1, arrivals: 0, blocks: 0, file: std::ptr::null() }
 }
 
-/// A message to be told of.
+/// Returns an empty message report.
 pub fn message_info() -> mp_message_info_t {
     mp_message_info_t {
         size: size_of::<mp_message_info_t>(),
@@ -91,7 +91,7 @@ pub fn message_info() -> mp_message_info_t {
     }
 }
 
-/// A trigger to be filled in.
+/// Returns an empty trigger.
 pub fn trigger() -> mp_trigger_t {
     mp_trigger_t {
         size: size_of::<mp_trigger_t>(),
@@ -149,13 +149,13 @@ pub fn error_info() -> mp_error_info_t {
     mp_error_info_t { size: size_of::<mp_error_info_t>(), status: MP_SUCCESS, driver_code: 0, argument: null(), message: null() }
 }
 
-/// A context on the host backend.
+/// Context on the host backend.
 pub struct Node {
     pub context: mp_context_t,
 }
 
 // A handle is a number, valid on any thread.
-// SAFETY: the library says that contexts may be used from any thread.
+// SAFETY: the library permits the use of contexts on any thread.
 unsafe impl Send for Node {}
 // SAFETY: as above.
 unsafe impl Sync for Node {}
@@ -206,7 +206,7 @@ impl Node {
         plan
     }
 
-    /// The status of planning, and what the call left in its output, which started as `before`.
+    /// Returns the status of planning, and the value of the output, which was initially `before`.
     pub fn try_plan(&self, transfers: &[mp_transfer_t], before: mp_plan_t) -> (mp_status_t, mp_plan_t) {
         let mut plan = before;
         // SAFETY: all pointers are valid for the call.
@@ -230,7 +230,7 @@ impl Node {
         result
     }
 
-    /// Copies between two GPUs, checks every byte, and the bytes around the destination too.
+    /// Copies between two GPUs, and checks every byte of the destination and around it.
     pub fn still_works(&self) {
         const BYTES: usize = 100_003;
         const AROUND: usize = 64;
@@ -251,7 +251,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Fails where the test has destroyed the context itself.
+        // Fails if the test has already destroyed the context.
         let _ = mp_context_destroy(self.context);
     }
 }
@@ -260,12 +260,12 @@ pub fn transfer(dst: *mut u8, dst_device: i32, src: *const u8, src_device: i32, 
     mp_transfer_t { dst: dst.cast(), dst_device, src: src.cast(), src_device, bytes: bytes as u64 }
 }
 
-/// A handle that no call has returned.
+/// Returns a handle that no call has returned.
 pub fn poison<T>() -> *mut T {
     std::ptr::without_provenance_mut(0xDEAD_BEE8)
 }
 
-/// The text of a two-call description.
+/// Returns the text of a description, which takes two calls.
 pub fn describe(call: impl Fn(*mut c_char, usize, *mut usize) -> mp_status_t) -> String {
     let mut length = 0;
     ok(call(null_mut(), 0, &mut length));
@@ -275,5 +275,5 @@ pub fn describe(call: impl Fn(*mut c_char, usize, *mut usize) -> mp_status_t) ->
     CStr::from_bytes_with_nul(&text).expect("one NUL, at the end").to_str().expect("descriptions are UTF-8").to_owned()
 }
 
-/// For callbacks that must not be called.
+/// Callback that must not be called.
 pub unsafe extern "C" fn nothing(_: *mut c_void) {}
