@@ -1,5 +1,4 @@
-//! Probing the host backend from end to end: bytes move, and what comes out is a file that says which machine it is of. Nothing is
-//! asserted about times.
+//! Probes the host backend from end to end: bytes are moved, and the resulting file identifies its machine. Times are not checked.
 
 use mpgpu::abi::*;
 use mpgpu_backend::*;
@@ -15,19 +14,19 @@ use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, LazyLock};
 
-/// Whatever CPU threads do to the predictions.
+/// Probe options that accept any prediction error, because CPU threads make times vary.
 fn quick() -> ProbeOptions {
     ProbeOptions { copy_seconds: 0.1e-3, repetitions: 1, measurements: 150, most_error: f64::INFINITY, ..ProbeOptions::quick() }
 }
 
-/// The same as on GPUs: of virtual devices nothing is kept by itself.
+/// Changes a report to that of GPUs, because no probe of virtual devices is kept automatically.
 fn as_on_gpus(mut report: ProbeReport) -> ProbeReport {
     report.record.fingerprint.backend = "cuda".into();
     report.record.residuals.median = 0.01;
     report
 }
 
-/// A directory of a test, gone afterwards.
+/// Directory of a test that is removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -83,12 +82,12 @@ fn a_probe_of_virtual_devices_is_a_topology_with_its_fingerprint() {
     assert_eq!(text, report.to_toml());
     assert_eq!(context.probed().as_deref(), Some(text.as_str()));
     assert_eq!(topology::parse_probed(&text), Ok((report.probed.topology.clone(), Some(report.record.clone()))));
-    // Everything is given back.
+    // All resources are released.
     for device in machine.devices() {
         assert_eq!(context.backend().allocated_bytes(device), 0);
         assert_eq!(context.backend().stream_count(device), 0);
     }
-    // The next context plans for it by name. On the host backend a probe of any machine may be named.
+    // The next context uses it by name. On the host backend a probe of any machine may be named.
     let next = self::context(&path.to_string_lossy(), None);
     assert_eq!(next.machine().topology(), &report.probed.topology);
     assert!(next.describe().contains("probed") && next.describe().contains(&*path.to_string_lossy()), "{}", next.describe());
@@ -112,13 +111,13 @@ fn the_cache_directory_follows_the_environment() {
     assert_eq!(directory(&[]), None);
     assert_eq!(directory(&[("HOME", "/home/me")]), Some("/home/me/.cache/mpgpu".into()));
     assert_eq!(directory(&[("HOME", "/home/me"), ("XDG_CACHE_HOME", "/scratch")]), Some("/scratch/mpgpu".into()));
-    // A path that is not absolute counts as none (XDG base directory specification).
+    // A relative path is ignored (XDG base directory specification).
     assert_eq!(directory(&[("HOME", "/home/me"), ("XDG_CACHE_HOME", "")]), Some("/home/me/.cache/mpgpu".into()));
     assert_eq!(directory(&[("HOME", "me"), ("XDG_CACHE_HOME", "cache")]), None);
 }
 
-/// The host backend, but copies from one buffer to another of these devices arrive with a byte missing, and report success; and GPUs
-/// have no memory for buffers of one size.
+/// Host backend on which copies between buffers of these two devices omit a byte but report success, and on which GPUs have no memory for
+/// buffers of one size.
 struct Losing {
     inner: HostBackend,
     from: DeviceId,
@@ -127,7 +126,7 @@ struct Losing {
 }
 
 impl Losing {
-    /// The program with the last byte of each plain copy between the two devices left out.
+    /// Returns the program without the last byte of each plain copy between the two devices.
     fn damaged(&self, execution: &Execution<'_>) -> Option<Program> {
         let [ends] = &execution.endpoints[..] else { return None };
         let device = |address| self.inner.locate(address).ok().flatten().map(|allocation| allocation.device);
@@ -136,7 +135,7 @@ impl Losing {
         }
         let mut program = Program::clone(execution.program);
         for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
-            // A plan that goes through other devices loses nothing.
+            // A plan through other devices loses no bytes.
             if !matches!((copy.from, copy.to), (Place::Source { .. }, Place::Destination { .. })) {
                 return None;
             }
@@ -223,13 +222,13 @@ fn a_single_byte_that_does_not_arrive_condemns_the_pair_and_no_other() {
         let context = Context::with_backend(machine.clone(), Arc::new(backend), Config::default()).expect("a context");
         let options = ProbeOptions { tuned_bytes: vec![64 << 10], ..quick() };
         let report = context.probe(&options, &mut |_| {}).expect("a probe");
-        // A way to or from host memory that is gone is nothing to be tuned.
+        // A missing path to or from host memory is not tuned.
         assert!(report.tuning.is_some());
         let lost: Vec<_> = report.probed.hops.iter().filter(|hop| hop.verdict != Integrity::Intact).collect();
         let probed = Machine::new(report.probed.topology.clone()).expect("well formed");
         assert_eq!(probed.route(from, to), None);
         if to.is_host() {
-            // The way back to host memory is what shows the bytes that have come to this GPU.
+            // The check reads the bytes that have arrived at this GPU over the path back to host memory.
             assert!(lost.iter().all(|hop| hop.to == from || hop.from == from), "{lost:?}");
         } else {
             assert_eq!(lost.iter().map(|hop| (hop.from, hop.to)).collect::<Vec<_>>(), [(from, to)]);
@@ -248,12 +247,12 @@ fn a_search_that_fails_leaves_the_probe_and_no_earlier_tuning() {
     const TUNED: u64 = 96 << 10;
     let directory = Directory::new("probe-untuned");
     let machine = Arc::new(Machine::new(topology::load("beluga").expect("a preset")).expect("well formed"));
-    // No way from a device to itself: nothing is lost.
+    // There is no path from a device to itself, so no byte is lost.
     let gpu0 = DeviceId::gpu(0);
     let backend = Losing { inner: HostBackend::new(4, 1), from: gpu0, to: gpu0, refused: TUNED };
     let config = Config { cache_dir: Some(directory.0.clone()), ..Config::default() };
     let context = Context::with_backend(machine.clone(), Arc::new(backend), config).expect("a context");
-    // The larger size is searched first: the source is there, and then there is no memory for the destination.
+    // The larger size is searched first: the source can be allocated, but the destination cannot.
     let options = ProbeOptions { tuned_bytes: vec![64 << 10, TUNED], ..quick() };
     let mut stages = Vec::new();
     let report = as_on_gpus(context.probe(&options, &mut |progress| stages.push(progress.stage)).expect("a probe"));
@@ -308,7 +307,7 @@ fn the_c_interface_probes_keeps_and_gives_back_the_file() {
     assert_eq!(mp_context_destroy(context), mp_status_t::MP_SUCCESS);
 }
 
-/// A file with a probe, for damage.
+/// File with a probe, to be damaged.
 static FILE: LazyLock<String> = LazyLock::new(|| {
     let report = context("beluga", None).probe(&quick(), &mut |_| {}).expect("a probe");
     report.to_toml()
@@ -340,12 +339,12 @@ fn the_table_of_a_probe_is_strict() {
 
 #[test]
 fn a_file_of_an_earlier_form_is_refused_with_what_to_do() {
-    // Its costs have other names: that is not what is said.
+    // Its costs also have other names, which must not be the reported error.
     let old = FILE.replacen("format = 4", "format = 3", 1).replacen("chunk_via_host = ", "chunk = ", 1);
     assert!(FILE.contains("format = 4") && old.contains("\nchunk = "));
     let error = topology::parse_probed(&old).expect_err("of another version").to_string();
     assert!(error.contains("format is 3") && error.contains("mpgpu probe"), "{error}");
-    // Without the table [probe] it is a topology with a wrong key.
+    // Without the table [probe] the file is a topology with a wrong key.
     let error = topology::parse(&old[..old.find("[probe]").expect("a table")]).expect_err("a wrong key").to_string();
     assert!(error.contains("`chunk`"), "{error}");
 }
@@ -391,7 +390,7 @@ proptest! {
         let chosen = Machine::new(topology.with_gpus(&order).expect("GPUs that exist")).expect("well formed");
         prop_assert_eq!(chosen.gpu_count() as usize, order.len());
         for (a, &from) in (0..).zip(&order) {
-            // Links that remain are as they were; a route may only lose alternatives, and it has none through devices.
+            // Remaining links do not change. A route can only lose alternatives, and there are none through devices.
             prop_assert_eq!(
                 chosen.route(DeviceId::gpu(a), DeviceId::HOST).map(|route| route.bandwidth),
                 machine.route(DeviceId::gpu(from), DeviceId::HOST).map(|route| route.bandwidth)

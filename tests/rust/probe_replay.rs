@@ -1,8 +1,8 @@
-//! The probe on readings of real machines: eight sets of four H200 as they were read, modelled anew by the code as it is.
+//! Runs the probe on readings of real machines: eight sets of four H200, modelled with the current code.
 //!
-//! `readings/*.txt` hold what `mpgpu probe --check --json` wrote, one reading to a line. Capacities follow from the readings alone. Costs ask for
-//! measurements: one of copies that the file has is scaled to the bytes that are asked for, and one that it has not is an error, so
-//! that the cost is said to be missing.
+//! `readings/*.txt` contain the output of `mpgpu probe --check --json`, one reading per line. Capacities follow from the readings only.
+//! Costs require measurements: a measurement of copies that the file contains is scaled to the requested bytes, and any other measurement
+//! is an error, so that the cost is reported as missing.
 
 use mpgpu_core::model::{Flow, Issue, PathModel, finish};
 use mpgpu_core::plan::{self, Mechanism, Options, Shape};
@@ -12,7 +12,7 @@ use mpgpu_measure::probe::{Group, Harness, Hop, Integrity, Pipeline, ProbeOption
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A file, and the costs of which it has no readings: these are not tested on it.
+/// Readings file, and the costs without readings, which are not tested on it.
 struct Node {
     name: &'static str,
     text: &'static str,
@@ -85,13 +85,13 @@ const NODES: [Node; 8] = [
 
 type Ends = (DeviceId, DeviceId);
 
-/// A path of a plan: ends, middle, bytes, chunks.
+/// Path of a plan: ends, relay, bytes, chunks.
 type Path = (Ends, Option<DeviceId>, u64, u32);
 
-/// What was copied: ends and middle of each copy, and by which mechanism so often.
+/// Copies of a measurement: ends and relay of each copy, and the mechanism with its number of copies.
 type Key = (Vec<(Ends, Option<DeviceId>)>, Option<(&'static str, u32)>);
 
-/// A plan of the check: its paths, and what it took.
+/// Plan of the check: its paths and its time.
 struct Check {
     case: String,
     bytes: u64,
@@ -103,7 +103,7 @@ struct Check {
 struct Replay {
     readings: Vec<Reading>,
     checks: Vec<Check>,
-    /// How often each key was asked for.
+    /// Number of requests of each key.
     asked: BTreeMap<Key, usize>,
 }
 
@@ -111,7 +111,7 @@ fn device(text: &str) -> DeviceId {
     if text == "h" { DeviceId::HOST } else { DeviceId::gpu(text.parse().expect("a number")) }
 }
 
-/// `0>1:77` (pages) or `0>h>1:300b:3` (bytes, chunks); bytes throughout where `unit` is 1.
+/// Parses `0>1:77` (pages) or `0>h>1:300b:3` (bytes, chunks). All numbers are bytes if `unit` is 1.
 fn path(text: &str, unit: u64) -> Path {
     let mut parts = text.split(':');
     let way: Vec<DeviceId> = parts.next().expect("a way").split('>').map(device).collect();
@@ -123,7 +123,7 @@ fn path(text: &str, unit: u64) -> Path {
 
 const MECHANISMS: [(&str, Mechanism); 3] = [("copy", Mechanism::Copy), ("batch", Mechanism::Batch), ("kernel", Mechanism::Kernel)];
 
-/// The copies of a measurement, sorted, and its key.
+/// Returns the sorted copies of a measurement, and its key.
 fn key(direct: &[Hop], staged: &[Pipeline], many: Option<(Mechanism, u32)>) -> (Key, Vec<Path>) {
     let direct = direct.iter().map(|hop| ((hop.from, hop.to), None, hop.bytes, 1));
     let staged = staged.iter().map(|one| ((one.hop.from, one.hop.to), Some(one.via), one.hop.bytes, one.chunks));
@@ -169,7 +169,7 @@ impl Replay {
 impl Harness for Replay {
     type Error = Key;
 
-    /// The reading of these copies that is nearest in bytes and chunks, scaled to these; of several as near by turns.
+    /// Returns the reading of these copies that is nearest in bytes and chunks, scaled to these. Equally near readings are used in turn.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Key> {
         const START: f64 = 7e-6;
         let (key, copies) = match *work {
@@ -179,7 +179,7 @@ impl Harness for Replay {
         };
         let apart = |known: &[Path]| {
             let bytes = known.iter().zip(&copies).map(|(a, b)| (a.2 as f64 / b.2 as f64).ln().abs()).fold(0.0, f64::max);
-            // Of other numbers of chunks, or of other lengths by far, it says nothing.
+            // A reading with another number of chunks, or with very different lengths, is not used.
             if known.iter().zip(&copies).any(|(a, b)| a.3 != b.3) || bytes > 4_f64.ln() { f64::INFINITY } else { bytes }
         };
         let known: Vec<(&Reading, Vec<Path>)> = self
@@ -204,7 +204,7 @@ impl Harness for Replay {
         Ok(runs.map(|run| Timing { issue: run.issue, total: scaled(run.total) }).collect())
     }
 
-    /// No file has it.
+    /// No file contains this measurement.
     fn pass_flags(&mut self, _: [DeviceId; 2], _: u32, _: u32) -> Result<Vec<f64>, Key> {
         Ok(Vec::new())
     }
@@ -218,7 +218,7 @@ impl Harness for Replay {
     }
 }
 
-/// Four GPUs and a host, every two joined, and nothing known of how fast. The costs are those of discovered machines.
+/// Returns four GPUs and a host with links between all pairs, unknown rates, and the costs of discovered machines.
 fn blank() -> Machine {
     let mut topology = topology::preset("hgx-h100-4").expect("listed");
     topology.links.iter_mut().for_each(|link| (link.bandwidth, link.latency) = (1e9, 0.0));
@@ -228,7 +228,7 @@ fn blank() -> Machine {
     Machine::new(topology).expect("well formed")
 }
 
-/// The topology and shared capacities of a file, and the steps that it has no readings for.
+/// Returns the topology and the shared capacities of a file, and the steps without readings.
 fn modelled(text: &str) -> (Replay, Topology, Vec<Group>, Vec<&'static str>) {
     let mut replay = Replay::new(text);
     let readings = replay.readings.clone();
@@ -240,7 +240,7 @@ fn modelled(text: &str) -> (Replay, Topology, Vec<Group>, Vec<&'static str>) {
     (replay, topology, groups, missing)
 }
 
-/// What the plan of a check is predicted to take.
+/// Returns the predicted time of a checked plan.
 fn predicted(machine: &Machine, check: &Check) -> f64 {
     let kind = |device: DeviceId| if device.is_host() { MemoryKind::Pinned } else { MemoryKind::Device };
     if check.paths.iter().all(|path| path.1.is_none()) {
@@ -274,7 +274,7 @@ fn predicted(machine: &Machine, check: &Check) -> f64 {
     finish(machine, flows, &Issue::copies(machine.costs(), 1))
 }
 
-/// |predicted / measured - 1| of the plans from 16 MiB up, but for all-to-alls, which planners of the time issued otherwise.
+/// Returns |predicted / measured - 1| of the plans of at least 16 MiB, except all-to-alls, which earlier planners issued in another way.
 fn errors(machine: &Machine, replay: &Replay) -> Vec<(f64, String)> {
     let checks = replay.checks.iter().filter(|check| check.bytes >= 16 << 20 && check.case != "all to all");
     let error = |check: &Check| {
@@ -286,8 +286,8 @@ fn errors(machine: &Machine, replay: &Replay) -> Vec<(f64, String)> {
     errors
 }
 
-/// Of checks of the same transfers by different paths: how many there are, and in how many the one that is predicted to be fastest took at most 3 %
-/// longer than the fastest.
+/// Compares checks of the same transfers by different paths. Returns their number, and the number of those in which the path with the
+/// fastest prediction took at most 3 % longer than the fastest path.
 fn choices(machine: &Machine, replay: &Replay) -> (usize, usize) {
     let mut groups: BTreeMap<(&str, u64), Vec<&Check>> = BTreeMap::new();
     for check in replay.checks.iter().filter(|check| check.bytes >= 16 << 20 && check.case != "all to all") {
@@ -314,7 +314,7 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         assert_eq!(not_read, missing, "{name}");
         let switches = topology.nodes.iter().filter(|node| node.kind == NodeKind::Switch { peer: true }).count();
         assert_eq!(switches, 1, "{name}: {groups:?}");
-        // Reads at once: 131 to 154 GB/s of three, 146 to 165 of four.
+        // Concurrent reads: 131 to 154 GB/s with three GPUs, 146 to 165 with four.
         let reads = |count: usize| {
             let is_it = move |group: &&Group| group.hops.len() == count && group.hops.iter().all(|(from, _)| from.is_host());
             groups.iter().filter(is_it).map(|group| group.capacity).collect::<Vec<f64>>()
@@ -332,7 +332,7 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         };
         check(0, "chunks through host memory", topology.costs.chunk_via_host, 8e-6..10.5e-6);
         check(1, "chunks through a GPU", topology.costs.chunk_via_gpu, 2.4e-6..5.5e-6);
-        // All in a ring, whose staging the cache keeps.
+        // All copies in a ring, with staging memory that stays in the cache.
         let of_all = groups.iter().find(|group| group.hops.len() == 8 && group.hops.iter().all(|hop| hop.0.is_host() || hop.1.is_host()));
         let of_all = of_all.expect("a capacity of all copies of host memory");
         assert!((145e9..215e9).contains(&of_all.capacity), "{name}: {of_all:?}");
@@ -342,13 +342,13 @@ fn four_h200_as_they_were_read_are_a_switch_with_ports_and_their_plans_are_predi
         let (of, well) = choices(&machine, &replay);
         let (median, worst) = (&errors[errors.len() / 2], &errors[errors.len() - 1]);
         println!("{name}: choice {well} of {of}; errors {:.1} % {}", median.0 * 100.0, worst.1);
-        // From host memory of the second node the check read a sixth less than the probe had, which had one buffer.
+        // From host memory of the second node, the check measured a sixth less than the probe, which had one buffer.
         let most = if name == "node2" { 0.25 } else { 0.18 };
         assert!(median.0 <= 0.045 && worst.0 <= most, "{name}: {median:?} {worst:?}");
         (cases, good) = (cases + of, good + well);
         all.extend(errors.iter().map(|error| error.0));
     }
-    // Files that lack readings do not pass for tested.
+    // Files without readings do not count as tested.
     assert_eq!(tested, [6, 5, 1]);
     all.sort_by(f64::total_cmp);
     let [median, most, worst] = [0.5, 0.9, 1.0].map(|part| 100.0 * all[((all.len() - 1) as f64 * part) as usize]);

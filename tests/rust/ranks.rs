@@ -1,5 +1,6 @@
-//! Programs divided among ranks. What [`divide`] makes is accepted by [`check_parts`] and moves the right bytes, step after step, in random
-//! orders of ranks and lanes; what has lost a flag or an order is refused whenever such an order goes wrong.
+//! Tests the division of programs among ranks. [`check_parts`] must accept the results of [`divide`], and they must move the right bytes in
+//! every step, in random orders of ranks and lanes. Parts without one flag or dependence must be refused if any such order moves wrong
+//! bytes.
 
 use crate::common::{Random, config, machine_and_batch};
 use mpgpu_core::plan::{Copy, Place, Program, Shape, plan};
@@ -8,7 +9,7 @@ use mpgpu_core::topology::{DeviceId, Machine, preset};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// A program and whose memory it moves.
+/// Program with the ranks that own its memory.
 struct Case {
     program: Program,
     shapes: Vec<Shape>,
@@ -22,7 +23,7 @@ impl Case {
         RankedBatch { ranks: self.ranks, shapes: &self.shapes, ends: &self.ends, owners: &self.owners }
     }
 
-    /// A random plan whose GPUs belong to ranks, several to one at times; and several ranks have memory on one GPU at times.
+    /// Returns a random plan whose GPUs belong to ranks. A rank may have several GPUs, and several ranks may have memory on one GPU.
     fn random(random: &mut Random) -> Case {
         let (machine, shapes, program) = loop {
             let (machine, shapes, options) = machine_and_batch(random, 40);
@@ -48,7 +49,7 @@ impl Case {
     }
 }
 
-/// One thing that a rank does in a step.
+/// Single action of a rank in a step.
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Event {
     Begin,
@@ -56,7 +57,7 @@ enum Event {
     End,
 }
 
-/// What went wrong in a run.
+/// Error in a run.
 #[derive(Debug, PartialEq)]
 enum Wrong {
     Deadlock,
@@ -65,10 +66,10 @@ enum Wrong {
     OutsideStep,
 }
 
-/// Where the bytes of a place come from: transfer, offset, step.
+/// Origin of the bytes at a place: transfer, offset, step.
 type Origin = (u32, u64, u64);
 
-/// Runs `steps` steps in a random order that the parts allow, and looks at every chunk.
+/// Runs `steps` steps in a random order that the parts permit, and checks every chunk.
 fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<(), Wrong> {
     let ranks = parts.parts.len();
     let mut flags = vec![false; parts.flags.len()];
@@ -76,7 +77,7 @@ fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<()
     let mut step_of = vec![0_u64; ranks];
     let mut inside = vec![false; ranks];
     let mut done: Vec<Vec<bool>> = parts.parts.iter().map(|part| vec![false; part.steps.len()]).collect();
-    // Bytes that arrived in the step that each rank is in.
+    // Bytes that have arrived in the current step of each rank.
     let mut arrived: BTreeMap<u32, u64> = BTreeMap::new();
     loop {
         let mut free: Vec<(usize, Event)> = Vec::new();
@@ -161,7 +162,7 @@ fn run(case: &Case, parts: &Parts, steps: u64, random: &mut Random) -> Result<()
     }
 }
 
-/// Takes a flag away. The last flag gets its number.
+/// Removes a flag. The last flag gets its number.
 fn remove(parts: &mut Parts, gone: FlagId) {
     let last = FlagId(parts.flags.len() as u32 - 1);
     parts.flags.swap_remove(gone.0 as usize);
@@ -184,7 +185,7 @@ fn remove(parts: &mut Parts, gone: FlagId) {
     }
 }
 
-/// Takes away one thing that orders: a flag, or what a step comes after. `None` where there is nothing.
+/// Removes one flag or one dependence of a step. Returns `None` if there is none.
 fn damage(parts: &mut Parts, random: &mut Random) -> Option<()> {
     let flags = parts.flags.len() as u64;
     let steps = parts.parts.iter_mut().flat_map(|part| &mut part.steps);
@@ -232,7 +233,7 @@ fn gpu(number: u32) -> DeviceId {
     DeviceId::gpu(number)
 }
 
-/// Transfers between GPUs of a preset, each of 64 MiB; GPU n belongs to rank n.
+/// Returns transfers of 64 MiB each between GPUs of a preset, where GPU n belongs to rank n.
 fn case_of(name: &str, pairs: &[(DeviceId, DeviceId)]) -> Case {
     let machine = Machine::new(preset(name).expect("a preset")).expect("a machine");
     let kind = |device: DeviceId| {
@@ -265,7 +266,8 @@ fn a_copy_is_two_flags_the_receiver_is_ready_and_the_bytes_are_there() {
 
 #[test]
 fn the_source_pushes_the_destination_pulls_and_a_relay_does_nothing() {
-    // Through two other GPUs and host memory: their ranks have no work, because the destination reads their staging memory itself.
+    // Through two other GPUs and host memory. The ranks of these GPUs have no work, because the destination itself reads their staging
+    // memory.
     let case = case_of("beluga", &[(gpu(0), gpu(1))]);
     let parts = divide(&case.program, &case.batch());
     assert_eq!(check_parts(&case.program, &case.batch(), &parts), Ok(()));
@@ -314,7 +316,7 @@ fn each_way_of_being_wrong_is_named() {
     ));
     assert!(matches!(refused(&|parts| parts.parts[1].begins.clear()), PartViolation::FlagUse { .. }));
     assert!(matches!(refused(&|parts| parts.flags[0].raiser = 3), PartViolation::FlagUse { flag: 0, raiser: 3, .. }));
-    // Each kind of flag is missed where it is not there.
+    // The absence of each kind of flag is detected.
     let parts = &right.parts;
     let first =
         |rank: usize, of: &dyn Fn(&Place) -> bool| parts[rank].steps.iter().position(|step| of(&step.copies[0].to)).expect("such a step");
@@ -326,13 +328,13 @@ fn each_way_of_being_wrong_is_named() {
     assert!(matches!(without(ready(staged)), PartViolation::SlotOfLastStep { .. }));
     assert!(matches!(without(parts[1].ends[0]), PartViolation::OutsideStep { owner: 1, .. }));
     assert!(matches!(without(parts[0].steps[staged].raises[0]), PartViolation::Unordered { .. }));
-    // And one that is taken too late: at the end, where it was to be taken first.
+    // Also detected: a flag that is waited for at the end instead of the beginning.
     let late = refused(&|parts| {
         let flag = parts.parts[0].steps[direct].takes.pop().expect("it waits");
         parts.parts[0].ends.push(flag);
     });
     assert!(matches!(late, PartViolation::OutsideStep { rank: 0, owner: 1, .. }), "{late:?}");
-    // Two ranks that each wait for what the other does later.
+    // Two ranks that each wait for a later action of the other.
     let stuck = refused(&|parts| {
         for rank in [0, 1] {
             let ends = std::mem::take(&mut parts.parts[rank].ends);

@@ -1,16 +1,16 @@
-//! Host memory of the program's own that it registers: an end of plans as pinned memory is, whatever pieces it lies in, and refused with a reason
-//! where it cannot be one.
+//! Tests the program's own host memory after registration: it can be an end of plans like pinned memory, in any number of pinned pieces.
+//! Memory that cannot be registered is refused with a reason.
 
 use crate::node::*;
 use mpgpu::abi::*;
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::Barrier;
 
-/// Memory is pinned in pieces that end at multiples of this.
+/// Memory is pinned in pieces that end at multiples of this number of bytes.
 const PIECE: usize = 1 << 30;
 const PAGE: usize = 4096;
 
-/// Ordinary memory on both sides of such an address, of so many bytes each, in address space that nobody else is given.
+/// Pageable memory of `bytes` bytes on both sides of such an address, in reserved address space.
 struct Mapped {
     space: usize,
     base: usize,
@@ -31,7 +31,7 @@ impl Mapped {
     }
 
     fn protect(&self, offset: usize, bytes: usize, access: libc::c_int) {
-        // SAFETY: whole pages of the mapping, which is the test's.
+        // SAFETY: whole pages of the mapping, which belongs to the test.
         assert_eq!(unsafe { libc::mprotect(with_exposed_provenance_mut(self.base + offset), bytes, access) }, 0);
     }
 
@@ -40,14 +40,14 @@ impl Mapped {
     }
 
     fn fill(&self, seed: u8) {
-        // SAFETY: readable and writable, and the test's.
+        // SAFETY: readable and writable, and used only by the test.
         unsafe { std::slice::from_raw_parts_mut(self.at(0), self.bytes) }.iter_mut().zip(pattern(seed)).for_each(|(byte, new)| *byte = new);
     }
 }
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the whole of it.
+        // SAFETY: the whole mapping.
         unsafe { libc::munmap(with_exposed_provenance_mut(self.space), 2 * PIECE) };
     }
 }
@@ -57,7 +57,7 @@ fn pattern(seed: u8) -> impl Iterator<Item = u8> {
 }
 
 fn register(node: &Node, memory: *mut u8, bytes: usize) -> mp_status_t {
-    // SAFETY: whether it is memory is the library's to find out.
+    // SAFETY: the library must check whether this is memory.
     unsafe { mp_memory_register(node.context, memory.cast(), bytes as u64, 0) }
 }
 
@@ -67,7 +67,7 @@ fn unregister(node: &Node, memory: *mut u8) -> mp_status_t {
 }
 
 fn shown(plan: mp_plan_t) -> String {
-    // SAFETY: the library fills the text that it is given.
+    // SAFETY: the library writes into the given buffer.
     describe(|text, capacity, length| unsafe { mp_plan_describe(plan, mp_format_t::MP_FORMAT_TEXT as i32, text, capacity, length) })
 }
 
@@ -80,7 +80,7 @@ fn copies_pass_from_piece_to_piece_and_every_byte_arrives_there_and_back() {
     from.fill(3);
     ok(register(&node, from.at(0), 2 * EACH));
     ok(register(&node, to.at(PAGE), 2 * EACH - PAGE));
-    // Whole, up to a boundary, from one on, and around one by a byte on either side.
+    // Entirely, up to a boundary, from a boundary, and across a boundary by one byte on each side.
     for (first, bytes, cut) in [(PAGE, 2 * EACH - PAGE, 2), (PAGE, EACH - PAGE, 1), (EACH, EACH, 1), (EACH - 1, 2, 2), (EACH + 5, 77, 1)] {
         to.fill(0);
         let there = node.plan(&[transfer(on_gpu, 0, from.at(first), -1, bytes)]);
@@ -91,7 +91,7 @@ fn copies_pass_from_piece_to_piece_and_every_byte_arrives_there_and_back() {
             assert!(!text.contains("pageable"), "{text}");
             node.run(plan);
         }
-        // SAFETY: memory of the test, which no copy uses any more.
+        // SAFETY: memory of the test that no copy uses any more.
         let arrived = unsafe { std::slice::from_raw_parts(to.at(0), 2 * EACH) };
         let expected = pattern(3).zip(pattern(0)).enumerate().take(2 * EACH);
         for (at, (new, old)) in expected {
@@ -113,18 +113,18 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
     assert!(message.contains("0x0 (8 bytes)"), "{message}");
     refused(register(&node, memory.at(0), 0), mp_status_t::MP_ERROR_INVALID_ARGUMENT);
     assert_eq!(last_argument().as_deref(), Some("bytes"));
-    // SAFETY: refused before anything is looked at.
+    // SAFETY: refused before the memory is accessed.
     let status = unsafe { mp_memory_register(node.context, memory.at(0).cast(), 8, 2) };
     assert!(refused(status, mp_status_t::MP_ERROR_INVALID_ARGUMENT).contains("huge_pages=2"));
     let message = refused(register(&node, with_exposed_provenance_mut(usize::MAX - 99), 100), mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains("there is no memory at"), "{message}");
     let message = refused(register(&node, memory.at(0), usize::MAX), mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains("past the end"), "{message}");
-    // The address space goes on, and its memory may not be read. It stays mapped: what another thread maps into a gap would be taken for it.
+    // The address range continues, but its memory is not readable. It stays mapped, because another thread could map memory into a gap.
     memory.protect(2 * PAGE, PAGE, libc::PROT_NONE);
     let message = refused(register(&node, memory.at(0), 8 * PAGE), mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains(&format!("there is no memory at {:#x}", memory.base + 2 * PAGE)), "{message}");
-    // Twice, a part of it, around it, and memory of the context.
+    // Registered twice, in part, with a larger range, and memory of the context.
     let (own, half) = (node.alloc(-1, 4 * PAGE), bytes / 2);
     ok(register(&node, memory.at(half), 4 * PAGE));
     for (at, size) in [(half, 4 * PAGE), (half + PAGE, 8), (half - PAGE, 2 * PAGE), (half - PAGE, 8 * PAGE)] {
@@ -132,7 +132,7 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
         assert!(message.contains("pinned already"), "{message}");
     }
     refused(register(&node, own, PAGE), mp_status_t::MP_ERROR_INVALID_POINTER);
-    // Given back by what it was had from.
+    // Freed by a function for other memory.
     // SAFETY: refused.
     refused(unsafe { mp_free(node.context, memory.at(half).cast()) }, mp_status_t::MP_ERROR_INVALID_POINTER);
     refused(unregister(&node, own), mp_status_t::MP_ERROR_INVALID_POINTER);
@@ -146,7 +146,7 @@ fn what_cannot_be_registered_is_refused_by_name_and_nothing_is_left() {
     // SAFETY: a whole struct of the right size.
     ok(unsafe { mp_context_device_statistics(node.context, -1, &mut held) });
     assert_eq!(held.allocated_bytes, 4 * PAGE as u64, "registered memory is the program's");
-    // Whatever is left goes with the context.
+    // The context releases the remaining registrations.
 }
 
 #[test]
@@ -157,14 +157,14 @@ fn sizes_beyond_all_memory_are_refused_before_any_page_is_looked_at() {
         let message = refused(register(&node, memory.at(0), size), mp_status_t::MP_ERROR_INVALID_POINTER);
         assert!(message.contains("there is no memory at"), "{message}");
     }
-    // Address space that is the program's, and that no memory stands behind.
+    // Address space of the program without memory.
     let (none, kind) = (libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: a new mapping.
     let space = unsafe { libc::mmap(null_mut(), 1 << 45, none, kind, -1, 0) };
     if space != libc::MAP_FAILED {
         let message = refused(register(&node, space.cast(), 1 << 45), mp_status_t::MP_ERROR_OUT_OF_MEMORY);
         assert!(message.contains(&(1_u64 << 45).to_string()), "{message}");
-        // SAFETY: the whole of it.
+        // SAFETY: the whole mapping.
         unsafe { libc::munmap(space, 1 << 45) };
     }
     assert_eq!(register(&node, memory.at(0), 4 * PAGE), mp_status_t::MP_SUCCESS);
@@ -183,11 +183,11 @@ fn plans_of_memory_that_is_registered_no_more_are_refused_and_new_ones_take_it_a
     ok(register(&node, memory.at(0), 2 * BYTES));
     let pinned = node.plan(&[copy]);
     node.run(pinned);
-    // A plan that took it for ordinary memory is as right as ever.
+    // A plan that was created for it as pageable memory is still valid.
     node.run(before);
     ok(unregister(&node, memory.at(0)));
     let stream = node.stream(0);
-    // SAFETY: the plan's memory is there, which is refused all the same.
+    // SAFETY: the plan's memory exists, and the call is refused nevertheless.
     let message = refused(unsafe { mp_execute(pinned, stream, null_mut()) }, mp_status_t::MP_ERROR_INVALID_POINTER);
     assert!(message.contains("unregistered after the plan was made"), "{message}");
     // SAFETY: no copy uses it.
