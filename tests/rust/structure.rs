@@ -1,5 +1,5 @@
-//! The structure of the crates. Imports run in one direction: between crates, which cargo sees to, and between the folders of each crate,
-//! which a test sees to; `CONTRIBUTING.md` shows the picture as it is drawn here. And a name stands for one type.
+//! Tests the structure of the crates: imports have one direction, between crates (checked by cargo) and between the folders of each crate
+//! (checked here); `CONTRIBUTING.md` contains the diagram that is generated here. Each name denotes one type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,17 +7,17 @@ use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemUse, UseTree, Visibility};
 
-/// The crates, from the ground up: folders of `rust/`.
+/// Crates in the order of their dependences: folders of `rust/`.
 const CRATES: [&str; 11] = ["core", "measure", "backend", "ipc", "devices", "contexts", "ranks", "api", "ffi", "bench", "cli"];
 
-/// Folder to folder, within a crate.
+/// Imports from folder to folder within a crate.
 type Imports = BTreeSet<(Module, Module)>;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Whether something is compiled for tests alone: `cfg(test)`, or that and more.
+/// Returns true for code that is compiled only for tests: `cfg(test)`, alone or combined.
 fn is_test(attributes: &[Attribute]) -> bool {
     let names_test = |attribute: &Attribute| {
         let syn::Meta::List(list) = &attribute.meta else { return false };
@@ -26,15 +26,15 @@ fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(names_test)
 }
 
-/// Collects the paths that a file names, absolute in its crate.
+/// Collects the paths that a file uses, as absolute paths in its crate.
 struct Names {
-    /// The module that is being read.
+    /// Module that is being read.
     here: Vec<String>,
     found: Vec<Vec<String>>,
 }
 
 impl Names {
-    /// A path that starts at the crate's root, or in this module's relatives.
+    /// Adds a path that starts at the crate's root or at a relative of this module.
     fn add(&mut self, path: &[String]) {
         let mut base = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),
@@ -94,7 +94,7 @@ impl<'a> Visit<'a> for Names {
         let before = self.found.len();
         self.add_tree(&mut Vec::new(), &item.tree);
         if !matches!(item.vis, Visibility::Inherited) {
-            // What a folder hands on of the folders inside it is no import.
+            // Re-exports of a folder from the folders inside it are not imports.
             let here = self.here.clone();
             let outside = self.found.split_off(before).into_iter().filter(|path| !path.starts_with(&here));
             self.found.extend(outside);
@@ -107,10 +107,10 @@ impl<'a> Visit<'a> for Names {
     }
 }
 
-/// A module of a crate by its path, `["plan", "split"]` say; the crate's root is `[]`.
+/// Module of a crate by its path, such as `["plan", "split"]`; the crate's root is `[]`.
 type Module = Vec<String>;
 
-/// Reads a module's file and those of the modules in it, but for tests'.
+/// Reads a module's file and those of its submodules, without tests.
 fn read(file: &Path, module: Module, into: &mut Vec<(Module, syn::File)>) {
     let text = std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
@@ -127,7 +127,7 @@ fn read(file: &Path, module: Module, into: &mut Vec<(Module, syn::File)>) {
     into.push((module, parsed));
 }
 
-/// All modules of a crate.
+/// Returns all modules of a crate.
 fn parsed(name: &str) -> Vec<(Module, syn::File)> {
     let folder = root().join("rust").join(name);
     let file = ["lib.rs", "main.rs"].map(|file| folder.join(file)).into_iter().find(|file| file.exists()).expect("a crate has a root");
@@ -136,8 +136,8 @@ fn parsed(name: &str) -> Vec<(Module, syn::File)> {
     modules
 }
 
-/// The folders of a crate and what they import of each other. Beside folders a file at the root counts as one; a crate of files alone has
-/// none.
+/// Returns the folders of a crate and their imports of each other. A file at the root beside folders counts as a folder; a crate without
+/// folders has none.
 fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
     let files = parsed(name);
     if files.iter().all(|(module, _)| module.len() < 2) {
@@ -165,7 +165,7 @@ fn imports(name: &str) -> (BTreeSet<Module>, Imports) {
     (modules.into_values().filter(|folder| !folder.is_empty()).collect(), imports)
 }
 
-/// Folders in an order in which each imports only earlier ones; or those that stand in circles, or above them.
+/// Returns the folders in an order in which each imports only earlier ones, or the folders in or above cycles.
 fn order(folders: &BTreeSet<Vec<String>>, imports: &Imports) -> Result<Vec<Vec<String>>, Vec<Vec<String>>> {
     let mut sorted: Vec<Vec<String>> = Vec::new();
     loop {
@@ -186,7 +186,7 @@ fn text(folder: &[String]) -> String {
     folder.join("/")
 }
 
-/// Each crate with its folders from the ground up, and what each imports.
+/// Returns each crate with its folders in this order, and their imports.
 fn picture() -> String {
     let mut picture = String::from("```text\n");
     for name in CRATES {
@@ -246,7 +246,7 @@ fn a_circle_is_found() {
     assert_eq!(names.found.iter().map(|path| text(path)).collect::<Vec<_>>(), ["b", "b/c/D", "e", "h/i"]);
 }
 
-/// The types that a file defines outside functions.
+/// Types that a file defines outside functions.
 struct Types(Vec<String>);
 
 impl<'a> Visit<'a> for Types {
@@ -283,7 +283,7 @@ fn no_two_types_of_a_crate_have_the_same_name() {
     assert!(twins.is_empty(), "types of one name:\n{}", twins.join("\n"));
 }
 
-/// The methods of each type of a file, but for those of traits.
+/// Methods of each type of a file, without those of traits.
 #[derive(Default)]
 struct Methods(BTreeMap<String, usize>);
 
@@ -309,7 +309,7 @@ fn no_type_has_eighty_methods() {
     assert!(most > 30, "they are counted");
 }
 
-/// Collects the string literals of a file, those in macros and attributes included, but for documentation and tests.
+/// Collects the string literals of a file, including those in macros and attributes, without documentation and tests.
 #[derive(Default)]
 struct Texts(Vec<String>);
 
@@ -341,7 +341,7 @@ impl<'a> Visit<'a> for Texts {
     }
 }
 
-/// Callers in C++, Fortran, Python, Rust and of the command read the messages too. `rust/ffi` names the enumerators that a number may be.
+/// Users of C++, Fortran, Python, Rust and the command also read the messages. `rust/ffi` names the enumerators of a number.
 #[test]
 fn messages_name_no_functions_and_devices_of_c() {
     let mut named = Vec::new();
@@ -360,7 +360,7 @@ fn messages_name_no_functions_and_devices_of_c() {
     assert!(count > 1000, "{count}: messages are found");
 }
 
-/// `cmake --build --parallel` without a number starts a compiler for each source file under make.
+/// `cmake --build --parallel` without a number starts a compiler for each source file with make.
 #[test]
 fn no_script_builds_with_an_unbounded_number_of_compilers() {
     let mut builds = 0;
@@ -382,7 +382,7 @@ fn no_script_builds_with_an_unbounded_number_of_compilers() {
     assert!(builds >= 4, "{builds} builds are found");
 }
 
-/// `packaging/notices` writes the file anew.
+/// Run `packaging/notices` to update the file.
 #[test]
 fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
     let mut linked = BTreeSet::new();
@@ -393,7 +393,7 @@ fn licences_are_there_of_all_crates_that_are_linked_in_and_of_no_others() {
             .output()
             .expect("cargo runs");
         assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
-        // "serde_derive v1.0.229 (proc-macro) (*)", and an empty line between members.
+        // Lines such as "serde_derive v1.0.229 (proc-macro) (*)", with an empty line between members.
         for (name, version) in String::from_utf8(tree.stdout).expect("UTF-8").lines().filter_map(|line| line.split_once(" v")) {
             linked.insert(format!("{name} {}", version.split(' ').next().unwrap_or(version)));
         }

@@ -1,9 +1,9 @@
-//! Many threads, random plans, one context with little staging memory: every byte arrives, none beside it is touched, and memory does
-//! not grow. `executions` says what a thread does.
+//! Executes random plans on many threads in one context with little staging memory: every byte arrives, no other byte changes, and memory
+//! does not grow. `executions` contains the work of a thread.
 //!
-//! Staging is so scarce that the plans of different threads share it all the time: if one execution ran into the slots of another,
-//! bytes would be wrong. `TEST_EXECUTIONS` sets the executions of all threads together, `TEST_SECONDS` the most that they may take,
-//! `TEST_THREADS` the threads, `TEST_SEED` the plans. What the process holds is counted, so a process of its own does it.
+//! Staging memory is so small that the plans of different threads always share it. If one execution used the slots of another, bytes would
+//! be wrong. `TEST_EXECUTIONS` sets the number of executions of all threads together, `TEST_SECONDS` their maximum time, `TEST_THREADS` the
+//! number of threads, and `TEST_SEED` the seed of the plans. The test counts resources of the process, so it runs in a separate process.
 
 #[path = "executions.rs"]
 mod executions;
@@ -22,8 +22,7 @@ use std::ptr::null_mut;
 
 const GPUS: u32 = 4;
 
-/// A node of four directly wired GPUs on which copying costs next to nothing but time on the links, so that small transfers are
-/// worth splitting too.
+/// Node of four directly wired GPUs with almost no fixed costs, so that small transfers are also split.
 struct Wired(CString);
 
 impl Wired {
@@ -69,13 +68,14 @@ impl Machine for Wired {
     }
 }
 
-/// All memory of the host backend is memory of the process. Other memory is ordinary host memory, of the process's own or of a file that is mapped.
+/// Machine on which all memory of the host backend belongs to the process. Other memory is pageable host memory of the process or a mapped
+/// file.
 #[derive(Default)]
 struct HostMemory(BTreeMap<usize, Ordinary>);
 
 impl Access for HostMemory {
     fn fill(&mut self, _: i32, address: usize, byte: u8, count: usize) {
-        // SAFETY: a buffer of the thread, of at least so many bytes, which no execution uses meanwhile.
+        // SAFETY: a buffer of the thread with at least `count` bytes, which no execution uses meanwhile.
         unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(byte, count) };
     }
     fn write(&mut self, _: i32, address: usize, bytes: &[u8]) {
@@ -104,7 +104,7 @@ impl Access for HostMemory {
     }
 }
 
-/// What the child of the test below does; nothing otherwise.
+/// Runs the child of the test below. Does nothing otherwise.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_executes_at_random() {
@@ -128,7 +128,7 @@ fn random_executions_of_many_threads_deliver_every_byte_and_leave_nothing_behind
         .args(["threads::child_executes_at_random", "--ignored", "--exact", "--nocapture", "--test-threads", "1"])
         .env("THREADS_TEST_CHILD", "1")
         .env("MPGPU_LOG", "error")
-        // AddressSanitizer would keep 256 MiB of freed memory, which looks like a leak for a while.
+        // AddressSanitizer would keep 256 MiB of freed memory, which would look like a leak.
         .env("ASAN_OPTIONS", std::env::var("ASAN_OPTIONS").unwrap_or_default() + ":quarantine_size_mb=8:thread_local_quarantine_size_kb=64")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

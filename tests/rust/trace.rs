@@ -1,4 +1,4 @@
-//! When the operations of an execution ran: `Plan::trace` and the backend's timed executions.
+//! Tests the timeline of an execution's operations: `Plan::trace` and the backend's timed executions.
 
 use mpgpu_backend::{Backend, BackendError, Endpoints, Execution, Report};
 use mpgpu_contexts::{BackendChoice, Config, Context, ContextOptions, PlanOptions, Transfer};
@@ -8,13 +8,13 @@ use mpgpu_core::topology::{self, DeviceId, Machine, MemoryKind};
 use mpgpu_devices::host::HostBackend;
 use std::sync::Arc;
 
-/// A context of virtual devices.
+/// Returns a context of virtual devices.
 fn context(topology: &str) -> Context {
     let options = ContextOptions { backend: Some(BackendChoice::Host), topology: Some(topology.into()), ..ContextOptions::default() };
     Context::open(&options, Config::default()).expect("a context")
 }
 
-/// Nothing begins before it may: within a lane, and where an arrow leads from one lane to another.
+/// Checks that no operation begins too early: within a lane, and after an arrow from another lane.
 fn assert_ordered(timeline: &Timeline) {
     let mut ends = vec![0.0; timeline.lanes.len()];
     for span in &timeline.spans {
@@ -43,13 +43,13 @@ fn a_trace_tells_when_each_operation_ran_in_an_order_that_the_program_allows() {
         assert_eq!(timeline.spans.len(), program.ops.len());
         assert_eq!(timeline.lanes.len(), program.lanes.len());
         assert_ordered(&timeline);
-        // Each byte once into its destination, and each relayed byte once more into a slot.
+        // Each byte is copied once into its destination, and each relayed byte once more into a slot.
         let relayed: u64 = plan.planned().transfers[0].paths.iter().filter(|path| path.via.is_some()).map(|path| path.bytes).sum();
         assert_eq!(timeline.spans.iter().map(|span| span.bytes).sum::<u64>(), bytes + relayed);
         let waits = program.ops.iter().map(|op| op.after.len()).sum::<usize>();
         assert_eq!(timeline.arrows.len(), waits, "a pipeline's waits are all across lanes");
     }
-    // A lane says what it is and where its copies go.
+    // A lane names its kind and the destination of its copies.
     let timeline = plan.trace(stream).expect("it runs").timeline;
     let names: Vec<&str> = timeline.lanes.iter().map(|lane| lane.name.as_str()).collect();
     for name in ["gpu0 lane 0: gpu0>gpu1", "gpu0 lane 1: gpu0>gpu2", "gpu2 lane 2: gpu2>gpu1"] {
@@ -86,7 +86,7 @@ fn every_operation_belongs_to_a_path_of_the_plan() {
     assert_carried(&planned);
 }
 
-/// Each path carries its bytes over each of its hops.
+/// Checks that each path carries its bytes over each of its hops.
 #[track_caller]
 fn assert_carried(planned: &Plan) {
     let mut bytes: Vec<Vec<u64>> = planned.transfers.iter().map(|transfer| vec![0; transfer.paths.len()]).collect();

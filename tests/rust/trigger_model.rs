@@ -1,28 +1,28 @@
-//! A model of the memory order of `mpgpu/trigger.cuh`, under loom, which gives every load all values that the memory
-//! model allows. Each names the orders that the sources have; with any one of them weakened a model fails.
+//! Models the memory order of `mpgpu/trigger.cuh` with loom, which gives every load all values that the memory model permits. Each model
+//! uses the orders of the sources; with any one of them weakened, a model fails.
 //!
-//! Bytes are relaxed atomics here: what orders them is what is modelled. Nobody waits, because loom ends no loop: who looks and finds nothing is done,
-//! and loom tries every moment at which it may look.
+//! Bytes are relaxed atomics here, because their order is under test. No thread waits, because loom ends no loop: a thread that reads an
+//! unset flag is done, and loom tries every moment at which it may read it.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 
-/// The orders of a trigger.
+/// Memory orders of a trigger.
 #[derive(Copy, Clone)]
 struct Orders {
-    /// Of a block that counts what it has written.
+    /// Order with which a block counts the bytes that it has written.
     count: Ordering,
-    /// Of the fence of the block that has counted the last; `Relaxed` for none.
+    /// Order of the fence of the block that has counted the last bytes; `Relaxed` for no fence.
     see: Ordering,
-    /// Of the block that raises the flag.
+    /// Order with which a block raises the flag.
     raise: Ordering,
-    /// Of whoever looks at a flag.
+    /// Order with which a flag is read.
     look: Ordering,
 }
 
-/// Those of the sources.
+/// Orders in the sources.
 const SOURCES: Orders = Orders { count: Release, see: Acquire, raise: Release, look: Acquire };
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
@@ -39,7 +39,7 @@ struct Words {
 }
 
 impl Words {
-    /// What a block does in a step.
+    /// Runs a block in a step.
     fn produce(&self, block: usize, step: u64, orders: Orders) {
         self.bytes[block].store(step, Relaxed);
         if self.counter.fetch_add(1, orders.count) + 1 == 2 {
@@ -51,7 +51,7 @@ impl Words {
         }
     }
 
-    /// What moves the partition. Whether it was ready.
+    /// Moves the partition if it is ready. Returns true if it was.
     fn move_if_ready(&self, step: u64, orders: Orders) -> bool {
         let is_ready = self.ready.load(orders.look) != 0;
         if is_ready {
@@ -64,7 +64,7 @@ impl Words {
     }
 }
 
-/// Two steps of a partition that two blocks write. Who moves it arms the next step, whose blocks come after that.
+/// Runs two steps of a partition that two blocks write. The thread that moves it arms the next step, whose blocks run afterwards.
 fn two_steps(orders: Orders) {
     check(move || {
         let words = Arc::new(Words::default());

@@ -1,4 +1,4 @@
-//! Pageable memory that is not there when an execution uses it, on the host backend: an error of that execution, and never of the process.
+//! Tests pageable memory that is unmapped before an execution uses it, on the host backend: the execution fails, and the process continues.
 
 use crate::node::*;
 use mpgpu::abi::*;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const BYTES: usize = 3 << 20;
 
-/// Ordinary memory that vanishes while its owner lives: a file's, or of the process alone.
+/// Pageable memory that vanishes during the test: a mapped file, or private memory.
 enum Memory {
     File { base: usize, file: libc::c_int },
     Private(usize),
@@ -27,11 +27,11 @@ impl Memory {
         Memory::File { base: base.expose_provenance(), file }
     }
 
-    /// Where the system maps nothing by itself, so that nobody is given the gap.
+    /// Maps memory at an address that the system does not choose itself, so that no other mapping gets the gap.
     fn private(number: usize) -> Memory {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE);
         let wanted = 0x1234_0000_0000 + number * (1 << 30);
-        // SAFETY: a new mapping, where there was none.
+        // SAFETY: a new mapping of unused addresses.
         let base = unsafe { libc::mmap(with_exposed_provenance_mut(wanted), BYTES, access, kind, -1, 0) };
         assert_eq!(base.expose_provenance(), wanted);
         Memory::Private(wanted)
@@ -42,9 +42,9 @@ impl Memory {
         with_exposed_provenance_mut(base)
     }
 
-    /// Only the first page is left.
+    /// Unmaps all but the first page.
     fn vanish(&self) {
-        // SAFETY: the test's file or memory, which only executions use, and these are told.
+        // SAFETY: the test's file or memory. Only executions use it, and they handle its loss.
         let code = unsafe {
             match *self {
                 Memory::File { file, .. } => libc::ftruncate(file, 4096),
@@ -57,7 +57,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: what is left of it.
+        // SAFETY: the remaining mapping.
         unsafe {
             match *self {
                 Memory::File { base, file } => (libc::munmap(with_exposed_provenance_mut(base), BYTES), libc::close(file)),
@@ -68,18 +68,18 @@ impl Drop for Memory {
 }
 
 unsafe extern "C" fn until_set(flag: *mut c_void) {
-    // SAFETY: the flag of the test, which waits for the stream.
+    // SAFETY: a flag of the test, which waits for the stream.
     let flag = unsafe { &*flag.cast::<AtomicBool>() };
     while !flag.load(Ordering::Acquire) {
         std::thread::sleep(Duration::from_micros(100));
     }
 }
 
-/// Executes a plan of one transfer, whose memory vanishes when the execution has been enqueued; its error.
+/// Executes a plan of one transfer whose memory vanishes after the execution has been enqueued. Returns the error.
 fn error_of(node: &Node, plan: mp_plan_t, stream: mp_stream_t, memory: &Memory) -> String {
     let (is_gone, mut request) = (AtomicBool::new(false), null_mut());
     let flag = (&raw const is_gone).cast_mut().cast();
-    // SAFETY: the flag outlives the stream's work, which is waited for; the output is valid for the call.
+    // SAFETY: the flag outlives the stream's work, because the test waits for it. The output is valid for the call.
     unsafe {
         ok(mp_stream_launch_host(node.context, stream, Some(until_set), flag, None));
         ok(mp_execute(plan, stream, &mut request));
@@ -105,7 +105,7 @@ fn memory_that_is_unmapped_and_a_file_that_becomes_shorter_are_errors_of_the_exe
                 _ => (transfer(own, -1, there, -1, BYTES), "writing"),
             };
             let plan = node.plan(&[transfer]);
-            // Once with all of it there.
+            // One execution with all of the memory.
             node.run(plan);
             let error = error_of(&node, plan, stream, &memory);
             assert!(error.contains(&format!("transfer 0: {what} host memory at {:#x}", own.addr() + 4096)), "{number}: {error}");

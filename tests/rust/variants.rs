@@ -1,4 +1,4 @@
-//! What executions of a plan take is what was measured to be the fastest: on the host backend's bytes, by a clock that the test keeps.
+//! Tests that executions of a plan use the variant that was measured as the fastest: with the host backend's bytes and a simulated clock.
 
 use mpgpu_backend::*;
 use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 const BYTES: u64 = 16 << 20;
 
-/// A stream's place on the clock of the test.
+/// Position of a stream on the simulated clock.
 #[derive(Debug)]
 struct At {
     time: u64,
-    /// The clock is behind the host by so many executions.
+    /// Number of executions that have completed on the clock; later times are unknown.
     seen: Arc<AtomicU64>,
     execution: u64,
     is_lost: bool,
@@ -32,31 +32,32 @@ impl MomentState for At {
     }
 }
 
-/// The host backend on a clock that executions move on by what the test says for the bytes that they stage in host memory.
+/// Host backend with a clock that each execution advances by a time that depends on the bytes that it stages in host memory.
 struct Clocked {
     inner: HostBackend,
-    /// Nanoseconds of an execution of the plain copies, and of one that stages all and half of what the model would have it stage in host memory.
+    /// Nanoseconds of an execution by plain copies, and of executions that stage all or half of the bytes that the model stages in host
+    /// memory.
     takes: Mutex<[u64; 3]>,
-    /// Bytes in host memory of the first execution of each kind.
+    /// Staged bytes of the first execution that stages all.
     all: AtomicU64,
     clock: AtomicU64,
-    /// Executions, and those that the streams have come to.
+    /// Number of executions, and number of those that the streams have reached.
     executions: AtomicU64,
     seen: Arc<AtomicU64>,
-    /// What the last execution took: 0 plain, 1 all, 2 half.
+    /// Kind of the last execution: 0 plain, 1 all, 2 half.
     last: AtomicU64,
     moments: AtomicU64,
     prepared: AtomicU64,
-    /// Copies are made, which takes longer than all else.
+    /// True if copies are actually made, which takes longer than everything else.
     moves: AtomicBool,
     is_capturing: AtomicBool,
     is_timed: AtomicBool,
-    /// The execution whose stream stands still.
+    /// Execution whose stream is blocked.
     lost: AtomicU64,
     driver: &'static str,
 }
 
-/// Bytes of a program that are staged in host memory.
+/// Returns the number of bytes that a program stages in host memory.
 fn through_host(execution: &Execution<'_>) -> u64 {
     let in_host = |place| match place {
         mpgpu_core::plan::Place::Slot { ring, .. } => execution.program.rings[ring.0 as usize].device.is_host(),
@@ -128,7 +129,7 @@ impl Backend for Clocked {
     }
 }
 
-/// A plan from one GPU of a wired node to another.
+/// Plan from one GPU of a wired node to another.
 struct Bench {
     backend: Arc<Clocked>,
     context: Context,
@@ -136,7 +137,7 @@ struct Bench {
     src: u64,
 }
 
-/// `[plain, all, half]` where everything is as the model has it.
+/// `[plain, all, half]` if the machine agrees with the model.
 const AS_MODELLED: [u64; 3] = [200_000, 100_000, 140_000];
 
 impl Bench {
@@ -179,12 +180,12 @@ impl Bench {
         self.context.plan(&[self.transfer(BYTES)], options).expect("a plan")
     }
 
-    /// So many executions; how many of them were plain copies, took all paths, and half of what is staged.
+    /// Makes `executions` executions. Returns the numbers of those by plain copies, with all paths, and with half of the staged bytes.
     fn run(&self, plan: &Plan, executions: u64) -> [u64; 3] {
         self.run_in(&[StreamHandle(0)], plan, executions)
     }
 
-    /// The same in several streams by turns.
+    /// Like `run`, in several streams in turn.
     fn run_in(&self, streams: &[StreamHandle], plan: &Plan, executions: u64) -> [u64; 3] {
         let mut taken = [0; 3];
         for stream in streams.iter().cycle().take(executions as usize) {
@@ -202,7 +203,7 @@ impl Bench {
         *self.backend.takes.lock().expect("no panic") = nanoseconds;
     }
 
-    /// Every byte of one more execution.
+    /// Checks every byte of one more execution.
     fn moves_bytes(&self, plan: &Plan, round: u64) {
         // SAFETY: memory of this bench, which is host memory here; nothing is enqueued.
         let [src, dst] = [self.src, self.dst]
@@ -221,7 +222,7 @@ fn what_was_measured_to_be_fastest_is_executed_and_followed_when_that_changes_an
     let bench = Bench::new(Config::default());
     let plan = bench.plan(&PlanOptions::default());
     assert!(plan.staging_bytes() > 0, "the model takes several paths:\n{}", plan.describe());
-    // Where all paths are the fastest, where they are the slowest, where half is best; and again.
+    // First all paths are the fastest, then the slowest, then half is best; and again.
     for (round, (takes, best)) in
         [(AS_MODELLED, 1), ([200_000, 300_000, 250_000], 0), ([200_000, 260_000, 170_000], 2), (AS_MODELLED, 1)].into_iter().enumerate()
     {
@@ -251,13 +252,13 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     let plan = bench.plan(&PlanOptions::default());
     let other = bench.context.create_stream(DeviceId::gpu(0)).expect("a stream");
     let both = [StreamHandle(0), other];
-    // A stream counts for eight times as long as its last execution takes.
+    // A stream counts as active for eight times the duration of its last execution.
     const TAKES: [u64; 3] = [20_000_000, 10_000_000, 14_000_000];
     let over = || std::thread::sleep(std::time::Duration::from_millis(200));
     bench.takes(TAKES);
     bench.run(&plan, 2000);
     assert!(plan.to_json()["variants_beside"].is_null() && !plan.describe().contains("other streams"));
-    // Several paths are slow now, which nothing that was measured alone says.
+    // Several paths are slow now, which cannot be detected from measurements without other streams.
     bench.takes([20_000_000, 300_000_000, 300_000_000]);
     let taken = bench.run_in(&both, &plan, 1000);
     assert!(taken[0] >= 990, "{taken:?}\n{}", plan.describe());
@@ -267,12 +268,12 @@ fn beside_other_streams_a_plan_begins_with_plain_copies_and_learns_apart() {
     };
     assert!(executed("variants") <= 2010 && executed("variants_beside") >= 990, "{json:#}");
     assert!(plan.describe().contains("while other streams of this context copy:"));
-    // Alone all paths are as good as they were.
+    // Without other streams, all paths are as fast as before.
     over();
     bench.takes(TAKES);
     let taken = bench.run(&plan, 500);
     assert!(taken[1] >= 480, "{taken:?}\n{}", plan.describe());
-    // What gains beside others is found too, the later the slower it was.
+    // A variant that becomes faster concurrently with other streams is also found; the slower it was, the later.
     bench.takes([20_000_000, 17_000_000, 17_000_000]);
     bench.run_in(&both, &plan, 12_000);
     let taken = bench.run_in(&both, &plan, 500);
@@ -286,7 +287,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
     bench.takes([20_000_000, 10_000_000, 14_000_000]);
     let plan = bench.plan(&PlanOptions::default());
     bench.run(&plan, 500);
-    // Between the GPUs that are relays of the first.
+    // Between the GPUs that are relays of the first plan.
     let [dst, src] = [3, 2].map(|gpu| (bench.context.allocate(DeviceId::gpu(gpu), BYTES).expect("memory"), DeviceId::gpu(gpu)));
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes: BYTES };
     let across = bench.context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
@@ -297,7 +298,7 @@ fn a_relay_that_another_streams_copies_begin_or_end_at_passes_nothing_on() {
         taken[1] += bench.run(&plan, 1)[0];
     }
     assert!(taken[0] >= 495 && taken[1] >= 495, "{taken:?}\n{}", plan.describe());
-    // In one stream they follow each other.
+    // In one stream they run in sequence.
     std::thread::sleep(std::time::Duration::from_millis(200));
     taken = [0, 0];
     for _ in 0..500 {
@@ -341,7 +342,7 @@ fn few_executions_are_measured_once_nothing_changes() {
     let before = bench.moments();
     let taken = bench.run(&plan, 6400);
     let moments = bench.moments() - before;
-    // One in 64, and tries of the others, each by two moments.
+    // One execution in 64, and tries of the others, each with two timestamps.
     assert!((100..=400).contains(&moments), "{moments} moments");
     assert!(taken[1] >= 6300, "{taken:?}");
 }
@@ -351,14 +352,14 @@ fn times_that_come_late_are_waited_for_by_nobody_and_count_all_the_same() {
     let bench = Bench::new(Config::default());
     let plan = bench.plan(&PlanOptions::default());
     bench.takes([200_000, 300_000, 250_000]);
-    // The host runs ahead of its streams by a hundred executions.
+    // The host is a hundred executions ahead of its streams.
     for ahead in 0..4000_u64 {
         bench.backend.seen.store(ahead.saturating_sub(100), Ordering::Relaxed);
         bench.run(&plan, 1);
     }
     let taken = bench.run(&plan, 500);
     assert!(taken[0] >= 480, "{taken:?}\n{}", plan.describe());
-    // A stream that stands still holds nothing up: moments are not heaped up.
+    // A blocked stream delays nothing, and timestamps do not accumulate.
     bench.backend.seen.store(0, Ordering::Relaxed);
     let before = bench.moments();
     bench.run(&plan, 5000);
@@ -400,7 +401,7 @@ fn nothing_is_measured_where_there_is_nothing_to_choose_or_it_is_not_wanted() {
         plan.prepare(StreamHandle(0)).expect("prepared");
         assert_eq!(bench.backend.prepared.load(Ordering::Relaxed), if is_measured { 3 } else { 1 });
     }
-    // The same transfers with and without are two plans, each of which is found again.
+    // The same transfers with and without measurements are two plans, and each is found in the cache.
     let bench = Bench::new(Config::default());
     let (with, without) = (bench.plan(&any), bench.plan(&off));
     assert!(!Arc::ptr_eq(&with, &without) && Arc::ptr_eq(&with, &bench.plan(&any)) && Arc::ptr_eq(&without, &bench.plan(&off)));
@@ -441,7 +442,7 @@ fn a_backend_that_cannot_be_timed_executes_the_plan_as_described() {
     bench.moves_bytes(&plan, 1);
 }
 
-/// A tuning file that changes nothing, in a new folder.
+/// Writes a tuning file without changes into a new folder.
 fn write_tuning(folder: &Path) -> PathBuf {
     std::fs::create_dir_all(folder).expect("a folder");
     let digest = mpgpu_measure::tune::digest(&load("beluga").expect("a preset"));
@@ -480,7 +481,7 @@ fn what_was_measured_is_kept_beside_the_tuning_file_for_the_next_run_of_the_same
     assert!(plan.describe().contains("starting from measurements of an earlier run 0."), "{}", plan.describe());
     assert_eq!(second.run(&plan, 1), [1, 0, 0], "{}", plan.describe());
     assert!(second.run(&plan, 100)[0] >= 85, "{}", plan.describe());
-    // It is measured all the same, and what has changed is followed.
+    // Executions are still measured, and changes are followed.
     second.takes(AS_MODELLED);
     second.run(&plan, 2000);
     assert!(second.run(&plan, 500)[1] >= 480, "{}", plan.describe());
@@ -514,7 +515,7 @@ fn what_was_measured_is_kept_by_a_process_that_does_not_destroy_its_context() {
     if let Some(tuning) = std::env::var_os(TUNING) {
         let bench = Bench::new(Config { tuning_file: Some(tuning.to_string_lossy().into_owned()), ..Config::default() });
         bench.run(&bench.plan(&PlanOptions::default()), 200);
-        // Nobody drops it, and it is no leak.
+        // Never dropped, but still reachable, so it is not a leak.
         static KEPT: OnceLock<Bench> = OnceLock::new();
         return assert!(KEPT.set(bench).is_ok());
     }

@@ -1,10 +1,10 @@
-//! The published results on multi-path transfers in UCX, reproduced in virtual time. `tests/rust/papers.md` has the tables.
+//! Reproduces published results on multi-path transfers in UCX in virtual time. `tests/rust/papers.md` contains the tables.
 //!
-//! Sojoodi et al. 2024 (streams) and 2026 (graphs) measure puts, OMB's bandwidth tests and a Jacobi ring on nodes of four V100 (`beluga`) and
-//! four A100 (`narval`), with one to three GPU paths, with and without a path through host memory. Here the same is planned by our planner for
-//! these machines and run by the simulator. What the papers do is kept where it matters to the shape of the results: each put is planned for
-//! an idle machine ("this offline tuning does not consider the ongoing communication", 2024, section 3.2), relays are chosen by hand, and each
-//! rank is a process of its own.
+//! Sojoodi et al. 2024 (streams) and 2026 (graphs) measure puts, OMB's bandwidth tests and a Jacobi ring on nodes of four V100 (`beluga`)
+//! and four A100 (`narval`), with one to three GPU paths, with and without a path through host memory. Here mpgpu's planner plans the same
+//! transfers for these machines, and the simulator runs them. The conditions of the papers that affect the results are kept: each put is
+//! planned for an idle machine ("this offline tuning does not consider the ongoing communication", 2024, section 3.2), relays are selected
+//! manually, and each rank is a separate process.
 
 use mpgpu_core::model::simulate::{Rank, Steady, steady};
 use mpgpu_core::plan::{Engine, Options, Shape, plan};
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const PUT_SIZES: [u64; 10] = [MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB];
 const RING_SIZES: [u64; 4] = [32 * MIB, 64 * MIB, 128 * MIB, 256 * MIB];
 
-/// GPU paths, the direct one counted, and whether host memory is one more.
+/// Number of GPU paths including the direct one, and whether there is also a path through host memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Paths {
     gpu: u32,
@@ -47,24 +47,25 @@ struct Puts {
 
 struct PutRow {
     bytes: u64,
-    /// GB/s over one path with streams, both directions together.
+    /// GB/s over one path with streams, for both directions together.
     one_path: f64,
-    /// For each of [`PATHS`] and [`ENGINES`]: times that.
+    /// Speedup over one path, for each of [`PATHS`] and [`ENGINES`].
     speedup: [[f64; 2]; 5],
-    /// Three GPU paths and the host with streams where both directions are planned together, which the papers do not: times one path.
+    /// Speedup over one path of three GPU paths and the host path with streams if both directions are planned together, which the papers do
+    /// not do.
     together: f64,
 }
 
-/// Each of four GPUs sends to the next.
+/// Ring in which each of four GPUs sends to the next.
 struct Ring {
     machine: &'static str,
     rows: Vec<RingRow>,
-    /// The largest, whose steps begin with a kernel of [`KERNEL`].
+    /// Largest size, whose steps begin with a kernel of [`KERNEL`].
     application: RingRow,
 }
 
-/// What a step computes in their Jacobi, in seconds for each byte of an exchanged row: of eight rows that are read and written, half belongs to
-/// each of its two exchanges. The rate is not published: with this one both machines' speedups by two paths come out.
+/// Seconds that a Jacobi step computes for each byte of an exchanged row: of eight rows that are read and written, half belongs to each of
+/// the two exchanges. The rate is not published. With this value the speedups by two paths agree on both machines.
 const KERNEL: f64 = 8.0 / 300e9;
 
 struct RingRow {
@@ -72,11 +73,11 @@ struct RingRow {
     one_path: f64,
     /// Two and three paths for each of [`ENGINES`].
     speedup: [[f64; 2]; 2],
-    /// All four transfers planned together, as many paths as the planner likes, without the host.
+    /// Speedup of all four transfers planned together, with any number of paths and without the host.
     together: f64,
 }
 
-/// Something published, and what came of it here.
+/// Published statement, and its result here.
 struct Claim {
     what: String,
     published: String,
@@ -90,7 +91,7 @@ struct Papers {
     claims: Vec<Claim>,
 }
 
-/// Runs everything.
+/// Runs all simulations.
 fn reproduce() -> Result<Papers, Box<dyn Error>> {
     let mut puts = Vec::new();
     for machine in MACHINES {
@@ -111,7 +112,7 @@ fn reproduce() -> Result<Papers, Box<dyn Error>> {
     Ok(Papers { puts, rings, claims })
 }
 
-/// A transfer between GPUs.
+/// Returns a transfer between GPUs.
 fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64) -> Shape {
     let kind = MemoryKind::Device;
     Shape { source: 0, dst_device, src_device, dst_kind: kind, src_kind: kind, bytes }
@@ -143,7 +144,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
     let topology = preset(name).ok_or(name)?;
     let machine = Machine::new(topology.clone())?;
     let run = |gpu: u32, engine: Engine| -> Result<Steady, Box<dyn Error>> {
-        // The relay of two paths is the GPU two further on: then every link carries one hop (2024, figure 7).
+        // The relay of two paths is the GPU at distance two: every link then carries one hop (2024, figure 7).
         let relays = |from: u32| (2..=gpu).map(move |step| (from + step) % 4).collect::<Vec<_>>();
         let paths = Paths { gpu, host: false };
         let ranks = (0..4).map(|from| rank(&topology, from, (from + 1) % 4, bytes, &relays(from), paths, engine));
@@ -163,7 +164,7 @@ fn ring_row(name: &str, bytes: u64, kernel: f64) -> Result<RingRow, Box<dyn Erro
     Ok(RingRow { bytes, one_path: one_path.rate(), speedup, together: one_path.seconds / together.seconds })
 }
 
-/// A process that plans one put for a machine on which only `relays` may relay.
+/// Returns a process that plans one put for a machine on which only `relays` may relay.
 fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], paths: Paths, engine: Engine) -> Result<Rank, Box<dyn Error>> {
     let open: Vec<DeviceId> = [src, dst].iter().chain(relays).map(|&gpu| DeviceId::gpu(gpu)).collect();
     let machine = Machine::new(without_other_gpus(topology, &open))?;
@@ -172,7 +173,7 @@ fn rank(topology: &Topology, src: u32, dst: u32, bytes: u64, relays: &[u32], pat
     Ok(plan(&machine, &shapes, &options)?.as_rank())
 }
 
-/// The topology without the links of all GPUs but these. Devices keep their numbers, so a program for it runs on the whole machine.
+/// Returns the topology with only the links of these GPUs. Devices keep their numbers, so a program for it runs on the whole machine.
 fn without_other_gpus(topology: &Topology, open: &[DeviceId]) -> Topology {
     let mut gpus = 0;
     let closed: Vec<bool> = topology
@@ -201,7 +202,7 @@ fn without_other_gpus(topology: &Topology, open: &[DeviceId]) -> Topology {
 }
 
 impl PutRow {
-    /// One of [`PATHS`].
+    /// Returns the value for one of [`PATHS`].
     fn times(&self, paths: Paths, engine: Engine) -> f64 {
         let of = PATHS.iter().zip(&self.speedup).find(|(other, _)| **other == paths).map_or([f64::NAN; 2], |(_, of)| *of);
         if engine == Engine::Graph { of[1] } else { of[0] }
@@ -380,7 +381,7 @@ impl fmt::Display for Papers {
 const BEGIN: &str = "<!-- printed by the test simulator::papers -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// `UPDATE_DOCS=1` writes the tables; without it they have to be what comes out now.
+/// With `UPDATE_DOCS=1` writes the tables; otherwise they must equal the current results.
 #[test]
 fn the_published_results_come_out_as_the_tables_say() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/rust/papers.md");
@@ -395,7 +396,7 @@ fn the_published_results_come_out_as_the_tables_say() {
     assert!(now.trim() == kept.trim(), "{changed:?}, now and before; UPDATE_DOCS=1 cargo test --test library papers");
 }
 
-/// What differs is explained in `tests/rust/papers.md`; what changes sides needs a look there.
+/// `tests/rust/papers.md` explains the differences. A statement that becomes true or false requires a change there.
 #[test]
 fn the_published_shape_holds_but_for_what_the_page_explains() {
     let papers = reproduce().expect("the presets can be planned for");

@@ -1,23 +1,23 @@
-//! The simulator against hardware readings: copies issued by hand on hosts with two and eight H200, 2026-11-20, medians. The machine is the preset
-//! made of the same readings, so rates of single hops agree by construction; what is tested is what the simulator makes of them together.
+//! Compares the simulator with hardware readings: copies issued by hand on hosts with two and eight H200, 2026-11-20, medians. The machine
+//! is the preset derived from the same readings, so rates of single hops agree by construction. The test is about their combination.
 
 use super::*;
 
 const GIB: u64 = 1 << 30;
 
-/// What a path of the hand-written copies carries.
+/// Part of the bytes that one path of the hand-written copies carries.
 struct Part {
     via: Option<DeviceId>,
     bytes: u64,
     chunks: u64,
 }
 
-/// Paths one after the other, each chunk by chunk over two lanes of its own, every chunk with a slot of its own: as the readings were taken.
+/// Returns the paths in sequence, each with its chunks on two separate lanes and a slot for every chunk, as in the readings.
 fn by_hand(src: DeviceId, dst: DeviceId, parts: &[Part]) -> Program {
     through_slots(src, dst, parts, u64::MAX)
 }
 
-/// The same where a path has so many slots at most.
+/// Like `by_hand`, with at most `slots` slots for each path.
 fn through_slots(src: DeviceId, dst: DeviceId, parts: &[Part], slots: u64) -> Program {
     let mut program = Program { transfers: vec![parts.iter().map(|part| part.bytes).sum()], ..Program::default() };
     let mut offset = 0;
@@ -55,7 +55,7 @@ fn through_slots(src: DeviceId, dst: DeviceId, parts: &[Part], slots: u64) -> Pr
     program
 }
 
-/// 10^9 bytes/s of one transfer.
+/// Returns the rate of one transfer in 10^9 bytes/s.
 fn rate(src: i32, dst: i32, parts: &[Part], sync: f64) -> f64 {
     let machine = machine("hgx-h200");
     let bytes = parts.iter().map(|part| part.bytes).sum();
@@ -63,11 +63,11 @@ fn rate(src: i32, dst: i32, parts: &[Part], sync: f64) -> f64 {
     bytes as f64 / (simulate_with(&machine, &program, &[shape(src, dst, bytes)], Executor::Streams, 4 * GIB).seconds + sync) / 1e9
 }
 
-/// Synchronising eight devices, as these readings did, adds this.
+/// Additional time for synchronising eight devices, as these readings did.
 const EIGHT: f64 = 20e-6;
 
 fn close(what: &str, simulated: f64, read: f64, within: f64) {
-    // `--nocapture` prints the table.
+    // Use `--nocapture` to see the table.
     println!("| {what} | {read} | {simulated:.1} | {:+.0} % |", 100.0 * (simulated / read - 1.0));
     assert!((simulated / read - 1.0).abs() <= within, "{what}: simulated {simulated:.1}, read {read}");
 }
@@ -132,7 +132,8 @@ fn both_directions_with_a_host_path() {
         (3, 792.3, 0.02),
         (5, 801.3, 0.02),
         (7, 813.1, 0.02),
-        // Every chunk has a slot of its own here, 92 and 102 MiB in all: in the simulator two thirds of them miss the cache, on this host fewer.
+        // Every chunk has its own slot here, 92 and 102 MiB in total. In the simulator two thirds of them miss the cache; on this host
+        // fewer do.
         (9, 821.1, 0.02),
         (10, 811.2, 0.09),
     ] {
@@ -153,12 +154,12 @@ fn both_directions_with_a_host_path() {
     }
 }
 
-/// Each rank of a ring on four H200, and of two ranks that put to each other, puts this much, chunks of 8 MiB through four slots of its own;
-/// 2026-11-22, the share through the host the same for all.
+/// Each rank of a ring on four H200, and of two ranks that put to each other, puts this many bytes in chunks of 8 MiB through its own four
+/// slots. Read on 2026-11-22, with equal shares through the host.
 #[test]
 fn ranks_that_put_at_once_by_share() {
     let mut topology = preset("hgx-h200").expect("a preset");
-    // They handed over by stream memory operations: 5.8 us from write to wait, 6 us for a wait that is satisfied already.
+    // The readings used stream memory operations for the hand-over: 5.8 us from write to wait, 6 us for a wait that is already satisfied.
     topology.costs.chunk_via_host = 11.8e-6;
     let machine = Machine::new(topology).expect("well formed");
     for (ranks, mib, shares) in [
