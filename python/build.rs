@@ -1,10 +1,11 @@
-//! Writes what cffi reads of `include/mpgpu/mpgpu.h` to `header.h` in cargo's target folder, where maturin looks for the declarations of
-//! a cffi package. So the header is the one source of the Python declarations.
+//! Writes the parts of `include/mpgpu/mpgpu.h` that cffi reads to `header.h` in cargo's target folder, where maturin looks for the
+//! declarations of a cffi package. Therefore the header is the only source of the Python declarations.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The header without what cffi does not parse: comments, directives but those that define a number, C++, initialisers and bodies.
+/// Returns the header without the parts that cffi cannot parse: comments, directives except definitions of numbers, C++, initialisers and
+/// function bodies.
 fn declarations(header: &str) -> String {
     let mut out = String::new();
     let mut lines = header.lines();
@@ -20,7 +21,7 @@ fn declarations(header: &str) -> String {
         } else if start == "#ifdef __cplusplus" {
             lines.by_ref().find(|line| line.starts_with("#endif")).expect("the C++ part ends");
         } else if let Some(macro_) = start.strip_prefix("#define ") {
-            // `#define MP_DEVICE_HOST (-1)`: a number, which cffi takes without parentheses and type.
+            // `#define MP_DEVICE_HOST (-1)`: a number, which cffi accepts without parentheses and type.
             if let Some((name, value)) = macro_.split_once(' ') {
                 let value = value.trim_start_matches('(').trim_end_matches(')').trim_end_matches("ull");
                 let digits = value.trim_start_matches('-');
@@ -52,12 +53,12 @@ fn main() {
     println!("cargo::rerun-if-changed={}", header.display());
     let text = declarations(&fs::read_to_string(header).expect("the header lies beside this folder"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo runs this"));
-    // TARGET_FOLDER[/TRIPLE]/PROFILE/build/PACKAGE/out. Cargo marks its target folder by a file only where cargo made it.
+    // TARGET_FOLDER[/TRIPLE]/PROFILE/build/PACKAGE/out. Cargo marks its target folder with a file only if cargo created the folder.
     let mut target = out.ancestors().nth(4).expect("the output lies in cargo's target folder");
     if target.file_name() == env::var_os("TARGET").as_deref() {
         target = target.parent().expect("the output lies in cargo's target folder");
     }
     fs::write(target.join("header.h"), text).expect("the target folder can be written");
-    // Two libraries of a process may contain this crate, or cxx: each calls its own.
+    // Two libraries of a process may contain this crate, or cxx. Each must call its own copy.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
 }

@@ -1,4 +1,4 @@
-//! The C ABI of `rust/ffi` as a shared library. A shared library exports what its crate and the crates that it links export to C: naming
-//! the crate is all that there is to do.
+//! The C ABI of `rust/ffi` as a shared library. A shared library exports the C functions of its crate and of the crates that it links, so
+//! naming the crate is enough.
 
 pub use mpgpu::abi::*;

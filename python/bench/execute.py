@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What `Plan.execute` costs beyond `mp_execute`, on the host backend or on GPUs: `python python/bench/execute.py [--gpu]`.
+"""Measures the cost of `Plan.execute` beyond `mp_execute`, on the host backend or on GPUs: `python python/bench/execute.py [--gpu]`.
 
-Compares, in the same run and in alternation, calls of the package with the same calls of the C functions by cffi, less what cffi itself
-takes for as many calls of a function that does nothing. The plan is one copy of 8 bytes. Medians of batches; microseconds of processor time
-of the calling thread for each call, because on the host backend other threads copy meanwhile.
+Compares, in the same run and alternating, calls of the package with calls of the C functions by cffi, minus the time that cffi itself takes
+for the same number of calls of an empty function. The plan is one copy of 8 bytes. Prints medians of batches, in microseconds of processor
+time of the calling thread per call, because on the host backend other threads copy meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         wait(request, NULL)
 
     def c_execute_test() -> None:
-        # What a loop calls that keeps no request: one execution, and one look at an earlier one.
+        # Calls of a loop that keeps no request: one execution, and one check of an earlier one.
         execute(raw, handle, request)
         if test(request, done, NULL) or not done[0]:
             lib.mp_request_destroy(request)
@@ -60,7 +60,8 @@ def main() -> None:
     }
     readings: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(BATCHES):
-        # What ran before decides whether the threads that copy are awake, and waking them is the caller's time.
+        # The preceding case determines if the copy threads are awake, and waking them costs time of the caller. Therefore the order is
+        # random.
         for name in random.sample(list(cases), len(cases)):
             call = cases[name]
             started = time.thread_time()

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What messages cost in Python, on the host backend or on GPUs: `python python/bench/messages.py [--gpu] [--most BYTES]`.
+"""Measures the cost of messages in Python, on the host backend or on GPUs: `python python/bench/messages.py [--gpu] [--most BYTES]`.
 
-What `Channel.send` costs beyond `mp_send`, as execute.py has it for plans: in the same run and in alternation, less what cffi takes for
-as many calls of a function that does nothing; microseconds of processor time of the calling thread. And a ping-pong of 4 KiB between two
-processes, by the C functions, by threads that wait, and by tasks that await, with receives that are posted ahead and without: microseconds
-one way, medians and quartiles of rounds.
+First, the cost of `Channel.send` beyond that of `mp_send`, measured as execute.py does for plans: in the same run, alternating, minus the
+time that cffi takes for the same number of calls of an empty function; in microseconds of processor time of the calling thread.
 
-At last latency and bandwidth by size, up to --most, as tests/gpu/messages has them for C: channels from memory of one device to that of
-the other, beside the same staged, as programs do whose messages know nothing of GPUs: the whole buffer is copied into pinned host memory,
-sent from there, and copied to the receiver's device. Every byte is checked.
+Second, a ping-pong of 4 KiB between two processes: by the C functions, by threads that wait, and by tasks that await, with and without
+receives that are posted ahead; in microseconds one way, medians and quartiles of rounds.
+
+Third, latency and bandwidth by size, up to --most, as tests/gpu/messages measures them for C: channels from memory of one device to memory
+of the other. For comparison, the same messages staged, as in programs whose message library does not support GPUs: the whole buffer is
+copied into pinned host memory, sent from there, and copied to the receiver's device. Every byte is checked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import mpgpu
 from mpgpu._library import NULL, ffi, lib
 
 BATCHES, CALLS, ROUND_TRIPS, ROUNDS = 201, 50, 200, 31
-WINDOW, MOST_AT_ONCE = 16, 1 << 30  # messages under way at once, and their bytes together
+WINDOW, MOST_AT_ONCE = 16, 1 << 30  # maximum number of messages in flight, and of their bytes
 
 
 def print_readings(name: str, readings: list[float]) -> None:
@@ -69,7 +70,7 @@ def calls(context: mpgpu.Context) -> None:
     readings: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(BATCHES):
         for name in random.sample(list(cases), len(cases)):
-            # Receives are there first, and waiting comes later, so that a send is all that it can be.
+            # The receives are posted before and the waits come later, so that only the send is measured.
             for request in requests[1]:
                 lib.mp_receive(messenger, ffi.cast("void *", dst.address), 8, 0, tag, 2**64 - 1, stream._handle, request)
             started = time.thread_time()
@@ -109,7 +110,7 @@ class Direct:
         return self.channel.receive(self.buffers[index % len(self.buffers)], self.stream)
 
     def received(self, index: int, message: mpgpu.Receive) -> mpgpu.Request:
-        """What is to be waited for once a message has been received."""
+        """Returns the object to wait for once a message has been received."""
         return message
 
     def fill(self, number: int) -> None:
@@ -125,7 +126,7 @@ class Direct:
 
 
 class Staged(Direct):
-    """The same through pinned host memory."""
+    """Messages between buffers of the devices, staged through pinned host memory."""
 
     def __init__(self, channel: mpgpu.Channel, stream: mpgpu.Stream, context: mpgpu.Context, device: int, size: int) -> None:
         super().__init__(channel, stream, context, device, size)
@@ -147,7 +148,7 @@ class Staged(Direct):
 
 
 def measure(rank: int, channel: mpgpu.Channel, way: Direct, size: int) -> tuple[float, float]:
-    """Microseconds one way, and 1e9 bytes per second of windows; medians."""
+    """Returns the median time of one message one way, in microseconds, and the median rate of windows, in 1e9 bytes per second."""
     latencies, rates = [], []
     if rank == 0:
         way.fill(0)
@@ -163,11 +164,11 @@ def measure(rank: int, channel: mpgpu.Channel, way: Direct, size: int) -> tuple[
             latencies.append((time.perf_counter() - started) / 2 * 1e6)
     windows = 40 if size <= 1 << 20 else 8
     for number in range(1, windows + 1):
-        if rank == 0 and number in (1, windows):  # what is checked last is what was written last
+        if rank == 0 and number in (1, windows):  # the last check covers the last write
             way.fill(number)
         answer = bytearray(1)
         if rank == 0:
-            channel.receive(answer).synchronize()  # the other has posted its receives
+            channel.receive(answer).synchronize()  # the other rank has posted its receives
             started = time.perf_counter()
             sent = [way.send(index) for index in range(WINDOW)]
             for message in sent:
@@ -205,13 +206,15 @@ Order = Callable[[int, Post, Post], Iterator[Any]]
 
 
 def in_turn(rank: int, send: Post, receive: Post) -> Iterator[Any]:
-    """What is to be waited for, each as soon as it is posted."""
+    """Yields the operations to wait for, each as soon as it is posted."""
     for turn in range(2 * ROUND_TRIPS):
         yield send() if turn % 2 == rank else receive()
 
 
 def ahead(rank: int, send: Post, receive: Post) -> Iterator[Any]:
-    """The same with each receive posted while the ball is on its way to the other, as in tests/gpu/messages and UCX's tag_lat."""
+    """Yields the operations to wait for, with each receive posted while the previous message is in flight, as in tests/gpu/messages and
+    UCX's tag_lat.
+    """
     incoming = receive() if rank else None
     for trip in range(ROUND_TRIPS):
         if rank:
@@ -273,7 +276,7 @@ def ping_pong(rank: int, folder: str, gpu: bool, most: int) -> None:
         for name, (play, order) in cases.items():
             started = time.perf_counter()
             play(order)
-            if round_number:  # the first is to warm up
+            if round_number:  # the first round is a warm-up
                 readings[name].append((time.perf_counter() - started) / ROUND_TRIPS / 2 * 1e6)
     loop.close()
     if rank == 0:
