@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The same buffers by MPI and by mpgpu, MPI first and mpgpu first, freed and allocated anew in between, as in a code
-// that uses GPU-aware MPI elsewhere: what MPI has open of a rank's memory, or had before it was freed, may keep mpgpu
-// from mapping it. Messages and halo exchanges must go through all the same; puts and node plans may be refused as
-// `not_supported`, on all ranks, and the program says how often. Every byte is checked. On GPUs it wants an MPI that
-// takes their pointers. Run by mpirun with any number of ranks; an argument is the number of rounds.
+// Uses the same buffers with MPI and mpgpu, in both orders, freed and allocated again in between, as in a code that
+// uses GPU-aware MPI elsewhere. Memory of a rank that MPI has open, or had open before it was freed, may prevent mpgpu
+// from mapping it. Messages and halo exchanges must work nevertheless. Puts and node plans may be refused as
+// `not_supported` on all ranks, and the program prints how often. Every byte is checked. On GPUs it requires an MPI
+// that supports GPU pointers. Run by mpirun with any number of ranks; an argument is the number of rounds.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -46,7 +46,7 @@ bool on_all(bool here) {
     return least != 0;
 }
 
-/// What a rank has for all rounds.
+/// Objects of a rank that are used in all rounds.
 struct machine {
     const mpgpu::context ctx;
     mpgpu::device where = halo_test::device_of(ctx, world_rank);
@@ -56,10 +56,10 @@ struct machine {
     int right = (world_rank + 1) % world_size;
     int left = (world_rank + world_size - 1) % world_size;
     std::uint64_t turn = 0;
-    std::map<std::string, std::array<int, 2>> outcomes{}; ///< of each way: how often it was taken, and refused
+    std::map<std::string, std::array<int, 2>> outcomes{}; ///< for each method: number of successes and refusals
 };
 
-/// What each rank sends to its right neighbour, and where it receives.
+/// Buffers from which each rank sends to its right neighbour, and into which it receives.
 class ring {
   public:
     ring(machine &of, std::size_t bytes, bool shared)
@@ -86,7 +86,7 @@ class ring {
         MPI_Barrier(MPI_COMM_WORLD);
         end("puts", taken);
         inboxes = {};
-        MPI_Barrier(MPI_COMM_WORLD); // nobody frees what another has mapped
+        MPI_Barrier(MPI_COMM_WORLD); // no rank frees memory that another has mapped
     }
 
     void by_node_plan() {
@@ -102,7 +102,7 @@ class ring {
         } catch (const mpgpu::not_supported &) {
             taken = false;
         } catch (const mpgpu::rank_failed &) {
-            taken = false; // it was refused on another
+            taken = false; // it was refused on another rank
         }
         require(on_all(taken) == taken, "a node plan is refused on some ranks alone");
         end("node plans", taken);
@@ -115,7 +115,7 @@ class ring {
             return on_.messages.send(mpgpu::message_memory<const void>(out_.data(), bytes_),
                                      static_cast<std::uint32_t>(on_.right), tag, on_.stream);
         };
-        // Either side comes first.
+        // Alternately the send and the receive come first.
         mpgpu::message_request sent;
         const bool sends_first = (on_.turn / 2 + static_cast<std::uint64_t>(world_rank)) % 2 == 0;
         if (sends_first) {
@@ -176,7 +176,7 @@ void by_mpgpu(ring &buffers) {
     buffers.by_message();
 }
 
-/// Exchanges of arrays that MPI has sent before, or sends afterwards.
+/// Exchanges arrays that MPI has sent before, or sends afterwards.
 void halos(machine &on, std::size_t round, bool mpi_first) {
     halo::grid g;
     const auto cells = static_cast<std::int64_t>(12 + (20 * round));
@@ -227,7 +227,7 @@ void run() {
         for (const bool mpi_first : {true, false}) {
             {
                 ring buffers(on, bytes, false);
-                // A neighbour in the driver's block.
+                // Another allocation in the same block of the driver.
                 ring beside(on, 5000, false);
                 if (mpi_first) {
                     buffers.by_mpi();

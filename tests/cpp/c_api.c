@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* The C API as a C program uses it: what it promises, and what it says when it is used wrongly. */
+/* Tests the C API from a C program: its documented behaviour, and the errors of wrong uses. */
 #include <mpgpu/mpgpu.h>
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ static int failures = 0;
 
 #define EXPECT_OK(call) EXPECT((call) == MP_SUCCESS)
 
-/* The call fails with this status, and the last error says so, blames the argument and mentions the text. */
+/* Checks that the call fails with this status, and that the last error names the argument and contains the text. */
 #define EXPECT_ERROR(call, expected, blamed, mentioned)                                                                \
     do {                                                                                                               \
         const mp_status_t status_ = (call);                                                                            \
@@ -34,7 +34,7 @@ static int failures = 0;
 
 enum { SMALL = 1 << 16 };
 
-/* A context with four virtual GPUs, and one buffer on each and on the host. */
+/* A context with four virtual GPUs, with one buffer on each of them and on the host. */
 struct world {
     mp_context_t context;
     void *gpu[4];
@@ -128,7 +128,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     EXPECT(memcmp(w.gpu[3], w.gpu[1], SMALL) == 0);
     EXPECT(memcmp(w.host, w.gpu[0], SMALL) == 0);
 
-    /* the same plan again, after the sources have changed, polled for, in the default stream */
+    /* the same plan again in the default stream, after the sources have changed, with polling */
     fill(w.gpu[0], 3);
     EXPECT_OK(mp_execute(plan, NULL, &request));
     int32_t done = 0;
@@ -138,7 +138,7 @@ static void an_exchange_brings_the_right_bytes(void) {
     EXPECT(request == NULL);
     EXPECT(memcmp(w.gpu[2], w.gpu[0], SMALL) == 0);
 
-    /* and without a request */
+    /* without a request */
     fill(w.gpu[0], 4);
     EXPECT_OK(mp_execute(plan, stream, NULL));
     EXPECT_OK(mp_stream_synchronize(w.context, stream));
@@ -246,7 +246,7 @@ static void a_description_is_measured_first_and_written_second(void) {
         EXPECT(written == length);
         EXPECT(strlen(text) + 1 == length);
 
-        /* too little room: the length is told, and nothing is written */
+        /* too little space: the length is returned, and nothing is written */
         char little[] = "####";
         written = 0;
         EXPECT_ERROR(mp_plan_describe(plan, (mp_format_t)format, little, 4, &written), MP_ERROR_INVALID_ARGUMENT,
@@ -266,7 +266,7 @@ static void a_description_is_measured_first_and_written_second(void) {
 }
 
 static void append(void *user) {
-    /* one thread at a time: the stream orders the calls */
+    /* without a race: the stream orders the calls */
     char *log = user;
     const size_t length = strlen(log);
     log[length] = (char)('a' + (int)length);
@@ -297,7 +297,7 @@ static void streams_and_events_order_work(void) {
     EXPECT_OK(mp_stream_destroy(w.context, first));
     EXPECT_OK(mp_stream_destroy(w.context, second));
     destroy(&w);
-    /* The call with a release ran, and was released after that; the refused one was neither. */
+    /* The call with a release ran and was then released. The refused call was neither run nor released. */
     EXPECT(strcmp(log, "abcde") == 0);
 }
 
@@ -316,7 +316,7 @@ static void signals_are_raised_read_and_asked_for_by_the_host(void) {
     EXPECT_OK(mp_signal_test(w.context, counters, 3, &reached));
     EXPECT(reached == 0);
 
-    /* a stream goes on when the host raises what it waits for */
+    /* a stream continues when the host raises the awaited counter */
     const mp_signal_t wanted = {counters, 3};
     const mp_signal_t answer = {counters + 1, 4};
     EXPECT_OK(mp_stream_wait_signals(w.context, NULL, &wanted, 1));
@@ -394,7 +394,7 @@ static void bad_arguments_are_named(void) {
     EXPECT_ERROR(mp_stream_launch_host(w.context, NULL, NULL, NULL, NULL), MP_ERROR_INVALID_ARGUMENT, "function",
                  "function");
 
-    /* the context is as usable as before */
+    /* the context is still usable */
     EXPECT_OK(mp_plan(w.context, t, 1, NULL, &plan));
     EXPECT_OK(mp_execute(plan, NULL, NULL));
     EXPECT_OK(mp_plan_destroy(plan));

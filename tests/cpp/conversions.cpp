@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What must not compile, and what must: checked by the compiler, so building this file is the test.
+// Tests code that must and must not compile. The compiler checks it, so building this file is the test.
 #include <mpgpu/mpgpu.hpp>
 
 #include <array>
@@ -27,13 +27,13 @@ static_assert(move_only<mpgpu::event>);
 static_assert(move_only<buffer<double>>);
 static_assert(move_only<mpgpu::imported_memory<double>>);
 
-// Kept as members, they are empty until one is moved there.
+// As members they are empty until an object is moved into them.
 template <class... T> constexpr bool can_be_empty = (std::is_nothrow_default_constructible_v<T> && ...);
 static_assert(
     can_be_empty<mpgpu::plan, mpgpu::request, stream, mpgpu::event, mpgpu::node, mpgpu::messenger,
                  mpgpu::message_request, mpgpu::signal_counters, buffer<double>, mpgpu::imported_memory<double>>);
 
-// A stream is not a number, a null pointer, or a temporary's view.
+// A stream is not a number, a null pointer, or a view of a temporary.
 static_assert(std::is_convertible_v<mp_stream_t, stream_view>);
 static_assert(std::is_convertible_v<stream &, stream_view>);
 static_assert(std::is_convertible_v<const stream &, stream_view>);
@@ -46,7 +46,7 @@ static_assert(!std::is_default_constructible_v<stream_view>);
 static_assert(!std::is_convertible_v<stream &&, stream_view>);
 static_assert(std::is_trivially_copyable_v<stream_view> && sizeof(stream_view) == sizeof(mp_stream_t));
 
-// A device is not a number either, and a wrong index never turns into another device.
+// A device is not a number either, and a wrong index never becomes another device.
 static_assert(!std::is_convertible_v<int, device>);
 static_assert(!std::is_constructible_v<device, int>);
 static_assert(device::gpu(3).id() == 3 && !device::gpu(3).is_host());
@@ -56,7 +56,8 @@ static_assert(device::automatic().id() == MP_DEVICE_AUTO && device::automatic() 
 static_assert(!device::gpu(-1).is_host() && device::host(-1).is_host());
 static_assert(device::gpu(-1) != device::gpu(0) && device::host(-1) != device::host(0));
 
-// Spans: from containers, to const only, never losing const, never from a temporary that could be written.
+// Spans can be created from containers and converted to const, never from const to non-const, and never from a
+// temporary to a writable span.
 static_assert(std::is_constructible_v<array_view<float>, std::vector<float> &>);
 static_assert(std::is_constructible_v<array_view<const float>, const std::vector<float> &>);
 static_assert(std::is_constructible_v<array_view<const float>, std::vector<float>>);
@@ -74,19 +75,19 @@ static_assert(std::is_convertible_v<device_span<int>, device_span<const int>>);
 static_assert(!std::is_convertible_v<const buffer<int> &, device_span<int>>);
 static_assert(!std::is_convertible_v<device_span<const int>, device_span<int>>);
 
-// Exceptions can be copied while another is in flight, and caught by their base.
+// Exceptions can be copied while another is in flight, and caught as their base class.
 static_assert(std::is_base_of_v<std::runtime_error, mpgpu::error>);
 static_assert(std::is_nothrow_copy_constructible_v<mpgpu::error>);
 static_assert(std::is_base_of_v<mpgpu::error, mpgpu::out_of_memory>);
 static_assert(std::is_error_code_enum_v<mpgpu::status>);
 
-// A call reports to a std::error_code that outlives it, and to nothing else.
+// A call reports only to a std::error_code that outlives it.
 static_assert(std::is_convertible_v<std::error_code &, mpgpu::on_error>);
 static_assert(!std::is_convertible_v<std::error_code, mpgpu::on_error>);
 static_assert(!std::is_convertible_v<const std::error_code &, mpgpu::on_error>);
 static_assert(!std::is_convertible_v<std::nullptr_t, mpgpu::on_error> && !std::is_convertible_v<bool, mpgpu::on_error>);
 
-// Lists in braces are read only.
+// Braced lists are read-only.
 static_assert(std::is_constructible_v<array_view<const int>, std::initializer_list<int>>);
 static_assert(!std::is_constructible_v<array_view<int>, std::initializer_list<int>>);
 

@@ -3,9 +3,9 @@
 #define MPGPU_TESTS_COUNTED_MPI_HPP
 
 /// @file
-/// Counts every call into MPI, through its profiling interface: a program that includes this has MPI functions of its
-/// own, which count and call PMPI's. A test looks at the program's undefined symbols: no MPI function may be among
-/// them, so there is none that is not counted. For one translation unit of a program.
+/// Counts every call to MPI through its profiling interface. A program that includes this file has its own MPI
+/// functions, which count and call PMPI's. A test checks that no MPI function is among the program's undefined symbols,
+/// so all calls are counted. For one translation unit of a program.
 
 #include <mpi.h>
 
@@ -17,7 +17,7 @@ inline std::atomic<long> calls{0};
 
 } // namespace counted_mpi
 
-// The arguments are lists, which no parentheses may surround.
+// The arguments are lists, which must not be enclosed in parentheses.
 // NOLINTBEGIN(bugprone-macro-parentheses, misc-definitions-in-headers)
 #define MPGPU_COUNTED(name, parameters, arguments)                                                                     \
     extern "C" int MPI_##name parameters {                                                                             \

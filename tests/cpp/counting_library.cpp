@@ -19,9 +19,9 @@ using counting::kind;
 
 struct entry {
     kind what;
-    mp_context_t context;                 // whose it is; null for a context
-    std::vector<mp_transfer_t> transfers; // of a plan
-    std::unique_ptr<std::byte[]> bytes;   // of an allocation
+    mp_context_t context;                 // owner; null for a context
+    std::vector<mp_transfer_t> transfers; // transfers of a plan
+    std::unique_ptr<std::byte[]> bytes;   // bytes of an allocation
 };
 
 constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
@@ -69,7 +69,7 @@ library &state() {
     return instance;
 }
 
-/// Of what a caller may not want to know.
+/// Stores an output that may be null.
 template <class T, class Value> void tell(T *out, Value value) {
     if (out != nullptr) {
         *out = value;
@@ -89,7 +89,7 @@ mp_status_t refused() {
     return report(state().refusal, "transfers", "more transfers than the double takes");
 }
 
-/// The failure asked for, once.
+/// Returns the requested failure, once.
 bool told_to_fail(mp_status_t &status) {
     library &lib = state();
     if (!lib.fail) {
@@ -107,7 +107,7 @@ template <class Handle> entry *find(kind what, Handle handle) {
     return found != lib.entries.end() && found->second.what == what ? &found->second : nullptr;
 }
 
-/// Whether the call may go on: the handle is live and no failure was asked for.
+/// Returns success if the handle is live and no failure was requested.
 template <class Handle> mp_status_t enter(kind what, Handle handle) {
     mp_status_t status = MP_SUCCESS;
     if (told_to_fail(status)) {
@@ -119,7 +119,7 @@ template <class Handle> mp_status_t enter(kind what, Handle handle) {
 template <class Handle> void hand_out(kind what, mp_context_t context, Handle *handle) {
     library &lib = state();
     lib.next += 0x10;
-    // A number that is never dereferenced, by either side, as the library's handles are.
+    // A number that neither side dereferences, like the library's handles.
     *handle = reinterpret_cast<Handle>(lib.next); // NOLINT(performance-no-int-to-ptr)
     lib.entries.emplace(*handle, entry{what, context, {}, nullptr});
     ++lib.made.at(static_cast<std::size_t>(what));

@@ -8,51 +8,51 @@
 #include <cstdint>
 #include <string>
 
-/// A double of the library for the tests of `mpgpu.hpp` alone. It does everything at once in the calling thread, counts
-/// what it hands out and gets back, and fails when told to. One thread only.
+/// Double of the library for tests of `mpgpu.hpp` only. It executes everything immediately in the calling thread,
+/// counts the objects that it creates and destroys, and fails on request. For one thread only.
 namespace counting {
 
 enum class kind { context, plan, request, stream, event, memory };
 
-/// Handles of this kind that were handed out and not given back.
+/// Returns the number of live handles of this kind.
 int live(kind what);
-/// Handles of this kind that were handed out since the start.
+/// Returns the number of handles of this kind that were created since the start.
 int made(kind what);
-/// Handles given back that were not live: a second destruction, or one in the wrong context.
+/// Returns the number of destroyed handles that were not live: destroyed twice, or in the wrong context.
 int misuses();
-/// Requests that were waited for, and requests that were forgotten.
+/// Return the number of requests that were waited for, and that were dropped.
 int waited();
 int forgotten();
-/// The options that the last plan and the last context were made with.
+/// Return the options of the last plan and of the last context.
 mp_plan_options_t last_plan_options();
 mp_context_options_t last_context_options();
 std::string last_topology();
-/// The bytes that the last allocation asked for.
+/// Returns the size of the last allocation in bytes.
 std::uint64_t last_bytes();
-/// The stream in whose order memory was freed last; null before.
+/// Returns the stream in whose order memory was last freed; null if there is none.
 mp_stream_t freed_in();
-/// The stream that a plan was prepared for last; null before.
+/// Returns the stream for which a plan was last prepared; null if there is none.
 mp_stream_t prepared_for();
 
-/// The next call that can fail does so, with these details.
+/// Makes the next call that can fail return this error.
 void fail_next(mp_status_t status, std::int64_t driver_code, const char *argument, const char *message);
-/// Requests stay pending until this is called with false.
+/// With true, requests stay pending until it is called with false.
 void hold(bool pending);
-/// Plans of more than so many transfers are refused with this status, when they are made or when they are executed.
+/// Refuses plans of more than `more_than` transfers with this status, when they are created or when they are executed.
 void refuse_plans(std::size_t more_than, mp_status_t status);
 void refuse_executions(std::size_t more_than, mp_status_t status);
-/// What an execution takes, in seconds, which who synchronises a stream waits for.
+/// Seconds that an execution takes. Synchronising its stream waits for them.
 struct duration {
     double alone;  ///< the first since the last synchronisation
-    double behind; ///< those enqueued behind it
+    double behind; ///< those enqueued after it
 };
 void executions_take(std::size_t more_than, duration of_those, duration of_others);
-/// Host functions become a graph's from now on, in place of running.
+/// Host functions are recorded in a graph from now on instead of running.
 void capture();
-/// Launches that graph, and destroys it.
+/// Launch and destroy this graph.
 void launch_captured();
 void destroy_captured();
-/// What descriptions say: `text` when asked for its length, `grown` from then on.
+/// Sets the descriptions: `text` when the length is requested, `grown` afterwards.
 void describe_as(const std::string &text, const std::string &grown);
 
 } // namespace counting

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The C++ API on the library itself, on virtual devices: what a program that follows the documentation can rely on.
+// Tests the C++ API with the library itself, on virtual devices: the behaviour that the documentation promises.
 #include <mpgpu/mpgpu.hpp>
 
 #include <doctest/doctest.h>
@@ -37,7 +37,7 @@ template <class T> bool equal(const mpgpu::buffer<T> &a, const mpgpu::buffer<T> 
     return a.size() == b.size() && std::equal(a.data(), a.data() + a.size(), b.data());
 }
 
-/// Holds a stream until it is opened, so that a test can look at what is enqueued behind it.
+/// Blocks a stream until it is opened, so that a test can examine the work enqueued after it.
 class gate {
   public:
     explicit gate(const mpgpu::stream &stream) {
@@ -151,7 +151,7 @@ TEST_CASE("events order streams of different devices, recorded again and again")
     const mpgpu::stream second(ctx, device::gpu(1));
     mpgpu::event ping(ctx);
     mpgpu::event pong(ctx);
-    std::vector<int> log; // written by both streams in turns: a race here is a race in the library
+    std::vector<int> log; // written by both streams alternately: a race here is a race in the library
     for (int turn = 0; turn < 50; ++turn) {
         first.wait(pong);
         first.launch_host([&log, turn] { log.push_back(2 * turn); });
@@ -207,7 +207,7 @@ TEST_CASE("a buffer with a stream is freed behind its work, and nobody waits") {
         a.set_stream(stream);
         fill(a, 7);
         mpgpu::plan(ctx, {mpgpu::make_transfer(b, a)}).enqueue(stream);
-    } // would not return if it waited
+    } // would not return if the call waited
     CHECK(ctx.statistics(device::gpu(0)).allocated_bytes == 0);
     closed.open();
     stream.synchronize();
@@ -228,7 +228,7 @@ TEST_CASE("a plan can be executed from many threads at once") {
             const mpgpu::stream stream(ctx, device::gpu(rank));
             mpgpu::buffer<int> dst(ctx, device::gpu(rank == 0 ? 1 : rank), size);
             mpgpu::plan_options options;
-            options.min_bytes = 1; // several paths, which share staging memory between the threads
+            options.min_bytes = 1; // several paths, whose staging memory the threads share
             const mpgpu::plan plan(ctx, {mpgpu::make_transfer(dst, src)}, options);
             for (int step = 0; step < 20; ++step) {
                 std::fill_n(dst.data(), size, -1);
@@ -435,10 +435,10 @@ TEST_CASE("a child of fork destroys what it inherits in silence, and is refused 
                 refused = std::string(error.what()).find("child of fork") == std::string::npos ? 1 : 2;
             }
         }
-    } // every destructor runs in both
+    } // all destructors run in both processes
     if (child == 0) {
         static_cast<void>(!write(answer[1], &refused, 1));
-        // Its parent ends it: what is its parent's stays, which a leak check at an exit of its own would report.
+        // The parent ends it: objects of the parent still exist, and a leak check at its exit would report them.
         for (;;) {
             pause();
         }
@@ -496,14 +496,14 @@ TEST_CASE("memory travels as a handle, and an import gives it back when it goes"
     CHECK(first.size() == 40);
     CHECK(first.location() == device::gpu(2));
     mpgpu::imported_memory<int> second = std::move(first);
-    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): what a moved-from import is
+    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): tests a moved-from import
     mpgpu::plan(ctx, {mpgpu::make_transfer(received, second)})
         .execute(mpgpu::stream_view::default_stream())
         .synchronize();
     CHECK(received.data()[0] == 30);
     CHECK(received.data()[39] == 69);
 
-    // It was the only one, so the address is not an import any more.
+    // It was the last import, so the address is no longer valid.
     int *address = second.data();
     second = {};
     CHECK(mp_memory_close(ctx.get(), address) == MP_ERROR_INVALID_POINTER);
@@ -529,7 +529,7 @@ TEST_CASE("memory of the program's own is registered for as long as its owner li
     CHECK(first.location() == device::host());
     CHECK_THROWS_AS(mpgpu::registered_memory<int>(ctx, cells), mpgpu::argument_error);
     mpgpu::registered_memory<int> second = std::move(first);
-    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): what a moved-from registration is
+    CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): tests a moved-from registration
     const mpgpu::plan plan(ctx, {mpgpu::make_transfer(on_gpu, second)});
     plan.execute(mpgpu::stream_view::default_stream()).synchronize();
     CHECK(std::equal(cells.begin(), cells.end(), on_gpu.data()));
@@ -579,7 +579,7 @@ TEST_CASE("named batches bring each participant its blocks, and what is there al
     CHECK(mpgpu::all_gather(blocks, wholes).size() == 9);
     run(mpgpu::all_gather(blocks, wholes));
     CHECK(all_are_root(wholes));
-    // In place: each has its block where it is to be.
+    // In place: each block is already at its position.
     std::vector<mpgpu::device_span<const int>> places;
     for (std::size_t gpu = 0; gpu < wholes.size(); ++gpu) {
         places.emplace_back(mpgpu::device_span<int>(wholes[gpu]).subspan(gpu * n, n));
@@ -590,7 +590,7 @@ TEST_CASE("named batches bring each participant its blocks, and what is there al
     run(mpgpu::all_to_all(wholes, others));
     CHECK(others[2].data()[n + 7] == static_cast<int>(2 * n + 7));
     CHECK_THROWS_AS(run(mpgpu::all_to_all(wholes, wholes)), mpgpu::argument_error);
-    // Sender by sender: the first sends all to the second.
+    // By sender: the first sends all to the second.
     const std::vector<std::size_t> sizes = {0, gpus * n, 0, 0, 0, 0, 0, 0, 0};
     std::error_code ec;
     CHECK(mpgpu::all_to_all(wholes, others, sizes, ec).empty());
@@ -628,7 +628,7 @@ TEST_CASE("signals order streams, and a thread waits for one no longer than it s
     ctx.wait(receiver, {{counters.data(), 1}, {counters.data() + 1, 2}});
     receiver.synchronize();
 
-    // The same by the calling thread, which also looks at a counter without waiting.
+    // The calling thread waits instead, and also reads a counter without waiting.
     ctx.wait(receiver, {{counters.data(), 2}});
     ctx.raise(receiver, {{counters.data() + 1, 4}});
     CHECK_FALSE(ctx.is_reached({counters.data() + 1, 4}));

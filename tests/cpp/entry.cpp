@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// entry.hpp on the host backend, by one rank that sends to itself.
+// Tests entry.hpp on the host backend with one rank that sends to itself.
 #include <mpgpu/entry.hpp>
 #include <mpgpu/mpgpu.hpp>
 
@@ -25,7 +25,7 @@ struct alone {
     mpgpu::stream stream{ctx, mpgpu::device::gpu(0)};
     mpgpu::entries entries{ctx, messages};
 
-    /// Until so many functions were called.
+    /// Makes progress until this number of functions was called.
     void progress(std::size_t calls) {
         for (std::size_t called = 0; called < calls; std::this_thread::yield()) {
             called += entries.progress();
@@ -66,7 +66,7 @@ TEST_CASE("an entry method gets its arguments and several buffers of device and 
             CHECK(std::count(got.data(), got.data() + 5000, 42) == 5000);
             CHECK(got_list == list);
         });
-    for (int round = 1; round <= 3; ++round) { // of one tag, in flight together
+    for (int round = 1; round <= 3; ++round) { // with one tag, in progress at the same time
         rank.stream.launch_host([data = grid.data()] { std::fill(data, data + 5000, 42); });
         const call arguments{3, 0.5};
         mpgpu::entry_request sent =
@@ -99,7 +99,7 @@ TEST_CASE("many messages of many sizes are under way at once, each with its own 
         },
         [&](mpgpu::arrival &m) {
             ++ended;
-            // Arguments of any size: beyond that of metadata, too.
+            // Arguments of any size, also larger than metadata.
             CHECK(m.arguments().size() == m.tag() * 31);
         });
     std::vector<mpgpu::entry_request> sent;
@@ -170,7 +170,7 @@ TEST_CASE("a part goes to one place that is large enough, and what a message end
     mpgpu::entry_request sent = rank.entries.send(0, bar, {}, {from, from}, rank.stream);
     rank.progress(2);
     sent.synchronize();
-    // A head by hand whose descriptor was fetched already.
+    // A manually written head whose descriptor was already fetched.
     mpgpu::described_buffer of = rank.messages.describe(from, rank.stream);
     rank.messages.fetch(of.descriptor, to, rank.stream).synchronize();
     of.released.synchronize();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Halo exchanges between virtual devices of one process: every cell of every array, ghost cells or not, is compared
-// with a mesh that is held in one piece.
+// Tests halo exchanges between virtual devices of one process: every cell of every array, including ghost cells, is
+// compared with an undivided mesh.
 #include "halo_reference.hpp"
 
 #include <mpgpu/halo.hpp>
@@ -49,7 +49,7 @@ std::string text_of(const halo::grid &g, const std::vector<std::size_t> &sizes,
     return text;
 }
 
-/// The arrays of all ranks of a grid, rank r on GPU r modulo the number of GPUs.
+/// Arrays of all ranks of a grid. Rank r is on GPU r modulo the number of GPUs.
 struct mesh {
     mesh(const mpgpu::context &ctx, const halo::grid &g, const std::vector<std::size_t> &sizes) : grid(g) {
         for (int rank = 0; rank < halo::rank_count(g); ++rank) {
@@ -64,7 +64,7 @@ struct mesh {
         }
     }
 
-    /// New values in all computed cells, and in all ghost cells one that no exchange may leave there.
+    /// Sets all computed cells to new values, and all ghost cells to a value that no exchange may leave there.
     void fill(std::uint64_t cycle) {
         for (int rank = 0; rank < halo::rank_count(grid); ++rank) {
             reference::fill(grid, rank, arrays.at(static_cast<std::size_t>(rank)), cycle);
@@ -89,7 +89,7 @@ struct mesh {
 
 template <class Run> void check_cycles(mesh &all, const mpgpu::stream &stream, std::uint64_t cycles, const Run &run) {
     for (std::uint64_t cycle = 1; cycle <= cycles; ++cycle) {
-        // Filled in stream order, so that only the stream keeps an exchange from what comes before it.
+        // Filled in stream order, so that only the stream orders an exchange after earlier work.
         stream.launch_host([&all, cycle] { all.fill(cycle); });
         run(stream);
         stream.synchronize();
@@ -170,7 +170,7 @@ TEST_CASE("between start and finish, work runs that the exchange does not wait f
 
     stream.launch_host([&all] { all.fill(1); });
     halo.start(stream);
-    // Overlapped work goes on in `stream`; what waits for the exchange alone may be enqueued in another stream.
+    // Overlapped work continues in `stream`. Work that only needs the exchange may be enqueued in another stream.
     std::uint64_t overlapped = 0;
     stream.launch_host([&overlapped] { ++overlapped; });
     halo.finish(other);
@@ -180,7 +180,7 @@ TEST_CASE("between start and finish, work runs that the exchange does not wait f
     stream.synchronize();
     CHECK(overlapped == 1);
 
-    // Exchanges asked for in different streams, without finish between them, still happen in their order.
+    // Exchanges in different streams, without finish between them, still run in order.
     for (std::uint64_t cycle = 2; cycle < 100; ++cycle) {
         const mpgpu::stream &now = cycle % 2 == 0 ? stream : other;
         now.launch_host([&all, cycle] { all.fill(cycle); });
@@ -239,7 +239,7 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
             CHECK_FALSE(halo.pushed());
             return;
         }
-        REQUIRE(halo.measured().size() == forms.size() + 1); // the last is pushed
+        REQUIRE(halo.measured().size() == forms.size() + 1); // the last is the pushed form
         std::vector<double> seconds;
         std::size_t chosen = halo.measured().size();
         for (std::size_t i = 0; i <= forms.size(); ++i) {
@@ -265,13 +265,13 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
     g.cells = {16, 12, 10};
     g.ranks = {1, 1, 2};
     g.ghost = {1, 1, 1};
-    check(g, {0, 12}); // faces in z, of 12 rows, are all that there is
+    check(g, {0, 12}); // there are only faces in z, of 12 rows
     g.ranks = {2, 1, 2};
-    check(g, {0, 60}); // and faces in x of 12 * 5 cells: everything is in pieces that are few
+    check(g, {0, 60}); // also faces in x of 12 * 5 cells: all are in few pieces
     g.cells = {100, 100, 100};
     g.periodic = {true, true, true};
-    check(g, {0, 1, 100}); // but faces in x of 100 * 50 cells and two variables are too many transfers
-    // What is asked for is taken, and nothing is measured.
+    check(g, {0, 1, 100}); // faces in x of 100 * 50 cells and two variables would be too many transfers
+    // Requested values are used, and nothing is measured.
     halo::options how;
     how.direct_pieces = 3;
     mesh all(ctx, g, {8, 4});
@@ -303,15 +303,15 @@ TEST_CASE("forms that are compared take turns in rows, and neither a first excha
         CHECK(asked[i].first == i % 2);
         CHECK(asked[i].second == (i < 4 ? 1 : 16));
     }
-    CHECK(asked.size() == 10); // 0.9 ms alone, and 49 ms a round of rows: three pass the tenth of a second
-    // Slow ones are compared in shorter rows, and two exchanges of each are all that very slow ones get.
+    CHECK(asked.size() == 10); // 0.9 ms for single exchanges, 49 ms for each round: three exceed a tenth of a second
+    // Slow forms are compared in shorter series, and very slow ones in only two exchanges each.
     int longest = 0;
     static_cast<void>(halo::detail::least_seconds(2, [&](std::size_t, int exchanges) {
         longest = std::max(longest, exchanges);
         return 5e-3 * exchanges;
     }));
     CHECK(longest == 5);
-    // A machine that is busy for a moment when each is alone makes no row of one.
+    // A short delay of the machine during single exchanges does not shorten the series to one.
     int calls = 0;
     longest = 0;
     const std::vector<double> held_up = halo::detail::least_seconds(2, [&](std::size_t, int exchanges) {
@@ -387,7 +387,7 @@ TEST_CASE("a rank that is its own neighbour, and one that has none") {
         mesh all(ctx, g, {4});
         const std::uint64_t exchanged = reference::exchanged_bytes(g, {4});
         CHECK((exchanged > 0) == periodic);
-        // The last form is left open: which of those that exchange is the fastest, measurements decide.
+        // The last form is not specified: measurements choose the fastest one that exchanges.
         for (const std::optional<std::uint64_t> direct_pieces :
              std::array<std::optional<std::uint64_t>, 3>{0, never_pack, std::nullopt}) {
             halo::options how;
@@ -426,7 +426,7 @@ TEST_CASE("variables of any trivially copyable type") {
     halo::plan halo(ctx, g, arrays);
     halo.exchange(stream);
     stream.synchronize();
-    const state &last = cells[0].data()[15 + 4]; // of row 3, that is the ghost cell of each rank
+    const state &last = cells[0].data()[15 + 4]; // of row 3, the ghost cell of each rank
     const state &first = cells[1].data()[15];
     CHECK(last.velocity[0] == 1);
     CHECK(last.pressure == 15 + 1);
@@ -460,7 +460,7 @@ TEST_CASE("a copier of the caller's is given every piece, and launched in each e
         };
     };
     halo::plan halo(ctx, g, all.arrays, how);
-    CHECK(made == 8); // a pack and an unpack on each of four ranks
+    CHECK(made == 8); // one pack and one unpack on each of four ranks
     check_cycles(all, stream, 10, [&](const mpgpu::stream &s) { halo.exchange(s); });
     CHECK(launched == 80);
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Halo exchanges between processes that are captured into a graph: after exchanges that are not, the graph is launched
-// many times and never waited for in between, then exchanges follow that are not captured, and every cell of every rank
-// is compared. On GPUs (compiled by nvcc) a stream is captured; the host backend has no capture, so there the library's
-// answer is replaced (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of
-// ranks.
+// Tests halo exchanges between processes that are captured into a graph. After uncaptured exchanges the graph is
+// launched many times without waiting, then uncaptured exchanges follow, and every cell of every rank is compared. On
+// GPUs (compiled by nvcc) a stream is captured. The host backend has no capture, so the library's answer is replaced
+// there (ld --wrap), and the exchanges of a capture run one by one. Run by mpirun with any number of ranks.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -32,7 +31,7 @@ bool capturing = false;
 } // namespace
 
 #ifndef __CUDACC__
-// The linker's names, so not ours to choose.
+// The linker defines these names.
 // NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming,cert-dcl37-c,cert-dcl51-cpp)
 extern "C" mp_status_t __real_mp_stream_get_info(mp_context_t context, mp_stream_t stream, int32_t *device,
                                                  int32_t *result);
@@ -49,7 +48,7 @@ extern "C" mp_status_t __wrap_mp_stream_get_info(mp_context_t context, mp_stream
 
 namespace {
 
-/// One captured exchange, to be launched in any stream.
+/// Captured exchange that can be launched in any stream.
 class captured_exchange {
   public:
     captured_exchange(halo::plan &halo, const mpgpu::stream &stream) : halo_(&halo) {
@@ -160,7 +159,7 @@ void run() {
         }
     }
     if (node.size() > 1) {
-        // Every rank a node of its own: MPI sends the messages, and no graph has it.
+        // Each rank is a separate node: MPI sends the messages, which no graph can contain.
         const mpgpu::mpi::node alone(ctx, MPI_COMM_WORLD, MPI_COMM_SELF);
         halo::grid g;
         g.cells = {8, 8 * std::int64_t{node.size()}, 1};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The kernel of halo.cuh: its indexing on the CPU, on any machine; then, where there is a GPU, whole exchanges on GPUs,
-// every cell compared with a mesh of one piece. Against an installed or built mpgpu, with nvcc of CUDA 12 or 13:
+// Tests the kernel of halo.cuh: its indexing on the CPU, on any machine, and on GPUs complete exchanges, where every
+// cell is compared with an undivided mesh. Compile with an installed or built mpgpu and nvcc of CUDA 12 or 13:
 //
 //   nvcc -std=c++17 -arch=native -Iinclude tests/cpp/halo_cuda.cu libmpgpu.a -lpthread -ldl -lrt -lutil -lm -o
 //   halo_cuda
 //
-// Prints what it did and ends with 0, with 77 where there was no GPU, else with 1.
+// Prints a summary and exits with 0, with 77 if there is no GPU, or otherwise with 1.
 #include "halo_part.hpp"
 
 #include <mpgpu/halo.cuh>
@@ -29,7 +29,7 @@ namespace reference = halo_reference;
 
 constexpr int no_gpu = 77;
 
-/// The kernel's function, word by word as threads would, against copy_on_cpu.
+/// Runs the kernel's function for each word, as threads would, and compares with copy_on_cpu.
 void check_indexing() {
     for (const std::uint64_t bytes : {1U, 2U, 4U, 6U, 8U, 12U, 16U, 24U}) {
         for (const halo::direction way : {halo::direction::pack, halo::direction::unpack}) {
@@ -106,7 +106,7 @@ void check_exchanges(const mpgpu::context &ctx, std::optional<std::uint64_t> dir
     }
 }
 
-/// Cells to pack and no kernel: refused, in words.
+/// Tests that cells to pack without a kernel are refused with a message.
 void check_refusal(const mpgpu::context &ctx) {
     halo::grid g;
     g.cells = {8, 8, 8};

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Which form of an exchange is taken, against a double of the library that refuses plans and takes as long as it is
-// told.
+// Tests the choice between forms of an exchange with a double of the library that refuses plans and takes given times.
 #include "counting_library.hpp"
 
 #include <mpgpu/halo.hpp>
@@ -21,7 +20,7 @@ using counting::kind;
 
 constexpr std::size_t all = std::numeric_limits<std::size_t>::max();
 
-/// Two ranks, of which either sends one message where all is packed, and a row of each of three variables else.
+/// Two ranks. Each sends one message if all cells are packed, and otherwise one row of each of three variables.
 struct world {
     world() {
         g.cells = {8, 8, 1};
@@ -59,7 +58,7 @@ struct world {
     std::vector<halo::rank_arrays> arrays;
 };
 
-constexpr std::size_t messages = 2; // transfers of the form in which all is packed; the other has six
+constexpr std::size_t messages = 2; // transfers of the form that packs all cells; the other has six
 
 } // namespace
 
@@ -77,7 +76,7 @@ TEST_CASE("a form that is slow in a row is not taken for being fast alone, and t
 
 TEST_CASE("messages are pushed where that is faster or asked for, without a transfer") {
     const world w;
-    counting::executions_take(messages, {30e-3, 30e-3}, {30e-3, 30e-3}); // of transfers, which it has none of
+    counting::executions_take(messages, {30e-3, 30e-3}, {30e-3, 30e-3}); // for transfers, which this form does not use
     const halo::plan measured = w.plan(std::nullopt, std::nullopt);
     CHECK(measured.pushed());
     CHECK(measured.direct_pieces() == 0);
@@ -87,7 +86,7 @@ TEST_CASE("messages are pushed where that is faster or asked for, without a tran
     CHECK(w.plan(std::nullopt, true).measured().empty());
     CHECK_FALSE(w.plan(0, std::nullopt).pushed());
     CHECK_FALSE(w.plan(std::nullopt, false).pushed());
-    // A kernel of the caller's that refuses is out where it is one of several forms.
+    // If a kernel of the caller refuses, its form is excluded if it is one of several.
     halo::options how;
     how.pushed_copy = [](const mpgpu::context &, mpgpu::device, const halo::detail::pushed_messages &,
                          int) -> halo::launch_function {
@@ -115,7 +114,7 @@ TEST_CASE("a form that is refused is out, and the others are there") {
                   std::string::npos);
             counting::refuse_plans(all, status);
 
-            counting::refuse_executions(messages, status); // as when staging is allocated by the first
+            counting::refuse_executions(messages, status); // as if the first could not allocate staging memory
             const halo::plan first = w.plan();
             CHECK(first.direct_pieces() == 0);
             CHECK(first.measured().size() == 1);
@@ -137,10 +136,10 @@ TEST_CASE("where all forms are refused the error is that of the first, and error
     counting::refuse_executions(all, MP_SUCCESS);
 
     counting::refuse_plans(messages, MP_ERROR_NOT_SUPPORTED);
-    CHECK_THROWS_AS(static_cast<void>(w.plan(1)), mpgpu::not_supported); // asked for by name
+    CHECK_THROWS_AS(static_cast<void>(w.plan(1)), mpgpu::not_supported); // explicitly requested
     counting::refuse_plans(messages, MP_ERROR_DRIVER);
     CHECK_THROWS_AS(static_cast<void>(w.plan()), mpgpu::driver_error);
-    // A packing copier of the caller's that refuses, before the double refuses the rest.
+    // A packing copier of the caller refuses, before the double refuses the other form.
     counting::refuse_plans(messages, MP_ERROR_OUT_OF_MEMORY);
     halo::options how;
     how.pushed = false;

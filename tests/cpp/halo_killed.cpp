@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A rank is killed in the middle of an exchange, or an exception unwinds it to the end of `main`, where it waits in
-// MPI_Finalize: every other rank gets the status peer_gone within a bounded time, and
-// afterwards has nothing of the library mapped or open. Ranks that do not touch the dead one get it when their
-// neighbours, who do, end in turn.
+// Kills a rank in the middle of an exchange, or lets an exception unwind it to the end of `main`, where it waits in
+// MPI_Finalize. Every other rank must get the status peer_gone within a bounded time, and must then have no memory of
+// other ranks mapped or open. Ranks that are not neighbours of the victim get the status when their neighbours exit in
+// turn.
 //
-// Run by mpirun with three ranks or more, on the host backend or on GPUs, where forms that pack take nvcc. A launcher
-// ends a job that has lost a rank, so survivors hold out against SIGTERM until they have looked; each prints a line,
-// and the caller looks for all of them.
+// Run by mpirun with three ranks or more, on the host backend, or on GPUs, where forms that pack require nvcc. A
+// launcher ends a job that has lost a rank, so survivors ignore SIGTERM until they have checked. Each prints a line,
+// and the caller checks for all of them.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -37,8 +37,8 @@ using ranks_test::world_rank;
 
 struct thrown {};
 
-/// Where this process has other ranks' arrays that are on GPUs: /proc does not show these mappings, but the driver
-/// knows what it has at an address. Empty where the arrays are on the host backend.
+/// Returns the addresses at which this process has mapped other ranks' arrays on GPUs. /proc does not show these
+/// mappings, but the driver knows the memory at an address. Empty on the host backend.
 std::vector<const std::byte *> on_gpus([[maybe_unused]] const mpgpu::context &ctx,
                                        [[maybe_unused]] mpgpu::mpi::shared_memory<std::byte> &arrays,
                                        [[maybe_unused]] int ranks) {
@@ -56,7 +56,7 @@ std::vector<const std::byte *> on_gpus([[maybe_unused]] const mpgpu::context &ct
     return found;
 }
 
-/// Whether there is memory of a GPU at an address of `on_gpus`.
+/// Returns true if there is GPU memory at an address of `on_gpus`.
 bool is_mapped([[maybe_unused]] const std::byte *address) {
 #ifdef __CUDACC__
     cudaPointerAttributes attributes{};
@@ -67,8 +67,8 @@ bool is_mapped([[maybe_unused]] const std::byte *address) {
 #endif
 }
 
-/// Exchanges until one fails, and says with what. Ranks that do not touch the victim can make some before their
-/// neighbours end, one more with each rank between.
+/// Makes exchanges until one fails, and returns its status. Ranks that are not neighbours of the victim can make some
+/// before their neighbours exit, one more for each rank in between.
 mpgpu::status exchange_until_it_fails(halo::plan &plan, const mpgpu::stream &stream, int ranks) {
     for (int succeeded = 0;; ++succeeded) {
         if (succeeded > ranks) {
@@ -100,8 +100,7 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     how.pushed = form == "pushed";
     std::optional<halo::plan> plan(std::in_place, *ctx, *node, g, mine->arrays(), how);
     std::optional<mpgpu::stream> stream(std::in_place, *ctx, mine->where());
-    // An allocation is mapped once, so that these are the addresses of the plan's too, where it writes to arrays
-    // directly.
+    // An allocation is mapped only once, so the plan uses the same addresses when it writes to arrays directly.
     const halo::rank_array &own = mine->arrays().front();
     const mpgpu::array_view<std::byte> bytes(static_cast<std::byte *>(own.data), own.size * own.element_bytes);
     mpgpu::mpi::shared_memory<std::byte> arrays = node->exchange(mpgpu::device_span<std::byte>(bytes, own.location));
@@ -122,9 +121,9 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     const bool is_neighbour = world_rank == 0 || world_rank + 1 == victim;
     if (world_rank == victim) {
         plan->start(*stream);
-        plan->start(*stream); // waits for neighbours, which may still be in the one before
+        plan->start(*stream); // waits for neighbours, which may still be in the previous exchange
     } else {
-        for (int i = 0; i < 4; ++i) { // of which the last two wait for the victim
+        for (int i = 0; i < 4; ++i) { // the last two wait for the victim
             plan->exchange(*stream);
         }
     }
@@ -136,7 +135,7 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
         std::raise(SIGKILL);
     }
     const auto begin = std::chrono::steady_clock::now();
-    // The waits are in a stream of the plan's; the caller's own comes after it, and says so.
+    // The waits are in a stream of the plan. The caller's stream is ordered after it and reports the error.
     if (is_neighbour && failure_of([&] { stream->synchronize(); }) != mpgpu::status::peer_gone) {
         end(1, "exchanges have succeeded without a neighbour");
     }
@@ -153,13 +152,13 @@ void run(std::uint64_t direct_pieces, const std::string &form, bool throws) {
     }
     plan.reset();
     arrays = {};
-    // Before the end of the context, which unmaps whatever is left.
+    // Checked before the context is destroyed, which unmaps the rest.
     if (std::any_of(mapped.begin(), mapped.end(), is_mapped)) {
         end(1, "after the end of the plan an array of another rank is mapped");
     }
     stream.reset();
     mine.reset();
-    node.reset(); // frees communicators, which is local where ranks have gone
+    node.reset(); // frees communicators, which is a local operation if ranks have exited
     ctx.reset();
     ranks_test::end_with_nothing_left();
 }

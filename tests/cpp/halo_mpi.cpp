@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Halo exchanges between processes: every cell of every rank's arrays is compared with a mesh that is held in one
-// piece. Run by mpirun with any number of ranks, on the host backend or on GPUs; ends all of them with a message at the
-// first thing that is wrong. On GPUs it packs where nvcc has compiled it.
+// Tests halo exchanges between processes: every cell of every rank's arrays is compared with an undivided mesh. Run by
+// mpirun with any number of ranks, on the host backend or on GPUs. At the first error it ends all ranks with a message.
+// On GPUs it packs only if compiled by nvcc.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -36,9 +36,9 @@ constexpr std::uint64_t few_cycles = 40;
 constexpr std::uint64_t many_cycles = 400;
 
 bool shown = false; // one description, for the log
-std::string tried;  // of what differs between the runs, for errors
+std::string tried;  // properties of the current run, for errors
 
-/// A value of `direct_pieces` by chance. Where nothing can be packed, the one that packs nothing.
+/// Returns a random value of `direct_pieces`, or the value that packs nothing if packing is not possible.
 std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::context &ctx) {
     constexpr std::uint64_t never_pack = std::numeric_limits<std::uint64_t>::max();
     constexpr std::array<std::optional<std::uint64_t>, 5> forms{0, 1, 5, never_pack, std::nullopt};
@@ -46,7 +46,7 @@ std::optional<std::uint64_t> random_form(std::mt19937 &random, const mpgpu::cont
     return halo_test::can_pack(ctx) ? drawn : never_pack;
 }
 
-/// Cycle after cycle without a host that waits: each fills the arrays anew, exchanges and compares, in stream order.
+/// Runs cycles without host synchronisation: each sets the arrays, exchanges and compares, in stream order.
 void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const halo::grid &g,
                 const std::vector<std::size_t> &sizes, const halo::options &how, std::uint64_t cycles, bool in_two) {
     const halo_test::part mine(ctx, g, world_rank, sizes);
@@ -75,7 +75,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
         if (in_two) {
             halo.start(stream);
             if (cycle % 3 == 0) {
-                halo.start(stream); // the first one is brought to its end
+                halo.start(stream); // the previous exchange is completed first
             }
             while (cycle % 3 == 1 && !halo.progress().is_done()) {
                 std::this_thread::yield();
@@ -96,7 +96,7 @@ void run_cycles(const mpgpu::context &ctx, const mpgpu::mpi::node &node, const h
     halo.destroy();
 }
 
-/// Pushed messages: random problems, the ranks delayed by chance, in two streams by turns.
+/// Tests pushed messages with random problems, randomly delayed ranks, and two alternating streams.
 void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 &random) {
     halo::options how = halo_test::options_for(ctx);
     how.pushed = true;
@@ -106,7 +106,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
         const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
         run_cycles(ctx, node, g, sizes, how, cycles, problem % 2 == 1);
     }
-    // Of one that is large for this test, so that all blocks have a part of each message.
+    // A problem that is large enough for all blocks to copy part of each message.
     halo::grid g;
     g.ranks = {node.communicator_size(), 1, 1};
     g.cells = {3 * std::int64_t{node.communicator_size()}, 40, 30};
@@ -120,7 +120,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     mpgpu::event before(ctx);
     halo::plan halo(ctx, node, g, mine.arrays(), how);
     std::string difference;
-    std::mt19937 own(static_cast<unsigned>(world_rank));                                 // others on each rank
+    std::mt19937 own(static_cast<unsigned>(world_rank));                                 // different on each rank
     const std::uint64_t many = (halo_test::on_host_backend(ctx) ? 10 : 2) * many_cycles; // ranks may share a GPU
     for (std::uint64_t cycle = 1; cycle <= many; ++cycle) {
         const mpgpu::stream &stream = streams.at(own() % 2);
@@ -145,7 +145,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     }
     before.synchronize();
     require(difference.empty(), difference);
-    // Nothing between exchanges: whatever stream they are in, each comes after the last.
+    // There is nothing between exchanges: each follows the last one in any stream.
     mine.fill(1);
     mine.upload(streams[0]);
     streams[0].synchronize();
@@ -160,7 +160,7 @@ void push(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::mt19937 
     halo.destroy();
 }
 
-/// Ranks that see one GPU each write into each other's inboxes too; the other forms are refused or measured as ever.
+/// Ranks that see one GPU each also write into each other's inboxes; the other forms are refused or measured as usual.
 void push_with_one_gpu_in_sight(std::mt19937 &random) {
     int gpus = 0;
     {
@@ -180,7 +180,7 @@ void push_with_one_gpu_in_sight(std::mt19937 &random) {
     unsetenv("MPGPU_HOST_VISIBLE_DEVICES");
 }
 
-/// What one rank gets wrong is thrown on all of them, and nobody waits for anybody.
+/// Tests that an error on one rank is thrown on all ranks, and that no rank waits.
 void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -216,14 +216,14 @@ void refuse_on_all_ranks(const mpgpu::context &ctx, const mpgpu::mpi::node &node
         bad.pushed = last;
         require(refused(g, mine.arrays(), &bad), "forms that differ are refused on all ranks");
     }
-    halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // nothing of that has left a trace
+    halo::plan(ctx, node, g, mine.arrays(), how).destroy(); // the errors have had no lasting effect
 }
 
-/// A form that one rank refuses is out on all of them, whether it is refused when it is made or by the first exchange,
-/// and nobody waits; where none is left, all throw.
+/// Tests that a form that one rank refuses, when it is created or in its first exchange, is excluded on all ranks, and
+/// that no rank waits. If no form remains, all ranks throw.
 void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
-        return; // copies are packed by the CPU below
+        return; // the CPU packs below
     }
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -245,7 +245,7 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
                 refuse();
             }
             return [&, copy = halo::detail::cpu_copier()(context, where, pieces, way)](mpgpu::stream_view stream) {
-                if (last && ++launched > 2) { // in the second exchange that is measured
+                if (last && ++launched > 2) { // in the second measured exchange
                     refuse();
                 }
                 copy(stream);
@@ -281,7 +281,8 @@ void leave_out_what_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi
     }
 }
 
-/// The same of a kernel that pushes: it is out where one rank refuses it, and where asked for by name all throw.
+/// Tests the same for a pushing kernel: it is excluded if one rank refuses it, and if it is explicitly requested all
+/// ranks throw.
 void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
         return;
@@ -305,7 +306,7 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
             }
             return
                 [&, launch = halo::detail::cpu_pushed()(context, where, messages, sharing)](mpgpu::stream_view stream) {
-                    if (last && ++launched > 4) { // in a row: the others wait for this rank's messages
+                    if (last && ++launched > 4) { // in a series: the others wait for this rank's messages
                         refuse();
                     }
                     launch(stream);
@@ -340,10 +341,11 @@ void leave_out_kernels_that_one_rank_refuses(const mpgpu::context &ctx, const mp
     }
 }
 
-/// Arrays in host memory that no other rank can map go in messages, whatever was to go straight.
+/// Tests that arrays in host memory that no other rank can map are sent in messages, even if a direct form was
+/// requested.
 void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.communicator_size() < 2 || !halo_test::on_host_backend(ctx)) {
-        return; // host memory is packed by the CPU
+        return; // the CPU packs host memory
     }
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -378,7 +380,7 @@ void send_what_cannot_be_shared(const mpgpu::context &ctx, const mpgpu::mpi::nod
     }
 }
 
-/// Many exchanges by each persistent kernel, all neighbours of all ranks on one mesh.
+/// Makes many exchanges with each persistent kernel, with all neighbours of all ranks in one mesh.
 void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const std::uint64_t cycles = std::getenv("LONG_TESTS") != nullptr ? 10000 : few_cycles;
     halo::grid g;
@@ -391,7 +393,7 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     for (std::size_t d = 0; d < 3; ++d) {
         g.cells.at(d) = 5 * std::int64_t{g.ranks.at(d)} + 1;
     }
-    halo::grid large = g; // of messages that are sent in several parts
+    halo::grid large = g; // with messages that are sent in several parts
     large.ranks = {1, 1, node.communicator_size()};
     large.cells = {80, 90, 3 * std::int64_t{node.communicator_size()}};
     halo::options how = halo_test::options_for(ctx);
@@ -403,8 +405,8 @@ void run_in_a_row(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     }
 }
 
-/// A plan that ends between `start` and `finish` lets its kernel end, which waits for messages to unpack. Last, because
-/// messages that nobody takes any more may still be under way.
+/// Destroys a plan between `start` and `finish`, which ends its kernel that waits for messages to unpack. This is the
+/// last test, because messages that no one receives may still be in progress.
 void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -424,7 +426,7 @@ void give_up_in_the_middle(const mpgpu::context &ctx, const mpgpu::mpi::node &no
     }
 }
 
-/// Messages to other nodes are not pushed.
+/// Tests that messages to other nodes are not pushed.
 void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     halo::grid g;
     g.cells = {8, 8 * std::int64_t{node.communicator_size()}, 1};
@@ -442,7 +444,7 @@ void refuse_to_push(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     require(refused, "pushing to ranks of other nodes is refused");
 }
 
-/// Slabs, of which those in the middle of a node have no neighbour on another: in every form, and with every progress.
+/// Tests slabs with every form and every kind of progress. Slabs in the middle of a node have no neighbour on another.
 void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
     int ranks = 0;
@@ -473,7 +475,8 @@ void run_slabs_on_nodes(const mpgpu::context &ctx, int nodes) {
     MPI_Comm_free(&local);
 }
 
-/// Ranks of one machine taken for nodes: some of a rank's neighbours are reached by a node plan, the others by MPI.
+/// Divides the ranks of one machine among virtual nodes: some neighbours of a rank are reached by a node plan, the
+/// others by MPI.
 void run_on_nodes(const mpgpu::context &ctx, std::mt19937 &random, int nodes) {
     MPI_Comm local = MPI_COMM_NULL;
     MPI_Comm_split(MPI_COMM_WORLD, world_rank % nodes, world_rank, &local);
@@ -518,7 +521,7 @@ void run() {
         const auto [g, sizes] = reference::random_problem(random, node.communicator_size());
         halo::options how = halo_test::options_for(ctx);
         how.direct_pieces = random_form(random, ctx);
-        how.persistent = // which does not matter within a node
+        how.persistent = // has no effect within a node
             problem % 3 == 0 ? halo::persistent_form::block_each : halo::persistent_form::none;
         tried = "one node, problem " + std::to_string(problem);
         run_cycles(ctx, node, g, sizes, how, problem < 4 ? many_cycles : few_cycles, problem % 2 == 1);

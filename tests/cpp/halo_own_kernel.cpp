@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Jacobi whose kernel goes on computing: one launch does many sweeps, and exchanges halo rows with ranks of other nodes
-// by pack_and_tell and await_and_unpack, while the host's thread is free between polls. Run by mpirun with 2 ranks or
-// more, each of which counts as a node, on the host backend or, compiled by nvcc, on GPUs; every cell is compared with
-// a mesh in one piece.
+// Tests a Jacobi kernel that continues to compute: one launch makes many sweeps, and exchanges halo rows with ranks of
+// other nodes by pack_and_tell and await_and_unpack, while the host thread is free between polls. Run by mpirun with 2
+// ranks or more, each of which counts as a node, on the host backend or, compiled by nvcc, on GPUs. Every cell is
+// compared with an undivided mesh.
 #include "halo_part.hpp"
 #include "ranks.hpp"
 
@@ -29,12 +29,13 @@ using ranks_test::world_rank;
 
 namespace halo = mpgpu::halo;
 
-constexpr std::uint64_t sweeps = 5; // of one launch
+constexpr std::uint64_t sweeps = 5; // per launch
 constexpr std::uint64_t launches = 8;
 constexpr std::int64_t row_cells = 301;
-constexpr std::int64_t rows = 7; // of a rank
+constexpr std::int64_t rows = 7; // per rank
 
-/// A rank's part of the mesh, with a ghost row at both ends; integers, so that every order of sums gives the same.
+/// Part of the mesh of one rank, with a ghost row at each end. Values are integers, so that sums do not depend on the
+/// order.
 struct mesh {
     std::uint64_t *now;
     std::uint64_t *next;
@@ -44,7 +45,8 @@ MPGPU_NOTIFY_BOTH std::uint64_t relaxed(const std::uint64_t *cells, std::int64_t
     return cells[at - row_cells] + cells[at + row_cells] + cells[at - 1] + cells[at + 1];
 }
 
-/// The rows [first, end), shared out among all threads of the grid; the first and the last column stay.
+/// Calls `cell` for the rows [first, end), divided among all threads of the grid, without the first and the last
+/// column.
 template <class Cell>
 MPGPU_NOTIFY_BOTH void for_each(const mpgpu::notify_block &block, std::int64_t first, std::int64_t end,
                                 const Cell &cell) {
@@ -57,14 +59,14 @@ MPGPU_NOTIFY_BOTH void for_each(const mpgpu::notify_block &block, std::int64_t f
     }
 }
 
-/// What each block does in one launch; `together` returns when all have called it.
+/// Runs one block in one launch. `together` returns when all blocks have called it.
 template <class Together>
 MPGPU_NOTIFY_BOTH void sweep(const mpgpu::notify_block &block, const halo::kernel_work &work, mesh m,
                              std::uint64_t exchange, const Together &together) {
     for (const std::uint64_t end = exchange + sweeps; exchange < end; ++exchange) {
         halo::pack_and_tell(block, work, exchange);
         const auto relax = [m](std::int64_t at) { m.next[at] = relaxed(m.now, at); };
-        for_each(block, 2, rows, relax); // while messages are under way
+        for_each(block, 2, rows, relax); // while messages are in progress
         if (!halo::await_and_unpack(block, work, exchange)) {
             return;
         }
@@ -94,7 +96,7 @@ __global__ void sweep_kernel(halo::kernel_work work, mesh m, std::uint64_t excha
 }
 #endif
 
-/// For blocks that are threads.
+/// Barrier of blocks that are threads.
 struct all_of_threads {
     std::uint32_t *arrived;
     std::uint64_t *round;
@@ -109,7 +111,7 @@ struct all_of_threads {
     }
 };
 
-/// The kernel as threads, for what the CPU reaches.
+/// Runs the kernel as threads, for memory that the CPU can access.
 void sweep_by_threads(const halo::kernel_work &work, mesh m, std::uint64_t exchange) {
     constexpr std::uint32_t blocks = 3;
     std::uint32_t arrived = 0;
@@ -124,7 +126,7 @@ void sweep_by_threads(const halo::kernel_work &work, mesh m, std::uint64_t excha
     }
 }
 
-/// The kernel, launched for every `sweeps`-th exchange.
+/// Returns the kernel, which is launched for every `sweeps`-th exchange.
 halo::persistent_copier kernel_of(const mpgpu::context &ctx, mesh m) {
     const auto is_first = [](std::uint64_t exchange) { return (exchange - 1) % sweeps == 0; };
 #ifdef __CUDACC__
@@ -150,7 +152,7 @@ halo::persistent_copier kernel_of(const mpgpu::context &ctx, mesh m) {
         });
 }
 
-/// The same on the whole mesh, whose last row is above the first.
+/// Computes the same sweeps on the undivided mesh, whose last row is above the first.
 std::vector<std::uint64_t> expected(std::vector<std::uint64_t> cells, std::uint64_t times) {
     const auto all = static_cast<std::int64_t>(cells.size());
     for (std::uint64_t i = 0; i < times; ++i) {

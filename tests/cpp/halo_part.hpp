@@ -3,9 +3,9 @@
 #define MPGPU_TESTS_HALO_PART_HPP
 
 /// @file
-/// One rank of a halo exchange in a test that runs on the host backend and on GPUs alike: its arrays are on its device,
-/// and are set and compared in host memory. Compiled by nvcc it has the kernel that packs; any other compiler leaves,
-/// on GPUs, exchanges in which nothing is packed.
+/// One rank of a halo exchange in a test that runs on the host backend and on GPUs. Its arrays are on its device, and
+/// are set and compared in host memory. Compiled by nvcc it has the packing kernel; with any other compiler, exchanges
+/// on GPUs must not pack.
 
 #include "halo_reference.hpp"
 
@@ -25,12 +25,12 @@ inline bool on_host_backend(const mpgpu::context &ctx) {
     return ctx.backend() == mpgpu::backend::host;
 }
 
-/// Where a rank has its arrays: ranks take turns on the GPUs where there are fewer of these.
+/// Returns the device of a rank's arrays. If there are fewer GPUs than ranks, they are assigned cyclically.
 inline mpgpu::device device_of(const mpgpu::context &ctx, int rank) {
     return mpgpu::device::gpu(rank % ctx.devices().gpus);
 }
 
-/// Makes the GPU of this process's rank current, through which it then maps memory of other processes.
+/// Makes the GPU of this process's rank current, because it maps memory of other processes.
 inline void select_device([[maybe_unused]] const mpgpu::context &ctx, [[maybe_unused]] int rank) {
 #ifdef __CUDACC__
     if (!on_host_backend(ctx)) {
@@ -39,7 +39,7 @@ inline void select_device([[maybe_unused]] const mpgpu::context &ctx, [[maybe_un
 #endif
 }
 
-/// Options with the kernel that packs, where the arrays are on GPUs and there is one.
+/// Returns options with the packing kernel, if the arrays are on GPUs and it was compiled.
 inline mpgpu::halo::options options_for([[maybe_unused]] const mpgpu::context &ctx) {
     mpgpu::halo::options how;
 #ifdef __CUDACC__
@@ -76,14 +76,14 @@ class part {
     }
 
     [[nodiscard]] mpgpu::device where() const noexcept { return where_; }
-    /// On the device.
+    /// Returns the arrays on the device.
     [[nodiscard]] const mpgpu::halo::rank_arrays &arrays() const noexcept { return arrays_; }
 
-    /// Between host memory and the device, enqueued.
+    /// Enqueue copies between host memory and the device.
     void upload(mpgpu::stream_view stream) const { upload_->enqueue(stream); }
     void download(mpgpu::stream_view stream) const { download_->enqueue(stream); }
 
-    /// In host memory, so also for `stream::launch_host`.
+    /// Fills host memory; may be called in `stream::launch_host`.
     void fill(std::uint64_t cycle) const { halo_reference::fill(grid_, rank_, mirrors_, cycle); }
     [[nodiscard]] std::string first_difference(std::uint64_t cycle) const {
         return halo_reference::first_difference(grid_, rank_, mirrors_, cycle);

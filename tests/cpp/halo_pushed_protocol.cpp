@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The protocol of halo/pushed.hpp with threads as blocks of several ranks, and nothing of the library, so that it also
-// runs under ThreadSanitizer: messages are written and read without atomics.
+// Tests the protocol of halo/pushed.hpp with threads as blocks of several ranks, and without the library, so that it
+// also runs under ThreadSanitizer: messages are written and read without atomics.
 #include <mpgpu/halo.hpp>
 
 #include <doctest/doctest.h>
@@ -31,34 +31,34 @@ std::uint64_t rounds() {
     return std::getenv("LONG_TESTS") != nullptr ? many : few;
 }
 
-/// Lets others run, for a while that differs.
+/// Yields for a random time.
 void dawdle(std::mt19937 &random) {
     for (auto turns = random() % 6; turns > 0; --turns) {
         std::this_thread::yield();
     }
 }
 
-/// What rank `from` sends to rank `to` in a round, word by word.
+/// Returns a word of the message from rank `from` to rank `to` in a round.
 std::uint64_t word(std::uint64_t round, std::size_t from, std::size_t to, std::uint64_t at) {
     return ((round * 64 + from) * 64 + to) * 4096 + at;
 }
 
-/// Words of a message; two pieces, of which the second is one row.
+/// Returns the number of words of a message, which has two pieces; the second is one row.
 std::uint64_t words_of(std::size_t from, std::size_t to) {
     return 150 + 97 * ((from + to) % 5);
 }
 
 struct rank_memory {
-    std::vector<std::uint64_t> cells;  ///< to each rank, one after the other; a word between them that is nobody's
-    std::vector<std::uint64_t> ghosts; ///< from each rank
-    std::vector<mpgpu::notification_counter> inbox; ///< for its alignment
+    std::vector<std::uint64_t> cells;               ///< to each rank in turn, separated by an unused word
+    std::vector<std::uint64_t> ghosts;              ///< from each rank
+    std::vector<mpgpu::notification_counter> inbox; ///< of this type for its alignment
     std::unique_ptr<detail::pushed_lists> lists;
     detail::pushed_state state{};
     detail::pushed_work work;
     std::uint64_t gone = 0;
 };
 
-/// Ranks with memory of their own, which send to each other as `neighbours` says, both ways.
+/// Ranks with separate memory, which send to each other, in both directions, according to `neighbours`.
 struct world {
     world(std::size_t count, std::uint32_t blocks_of_each, std::vector<std::vector<bool>> neighbours)
         : ranks(count), blocks(blocks_of_each), sends(std::move(neighbours)) {
@@ -84,7 +84,7 @@ struct world {
         }
     }
 
-    /// In the inbox of `to`, with one end's cells.
+    /// Returns a message in the inbox of `to`, with the cells of one end.
     detail::pushed_message message(std::size_t from, std::size_t to, std::uint64_t *cells) {
         auto *const inbox = reinterpret_cast<std::byte *>(ranks[to].inbox.data());
         std::byte *const at = inbox + from * 1000 * sizeof(std::uint64_t);
@@ -107,7 +107,7 @@ struct world {
         }
     }
 
-    /// Words that are not those of the round, in all ghosts of a rank.
+    /// Returns the number of words in all ghost cells of a rank that do not belong to the round.
     [[nodiscard]] int wrong(std::size_t rank, std::uint64_t round) const {
         std::vector<std::uint64_t> expected(ranks[rank].ghosts.size(), 0);
         for (std::size_t from = 0; from < ranks.size(); ++from) {
@@ -118,7 +118,7 @@ struct world {
         return ranks[rank].ghosts == expected ? 0 : 1;
     }
 
-    /// The kernel of an exchange: starts the blocks in any order, and ends with them.
+    /// Runs the kernel of an exchange: starts its blocks in any order, and returns when they have ended.
     void launch(std::size_t rank, std::mt19937 &random) {
         std::vector<std::uint32_t> order(blocks);
         std::iota(order.begin(), order.end(), 0U);
@@ -148,13 +148,13 @@ std::vector<std::vector<bool>> random_neighbours(std::size_t count, std::mt19937
     std::vector<std::vector<bool>> sends(count, std::vector<bool>(count));
     for (std::size_t a = 0; a < count; ++a) {
         for (std::size_t b = 0; b <= a; ++b) {
-            sends[a][b] = sends[b][a] = random() % 3 != 0; // itself too
+            sends[a][b] = sends[b][a] = random() % 3 != 0; // including the rank itself
         }
     }
     return sends;
 }
 
-/// Each rank in a thread of its own, from its first round to its last.
+/// Runs each rank in a separate thread, from its first round to its last.
 template <class Run> void run_ranks(std::size_t count, const Run &run) {
     std::vector<std::thread> all;
     for (std::size_t rank = 0; rank < count; ++rank) {
@@ -202,7 +202,8 @@ TEST_CASE(
             w.fill(rank, round);
             w.launch(rank, own);
             ended.at(rank) = round;
-            // A neighbour of 0 that has ended the round has its message of the round, so 0 has ended the one before.
+            // A neighbour of 0 that has completed the round has received 0's message of the round, so 0 has completed
+            // the previous one.
             far += rank != 0 && ended[0] + 1 < round ? 1 : 0;
             far += rank == 0 && (ended[1] + 1 < round || ended[2] + 1 < round) ? 1 : 0;
         }
@@ -226,14 +227,14 @@ TEST_CASE("ranks that wait for one that has ended are told by the word in host m
     });
     std::mt19937 own(2);
     w.fill(2, 1);
-    w.launch(2, own); // and then no more
+    w.launch(2, own); // and no further launch
     std::this_thread::yield();
     told = true;
     for (const std::size_t rank : {0U, 1U}) {
         __atomic_store_n(&w.ranks[rank].gone, 1, __ATOMIC_RELEASE);
     }
     others.join();
-    // An exchange that was abandoned is the last: later launches end at once.
+    // An abandoned exchange is the last: later launches end immediately.
     CHECK(w.ranks[0].state.abandoned != 0);
     CHECK(w.ranks[1].state.abandoned != 0);
     CHECK(ended >= 2);
@@ -299,7 +300,7 @@ TEST_CASE("tiles are shared out without a gap, and each message has as many pack
         std::vector<std::uint64_t> memory(8);
         const std::size_t messages = 1 + random() % 27;
         for (std::size_t m = 0; m < messages; ++m) {
-            auto *const at = reinterpret_cast<std::byte *>(memory.data()); // never touched
+            auto *const at = reinterpret_cast<std::byte *>(memory.data()); // never accessed
             all.sent.push_back({{{at, at, 8, {1 + random() % 400, 1, 1}, 8, 8}}, 0, nullptr});
         }
         all.received = all.sent;

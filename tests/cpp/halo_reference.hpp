@@ -3,8 +3,8 @@
 #define MPGPU_TESTS_HALO_REFERENCE_HPP
 
 /// @file
-/// What every cell of every array must be after a halo exchange, found without any of halo.hpp's arithmetic: by asking,
-/// for each cell of an array, which cell of the whole mesh it stands for and whose neighbour that cell's rank is.
+/// Computes the value of every cell of every array after a halo exchange, independently of the arithmetic of halo.hpp:
+/// for each cell of an array, it determines the corresponding cell of the whole mesh and the neighbour that owns it.
 
 #include <mpgpu/halo.hpp>
 
@@ -23,15 +23,15 @@ namespace halo_reference {
 using mpgpu::halo::grid;
 using cell = std::array<std::int64_t, 3>;
 
-/// What lies in ghost cells before an exchange, byte by byte.
+/// Byte with which ghost cells are filled before an exchange.
 constexpr unsigned char untouched = 0xA5;
 
-/// First cell and number of cells of place `p` of `ranks` in one dimension, counted out rank by rank.
+/// Returns the first cell and the number of cells of place `p` of `ranks` in one dimension, counted rank by rank.
 inline std::pair<std::int64_t, std::int64_t> part(std::int64_t cells, int ranks, int p) {
     std::int64_t first = 0;
     std::int64_t left = cells;
     for (int i = 0;; ++i) {
-        const std::int64_t count = (left + (ranks - i) - 1) / (ranks - i); // of what is left, an equal part, rounded up
+        const std::int64_t count = (left + (ranks - i) - 1) / (ranks - i); // an equal part of the rest, rounded up
         if (i == p) {
             return {first, count};
         }
@@ -40,7 +40,7 @@ inline std::pair<std::int64_t, std::int64_t> part(std::int64_t cells, int ranks,
     }
 }
 
-/// The rank's place in the rank grid: x fastest.
+/// Returns the rank's place in the rank grid, x fastest.
 inline std::array<int, 3> place(const grid &g, int rank) {
     std::array<int, 3> at{};
     for (int i = 0; i < rank; ++i) {
@@ -51,7 +51,7 @@ inline std::array<int, 3> place(const grid &g, int rank) {
     return at;
 }
 
-/// First cell and computed cells of a rank.
+/// Returns the first cell and the number of computed cells of a rank in each dimension.
 inline std::pair<cell, cell> own(const grid &g, int rank) {
     const std::array<int, 3> at = place(g, rank);
     cell first{};
