@@ -71,8 +71,8 @@ inline std::size_t elements(const grid &g, int rank) {
     return product;
 }
 
-/// Calls `visit(element, position, crossed)` for each cell of a rank's array: its place in memory, in the mesh (not
-/// wrapped), and in how many dimensions it is a ghost cell.
+/// Calls `visit(element, position, crossed)` for each cell of a rank's array: its index in memory, its position in the
+/// mesh (not wrapped), and the number of dimensions in which it is a ghost cell.
 template <class Visit> void for_each(const grid &g, int rank, const Visit &visit) {
     const auto [first, cells] = own(g, rank);
     std::size_t element = 0;
@@ -92,7 +92,7 @@ template <class Visit> void for_each(const grid &g, int rank, const Visit &visit
     }
 }
 
-/// The cell of the mesh that a position stands for; false outside a mesh that is not periodic.
+/// Wraps a position to a cell of the mesh. Returns false outside a mesh that is not periodic.
 inline bool wrap(const grid &g, cell &position) {
     for (std::size_t d = 0; d < 3; ++d) {
         if (position.at(d) < 0 || position.at(d) >= g.cells.at(d)) {
@@ -105,14 +105,14 @@ inline bool wrap(const grid &g, cell &position) {
     return true;
 }
 
-/// The value of a cell of the mesh in a cycle: different for all cells, variables and cycles of a test.
+/// Computes the value of a cell of the mesh in a cycle. It differs for all cells, variables and cycles of a test.
 inline void value(const grid &g, const cell &position, std::size_t variable, std::uint64_t cycle, unsigned char *bytes,
                   std::size_t count) {
     const auto index = static_cast<std::uint64_t>(position[0] + g.cells[0] * (position[1] + g.cells[1] * position[2]));
     const std::uint64_t number = (index + 1) + (cycle << 20U) + (static_cast<std::uint64_t>(variable) << 29U);
-    const std::uint64_t mixed = number * 0x9E3779B97F4A7C15U; // odd, so that different numbers stay different
+    const std::uint64_t mixed = number * 0x9E3779B97F4A7C15U; // odd, so that different numbers remain different
     for (std::size_t b = 0; b < count; ++b) {
-        // Four bytes come from the number itself: the low half of a product tells apart what differs in the low half.
+        // Four bytes come from the number itself, because the low half of a product distinguishes all low halves.
         bytes[b] = static_cast<unsigned char>(mixed >> (8 * (b % 8)));
     }
 }
@@ -121,7 +121,7 @@ inline unsigned char *bytes_of(const mpgpu::halo::rank_array &one, std::size_t e
     return static_cast<unsigned char *>(one.data) + element * one.element_bytes;
 }
 
-/// New values in the computed cells, `untouched` in the ghost cells.
+/// Sets the computed cells to new values, and the ghost cells to `untouched`.
 inline void fill(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays, std::uint64_t cycle) {
     for_each(g, rank, [&](std::size_t element, const cell &position, int crossed) {
         for (std::size_t v = 0; v < arrays.size(); ++v) {
@@ -135,7 +135,7 @@ inline void fill(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays
     });
 }
 
-/// The first cell that is not as it must be after an exchange, in words; empty when all are.
+/// Describes the first cell with a wrong value after an exchange; empty if there is none.
 inline std::string first_difference(const grid &g, int rank, const mpgpu::halo::rank_arrays &arrays,
                                     std::uint64_t cycle) {
     std::string found;
@@ -159,7 +159,7 @@ inline std::string first_difference(const grid &g, int rank, const mpgpu::halo::
     return found;
 }
 
-/// Bytes that an exchange must bring to a rank.
+/// Returns the number of bytes that an exchange must move to a rank.
 inline std::uint64_t received_bytes(const grid &g, int rank, const std::vector<std::size_t> &sizes) {
     std::uint64_t cells = 0;
     for_each(g, rank, [&](std::size_t, cell position, int crossed) {
@@ -172,7 +172,7 @@ inline std::uint64_t received_bytes(const grid &g, int rank, const std::vector<s
     return bytes;
 }
 
-/// Bytes that an exchange must move in all.
+/// Returns the total number of bytes that an exchange must move.
 inline std::uint64_t exchanged_bytes(const grid &g, const std::vector<std::size_t> &sizes) {
     std::uint64_t bytes = 0;
     for (int rank = 0; rank < g.ranks[0] * g.ranks[1] * g.ranks[2]; ++rank) {
@@ -181,8 +181,8 @@ inline std::uint64_t exchanged_bytes(const grid &g, const std::vector<std::size_
     return bytes;
 }
 
-/// A grid of one to three dimensions with up to twelve ranks, or exactly `ranks` if that is not 0, and the element
-/// sizes of one to four variables.
+/// Returns a random grid of one to three dimensions with up to twelve ranks, or exactly `ranks` if that is not 0, and
+/// the element sizes of one to four variables.
 inline std::pair<grid, std::vector<std::size_t>> random_problem(std::mt19937 &random, int ranks = 0) {
     const auto between = [&](int least, int most) {
         return least + static_cast<int>(random() % static_cast<unsigned>(most - least + 1));
@@ -204,7 +204,7 @@ inline std::pair<grid, std::vector<std::size_t>> random_problem(std::mt19937 &ra
         g.periodic.at(at) = between(0, 1) == 1;
         g.cells.at(at) = share * (static_cast<int>(g.ghost.at(at)) + between(0, 5)) + between(0, share - 1);
     }
-    // Which dimension is the contiguous one, and which ones a problem of fewer dimensions has.
+    // The contiguous dimension, and the dimensions of a problem with fewer than three, are random.
     for (std::size_t d = 2; d > 0; --d) {
         const std::size_t with = random() % (d + 1);
         std::swap(g.ranks.at(d), g.ranks.at(with));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Nothing but stream order between start and finish of an exchange on a node: no call into MPI, which is counted, and
-// no host that waits. For the latter every rank's stream is held by a closed gate while all exchanges are enqueued: a
-// call that waited for the stream, for an event in it or for the device would wait for ever. Run by mpirun, on the host
-// backend or on GPUs, where nvcc compiles it with the kernel that packs and any other compiler without packing.
+// Tests that an exchange on a node uses only stream order between start and finish: it makes no MPI calls, which are
+// counted, and the host does not wait. To detect waits, every rank's stream is blocked by a closed gate while all
+// exchanges are enqueued: a call that waited for the stream, for an event in it or for the device would never return.
+// Run by mpirun, on the host backend or on GPUs, where it packs only if compiled by nvcc.
 #include "counted_mpi.hpp"
 #include "halo_part.hpp"
 #include "ranks.hpp"
@@ -41,7 +41,7 @@ void run(const mpgpu::context &ctx, const mpgpu::mpi::node &node, std::uint64_t 
     how.pushed = pushed;
     halo::plan plan(ctx, node, g, mine.arrays(), how);
 
-    // Before the gate is closed: the first launch of a kernel loads it, which may wait for the device.
+    // Before the gate is closed, because the first launch of a kernel loads it, which may wait for the device.
     for (int i = 0; i < exchanges; ++i) {
         plan.exchange(stream);
     }

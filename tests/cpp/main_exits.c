@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Programs whose main thread leaves by pthread_exit while the library has threads: SIGTERM ends a process of which only
- * those remain, and goes where the program says while threads of the program are left. */
+/* Tests programs whose main thread calls pthread_exit while the library has threads. SIGTERM must end a process in
+ * which only those threads remain. While threads of the program remain, the program determines which thread receives
+ * it. */
 #define _POSIX_C_SOURCE 200809L
 #include <mpgpu/mpgpu.h>
 
@@ -37,7 +38,7 @@ static sigset_t only_terminate(void) {
     return set;
 }
 
-/* Takes the signal as a server's thread does. */
+/* Receives the signal, like a thread of a server. */
 static void *take(void *unused) {
     const sigset_t set = only_terminate();
     int number = 0;
@@ -48,7 +49,7 @@ static void *take(void *unused) {
     return NULL;
 }
 
-/* Blocks the signal for some time after it came. */
+/* Blocks the signal for some time after its arrival. */
 static void *hold(void *unused) {
     sigset_t pending;
     (void)unused;
@@ -62,7 +63,7 @@ static void *hold(void *unused) {
     _exit(FROM_BLOCKED);
 }
 
-/* The program that is ended: uses the library, whose threads then live, and leaves its main thread. */
+/* Program that receives the signal: uses the library, which starts threads, and then ends its main thread. */
 static void run(const char *mode) {
     mp_context_options_t options = MP_CONTEXT_OPTIONS_INIT;
     mp_context_t context = NULL;
@@ -95,7 +96,7 @@ static void run(const char *mode) {
     pthread_exit(NULL);
 }
 
-/* Whether the main thread of a process has ended while others live. */
+/* Returns 1 if the main thread of a process has ended and other threads have not. */
 static int has_left_main(pid_t child) {
     char path[64];
     char state = 0;
@@ -111,7 +112,7 @@ static int has_left_main(pid_t child) {
     return state == 'Z';
 }
 
-/* How the program ends by SIGTERM: its wait status. */
+/* Sends SIGTERM to the program and returns its wait status. */
 static int ended(const char *program, const char *mode) {
     int status = 0;
     const pid_t child = fork();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// message.hpp on the host backend, by one rank that sends to itself.
+// Tests message.hpp on the host backend with one rank that sends to itself.
 #include <mpgpu/mpgpu.hpp>
 
 #include <doctest/doctest.h>
@@ -23,13 +23,13 @@ static_assert(std::is_nothrow_move_constructible_v<mpgpu::message_request> &&
               !std::is_copy_constructible_v<mpgpu::message_request>);
 static_assert(std::is_trivially_copyable_v<mpgpu::message_info> &&
               std::is_trivially_copyable_v<mpgpu::message_descriptor>);
-// What is read only cannot be received into.
+// Read-only memory cannot receive.
 static_assert(std::is_constructible_v<mpgpu::message_memory<const void>, const std::vector<int> &> &&
               !std::is_constructible_v<mpgpu::message_memory<void>, const std::vector<int> &>);
 
 constexpr std::uint64_t tag = 7;
 
-/// A rank alone.
+/// Node with a single rank.
 struct alone {
     mpgpu::context ctx;
     mpgpu::node node{ctx};
@@ -159,7 +159,7 @@ TEST_CASE("a described buffer is fetched, and callbacks are told of both ends") 
     const mpgpu::described_buffer described = rank.messages.describe(from, rank.stream);
     std::promise<std::error_code> released;
     described.released.then([&released](std::error_code outcome) { released.set_value(outcome); });
-    // The descriptor travels as any other bytes do.
+    // The descriptor is sent like any other bytes.
     mpgpu::message_descriptor travelled;
     mpgpu::message_request sending = rank.messages.send(
         mpgpu::message_memory<const void>(&described.descriptor, sizeof(described.descriptor)), 0, 1, rank.stream);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Messages between the ranks of a node, each seeing one GPU alone: a ring in stream order without a wait of the host,
-// receives from any rank, and descriptors that travel by MPI. Run by mpirun with any number of ranks, on the host
-// backend or on GPUs; ends all of them with a message at the first thing that is wrong. An argument is the number of
-// steps.
+// Tests messages between the ranks of a node that each see only one GPU: a ring in stream order without host waits,
+// receives from any rank, and descriptors sent by MPI. Run by mpirun with any number of ranks, on the host backend or
+// on GPUs. At the first error it ends all ranks with a message. An argument is the number of steps.
 #include "ranks.hpp"
 
 #include <mpgpu/entry.hpp>
@@ -46,7 +45,7 @@ std::size_t size_of_step(std::uint64_t step) {
     return random() % (random() % 8 == 0 ? most_bytes : 20'000);
 }
 
-/// Memory of a GPU, and a way to and from the host that works on both backends.
+/// GPU memory with copies to and from the host that work on both backends.
 struct card {
     const mpgpu::context &ctx;
     mpgpu::buffer<unsigned char> memory{ctx, mpgpu::device::gpu(0), most_bytes};
@@ -84,7 +83,7 @@ void run() {
     const auto right = static_cast<std::uint32_t>((world_rank + 1) % world_size);
     const int left = (world_rank + world_size - 1) % world_size;
 
-    // What rank 0 has made goes round the ring; each rank passes it on in stream order.
+    // Data of rank 0 moves around the ring; each rank forwards it in stream order.
     for (std::uint64_t step = 0; step < steps; ++step) {
         const std::size_t bytes = size_of_step(step);
         if (world_rank == 0) {
@@ -112,7 +111,7 @@ void run() {
         }
     }
 
-    // All send to rank 0, which takes them as they come, from ordinary memory.
+    // All ranks send from pageable memory to rank 0, which receives in order of arrival.
     const auto sent_bytes = bytes_of(world_rank, 1, 5000);
     mpgpu::message_request sent = messages.send(sent_bytes, 0, 1, stream);
     if (world_rank == 0) {
@@ -129,7 +128,7 @@ void run() {
     }
     sent.synchronize();
 
-    // Descriptors travel by MPI, and are fetched when the receiver likes.
+    // Descriptors are sent by MPI, and the receiver fetches them at any time.
     token.set(bytes_of(world_rank, 2, most_bytes));
     mpgpu::described_buffer described = messages.describe(token.memory, stream);
     mpgpu::message_descriptor theirs{};

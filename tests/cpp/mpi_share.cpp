@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The ranks of a node map each other's memory and put real bytes into it, ordered by streams and signals alone. Run by
-// mpirun with any number of ranks; ends all of them with a message at the first thing that is wrong.
+// Tests that the ranks of a node map each other's memory and put bytes into it, ordered only by streams and signals.
+// Run by mpirun with any number of ranks. At the first error it ends all ranks with a message.
 #include "ranks.hpp"
 
 #include <mpgpu/collective.hpp>
@@ -25,7 +25,7 @@ namespace {
 using ranks_test::require;
 using ranks_test::world_rank;
 
-/// The text with which a call is refused; empty if it is not.
+/// Returns the error message of a call; empty if it succeeds.
 template <class Call> std::string refusal_of(Call &&call) {
     try {
         call();
@@ -42,8 +42,8 @@ std::uint32_t pattern(int round, int from, int to, std::size_t i) {
     return static_cast<std::uint32_t>((((round * 31) + from) * 17) + to) * 2654435761U ^ static_cast<std::uint32_t>(i);
 }
 
-/// Every rank puts a slot into the memory of every other, round after round. A slot is filled again only when its owner
-/// has said that it has taken it, and nothing but signals says so.
+/// Every rank puts a slot into the memory of every other in each round. A slot is reused only after its owner has
+/// acknowledged it, and only signals order this.
 void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto me = static_cast<std::size_t>(rank);
@@ -51,7 +51,8 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
 
     mpgpu::buffer<std::uint32_t> inbox(ctx, gpu, ranks * elements);
     mpgpu::buffer<std::uint32_t> outbox(ctx, gpu, ranks * elements);
-    // Counter r: what rank r has put here. Counter ranks + r: what rank r has taken of what was put there.
+    // Counter r: number of puts of rank r to this rank. Counter ranks + r: number of this rank's puts that rank r has
+    // acknowledged.
     mpgpu::signal_counters counters(ctx, 2 * ranks);
 
     auto inboxes = node.exchange(inbox);
@@ -119,7 +120,7 @@ void put_rounds(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int ran
         ctx.synchronize({counters.data() + ranks + other, static_cast<std::uint64_t>(rounds)}, 60.0);
     }
     stream.synchronize();
-    // Nobody frees what another still raises signals in.
+    // No rank may free memory in which another still raises signals.
     MPI_Barrier(node.communicator());
 }
 
@@ -148,7 +149,7 @@ void a_node_that_is_default_constructed_refuses_calls() {
 }
 
 void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
-    // Rank 0 offers nothing, rank 1 what cannot be exported.
+    // Rank 0 passes no memory, and rank 1 memory that cannot be exported.
     std::vector<double> ordinary(4);
     auto memory = mpgpu::buffer<double>::shared(ctx, mpgpu::device::host(), 4);
     mpgpu::device_span<double> mine = memory;
@@ -166,8 +167,8 @@ void a_rank_without_memory_keeps_nobody_waiting(const mpgpu::context &ctx, const
     }
 }
 
-/// Rank r offers r ranges and one more, of which one is empty and on rank 1 one cannot be exported; into the others
-/// every rank writes.
+/// Rank r passes r + 1 ranges, of which one is empty and one on rank 1 cannot be exported. Every rank writes to the
+/// others.
 void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const mpgpu::mpi::node &node, int rank) {
     const auto ranks = static_cast<std::size_t>(node.communicator_size());
     const auto mine = static_cast<std::size_t>(rank) + 1;
@@ -223,7 +224,8 @@ void several_ranges_are_found_by_rank_and_index(const mpgpu::context &ctx, const
     MPI_Barrier(node.communicator());
 }
 
-/// A ring of half-transfers over the ranks of a node, and what names a rank of another node, which each call refuses.
+/// Tests a ring of send and receive descriptors over the ranks of a node, and that each call refuses a rank of another
+/// node by name.
 void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const auto gpu = mpgpu::device::gpu(world_rank % ctx.devices().gpus);
     mpgpu::buffer<int> sent(ctx, gpu, 1);
@@ -264,7 +266,7 @@ void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const m
     is_named([&] { static_cast<void>(messages.send(sent, number, 0, stream)); });
     is_named([&] { static_cast<void>(messages.receive(received, number, 0, stream)); });
     is_named([&] { static_cast<void>(messages.probe(number, 0)); });
-    // What is no rank at all is no message of any rank.
+    // Constants that are no rank cannot be used in messages.
     for (const int none : {MPI_PROC_NULL, MPI_ANY_SOURCE}) {
         require(!refusal_of([&] { static_cast<void>(messages.receive(received, none, 0, stream)); }).empty(),
                 "MPI's constants are no ranks of messages");
@@ -278,7 +280,7 @@ void ranks_of_other_nodes_are_refused_by_name(const mpgpu::context &ctx, const m
     MPI_Barrier(node.communicator());
 }
 
-/// Ranks in different collective calls: both are told, and the next call goes well.
+/// Tests that ranks in different collective calls all get an error, and that the next call succeeds.
 void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     if (node.size() < 2) {
         return;
@@ -311,12 +313,12 @@ void calls_that_differ_are_errors(const mpgpu::context &ctx, const mpgpu::mpi::n
                         refusal.find(calls[b].first) != std::string::npos,
                     names);
             require(node.exchange(memory).of(node.communicator_rank()) != nullptr, "the next call goes well");
-            MPI_Barrier(node.communicator()); // nobody frees what others have mapped
+            MPI_Barrier(node.communicator()); // no rank frees memory that others have mapped
         }
     }
 }
 
-/// Sizes that leave the memory that they are of, on one rank, which tells the others.
+/// Tests sizes beyond the end of the memory on one rank, which reports it to the others.
 void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu::mpi::node &node) {
     const auto ranks = static_cast<std::size_t>(node.size());
     const int root = 0;
@@ -337,16 +339,16 @@ void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu
     all(sizes, "has 16 bytes, and 20 move there");
     sizes[own] = 3;
     all(sizes, "has 16 bytes, and 12 move there");
-    sizes[own] = (std::size_t{1} << 62) + 4; // 16 bytes, where products wrap
+    sizes[own] = (std::size_t{1} << 62) + 4; // 16 bytes if products wrap around
     all(sizes, "more bytes than an address can count");
-    sizes.assign(ranks, std::size_t{1} << 61); // sums wrap too
+    sizes.assign(ranks, std::size_t{1} << 61); // sums wrap around too
     all(sizes, ranks > 1 ? "more bytes than an address can count" : "move there");
     sizes.assign(ranks + 1, 4);
     all(sizes, "elements has " + std::to_string(ranks + 1) + " sizes, and " + std::to_string(ranks) + " are needed");
     refused([&] { static_cast<void>(mpgpu::all_to_all(node, whole, whole, sizes)); }, "sent has");
     refused([&] { static_cast<void>(mpgpu::broadcast(node, node.size(), part)); }, "is none of the");
     refused([&] { static_cast<void>(mpgpu::broadcast(node, -1, part)); }, "root -1 is none of the");
-    // One rank alone: the others, which are in their call, are told.
+    // Only one rank has an error; the others, which are in their call, get it too.
     const bool is_wrong = node.rank() == node.size() - 1;
     refused(
         [&] {
@@ -367,10 +369,10 @@ int main(int argc, char **argv) {
         a_node_that_is_default_constructed_refuses_calls();
         mpgpu::mpi::node node;
         node = mpgpu::mpi::node(made, MPI_COMM_WORLD);
-        const mpgpu::context ctx = std::move(made); // a node has the context wherever that is moved
+        const mpgpu::context ctx = std::move(made); // a node finds the context after it is moved
         require(node.size() == node.communicator_size() && node.communicator_rank() == world_rank,
                 "all ranks are of this node");
-        // As a member that is made later, with one GPU.
+        // As a member that is created later, with one GPU.
         std::optional<mpgpu::mpi::node> later;
         later.emplace(ctx, MPI_COMM_WORLD, mpgpu::device::gpu(world_rank % ctx.devices().gpus));
         require(later->size() == node.size(), "it is made in place");
@@ -382,7 +384,7 @@ int main(int argc, char **argv) {
         calls_that_differ_are_errors(ctx, node);
         collectives_stay_within_their_memory(ctx, node);
 
-        // Two nodes of half the ranks each.
+        // Two nodes with half of the ranks each.
         MPI_Comm half = MPI_COMM_NULL;
         MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, 0, &half);
         {

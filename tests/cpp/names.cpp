@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// No public name is ambiguous in a program that imports both the standard library's names and these: each stands here
-// by itself, with the standard and system headers that have names like it. Compiling is the test.
+// Tests that no public name is ambiguous in a program that imports the names of both the standard library and mpgpu:
+// each name is used unqualified, with the standard and system headers that declare similar names. Compiling is the
+// test.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -57,7 +58,7 @@ int use() {
     buffer<int> from(ctx, device::gpu(0), 1);
     buffer<int> to(ctx, device::gpu(1), 1);
     static_cast<void>(make_transfer(to, from));
-    // The double exports nothing, so this is only named.
+    // The double exports nothing, so the function is not called.
     static_cast<void>(sizeof(export_memory(ctx, from)));
     return known && version() == MP_VERSION ? 0 : 1;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The header in a program compiled with -fno-exceptions: the forms with std::error_code work, and a failure that nobody
-// looks at ends the program with its message.
+// Tests the header in a program compiled with -fno-exceptions: the forms with std::error_code work, and an error that
+// is not checked ends the program with its message.
 #include "counting_library.hpp"
 
 #include <mpgpu/mpgpu.hpp>
@@ -26,7 +26,7 @@ void expect(bool condition, const char *what) {
     }
 }
 
-/// What a child process that fails writes to stderr before it aborts; empty when it does not abort.
+/// Returns the text that a failing child process writes to stderr before it aborts; empty if it does not abort.
 std::string last_words_of_a_failing_call() {
     int ends[2];
     if (pipe(ends) != 0) {
@@ -35,7 +35,7 @@ std::string last_words_of_a_failing_call() {
     const pid_t child = fork();
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
-        // Ends the child here, because memcheck reports a program that a signal ends.
+        // Ends the child here, because memcheck reports programs that are ended by a signal.
         std::signal(SIGABRT, [](int) { _exit(aborted); });
         counting::fail_next(MP_ERROR_TOPOLOGY, 0, "topology", "atlantis: there is no such preset");
         const mpgpu::context ctx;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A rank is killed while ranks execute a plan of theirs: every other rank gets the status peer_gone within a bounded
-// time, whether it has to do with the dead rank or only with ranks that have, and afterwards nothing of the library is
-// mapped or open. The argument says when: between steps, with steps enqueued that wait for others, or at a random time;
-// or at a random time while transfers move in partitions, by copy engines or by kernels that poll. Or no rank is
-// killed, and one leaves by an exception.
+// Kills a rank while ranks execute a plan: every other rank gets the status peer_gone within a bounded time, whether it
+// depends on the dead rank directly or only through other ranks, and must then have no memory of other ranks mapped or
+// open. The argument selects the moment: between steps, with enqueued steps that wait for others, or a random time;
+// also a random time during partitioned transfers by copy engines or by polling kernels. In one case no rank is killed
+// and one leaves by an exception.
 //
-// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors hold out against
-// SIGTERM until they have looked; each prints a line, and the caller looks for all of them.
+// Run by mpirun with three ranks or more. A launcher ends a job that has lost a rank, so survivors ignore SIGTERM until
+// they have checked. Each prints a line, and the caller checks for all of them.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -33,11 +33,11 @@ using ranks_test::left_over;
 using ranks_test::world_rank;
 
 constexpr double bound = 30.0; // seconds; the library notices a dead process at once, a machine under load takes longer
-constexpr std::size_t bytes = 3U << 20U; // takes several paths, some of them through GPUs of other ranks
+constexpr std::size_t bytes = 3U << 20U; // for several paths, some of them through GPUs of other ranks
 constexpr int healthy = 5;
 constexpr int most = 1'000'000;
 
-/// A rank of a ring, and its steps.
+/// Rank of a ring, with its steps.
 struct part {
     mpgpu::context ctx;
     mpgpu::device gpu;
@@ -80,7 +80,7 @@ struct part {
     }
 };
 
-/// What happens to the victim, and its last act.
+/// Runs the victim's last actions, and ends it.
 void meet_the_end(part &mine, const std::string &when) {
     if (when == "enqueued") {
         for (int i = 0; i < 4; ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The ranks of a node plan together, each seeing all GPUs or one alone, and move real bytes step after step. Run by
-// mpirun with any number of ranks, on the host backend or on GPUs; ends all of them with a message at the first thing
-// that is wrong. An argument is the number of steps of the longest part.
+// Tests plans of the ranks of a node that each see all GPUs or only one, with real bytes in every step. Run by mpirun
+// with any number of ranks, on the host backend or on GPUs. At the first error it ends all ranks with a message. An
+// argument is the number of steps of the longest part.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -25,7 +25,7 @@ using ranks_test::require;
 using ranks_test::world_rank;
 
 constexpr unsigned char untouched = 0xC7;
-/// Windows of each rank: what it sends from its GPU and from host memory, and what it receives there.
+/// Windows of each rank: send buffers on its GPU and in host memory, and receive buffers there.
 constexpr std::uint32_t send_gpu = 0;
 constexpr std::uint32_t receive_gpu = 2;
 constexpr std::uint32_t window_count = 4;
@@ -36,10 +36,10 @@ unsigned char byte(std::size_t index, std::size_t offset, std::size_t step) {
     return static_cast<unsigned char>((offset * 31) ^ (offset >> 9U) ^ (index * 101) ^ (step * 59));
 }
 
-/// What all ranks move in a step, the same on all of them.
+/// Transfers of all ranks in a step, equal on all of them.
 struct batch {
     std::vector<mpgpu::node_transfer> transfers;
-    std::vector<std::array<std::size_t, window_count>> sizes; ///< of each rank's windows
+    std::vector<std::array<std::size_t, window_count>> sizes; ///< for each rank, sizes of its windows
 };
 
 batch random_batch(std::mt19937_64 &random) {
@@ -56,7 +56,7 @@ batch random_batch(std::mt19937_64 &random) {
         const auto window = [&](std::uint32_t first) { return first + static_cast<std::uint32_t>(below(5) == 0); };
         const std::uint32_t source = window(send_gpu);
         const std::uint32_t target = window(receive_gpu);
-        // With bytes between that nobody may write.
+        // The bytes in between must not be written.
         made.transfers.push_back(
             {{to, target, made.sizes[to][target]}, {from, source, made.sizes[from][source]}, bytes});
         made.sizes[to][target] += bytes + below(3);
@@ -65,7 +65,7 @@ batch random_batch(std::mt19937_64 &random) {
     return made;
 }
 
-/// The windows of a rank, each with host memory of the same size that is copied to and from.
+/// Windows of a rank. Each has host memory of the same size, from which and to which it is copied.
 struct memory {
     std::vector<mpgpu::buffer<unsigned char>> windows;
     std::vector<mpgpu::buffer<unsigned char>> copies;
@@ -87,7 +87,7 @@ struct memory {
         return made;
     }
 
-    /// Copies all windows of a direction, which the host then sees, or has filled.
+    /// Returns a plan that copies all windows of a direction to or from host memory.
     [[nodiscard]] mpgpu::plan copy(const mpgpu::context &ctx, std::uint32_t first, bool to_windows) {
         std::vector<mpgpu::transfer> transfers;
         for (std::uint32_t i = first; i < first + 2; ++i) {
@@ -153,7 +153,7 @@ void random_steps(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::dev
     }
 }
 
-/// A token for each rank goes around the ring, one rank further with each step; the host looks now and then.
+/// Moves a token of each rank around the ring, one rank further in each step. The host checks only sometimes.
 void ring(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t steps) {
     constexpr std::size_t words = 24;
     const auto ranks = static_cast<std::size_t>(world_size);
@@ -185,7 +185,7 @@ void ring(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     }
 }
 
-/// What one rank does wrong is refused on all, and the next plan is made.
+/// Tests that an error of one rank is refused on all ranks, and that the next plan can be created.
 void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     mpgpu::buffer<unsigned char> window(ctx, gpu, 4096);
     const auto rank = static_cast<std::uint32_t>(world_rank);
@@ -202,7 +202,8 @@ void refusals(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device 
     stream.synchronize();
 }
 
-/// Rank 0 alone asks: for what is in its host memory in its GPU, and back. The other ranks give their GPUs' links.
+/// Tests transfers only of rank 0, between its host memory and its GPU. The other ranks provide the links of their
+/// GPUs.
 void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     constexpr std::size_t bytes = 8U << 20U;
     const bool asks = world_rank == 0;
@@ -225,14 +226,14 @@ void one_asks_and_all_take_part(const mpgpu::context &ctx, const mpgpu::node &no
         require(!asks || std::equal(host.data(), host.data() + bytes, host.data() + bytes),
                 "the bytes that one rank asked for");
     }
-    // On the host backend the topology is known: another GPU's link adds to one's own.
+    // On the host backend the topology is known: another GPU's link increases the bandwidth.
     const std::string text = load.describe();
     require(world_size == 1 || ctx.backend() != mpgpu::backend::host || text.find("via gpu1") != std::string::npos,
             "another rank's GPU takes part:\n" + text);
 }
 
-/// Rows of ranks that know what they send and receive, and not where the others keep it: two messages with one tag to
-/// the right, which meet in their order, one with another tag to the left, and none at the ends of the row.
+/// Tests rows of ranks that know their own buffers and not those of the others: two messages with one tag to the right,
+/// which match in order, one with another tag to the left, and none beyond the ends of the row.
 void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu) {
     constexpr std::size_t bytes = 70'001;
     const int right = world_rank + 1 < world_size ? world_rank + 1 : MPI_PROC_NULL;
@@ -275,7 +276,7 @@ void by_halves(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device
         const int from = i == 2 ? right : left;
         require(at == (from < 0 ? untouched : value(from, i, offset)), "the bytes of halves that have met");
     });
-    // One that meets none is refused on all ranks.
+    // A descriptor without a match is refused on all ranks.
     const int to = (world_rank + 1) % world_size;
     std::error_code ec;
     const mpgpu::plan none = node.plan_exchange({mpgpu::send_to(to, 9, sent)}, {}, ec);
@@ -341,7 +342,7 @@ void collectives(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::devi
         fill(many, [&](std::size_t at) { return value(self * ranks + at / n, at % n); });
         run(mpgpu::all_to_all(node, many, other));
         holds(other, "all-to-all", [&](std::size_t at) { return value(at / n * ranks + self, at % n); });
-        // Each sends the next all that it sends.
+        // Each rank sends all of its elements to the next rank.
         std::vector<std::size_t> sent(ranks, 0);
         std::vector<std::size_t> received(ranks, 0);
         sent[(self + 1) % ranks] = n;
@@ -351,7 +352,7 @@ void collectives(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::devi
         run(mpgpu::all_to_all(node, from, one, sent, received));
         holds(one, "all-to-all of sizes", [&](std::size_t at) { return value((self + ranks - 1) % ranks, at); });
         if (ranks > 1) {
-            // The first sends less than the second takes.
+            // Rank 0 sends less than rank 1 receives.
             const std::size_t less = world_rank == 0 ? n - 1 : n;
             sent[(self + 1) % ranks] = less;
             const auto part = mpgpu::device_span<std::uint32_t>(from).subspan(0, less);
@@ -376,7 +377,8 @@ void with_sight_of(bool all_gpus, std::size_t steps) {
     const bool alone = ctx.devices().gpus == 1;
     const mpgpu::device gpu = mpgpu::device::gpu(alone ? 0 : mine);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
-    // Of ranks with the same GPU the first works for it. Which GPU a rank sees may have been said before it started.
+    // The first of several ranks with the same GPU uses it in the plan. The launcher may have set the visible GPU of a
+    // rank.
     const char *visible = std::getenv("CUDA_VISIBLE_DEVICES");
     std::array<char, 64> name{};
     std::snprintf(name.data(), name.size(), "%s/%d", visible != nullptr ? visible : "", mine);

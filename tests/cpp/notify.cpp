@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// notify.hpp on the host backend: kernels are functions of a stream.
+// Tests notify.hpp on the host backend, where kernels are functions of a stream.
 #include <mpgpu/notify.hpp>
 
 #include <doctest/doctest.h>
@@ -58,7 +58,7 @@ TEST_CASE("one that never comes is named in time, and the kernel, told, ends") {
     notifications told(ctx, gpu, 3);
     const mpgpu::stream stream(ctx, gpu);
     stream.launch_host([tell = told.in_kernel()] {
-        tell.raise(2, 6); // and never 7
+        tell.raise(2, 6); // never 7
         tell.wait({0, 1, 0, 1}, 0, 1);
     });
     told.synchronize(2, 6, 100s);

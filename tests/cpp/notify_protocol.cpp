@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The protocol of notify.cuh with threads as blocks, and nothing of the library, so that it also runs under
-// ThreadSanitizer: what is handed over is written and read without atomics.
+// Tests the protocol of notify.cuh with threads as blocks, and without the library, so that it also runs under
+// ThreadSanitizer: the data is written and read without atomics.
 #include <mpgpu/notify.cuh>
 
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ namespace {
 using mpgpu::notifier;
 using mpgpu::notify_block;
 
-/// Counters as mp_alloc would give them.
+/// Counters as allocated by mp_alloc.
 struct counters {
     explicit counters(std::size_t count) : host(count), device(count) {}
 
@@ -36,14 +36,14 @@ std::uint64_t rounds() {
     return std::getenv("LONG_TESTS") != nullptr ? many : few;
 }
 
-/// Lets others run, for a while that differs.
+/// Yields for a random time.
 void dawdle(std::mt19937 &random) {
     for (unsigned turns = random() % 4; turns > 0; --turns) {
         std::this_thread::yield();
     }
 }
 
-/// A grid: starts the blocks in any order, and ends with them.
+/// Runs a grid: starts the blocks in any order, and returns when they have ended.
 template <class Kernel> std::vector<std::thread> launch(std::uint32_t blocks, unsigned seed, const Kernel &kernel) {
     std::vector<std::uint32_t> order(blocks);
     std::iota(order.begin(), order.end(), 0U);
@@ -81,7 +81,7 @@ TEST_CASE("what each block wrote is there when its notification is, and the othe
             dawdle(random);
             up[block.index] = word(round, block.index);
             tell.raise(block, block.index, round);
-            if (block.index == 0) { // polls for all, in turn
+            if (block.index == 0) { // polls for all blocks, in turn
                 for (std::size_t i = 0; i < blocks; ++i) {
                     tell.pass_on(blocks + i, round);
                 }
@@ -125,7 +125,7 @@ TEST_CASE("the last of all blocks raises, once all parts are written, and a thre
                 dawdle(random);
                 tell.raise_by_all(block, m, round);
             }
-            for (std::size_t k = 0; k < messages; ++k) { // in the order in which they arrive: the value says which
+            for (std::size_t k = 0; k < messages; ++k) { // in order of arrival, given by the value
                 const std::uint64_t found = tell.wait(block, messages + k, round << 32U);
                 const auto m = static_cast<std::size_t>(found & 0xFFFFFFFFU);
                 wrong += m < messages && answers[m] == word(~round, m) ? 0 : 1;
@@ -168,7 +168,7 @@ TEST_CASE("a block reads its copy in device memory, which holds nothing until th
     CHECK(all.device[1].value == 0);
     CHECK(tell.wait({0, 2, 0, 1}, 1, 2) == 3); // block 0 polls
     CHECK(all.device[1].value == 3);
-    CHECK(tell.wait({1, 2, 0, 1}, 1, 3) == 3); // any other finds what that has passed on
+    CHECK(tell.wait({1, 2, 0, 1}, 1, 3) == 3); // other blocks read the value that it has forwarded
     CHECK(all.host[0].value == 0);
 }
 

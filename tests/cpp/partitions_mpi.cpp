@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Ranks in a ring send to the next in partitions, each seeing all GPUs or one alone: threads produce in random orders,
-// and every rank looks at each partition as soon as it has arrived. Run by mpirun with any number of ranks, on the host
-// backend, whose device memory threads can write; ends all of them with a message at the first thing that is wrong. An
-// argument is the number of steps.
+// Tests partitioned transfers of ranks in a ring that each see all GPUs or only one: threads produce in random orders,
+// and every rank checks each partition as soon as it has arrived. Run by mpirun with any number of ranks, on the host
+// backend, whose device memory threads can write. At the first error it ends all ranks with a message. An argument is
+// the number of steps.
 #include "ranks.hpp"
 
 #include <mpgpu/mpi.hpp>
@@ -29,7 +29,7 @@ unsigned char byte(std::uint64_t offset, std::uint64_t sender, std::uint64_t ste
     return static_cast<unsigned char>((offset * 31) ^ (offset >> 9U) ^ (sender * 101) ^ (step * 59));
 }
 
-/// A rank of a ring.
+/// Rank of a ring.
 class part {
   public:
     part(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t bytes,
@@ -78,7 +78,7 @@ class part {
         }
     }
 
-    /// Looks at partitions as they arrive.
+    /// Checks partitions as they arrive.
     void consume(std::uint64_t step) const {
         if (!how_.arrivals) {
             return;
@@ -112,7 +112,7 @@ class part {
     mpgpu::stream stream_;
 };
 
-/// All ranks find the same, and none is left behind.
+/// Tests that all ranks get the same result, and that no rank waits for ever.
 void tune(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::uint32_t ranks) {
     constexpr std::size_t bytes = 70'001;
     const auto rank = static_cast<std::uint32_t>(world_rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What tests of several ranks share: they end together, and look for what is left of the library.
+// Provides functions for tests of several ranks, which end together and check for remaining resources of the library.
 #ifndef MPGPU_TEST_RANKS_HPP
 #define MPGPU_TEST_RANKS_HPP
 
@@ -19,10 +19,10 @@
 
 namespace ranks_test {
 
-/// This rank in `MPI_COMM_WORLD`.
+/// Number of this rank in `MPI_COMM_WORLD`.
 inline int world_rank = 0;
 
-/// Ends all ranks with a message at the first thing that is wrong.
+/// Ends all ranks with a message if a condition is false.
 inline void require(bool holds, const std::string &what) {
     if (!holds) {
         std::fprintf(stderr, "rank %d: %s\n", world_rank, what.c_str());
@@ -30,14 +30,14 @@ inline void require(bool holds, const std::string &what) {
     }
 }
 
-/// Ends this rank alone. `MPI_Finalize` would wait for ranks that were killed.
+/// Ends only this rank. `MPI_Finalize` would wait for ranks that were killed.
 [[noreturn]] inline void end(int code, const std::string &what) {
     std::printf("rank %d: %s\n", world_rank, what.c_str());
     std::fflush(stdout);
     _exit(code);
 }
 
-/// With what something fails, if it does.
+/// Returns the status with which `work` fails, if it does.
 template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
     try {
         work();
@@ -47,7 +47,7 @@ template <class Work> std::optional<mpgpu::status> failure_of(Work &&work) {
     return std::nullopt;
 }
 
-/// What the process has of the library's shared memory: mappings, descriptors, names.
+/// Lists the remaining shared memory of the library in this process: mappings, descriptors, names.
 inline std::string left_over() {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
@@ -64,7 +64,7 @@ inline std::string left_over() {
     }
     for (const auto &entry : std::filesystem::directory_iterator("/dev/shm", ec)) {
         const std::string name = entry.path().filename().string();
-        // The interposer's table is another library's: any process may have it in use.
+        // The interposer's table belongs to another library, and any process may use it.
         if (name.find("mpgpu") != std::string::npos && name.rfind("mpgpu-owners-", 0) != 0) {
             return "is a name in /dev/shm: " + entry.path().string();
         }
@@ -72,7 +72,7 @@ inline std::string left_over() {
     return "";
 }
 
-/// Ends this rank, right if nothing of the library is left in the process.
+/// Ends this rank, successfully if no resources of the library remain in the process.
 [[noreturn]] inline void end_with_nothing_left() {
     const std::string left = left_over();
     if (!left.empty()) {
@@ -81,9 +81,9 @@ inline std::string left_over() {
     end(0, "peer_gone in time, and nothing is left");
 }
 
-/// `main` of a test that ends on all ranks alike: rank 0 says that all was right.
+/// `main` of a test that ends on all ranks. Rank 0 prints its success.
 template <class Run> int run_together(int argc, char **argv, const char *right, const Run &run) {
-    int provided = MPI_THREAD_SINGLE; // as much as there is: some tests ask
+    int provided = MPI_THREAD_SINGLE; // as much as available: some tests check it
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     try {
@@ -98,8 +98,8 @@ template <class Run> int run_together(int argc, char **argv, const char *right, 
     return 0;
 }
 
-/// `main` of a test in which a rank is killed: a launcher ends the others with it, so they hold out against SIGTERM
-/// until they have looked. `run` ends the process.
+/// `main` of a test in which a rank is killed. A launcher then ends the other ranks, so they ignore SIGTERM until they
+/// have checked. `run` ends the process.
 template <class Run> int run_surviving(int argc, char **argv, const Run &run) {
     std::signal(SIGTERM, SIG_IGN);
     MPI_Init(&argc, &argv);

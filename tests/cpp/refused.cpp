@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What must not compile. One case at a time is defined, and the compiler's text must have the remedy (CMakeLists.txt).
+// Code that must not compile. One case at a time is defined, and the compiler's message must contain the remedy
+// (CMakeLists.txt).
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/node.hpp>
 

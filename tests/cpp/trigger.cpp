@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// mpgpu/trigger.cuh in its form for the CPU: threads are blocks of one thread. Every mapping from blocks to partitions,
-// in random orders, with consumers that look at each partition as soon as it has arrived.
+// Tests the CPU form of mpgpu/trigger.cuh, in which threads are blocks of one thread: every mapping from blocks to
+// partitions, in random orders, with consumers that check each partition as soon as it has arrived.
 #include <doctest/doctest.h>
 
 #include <mpgpu/mpgpu.hpp>
@@ -29,7 +29,7 @@ uint8_t value(uint64_t offset, uint64_t step) {
     return static_cast<uint8_t>(offset * 29 ^ offset >> 8 ^ step * 113);
 }
 
-/// A transfer of one process from device 0 to device 1.
+/// Transfer of one process from device 0 to device 1.
 class transfer {
   public:
     transfer(size_t bytes, uint32_t partitions, mpgpu::agent mover)
@@ -38,7 +38,7 @@ class transfer {
                            {{{0, 1, 0}, {0, 0, 0}, bytes}}, {partitions, mover})),
           stream_(ctx_, mpgpu::device::gpu(0)), mover_(mover) {}
 
-    /// One step: `blocks` threads run `produce(block)`, in a random order.
+    /// Runs one step: `blocks` threads run `produce(block)` in a random order.
     template <class Produce> void step(uint64_t number, uint32_t blocks, std::mt19937_64 &random, Produce produce) {
         const mpgpu::trigger in = trigger();
         plan_.arm(stream_);
@@ -124,7 +124,7 @@ TEST_CASE("blocks that count themselves") {
         const mpgpu::trigger out = moved.trigger();
         REQUIRE(out.partitions() == 7);
         for (uint64_t step = 1; step <= 20; ++step) {
-            const auto each = static_cast<uint32_t>(1 + random() % 5); // blocks of each partition
+            const auto each = static_cast<uint32_t>(1 + random() % 5); // blocks per partition
             moved.step(step, 7 * each, random, [&](uint32_t block) {
                 const uint32_t partition = block / each;
                 const uint64_t part = (out.end(partition) - out.begin(partition) + each - 1) / each;
@@ -202,7 +202,7 @@ TEST_CASE("blocks write where their triggers point, and count once for all desti
             plan.arm(stream);
             ctx.launch_host(stream, [&] {
                 (out[0].destination() == from.data() ? is_moved : is_stored) = true;
-                constexpr uint64_t piece = 777; // of a block
+                constexpr uint64_t piece = 777; // bytes per block
                 for (uint64_t first = 0; first < bytes; first += piece) {
                     const uint64_t end = std::min<uint64_t>(first + piece, bytes);
                     for (const mpgpu::trigger &each : out) {
@@ -236,7 +236,7 @@ TEST_CASE("a consumer waits for a partition") {
         moved.write(both.begin(block), both.end(block) - both.begin(block), 1);
         both.ready(block);
     });
-    both.wait(3); // they stay up until the next step
+    both.wait(3); // the flags stay raised until the next step
     CHECK(both.arrived(0));
     moved.plan().arm(moved.stream());
     moved.stream().synchronize();
@@ -269,7 +269,7 @@ TEST_CASE("a receiver asks which of its messages has arrived") {
         plan.arm(stream);
         stream.synchronize();
         std::fill_n(from.data(), 2000, step);
-        // The step is under way while a partition is missing.
+        // The step does not end while a partition is missing.
         std::thread producer([&] {
             mpgpu::trigger(plan.trigger(0, 1)).ready(0);
             while (!second.arrived(0)) {

@@ -4,7 +4,7 @@
 
 #include <mpgpu/mpgpu.hpp>
 
-/// Defined in a translation unit of its own, compiled as C++20; called from one compiled as C++17.
+/// Defined in a separate translation unit that is compiled as C++20, and called from one that is compiled as C++17.
 mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::array_view<const mpgpu::transfer> transfers);
 const std::error_category &category_elsewhere();
 

@@ -4,7 +4,7 @@
 #include <span>
 
 mpgpu::plan plan_elsewhere(const mpgpu::context &ctx, mpgpu::array_view<const mpgpu::transfer> transfers) {
-    const std::span<const mpgpu::transfer> standard = transfers; // the spans of both standards convert into each other
+    const std::span<const mpgpu::transfer> standard = transfers; // both kinds of spans are convertible to each other
     return {ctx, standard};
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// mpgpu.hpp by itself: ownership, errors and arguments, against a double of the library that counts handles.
+// Tests mpgpu.hpp in isolation: ownership, errors and arguments, with a double of the library that counts handles.
 #include "counting_library.hpp"
 
 #include <mpgpu/mpgpu.hpp>
@@ -18,7 +18,7 @@ namespace {
 using counting::kind;
 using mpgpu::device;
 
-/// Every test ends with nothing live and nothing given back twice.
+/// Checks at the end of every test that no handle is live and none was destroyed twice.
 struct balance {
     balance() = default;
     balance(const balance &) = delete;
@@ -43,7 +43,7 @@ struct two_buffers {
     [[nodiscard]] mpgpu::plan plan() { return mpgpu::plan(ctx, {mpgpu::make_transfer(dst, src)}); }
 };
 
-/// Through a reference, so that the compiler does not see that an object is moved into itself.
+/// Moves through a reference, so that the compiler does not detect the self-move.
 template <class T> void move_into_itself(T &object) {
     T &alias = object;
     object = std::move(alias);
@@ -67,7 +67,7 @@ TEST_CASE("every owning type gives its handle back once, whatever is moved where
             CHECK_FALSE(first); // NOLINT(bugprone-use-after-move): a moved-from object is empty, by contract
             CHECK(third.get() == handle);
 
-            second = std::move(third); // gives back what it owned
+            second = std::move(third); // destroys its previous handle
             CHECK(counting::live(what) == live + 1);
             CHECK(second.get() == handle);
             CHECK_FALSE(third); // NOLINT(bugprone-use-after-move)
@@ -92,7 +92,7 @@ TEST_CASE("every owning type gives its handle back once, whatever is moved where
 
 TEST_CASE("objects have their context wherever it, or what they were used with, is moved") {
     const balance balanced;
-    std::optional<two_buffers> moved; // outlives the others
+    std::optional<two_buffers> moved; // outlives the other objects
     auto made = std::make_unique<two_buffers>();
     mpgpu::plan plan = made->plan();
     mpgpu::stream stream(made->ctx, device::gpu(0));
@@ -100,7 +100,7 @@ TEST_CASE("objects have their context wherever it, or what they were used with, 
     mpgpu::request request = plan.execute(stream);
     stream.launch_host([] {});
     moved = std::move(*made);
-    made.reset(); // what still had the address of any of them would now read freed memory
+    made.reset(); // an object that kept an old address would now read freed memory
     event.record(stream);
     stream.wait(event);
     stream.launch_host([] {});
@@ -152,7 +152,7 @@ TEST_CASE("a buffer that has a stream is freed in its order, or at once where th
     {
         mpgpu::buffer<int> a(ctx, device::gpu(0), 4);
         a.set_stream(stream);
-        moved = std::move(a); // its stream goes with it
+        moved = std::move(a); // its stream moves with it
     }
     CHECK(counting::freed_in() == nullptr);
     moved = {};
@@ -201,7 +201,7 @@ TEST_CASE("objects that outlive their context are harmless") {
         CHECK_THROWS_AS(stream.synchronize(), mpgpu::argument_error);
         misuses = counting::misuses();
     }
-    CHECK(counting::misuses() == misuses + 3); // each is refused by the library, and the destructors say nothing
+    CHECK(counting::misuses() == misuses + 3); // the library refuses each, and the destructors report nothing
 }
 
 TEST_CASE("a moved-from object reports an invalid handle") {
@@ -231,7 +231,7 @@ TEST_CASE("destroying a pending request forgets it and does not wait") {
 
     const int made = counting::made(kind::request);
     plan.enqueue(mpgpu::stream_view::default_stream());
-    CHECK(counting::made(kind::request) == made); // no request at all
+    CHECK(counting::made(kind::request) == made); // no request is created
 }
 
 TEST_CASE("a request is empty once waited for or tested as done") {
@@ -242,7 +242,7 @@ TEST_CASE("a request is empty once waited for or tested as done") {
     CHECK(done);
     done.synchronize();
     CHECK_FALSE(done);
-    done.synchronize(); // waiting for nothing returns at once
+    done.synchronize(); // an empty request returns immediately
     CHECK(done.test());
 
     mpgpu::request tested = plan.execute(mpgpu::stream_view::default_stream());
@@ -385,7 +385,7 @@ TEST_CASE("a transfer takes addresses, devices and bytes from its two ends") {
     CHECK(part.src == world.src.data() + 1);
     CHECK(part.bytes == 2 * sizeof(int));
 
-    std::vector<int> host(8); // memory that the caller owns
+    std::vector<int> host(8); // memory of the caller
     const mpgpu::transfer out =
         mpgpu::make_transfer(mpgpu::device_span<int>(host, device::host()), std::as_const(world.src));
     CHECK(out.dst == host.data());
@@ -453,7 +453,7 @@ TEST_CASE("counters of signals are a buffer that frees itself, and the host rais
     CHECK(ctx.read_counter(third.counter) == 4);
     const mpgpu::signal_counters moved = std::move(counters);
     CHECK(moved.size() == 3);
-    CHECK_FALSE(counters); // NOLINT(bugprone-use-after-move): what a moved-from owner is
+    CHECK_FALSE(counters); // NOLINT(bugprone-use-after-move): tests a moved-from owner
     CHECK_FALSE(mpgpu::signal_counters(ctx, 0));
     CHECK_FALSE(mpgpu::signal_counters());
     std::error_code ec;
@@ -557,7 +557,7 @@ TEST_CASE("a host task is run once and destroyed once, also when it could not be
     CHECK(*witness == 1);
     CHECK(witness.use_count() == 1);
 
-    auto owned = std::make_unique<int>(5); // a task that can only be moved
+    auto owned = std::make_unique<int>(5); // a move-only task
     int seen = 0;
     ctx.launch_host(mpgpu::stream_view::default_stream(),
                     [owned = std::move(owned), &seen]() mutable { seen = *owned; });

@@ -1,6 +1,6 @@
-// A program that knows nothing of mpgpu and copies by the driver: `client WAY CASE`. WAY is how it comes by the
-// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, as the CUDA runtime does); or it is `runtime`,
-// and the CUDA runtime in CUDA_RUNTIME copies. The fake driver tells which copies it was asked for.
+// Program that does not use mpgpu and copies with the driver: `client WAY CASE`. WAY is the way in which it gets the
+// driver's functions: `linked`, `dlsym`, or `address` (cuGetProcAddress, like the CUDA runtime). With `runtime`, the
+// CUDA runtime in CUDA_RUNTIME makes the copies. The fake driver reports the copies that it was asked for.
 #include "driver.hpp"
 
 #include <condition_variable>
@@ -37,7 +37,8 @@ void check(bool holds, const char *what, const char *of = "") {
     }
 }
 
-// --- the driver, by each way -----------------------------------------------------------------------------------------
+// --- functions of the driver, by each way
+// -----------------------------------------------------------------------------
 
 struct functions {
 #define FUNCTION(name, ...) CUresult (*name)(__VA_ARGS__);
@@ -46,7 +47,7 @@ struct functions {
 };
 functions cu;
 
-/// The CUDA runtime, where it copies.
+/// Handle of the CUDA runtime, if it makes the copies.
 void *runtime;
 
 #ifndef CLIENT_LINKED
@@ -77,7 +78,7 @@ void *by_address(const char *name) {
 void find_driver(const std::string &way) {
 #ifdef CLIENT_LINKED
     check(way == "linked", "this client is linked", way.c_str());
-#ifdef CLIENT_IS_LIBRARY // Calls are bound by the auditor, addresses are not.
+#ifdef CLIENT_IS_LIBRARY // The auditor redirects calls but not addresses.
 #define FUNCTION(name, ...) cu.name = [](auto... arguments) { return ::name(arguments...); };
 #else
 #define FUNCTION(name, ...) cu.name = &name;
@@ -129,7 +130,7 @@ CUdeviceptr on_gpu(CUdevice gpu, std::size_t bytes = large) {
 CUdeviceptr number_of(const void *address) {
     return reinterpret_cast<CUdeviceptr>(address);
 }
-// The fake GPU's memory is the host's.
+// Memory of the fake GPU is host memory.
 char *bytes_at(CUdeviceptr address) {
     return reinterpret_cast<char *>(address); // NOLINT(performance-no-int-to-ptr)
 }
@@ -162,17 +163,17 @@ bool equal(CUdeviceptr one, CUdeviceptr other, std::size_t bytes) {
 
 using copy_call = std::function<CUresult(CUdeviceptr dst, CUdeviceptr src, std::size_t bytes, CUstream)>;
 
-/// A function of the driver that copies, and between which memory.
+/// Copy function of the driver, with its kinds of source and destination.
 struct form {
     const char *name;
     copy_call copy;
     CUdeviceptr dst;
     CUdeviceptr src;
-    /// Stream 0 means the thread's.
+    /// True if stream 0 is the thread's default stream.
     bool is_per_thread;
 };
 
-/// What the CUDA runtime makes of its own functions, in the order of `all_forms` as far as cases count on it.
+/// Returns the functions of the CUDA runtime, in the order of `all_forms` for the indices that the cases use.
 std::vector<form> runtime_forms() {
     const auto find = [](auto *&function, const char *name) {
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(runtime, name));
@@ -254,7 +255,7 @@ std::vector<form> all_forms() {
     };
 }
 
-/// What the driver is asked for by one copy.
+/// Makes one copy and returns the driver's calls for it.
 fake_copies seen(const form &by, std::size_t bytes, CUstream stream) {
     cu.fake_forget_copies(0);
     check(by.copy(by.dst, by.src, bytes, stream) == 0, "a copy", by.name);
@@ -271,12 +272,12 @@ void synchronize(CUstream stream) {
     check(cu.cuStreamSynchronize(stream) == 0, "the stream ends well");
 }
 
-/// The handle of the stream that 0 means.
+/// Returns the handle of the stream that 0 denotes.
 CUstream default_of(const form &by) {
     return by.is_per_thread ? reinterpret_cast<CUstream>(bytes_at(2)) : nullptr; // CU_STREAM_PER_THREAD
 }
 
-/// Copies until copies of this form are taken. The first are not: a thread prepares meanwhile.
+/// Makes copies of this form until they are accelerated. The first are passed through while a thread prepares.
 void warm_up(const form &by, CUstream stream) {
     while (!is_taken(seen(by, large, stream))) {
         synchronize(stream);
@@ -290,7 +291,7 @@ bool passes(const form &by, std::size_t bytes, CUstream stream) {
            found.src == by.src && found.stream == stream;
 }
 
-/// Keeps a stream from going on until it is opened.
+/// Blocks a stream until it is opened.
 class gate {
   public:
     void hold(CUstream stream) {
@@ -322,8 +323,8 @@ void launch(CUstream stream, std::function<void()> &work) {
           "a host function");
 }
 
-/// Work that writes the source stands before the copy in its stream, work that reads the destination and spoils both
-/// ends behind it, and nothing runs before all is enqueued.
+/// Checks the order of a copy: work that writes the source precedes it in its stream, work that reads the destination
+/// and overwrites both ends follows it, and nothing runs before everything is enqueued.
 void check_order(const form &by, CUstream stream, unsigned seed) {
     std::vector<char> expected(large);
     std::vector<char> arrived(large);
@@ -352,7 +353,7 @@ void copies() {
     const CUstream stream = new_stream();
     check(passes(forms[0], large, stream), "the first copy does not wait for mpgpu");
     synchronize(stream);
-    // Memory of the program's own, which it registers.
+    // Memory of the program that it registers.
     std::vector<char> registered(large);
     check(cu.cuMemHostRegister_v2(registered.data(), large, 1) == 0, "registered memory");
     forms.push_back(forms[4]);
@@ -365,7 +366,7 @@ void copies() {
     }
 }
 
-/// A program that writes its title over the environment that it was started with.
+/// Tests a program that overwrites its initial environment with its title.
 void retitled() {
     char *const block = std::getenv("MPGPU_PRELOAD_REPORT");
     check(block != nullptr, "a report is asked for");
@@ -412,7 +413,8 @@ void left_alone() {
     use(0);
 }
 
-/// Of a copy that is known to pass the driver is asked nothing, and other memory at the same address is soon known.
+/// Tests that a copy that is known to be passed through makes no queries to the driver, and that other memory at the
+/// same address is soon detected.
 void known() {
     form by = all_forms()[0];
     by.src = on_gpu(0);
@@ -437,7 +439,7 @@ void known() {
     check_order(by, stream, 1);
 }
 
-/// Copies that return when the bytes are there.
+/// Tests copies that return after the bytes have arrived.
 void synchronous() {
     const std::vector<form> forms = all_forms();
     const form &to_gpu = forms[4];
@@ -468,7 +470,7 @@ void synchronous() {
     }
 }
 
-/// Memory that nobody pinned: a call returns when its caller may write to it, or read it.
+/// Tests pageable memory: a call returns when its caller may write to the source or read the destination.
 void ordinary() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -495,7 +497,7 @@ void ordinary() {
         const form up{"to a GPU", to[kind], memory, number_of(there.data()), false};
         const form down{"from a GPU", from[kind], number_of(back.data()), memory, false};
         for (const form *by : {&up, &down}) {
-            // A copy that is taken reaches the GPU in pieces, and ordinary memory not at all.
+            // An accelerated copy reaches the GPU in pieces, and no call of the driver writes to pageable memory.
             while (seen(*by, large, stream).whole != nullptr) {
                 synchronize(stream);
             }
@@ -513,7 +515,7 @@ void ordinary() {
             check(equal(memory, number_of(back.data()), large), "the bytes are there when the call returns");
         }
     }
-    // Behind what is in the stream.
+    // The copy follows the earlier work in the stream.
     std::function<void()> before = [&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         std::memset(bytes_at(memory), 77, large);
@@ -523,7 +525,7 @@ void ordinary() {
           "after the work before it");
 }
 
-/// Memory of pools, and of mappings of several chunks, is moved by GPUs that are let in.
+/// Tests memory of pools and of mappings of several chunks, which only GPUs with access may move.
 void pools() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -555,7 +557,7 @@ void pools() {
         long trespasses = 0;
         check(cu.fake_trespasses(&trespasses) == 0 && trespasses == 0, "no GPU copies that is not let in", by.name);
     };
-    // One that lets nobody in, and one whose last chunk does not.
+    // Memory that no other GPU may access, and memory whose last chunk no other GPU may access.
     for (const CUdeviceptr shut : {pooled(0), mapped(0, 0), mapped(0, 0xf)}) {
         taken(to_gpu, 0, shut, to_gpu.src);
         taken(to_host, 0, to_host.dst, shut);
@@ -575,7 +577,7 @@ void pools() {
     check(between.copy(dst, src, large, stream) == 1, "the driver's error where no GPU may enter both ends");
 }
 
-/// Every call that the driver gets for a taken copy fails once.
+/// Lets each driver call of an accelerated copy fail once.
 void failing() {
     const std::vector<form> forms = all_forms();
     for (const std::size_t kind : {std::size_t{0}, std::size_t{4}, std::size_t{6}}) {
@@ -601,7 +603,7 @@ void failing() {
     }
 }
 
-/// What the program enables and disables, and what it is told.
+/// Tests that the program's changes of peer access have their usual results.
 void peers() {
     const form by = all_forms()[0];
     const auto enable = [](CUdevice peer) { return cu.cuCtxEnablePeerAccess(primary(peer), 0); };
@@ -628,7 +630,7 @@ template <class Work> int in_child(Work work) {
     return status;
 }
 
-/// Calls fail while mpgpu prepares, in a process each.
+/// Lets calls fail while mpgpu prepares, in a separate process for each.
 void failing_first(const std::string &way) {
     for (long calls = 0; calls < 400; calls += 11) {
         const int status = in_child([&] {
@@ -650,7 +652,7 @@ void failing_first(const std::string &way) {
 }
 
 void forks(const std::string &way) {
-    // Before the driver is used a child is a program like any other.
+    // A child that is forked before the driver is used is an ordinary program.
     check(in_child([&] {
               find_driver(way);
               copies();
@@ -668,13 +670,13 @@ void forks(const std::string &way) {
     check_order(forms[0], stream, 5);
 }
 
-/// A program that ends while mpgpu prepares.
+/// Tests a program that exits while mpgpu prepares.
 void ends() {
     const form by = all_forms()[0];
     check(passes(by, large, new_stream()), "the first copy passes");
 }
 
-/// A driver that loses bytes.
+/// Tests a driver that loses bytes.
 void losing() {
     const form by = all_forms()[0];
     const CUstream stream = new_stream();
@@ -688,7 +690,7 @@ void losing() {
     cu.fake_lose(0);
 }
 
-/// Sizes above one that gains are taken from their first copy on.
+/// Tests that sizes larger than one that gains are accelerated from their first copy.
 void sizes() {
     form by = all_forms()[0];
     const CUstream stream = new_stream();
@@ -704,7 +706,7 @@ void sizes() {
     }
 }
 
-/// Nothing is taken, now and later.
+/// Tests that no copy is ever accelerated.
 void off() {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -750,7 +752,7 @@ bool has_context(CUdevice gpu) {
     return is_active != 0;
 }
 
-/// Copies between GPUs 0 and 1 are taken; `relays` says whether they pass through GPU 2.
+/// Tests that copies between GPUs 0 and 1 are accelerated. `relays`: they use GPU 2 as a relay.
 void between_two(bool relays) {
     const std::vector<form> forms = all_forms();
     const CUstream stream = new_stream();
@@ -758,7 +760,7 @@ void between_two(bool relays) {
     check(has_context(2) == relays, "mpgpu has a context on a GPU that the program does not use only where it may");
     if (!relays) {
         form into_third = forms[0];
-        into_third.dst = on_gpu(2); // which the program uses from now on
+        into_third.dst = on_gpu(2); // the program uses GPU 2 from now on
         use(0);
         warm_up(into_third, stream);
         check(!has_context(3), "and on no other");
@@ -767,7 +769,7 @@ void between_two(bool relays) {
 
 // --- memory of another process ---------------------------------------------------------------------------------------
 
-/// The other process: tells the handle of a GPU's memory, and stays until it is told to go.
+/// Runs the other process: prints the handle of a GPU's memory, and exits on request.
 void exporter() {
     const CUdeviceptr memory = on_gpu(1);
     std::memset(bytes_at(memory), 3, large);
@@ -779,7 +781,7 @@ void exporter() {
     }
 }
 
-/// A process that has the case `exporter`, and the handle that it tells. `is_told`: it runs under the interposer too,
+/// Process that runs the case `exporter`, with the handle that it prints. `is_told`: it also runs under the interposer,
 /// so that this process learns which GPU has the memory.
 class other_process {
   public:
@@ -831,7 +833,7 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
     if (!is_first) {
         warm_up(forms[0], stream);
     }
-    // The driver takes what a GPU opens for memory of that GPU.
+    // For the driver, memory that a GPU opens belongs to that GPU.
     for (const CUdevice through : {0, 1}) {
         form into = forms[0];
         use(through);
@@ -843,7 +845,8 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
         inside.dst += large / 2;
         for (const auto &[by, bytes] : {std::pair(into, large), std::pair(inside, large / 2)}) {
             check(is_told || passes(by, bytes, stream), "a copy passes into memory of which nothing is known");
-            // GPU 1 writes its part at an address of its own, so it is enough that the call itself has not gone on.
+            // GPU 1 writes its part at another address, so it is sufficient that the original call was not passed
+            // through.
             while (is_told && seen(by, bytes, stream).whole != nullptr) {
                 synchronize(stream);
             }
@@ -855,7 +858,7 @@ void importer(const char *self, const std::string &way, bool is_told, bool is_fi
     check_order(forms[0], stream, 6);
 }
 
-/// A program of one GPU, whose copies all end on a GPU that it does not use.
+/// Tests a program with one GPU whose copies all end on a GPU that it does not use.
 void importer_of_unused(const char *self, const std::string &way) {
     const other_process other(self, way, true);
     find_driver(way);
@@ -875,8 +878,8 @@ void importer_of_unused(const char *self, const std::string &way) {
 
 // --- counts of several processes -------------------------------------------------------------------------------------
 
-/// What `mpgpu run` reads, as words: the mark, kinds that are taken, outcomes, processes, nanoseconds saved, two of
-/// comparing, then copies and bytes of each outcome.
+/// Data that `mpgpu run` reads, as words: magic number, accelerated kinds, outcomes, processes, saved nanoseconds, two
+/// for the comparison, then copies and bytes of each outcome.
 constexpr std::size_t sums_bytes = 4096;
 using words = std::array<std::uint64_t, sums_bytes / 8>;
 
@@ -886,7 +889,7 @@ words read_words(int file) {
     return all;
 }
 
-/// The program `self` with `WAY CASE` counts in `file`. Returns how it has ended.
+/// Runs the program `self` with `WAY CASE`, which counts in `file`. Returns its exit status.
 int run_counted(const char *self, const std::string &way, const char *name, int file) {
     const std::string path = "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
     const pid_t child = fork();
@@ -900,7 +903,7 @@ int run_counted(const char *self, const std::string &way, const char *name, int 
     return status;
 }
 
-/// Processes that are killed leave their counts, and what is not made for counts is left as it is.
+/// Tests that killed processes leave their counts, and that a file that does not contain counts is not changed.
 void sums(const char *self, const std::string &way) {
     const int file = memfd_create("sums", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     check(ftruncate(file, sums_bytes) == 0 && pwrite(file, "mpgpusum", 8, 0) == 8, "memory for counts");

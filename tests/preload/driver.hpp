@@ -1,5 +1,5 @@
-// The driver's interface as far as the clients and the fake driver use it, and what the fake one tells of itself.
-// Names, types and numbers are the driver's.
+// Declares the part of the driver's interface that the clients and the fake driver use, and the queries of the fake
+// driver. Names, types and numbers are the driver's.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct CUipcMemHandle {
 
 extern "C" {
 
-// Functions that clients look up by each of the ways; those of the fake driver's own are last.
+// Functions that clients look up by each way, followed by the queries of the fake driver.
 #define CLIENT_FUNCTIONS(X)                                                                                            \
     X(cuInit, unsigned)                                                                                                \
     X(cuDevicePrimaryCtxRetain, CUcontext *, CUdevice)                                                                 \
@@ -72,10 +72,10 @@ extern "C" {
     X(fake_fail_after, long)                                                                                           \
     X(fake_failed, const char **)
 
-/// What the driver was asked for that writes to a range.
+/// Calls of the driver that write to a range.
 struct fake_copies {
     std::size_t count;
-    /// The last of them, if it wrote all of the range.
+    /// Name of the last one if it wrote the whole range.
     const char *whole;
     CUdeviceptr src;
     CUstream stream;

@@ -1,7 +1,6 @@
-// A driver of GPUs that are not there: libcuda.so.1 for the tests of the interposer. A GPU's memory is host memory that
-// processes share by CUDA IPC handles; each stream is a thread that does its work in order; events, host functions,
-// captures and graphs of copies work; kernels are refused. It counts what it is asked to copy, and fails where a test
-// says so.
+// Simulates a CUDA driver with GPUs: libcuda.so.1 for the tests of the interposer. GPU memory is host memory that
+// processes share by CUDA IPC handles. Each stream is a thread that executes its work in order. Events, host functions,
+// captures and graphs of copies work; kernels are refused. The driver counts the requested copies and fails on request.
 #include "driver.hpp"
 
 #include <algorithm>
@@ -83,14 +82,14 @@ struct allocation {
     bool is_registered = false;
     int file = -1;
     int opened = 0;
-    /// Of a mapping the bytes of a chunk, and the GPUs that all chunks but the last let in: a bit for each.
+    /// For a mapping, the bytes of a chunk, and the GPUs with access to all chunks but the last, as a bit mask.
     std::size_t chunk = 0;
     std::uint64_t let_in = 0;
 
     [[nodiscard]] bool is_plain() const { return device >= 0 && !is_managed && !is_pooled && chunk == 0; }
 };
 
-/// A copy as it was asked for.
+/// Requested copy.
 struct logged {
     const char *function;
     one_copy what;
@@ -110,18 +109,18 @@ struct node {
     std::map<std::pair<fake_context *, std::uint64_t>, fake_stream *> default_streams;
     std::map<std::string, void *> functions;
     std::vector<logged> copies;
-    /// How many calls succeed before one fails; negative for no end.
+    /// Number of calls that succeed before one fails; negative for no failure.
     long left = -1;
     const char *failed = nullptr;
-    /// Whether large copies into a GPU's memory lose their last byte.
+    /// True if large copies into GPU memory lose their last byte.
     bool loses = false;
-    /// GPUs that the pool of each GPU lets in.
+    /// For each GPU, the GPUs with access to its pool.
     std::array<std::uint64_t, 64> pools{};
-    /// Copies by GPUs that were not let in.
+    /// Number of copies by GPUs without access.
     long trespasses = 0;
 };
 
-// Never destroyed: threads of streams use it to the last.
+// Never destroyed, because threads of streams use it until the process ends.
 node &all() {
     static auto &made = *new node;
     return made;
@@ -134,7 +133,7 @@ fake_context *current() {
     return contexts.empty() ? nullptr : contexts.back();
 }
 
-/// Whether this call is the one to fail. What gives something back does so all the same.
+/// Returns true if this call must fail. A function that frees a resource does so nevertheless.
 bool fails(const char *function) {
     const std::lock_guard guard(all().lock);
     if (all().left < 0 || all().left-- > 0) {
@@ -153,7 +152,7 @@ bool gives_back(const std::string &function) {
     return false;
 }
 
-/// The process that initialised the driver. A child of fork has none.
+/// Process that initialised the driver. In a child of fork it is not initialised.
 std::atomic<pid_t> process;
 
 template <class Work> CUresult enter(const char *function, const Work &work) {
@@ -173,14 +172,14 @@ struct entry {
     entry(const char *name, void *function) { all().functions[name] = function; }
 };
 
-// A function of the driver, which can fail.
+// Defines a function of the driver that can fail.
 #define FAKE(name, parameters, ...)                                                                                    \
     extern "C" CUresult name parameters {                                                                              \
         return enter(#name, [&]() -> CUresult __VA_ARGS__);                                                            \
     }                                                                                                                  \
     const entry entry_of_##name(#name, reinterpret_cast<void *>(&name));
 
-// One that is looked for, and is not there.
+// Defines a function that is looked up but not supported.
 #define REFUSED(name) FAKE(name, (), { return not_supported; })
 
 void *at(CUdeviceptr address) {
@@ -207,7 +206,7 @@ void run(fake_stream *stream) {
     }
 }
 
-/// With the lock held.
+/// Creates a stream. Requires the lock.
 fake_stream *make_stream(fake_context *context) {
     auto *stream = new fake_stream{context, all().numbers++, {}};
     all().streams.insert(stream);
@@ -215,7 +214,7 @@ fake_stream *make_stream(fake_context *context) {
     return stream;
 }
 
-/// The stream of a handle: 0 and 1 are the context's, 2 is the thread's.
+/// Returns the stream of a handle: 0 and 1 are the context's, 2 is the thread's.
 fake_stream *find_stream(CUstream handle) {
     const std::lock_guard guard(all().lock);
     const auto value = number_of(handle);
@@ -247,7 +246,7 @@ CUresult enqueue(CUstream handle, std::function<void()> task) {
     return success;
 }
 
-/// With the lock held: the allocation that an address lies in.
+/// Returns the allocation that contains an address. Requires the lock.
 std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
     auto &memory = all().memory;
     const auto after = memory.upper_bound(address);
@@ -257,7 +256,7 @@ std::map<CUdeviceptr, allocation>::iterator find_memory(CUdeviceptr address) {
     return std::prev(after);
 }
 
-/// With the lock held: whether a GPU is let into memory of another one's pool or mapping.
+/// Returns true if a GPU has access to memory of another GPU's pool or mapping. Requires the lock.
 bool is_let_in(CUdevice device, const allocation &known, CUdeviceptr base, CUdeviceptr last) {
     const auto bit = std::uint64_t{1} << static_cast<unsigned>(device);
     if (known.is_pooled) {
@@ -267,7 +266,7 @@ bool is_let_in(CUdevice device, const allocation &known, CUdeviceptr base, CUdev
     return known.chunk == 0 || device == known.device || (!is_in_last_chunk && (known.let_in & bit) != 0);
 }
 
-/// The same of both ends of a copy.
+/// Returns true if a GPU lacks access to an end of a copy.
 bool trespasses(const fake_context *by, const one_copy &what) {
     const std::lock_guard guard(all().lock);
     for (const CUdeviceptr end : {what.dst, what.src}) {
@@ -281,7 +280,7 @@ bool trespasses(const fake_context *by, const one_copy &what) {
 }
 
 void move(const one_copy &what) {
-    // As a link would, so that work which does not wait for it comes too early.
+    // Takes time like a link, so that work without a wait is too early.
     std::this_thread::sleep_for(std::chrono::microseconds(500 + what.bytes / 16384));
     bool loses = false;
     {
@@ -297,7 +296,7 @@ CUresult copy(const char *function, const one_copy &what, CUstream handle, bool 
     if (stream == nullptr) {
         return invalid_handle;
     }
-    // The driver holds addresses against the current context, and the stream's GPU moves the bytes.
+    // The driver checks addresses in the current context, and the stream's GPU moves the bytes.
     if (trespasses(current(), what) || trespasses(stream->context, what)) {
         return invalid_value;
     }
@@ -319,12 +318,12 @@ CUresult copy(const char *function, const one_copy &what, CUstream handle, bool 
     return enqueue(handle, [what] { move(what); });
 }
 
-/// Stream 0 of the functions that end in `_ptsz`.
+/// Returns the stream for handle 0 of functions that end in `_ptsz`.
 CUstream per_thread(CUstream handle) {
     return handle == nullptr ? static_cast<CUstream>(at(2)) : handle;
 }
 
-/// Pages that another process can map, by way of this one's descriptors.
+/// Allocates pages that another process can map through the descriptors of this one.
 CUresult allocate(CUdeviceptr *out, std::size_t bytes, allocation made) {
     const std::size_t length = (bytes + 4095) / 4096 * 4096;
     made.file = memfd_create("fake GPU memory", MFD_CLOEXEC);
@@ -370,7 +369,7 @@ void wait_for(fake_stream *stream) {
     all().changed.wait(guard, [&] { return stream->done >= asked; });
 }
 
-/// What an IPC handle has in it.
+/// Contents of an IPC handle.
 struct shared {
     std::uint64_t process;
     std::int64_t file;
@@ -552,7 +551,7 @@ FAKE(cuPointerGetAttributes, (unsigned count, unsigned *names, void **values, CU
             put(is_known && !known.is_registered ? found->first : 0);
             break;
         case 12:                                        // RANGE_SIZE
-            put(known.is_registered ? 0 : known.bytes); // Not every driver tells.
+            put(known.is_registered ? 0 : known.bytes); // Not every driver reports it.
             break;
         case 16: // ACCESS_FLAGS
             put(is_known && is_let_in(current()->device, known, found->first, address) ? 3U : 0U);
@@ -629,7 +628,7 @@ FAKE(cuCtxGetStreamPriorityRange, (int *least, int *greatest), {
     return success;
 })
 FAKE(cuStreamDestroy_v2, (CUstream stream), {
-    // Its thread ends when all is done. The memory stays: it still counts what is done.
+    // The thread ends after its work. The memory stays, because completed work is still counted.
     const std::lock_guard guard(all().lock);
     stream->is_destroyed = true;
     all().streams.erase(stream);
@@ -673,7 +672,7 @@ FAKE(cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned), {
         all().changed.wait(guard, [&] { return event->done >= until; });
     });
 })
-// Waits for words, and writes of them: operation, address, value and flags of each in six words.
+// Waits for words, and writes to words: operation, address, value and flags of each in six words.
 FAKE(cuStreamBatchMemOp_v2, (CUstream handle, unsigned count, const std::uint64_t *operations, unsigned), {
     for (unsigned i = 0; i < count; ++i) {
         const std::uint64_t *one = operations + std::size_t{6} * i;
@@ -751,7 +750,7 @@ FAKE(cuEventSynchronize, (CUevent event), {
 
 namespace {
 
-/// The fields of a `CUDA_MEMCPY3D` that a copy of one line has.
+/// Returns the fields of a `CUDA_MEMCPY3D` that a one-line copy uses.
 one_copy line(const std::uint8_t *parameters) {
     one_copy what{};
     std::memcpy(&what.src, parameters + 48, sizeof(what.src));
@@ -767,7 +766,7 @@ FAKE(cuGraphCreate, (CUgraph * graph, unsigned), {
     return success;
 })
 FAKE(cuGraphDestroy, (CUgraph), { return success; })
-// Nodes run in the order in which they are added: after all that they depend on.
+// Nodes run in the order in which they are added, which is after their dependences.
 FAKE(cuGraphAddMemcpyNode,
      (CUgraphNode * added, CUgraph graph, const CUgraphNode *, std::size_t, const std::uint8_t *parameters,
       CUcontext by),
@@ -823,7 +822,7 @@ FAKE(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned)
     if (base == MAP_FAILED || current() == nullptr) { // NOLINT(performance-no-int-to-ptr): the system's own macro
         return invalid_value;
     }
-    // The driver names the opening GPU as owner.
+    // The driver reports the opening GPU as the owner.
     const std::lock_guard guard(all().lock);
     allocation made{what.bytes, current()->device, current(), all().numbers++};
     made.file = file;
@@ -831,10 +830,10 @@ FAKE(cuIpcOpenMemHandle_v2, (CUdeviceptr * out, CUipcMemHandle handle, unsigned)
     *out = number_of(base);
     return success;
 })
-// A driver may lack what is old: it has no cuIpcOpenMemHandle without a number.
+// A driver may lack old functions: this one has no cuIpcOpenMemHandle without a number.
 FAKE(cuIpcCloseMemHandle, (CUdeviceptr base), { return release(base); })
 
-// No kernel runs here: the library goes on without.
+// There are no kernels; the library works without them.
 REFUSED(cuModuleLoadData)
 REFUSED(cuModuleGetFunction)
 REFUSED(cuModuleUnload)
@@ -843,7 +842,7 @@ REFUSED(cuLaunchKernel)
 
 namespace {
 
-/// By number and flags, as the driver has it: the newest version, of the form that the flags ask for.
+/// Finds a function by number and flags, like the driver: the newest version of the requested kind.
 CUresult find(const std::string &name, void **function, std::uint64_t flags) {
     for (const char *version : {"_v2", ""}) {
         for (const char *form : {"_ptsz", "_ptds", ""}) {
@@ -865,7 +864,8 @@ FAKE(cuGetProcAddress, (const char *name, void **function, int, std::uint64_t fl
 FAKE(cuGetProcAddress_v2, (const char *name, void **function, int, std::uint64_t flags, int *),
      { return find(name, function, flags); })
 
-// --- what the tests ask ----------------------------------------------------------------------------------------------
+// --- queries of the tests
+// ---------------------------------------------------------------------------------------------
 
 extern "C" CUresult fake_copies_into(CUdeviceptr dst, std::size_t bytes, fake_copies *found) {
     const std::lock_guard guard(all().lock);
@@ -895,7 +895,7 @@ extern "C" CUresult fake_fail_after(long calls) {
     return success;
 }
 
-/// Memory of the current GPU that is mapped in chunks.
+/// Allocates memory of the current GPU that is mapped in chunks.
 extern "C" CUresult fake_map(CUdeviceptr *out, std::size_t bytes, std::size_t chunk, std::uint64_t let_in) {
     allocation made{bytes, current()->device, current(), 0};
     made.chunk = chunk;

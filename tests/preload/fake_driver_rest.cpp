@@ -1,5 +1,4 @@
-// What UCX and the CUDA runtime take to run beside what the interposer is about, and no more, in terms of the fake
-// driver's other functions.
+// Implements the driver functions that only UCX and the CUDA runtime need, by the fake driver's other functions.
 #include "driver.hpp"
 
 #include <array>
@@ -25,17 +24,18 @@ constexpr CUresult invalid_value = 1;
 constexpr CUresult invalid_handle = 400;
 constexpr CUresult not_supported = 801;
 
-/// A function in a table.
+/// Returns a function as an entry of a table.
 template <class Function> void *slot(Function *function) {
     return reinterpret_cast<void *>(function);
 }
 
 // --- tables of the CUDA runtime --------------------------------------------------------------------------------------
-// The driver gives the runtime tables of functions that no header has. These are as much of them as the runtime 11.1
-// calls. From 11.3 on the runtime tests by one more whether the driver is NVIDIA's own; this driver does not pass for
-// that, and such a runtime ends with cudaErrorSoftwareValidityNotEstablished.
+// The driver gives the runtime tables of functions that are in no header. These contain the functions that runtime 11.1
+// calls. From 11.3 on, the runtime checks with another function that the driver is NVIDIA's. The fake driver fails this
+// check, and such a runtime returns cudaErrorSoftwareValidityNotEstablished.
 
-/// Values that the runtime keeps with a context. Never destroyed: it asks for them until the process ends.
+/// Values that the runtime stores with a context. Never destroyed, because the runtime requests them until the process
+/// ends.
 struct storage {
     std::mutex lock;
     std::map<std::pair<CUcontext, void *>, void *> values;
@@ -72,7 +72,7 @@ CUresult find_kept(void **value, CUcontext context, void *key) {
     return success;
 }
 
-/// Switches of tools, which are all off.
+/// Returns the switches of tools, which are all off.
 CUresult no_tools(void **switches, std::size_t *count) {
     static std::array<std::uint64_t, 1024> off{};
     *switches = off.data();
@@ -84,7 +84,7 @@ CUresult refused() {
     return not_supported;
 }
 
-/// A table that begins with its size, and of whose functions none does anything.
+/// Returns a table that begins with its size and whose functions do nothing.
 std::array<void *, 16> refusing() {
     std::array<void *, 16> table{};
     table.fill(slot(refused));
@@ -106,7 +106,7 @@ CUresult cuGetExportTable(void **table, const uuid *asked) {
     contexts[2] = slot(cuDevicePrimaryCtxRetain);
     tools[2] = slot(no_tools);
     tools[6] = slot(no_tools);
-    switch (asked->front()) { // The first byte tells them apart.
+    switch (asked->front()) { // The first byte distinguishes them.
     case 0xc6:
         *table = storage.data();
         return success;
@@ -150,7 +150,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, std::size_t *bytes, CUdevice
     return code == success && *bytes == 0 ? invalid_value : code;
 }
 
-// No memory but what is allocated and shared by handles of the old kind.
+// Only allocated memory and handles of the old kind are supported.
 #define REFUSED(name)                                                                                                  \
     CUresult name() {                                                                                                  \
         return not_supported;                                                                                          \

@@ -1,5 +1,5 @@
-// Another library that is preloaded and has a dlsym of its own, as profilers and tracers do. It counts, and passes on
-// to whoever comes next.
+// Simulates another preloaded library with its own dlsym, such as a profiler or tracer. It counts look-ups and forwards
+// them to the next library.
 #include <atomic>
 #include <cstdio>
 #include <dlfcn.h>
@@ -26,7 +26,7 @@ dlsym_t next() {
     return found;
 }
 
-/// What this library itself looks up after itself: another interposer between must not make it find itself.
+/// Symbol that this library looks up after itself. Another interposer in between must not make it find itself.
 long process_id() {
     using getpid_t = int (*)();
     static const auto known = reinterpret_cast<getpid_t>(dlsym(RTLD_NEXT, "getpid"));

@@ -1,6 +1,6 @@
-// A program of two MPI ranks that send each other memory of their GPUs and know nothing of mpgpu. Every byte is
-// checked, and a buffer is written again as soon as MPI gives it back. An argument is how often the largest messages
-// are sent again.
+// Program of two MPI ranks that send memory of their GPUs to each other and do not use mpgpu. Every byte is checked,
+// and a buffer is overwritten as soon as MPI permits it. An argument is the number of repetitions of the largest
+// messages.
 #include "driver.hpp"
 
 #include <array>
@@ -43,14 +43,14 @@ class buffer {
         check(MPI_Irecv(data(), count(), MPI_BYTE, 1 - rank, 0, MPI_COMM_WORLD, request) == 0, "it comes", bytes_);
     }
     void clear() { std::memset(data(), 0, bytes_); }
-    /// The bytes are those of the message of that number from the other rank.
+    /// Checks that the bytes are those of the message with this number from the other rank.
     void expect(int number) {
         check(std::memcmp(data(), message(1 - rank, number).data(), bytes_) == 0, "its bytes arrive", bytes_);
     }
 
   private:
     [[nodiscard]] int count() const { return static_cast<int>(bytes_); }
-    // The fake GPU's memory is the host's.
+    // Memory of the fake GPU is host memory.
     [[nodiscard]] char *data() const { return reinterpret_cast<char *>(address_); } // NOLINT(performance-no-int-to-ptr)
     [[nodiscard]] std::vector<std::uint32_t> message(int from, int number) const {
         std::vector<std::uint32_t> made(bytes_ / 4 + 1);
@@ -69,7 +69,7 @@ void wait(MPI_Request &request) {
     check(MPI_Wait(&request, MPI_STATUS_IGNORE) == 0, "it ends well");
 }
 
-/// From one rank to the other, then back.
+/// Sends from one rank to the other and back.
 void one_after_the_other(std::size_t bytes) {
     for (const int from : {0, 1}) {
         buffer memory(bytes);
@@ -86,7 +86,7 @@ void one_after_the_other(std::size_t bytes) {
     }
 }
 
-/// Several on the way at once, both ways: they arrive in the order in which they were sent.
+/// Sends several messages at once in both directions. They must arrive in order.
 void at_once(std::size_t bytes) {
     std::array<buffer, 3> out{buffer(bytes), buffer(bytes), buffer(bytes)};
     std::array<buffer, 3> in{buffer(bytes), buffer(bytes), buffer(bytes)};
@@ -107,7 +107,7 @@ void at_once(std::size_t bytes) {
 } // namespace
 
 int main(int count, char **arguments) {
-    // A GPU for each rank before MPI begins, as programs do: Open MPI and MPICH tell the rank by variables.
+    // Each rank selects a GPU before MPI is initialised, as is common. Open MPI and MPICH pass the rank in variables.
     const char *text = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
     text = text != nullptr ? text : std::getenv("MPI_LOCALRANKID");
     const int gpu = text != nullptr ? std::atoi(text) : -1;
@@ -129,7 +129,7 @@ int main(int count, char **arguments) {
         large_messages += bytes < large ? 0 : 8;
         large_bytes += bytes < large ? 0 : 8 * bytes;
     }
-    // Copies are taken once the first plans are there.
+    // Copies are accelerated once the first plans exist.
     const int turns = count > 1 ? std::atoi(arguments[1]) : 0;
     for (int turn = 0; turn < turns; ++turn) {
         one_after_the_other(32 * large);

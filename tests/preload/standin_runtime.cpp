@@ -1,5 +1,5 @@
-// In the place of the CUDA runtime that ucx_perftest is linked to, which tests whether the driver is NVIDIA's own. GPUs
-// and their memory as ucx_perftest uses them; its kernels are refused.
+// Replaces the CUDA runtime to which ucx_perftest is linked and which checks that the driver is NVIDIA's. Implements
+// GPUs and their memory as far as ucx_perftest uses them, and refuses its kernels.
 #include "driver.hpp"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Names that docs/guide/comb.md leaves out.
+// Names that docs/guide/comb.md omits.
 #include <mpgpu/message.hpp>
 #include <mpgpu/mpi.hpp>
 

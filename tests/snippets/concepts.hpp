@@ -1,4 +1,4 @@
-// Names that docs/guide/concepts.md leaves out.
+// Names that docs/guide/concepts.md omits.
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>

@@ -1,10 +1,10 @@
-// Names that docs/guide/cpp.md leaves out.
+// Names that docs/guide/cpp.md omits.
 #include <mpgpu/mpgpu.hpp>
 
 #include <string>
 #include <vector>
 
-/// A GPU of a step, with what the program keeps for it.
+/// GPU of a step, with the program's data for it.
 struct gpu_of_step {
     mpgpu::stream stream;
     mpgpu::event computed;

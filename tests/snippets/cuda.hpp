@@ -1,4 +1,4 @@
-// What nvcc declares by itself, and of CUDA what pages name. A kernel's launch is read as a call.
+// Declarations that nvcc provides, and the CUDA names that pages use. A kernel launch is parsed as a call.
 #define __global__
 
 struct dim3 {

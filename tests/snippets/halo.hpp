@@ -1,7 +1,7 @@
-// Names that docs/guide/halo.md leaves out, and those of mpgpu/halo.cuh, which takes nvcc.
+// Names that docs/guide/halo.md omits, and those of mpgpu/halo.cuh, which requires nvcc.
 #include "cuda.hpp"
 
-// For notify_block::current, which is there for nvcc alone.
+// For notify_block::current, which only exists for nvcc.
 #define __CUDACC__
 #define __device__
 #define __host__

@@ -1,4 +1,4 @@
-// Names that docs/guide/messages.md leaves out.
+// Names that docs/guide/messages.md omits.
 #include <mpgpu/entry.hpp>
 #include <mpgpu/mpgpu.hpp>
 

@@ -1,4 +1,4 @@
-// Names that docs/guide/node.md leaves out.
+// Names that docs/guide/node.md omits.
 #include <mpgpu/mpi.hpp>
 
 #include <cstdint>

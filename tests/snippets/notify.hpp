@@ -1,7 +1,7 @@
-// Names that docs/guide/notify.md leaves out.
+// Names that docs/guide/notify.md omits.
 #include "cuda.hpp"
 
-// For notify_block::current, which is there for nvcc alone.
+// For notify_block::current, which only exists for nvcc.
 #define __CUDACC__
 #define __device__
 #define __host__

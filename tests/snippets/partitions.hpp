@@ -1,4 +1,4 @@
-// Names that docs/guide/partitions.md leaves out.
+// Names that docs/guide/partitions.md omits.
 #include "cuda.hpp"
 
 #include <mpgpu/mpgpu.hpp>

@@ -1,4 +1,4 @@
-// Names that docs/guide/put.md leaves out.
+// Names that docs/guide/put.md omits.
 #include <mpgpu/mpi.hpp>
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Names that README.md leaves out.
+// Names that README.md omits.
 #include <mpgpu/mpgpu.hpp>
 
 #include <cstddef>

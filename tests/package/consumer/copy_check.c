@@ -36,7 +36,7 @@ const char *copy_check(void) {
     CHECK(mp_context_create(&options, &context));
     CHECK(mp_alloc(context, 0, BYTES, &src));
     CHECK(mp_alloc(context, 1, BYTES, &dst));
-    /* Memory of the host backend's virtual GPUs is ordinary memory. */
+    /* Memory of the host backend's virtual GPUs is host memory. */
     for (size_t i = 0; i < BYTES; ++i)
         ((unsigned char *)src)[i] = (unsigned char)(i * 31 + (i >> 9));
     memset(dst, 0xa5, BYTES);

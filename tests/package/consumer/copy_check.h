@@ -5,7 +5,7 @@ extern "C" {
 #endif
 
 /* Plans and executes a copy between two virtual GPUs, compares every byte, then provokes an error and looks at its
-   message. NULL when all is right, else what was wrong. */
+   message. Returns NULL on success, and otherwise a description of the error. */
 const char *copy_check(void);
 
 #ifdef __cplusplus

@@ -5,8 +5,7 @@
 #include <iostream>
 #include <string>
 
-// The C++ API throws in the consumer's code; the archive's own C++ runtime symbols are hidden and must not get in the
-// way.
+// The C++ API throws in the consumer's code. The archive's own C++ runtime symbols are hidden and must not interfere.
 static std::string refusal() {
     mpgpu::context_options options;
     options.topology = "no such topology";

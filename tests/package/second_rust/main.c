@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* The second Rust archive as rustc made it, and once more with hidden symbols as mpgpu is packaged. */
+/* Links a second Rust archive: as built by rustc, and with hidden symbols, as mpgpu is packaged. */
 int32_t second_check(int32_t value);
 int32_t mp_check(int32_t value);
 

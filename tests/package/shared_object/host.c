@@ -1,4 +1,4 @@
-/* Loads the plugin given as argument, and runs it. Itself, it knows nothing of mpgpu. */
+/* Loads and runs the plugin that is given as argument. This program itself does not use mpgpu. */
 #include <dlfcn.h>
 #include <stdio.h>
 
