@@ -1,4 +1,4 @@
-//! Staged plans in captured streams, on the double of the driver: their graphs have staging memory of their own.
+//! Tests staged plans in captured streams with the driver double: their graphs have separate staging memory.
 
 use super::double::{self, Held, calls, held, node, without_of};
 use super::driver::{CUgraph, CUgraphExec, Driver, code};
@@ -16,12 +16,12 @@ use std::sync::Arc;
 const GPU0: DeviceId = DeviceId::gpu(0);
 const BYTES: u64 = 10_000;
 
-/// A driver of this test alone: staging memory of graphs that are gone belongs to all contexts on a driver.
+/// Returns a driver for this test only, because all contexts of a driver share the staging memory of destroyed graphs.
 fn driver() -> &'static Driver {
     without_of(double::whole(), "cuMemcpyBatchAsync")
 }
 
-/// A graph that was captured, and what was instantiated of it.
+/// Captured graph with its exec.
 struct Captured {
     driver: &'static Driver,
     graph: CUgraph,
@@ -33,25 +33,25 @@ impl Captured {
     fn end(driver: &'static Driver) -> Captured {
         let (graph, mut exec) = (double::captured(), null_mut());
         let instantiate = driver.cuGraphInstantiateWithFlags.expect("it has graphs");
-        // SAFETY: a graph of the double's own.
+        // SAFETY: a graph of the double.
         assert_eq!(unsafe { instantiate(&mut exec, graph, 0) }, 0);
         Captured { driver, graph, exec }
     }
 
     fn launch(&self) {
-        // SAFETY: an exec of the double's own.
+        // SAFETY: an exec of the double.
         assert_eq!(unsafe { (self.driver.cuGraphLaunch)(self.exec, null_mut()) }, 0);
     }
 }
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        // SAFETY: made in `end`, used no more.
+        // SAFETY: created in `end` and no longer used.
         assert_eq!(unsafe { [(self.driver.cuGraphDestroy)(self.graph), (self.driver.cuGraphExecDestroy)(self.exec)] }, [0, 0]);
     }
 }
 
-/// A copy through a slot on each of these devices, one after the other.
+/// Returns a program that copies through a slot on each of these devices in sequence.
 fn through(devices: &[DeviceId]) -> Arc<Program> {
     let slot = |ring: usize| Place::Slot { ring: RingId(ring as u32), slot: 0 };
     let mut places = vec![Place::Source { transfer: 0, offset: 0 }];
@@ -75,7 +75,7 @@ fn through(devices: &[DeviceId]) -> Arc<Program> {
     Arc::new(program)
 }
 
-/// Memory of another library, which no context frees.
+/// Allocates memory of another library, which no context frees.
 fn foreign() -> [u64; 2] {
     [0, 1].map(|gpu| node(|node| node.give(BYTES as usize, Some(gpu))).expect("memory"))
 }
@@ -84,7 +84,7 @@ fn give_back(memory: [u64; 2]) {
     memory.into_iter().for_each(|address| assert_eq!(node(|node| node.take(address, true)), 0));
 }
 
-/// Enqueues a program whose own rings are nowhere.
+/// Enqueues a program without its own staging memory.
 fn submit(backend: &CudaBackend, program: &Arc<Program>, [src, dst]: [u64; 2], stream: StreamHandle) -> Result<bool, BackendError> {
     let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst, src }]);
     let rings: Arc<[u64]> = program.rings.iter().map(|_| 0).collect();
@@ -105,7 +105,7 @@ fn a_captured_plan_stages_in_memory_of_its_graph_which_outlives_the_context() {
     let graph = Captured::end(driver);
     let with_graph = held().memory;
     drop(backend);
-    // Both ends, and a block on each of three devices: two rings of GPU 1 lie in one.
+    // Both ends, and a block on each of three devices: two rings of GPU 1 are in one block.
     assert_eq!((with_graph, held().memory), (5, 5));
     for seed in [1, 2, 3] {
         write(ends[0], BYTES as usize, seed);
@@ -116,21 +116,21 @@ fn a_captured_plan_stages_in_memory_of_its_graph_which_outlives_the_context() {
     let before = freed();
     drop(graph);
     assert_eq!((freed(), held().memory), (before, 5), "a destructor of a user object must not call the driver");
-    // The next capture that needs as much takes it.
+    // The next capture that needs as much memory uses it.
     let backend = CudaBackend::on(driver, 2).expect("the double has GPUs");
     let stream = backend.create_stream(GPU0).expect("a stream");
     let one = backend.allocate(GPU0, 1).expect("memory");
     let allocated = || calls("cuMemAlloc") + calls("cuMemHostAlloc");
     let before = allocated();
     node(|node| node.capturing = true);
-    // Blocks of contexts that this backend has not retained are not looked at.
+    // Blocks of contexts that this backend has not retained are not considered.
     let on_gpu0 = through(&[GPU0]);
     submit(&backend, &on_gpu0, ends, stream).expect("captured");
     assert_eq!(allocated(), before, "a spare block");
     submit(&backend, &on_gpu0, ends, stream).expect("captured");
     assert_eq!(allocated(), before + 1, "one of its own");
     let graph = Captured::end(driver);
-    // What frees memory frees what is spare.
+    // Freeing memory also frees the spare blocks.
     backend.free(one).expect("freed");
     assert_eq!(held().memory, 4, "both ends, and the blocks of both executions");
     write(ends[0], BYTES as usize, 4);

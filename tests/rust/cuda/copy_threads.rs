@@ -1,7 +1,7 @@
-//! Pageable copies in streams that wait for each other, from one thread and from many, on the double of the driver with queues that keep order:
-//! whatever the order in which streams go on, copy threads never wait for what comes after them.
+//! Tests pageable copies in streams that wait for each other, from one thread and from many, with a driver double whose queues are ordered.
+//! In any order of the streams, copy threads must never wait for later work.
 //!
-//! `TEST_PROGRAMS` sets the number of random programs, and `TEST_SEED` the first.
+//! `TEST_PROGRAMS` sets the number of random programs, and `TEST_SEED` the first seed.
 
 use super::double::{self, node};
 use super::refusals::{assert_arrived, no_nvml, write};
@@ -20,7 +20,7 @@ use std::time::Duration;
 const GPUS: [DeviceId; 2] = [DeviceId::gpu(0), DeviceId::gpu(1)];
 const BYTES: usize = (1 << 20) + 4099;
 
-/// A context of so many copy threads, which the planner takes for fast, so that it has them copy however few they are.
+/// Creates a context with this number of copy threads. The planner assumes that they are fast, so that it uses even a few.
 fn context(threads: u32, staging_bytes: u64) -> Context {
     double::start(2, true);
     node(|node| node.room = Some(100_000));
@@ -32,7 +32,7 @@ fn context(threads: u32, staging_bytes: u64) -> Context {
     Context::with_backend(Arc::new(machine), Arc::new(backend), config).expect("a context")
 }
 
-/// Runs `work` in a thread of the same process.
+/// Runs `work` in a thread of the same simulated process.
 fn beside<'scope>(scope: &'scope Scope<'scope, '_>, work: impl FnOnce() + Send + 'scope) {
     let node = double::share();
     scope.spawn(move || {
@@ -46,7 +46,7 @@ fn nothing_was_stuck() {
     node(|node| assert!(node.stuck.is_empty(), "blocked for ever: {:?}", node.stuck));
 }
 
-/// Pageable memory that goes to a GPU and back.
+/// Pageable memory that is copied to a GPU and back.
 struct Trip {
     back: Vec<u8>,
     seed: usize,
@@ -69,7 +69,7 @@ impl Trip {
         Trip { back, seed, plans, _there: there }
     }
 
-    /// Enqueues the way there or back.
+    /// Enqueues the copy to the GPU or back.
     fn go(&self, way: usize, stream: StreamHandle) {
         self.plans[way].enqueue(stream).expect("enqueued");
     }
@@ -80,7 +80,7 @@ impl Trip {
     }
 }
 
-/// Has so many threads send memory to a GPU and back, each in every stream in turn.
+/// Runs threads that each copy memory to a GPU and back, in every stream in turn.
 fn many_threads(threads: usize, streams: impl FnOnce(&Context) -> Vec<StreamHandle>) {
     let context = context(3, 256 << 20);
     let streams = streams(&context);
@@ -113,7 +113,7 @@ fn threads_that_execute_in_many_streams_wait_for_none_of_each_other() {
     many_threads(8, |context| (0..5).map(|stream| context.create_stream(GPUS[stream % 2]).expect("a stream")).collect());
 }
 
-/// A stream waits, then comes a pageable copy; behind that in another stream is what lets the first one go on.
+/// Makes a stream wait and then copy pageable memory. The work that ends the wait is enqueued later in another stream.
 fn gate(host_threads: u32, close: impl FnOnce(&Context, StreamHandle), open: impl FnOnce(&Context, StreamHandle)) {
     let context = context(host_threads, 1 << 20);
     let streams = GPUS.map(|gpu| context.create_stream(gpu).expect("a stream"));
@@ -179,7 +179,7 @@ fn raise(count: &Arc<AtomicU64>) -> Box<dyn Fn() + Send + Sync> {
     Box::new(move || _ = count.fetch_add(1, Ordering::AcqRel))
 }
 
-/// A host function that blocks; for ten seconds at most, so that a test ends.
+/// Returns a host function that blocks for at most ten seconds, so that a failing test ends.
 fn until(count: &Arc<AtomicU64>, value: u64) -> Box<dyn Fn() + Send + Sync> {
     let count = Arc::clone(count);
     Box::new(move || {
@@ -199,7 +199,7 @@ enum Link {
     Event,
 }
 
-/// Something that a stream does. Gives of a stream are counted, and takes name how many of another stream's have to have happened.
+/// Operation of a stream. The gives of a stream are counted, and a take waits for a number of another stream's gives.
 #[derive(Copy, Clone, Debug)]
 enum Do {
     Go { trip: usize, way: usize },
@@ -207,7 +207,7 @@ enum Do {
     Take { link: Link, of: usize, count: u64 },
 }
 
-/// Numbers that a seed determines (SplitMix64).
+/// Generator of numbers that a seed determines (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -220,12 +220,12 @@ impl Random {
     }
 }
 
-/// What streams do, each in its order. There is an order of all in which everything comes after what it takes; the order in which streams are
-/// given it is another.
+/// Returns the operations of each stream, in order. There is a total order in which every operation follows its takes. The operations are
+/// enqueued in a different order.
 fn program(random: &mut Random, streams: usize, trips: usize) -> Vec<Vec<Do>> {
     let mut program: Vec<Vec<Do>> = vec![Vec::new(); streams];
     let mut given: Vec<Vec<Link>> = vec![Vec::new(); streams];
-    // Of each trip its stream, once it is on its way.
+    // For each trip its stream, once it has started.
     let mut trips: Vec<Option<usize>> = vec![None; trips];
     let mut left = 2 * trips.len();
     while left > 0 {
@@ -260,26 +260,26 @@ fn program(random: &mut Random, streams: usize, trips: usize) -> Vec<Vec<Do>> {
     program
 }
 
-/// The streams of a random program, and what they give.
+/// Streams of a random program, with their gives.
 struct Play<'a> {
     context: &'a Context,
     streams: Vec<StreamHandle>,
     trips: Vec<Trip>,
     counters: u64,
     counts: Vec<Arc<AtomicU64>>,
-    /// Events that were recorded, each by its stream and number.
+    /// Recorded events with their stream and number.
     events: Mutex<Vec<((usize, u64), EventHandle)>>,
 }
 
 impl Play<'_> {
-    /// Enqueues the next thing of a stream. False where that has to wait for an event that is still to be recorded.
+    /// Enqueues the next operation of a stream. Returns false if it must wait for an event that is not yet recorded.
     fn enqueue(&self, of: usize, next: Do) -> bool {
         let (context, stream) = (self.context, self.streams[of]);
         let signal = |of: usize, value| [Signal { counter: self.counters + 8 * of as u64, value }];
         match next {
             Do::Go { trip, way } => self.trips[trip].go(way, stream),
             Do::Give(Link::Signal, count) => context.stream_raise_signals(stream, &signal(of, count)).expect("enqueued"),
-            // Functions of a stream run in order, so the count is that of the last.
+            // Functions of a stream run in order, so the count is that of the last one.
             Do::Give(Link::Function, count) => {
                 let own = Arc::clone(&self.counts[of]);
                 context.launch_host(stream, Box::new(move || own.store(count, Ordering::Release))).expect("enqueued");
@@ -302,7 +302,7 @@ impl Play<'_> {
         true
     }
 
-    /// Enqueues what these streams do, in a random order.
+    /// Enqueues the operations of these streams in a random order.
     fn enqueue_all(&self, mut lists: Vec<(usize, std::collections::VecDeque<Do>)>, mut random: Random) {
         while !lists.is_empty() {
             let at = random.below(lists.len());
@@ -319,7 +319,7 @@ impl Play<'_> {
 fn play(seed: u64) {
     let mut random = Random(seed);
     let (host_threads, streams, callers) = (1 + random.below(4), 2 + random.below(4), 1 + random.below(4));
-    // Room for all rings, or for those of one plan at a time.
+    // Space for all rings, or for those of one plan at a time.
     let context = context(host_threads as u32, [256 << 20, 1 << 20][random.below(2)]);
     let program = program(&mut random, streams, 8);
     let play = Play {
@@ -350,7 +350,7 @@ fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_
     println!("{programs} programs from seed {seed}: every byte arrived");
 }
 
-/// A program of two lanes whose copies pass two slots each. A thread fills all of lane 1 before it comes to lane 0.
+/// Returns a program of two lanes whose copies use two slots each. A thread fills the whole of lane 1 before it reaches lane 0.
 fn one_lane_after_the_other(each: u64, counts: [u32; 2]) -> Arc<Program> {
     let ring = |slots| Ring { device: DeviceId::HOST, slot_bytes: each, slots };
     let mut program = Program {

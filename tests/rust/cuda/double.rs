@@ -1,11 +1,11 @@
-//! A double of the driver, for tests on machines without a GPU.
+//! Implements a driver double for tests on machines without a GPU.
 //!
-//! A device's memory is host memory, a copy is done when it is enqueued, and so is everything that streams and events would put in
-//! order. What it shows is which functions the backend calls, what becomes of their errors, and that the bytes arrive; it says
-//! nothing about order. Each thread has a node of its own, so that tests do not see each other, unless it [`join`]s that of another.
+//! Device memory is host memory, and copies are complete when they are enqueued, so streams and events order nothing. The double shows
+//! which functions the backend calls, how it handles their errors, and that the bytes arrive. It does not test the order. Each thread has
+//! its own node, so that tests do not affect each other, unless it [`join`]s another thread's node.
 //!
-//! With a bound on its queues ([`Node::room`]) a stream does things in order: what comes behind a wait that is not satisfied stays in its
-//! queue, and a call that finds the queue full blocks until there is room, as in the driver.
+//! With limited queues ([`Node::room`]) a stream executes its work in order: work after an unsatisfied wait stays in the queue, and a call
+//! that finds the queue full blocks until there is space, as in the driver.
 
 mod chunks;
 mod graphs;
@@ -29,106 +29,106 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// What the driver knows of a node, and what it has been asked for.
+/// State of a node's driver, and record of the calls.
 #[derive(Default)]
 pub struct Node {
     pub gpus: i32,
-    /// Its own among those of all threads; 0 of a thread that has started none.
+    /// Number of the node; 0 for a thread that has not started one.
     pub number: usize,
-    /// Whether GPUs have access to each other's memory.
+    /// True if GPUs have access to each other's memory.
     pub peers: bool,
-    /// Ordered pairs of GPUs between which copies succeed and move nothing, as behind an IOMMU.
+    /// Ordered pairs of GPUs between which copies succeed but move nothing, as behind an IOMMU.
     pub lossy: Vec<(i32, i32)>,
-    /// The next calls of these functions fail with these codes.
+    /// Error codes for the next calls of these functions.
     pub refusals: HashMap<&'static str, Code>,
-    /// How many calls of [`failing`] may still succeed before one fails with this code.
+    /// Number of calls of [`failing`] that still succeed before one fails, and its error code.
     pub failure: Option<(u32, Code)>,
-    /// The call that did.
+    /// Name of the call that failed.
     pub failed: Option<&'static str>,
-    /// Calls that succeeded.
+    /// Number of successful calls by function.
     pub calls: HashMap<&'static str, u32>,
-    /// Calls of [`failing`], each by its name.
+    /// Names of all calls of [`failing`].
     pub asked: Vec<&'static str>,
     pub memory: BTreeMap<u64, Block>,
     pub pools: BTreeMap<usize, MemoryPool>,
-    /// Events that exist. Each recording takes a microsecond, and clocks of different GPUs are half a millisecond apart.
+    /// Existing events. Each recording takes a microsecond, and the clocks of different GPUs differ by half a millisecond.
     pub events: HashMap<usize, Event>,
-    /// Whether all streams are being captured, into one graph, or this one.
+    /// True if all streams are being captured into one graph; `captured` is a single such stream.
     pub capturing: bool,
     pub captured: Option<usize>,
-    /// Primary contexts, each with its number.
+    /// Primary contexts with their numbers.
     retained: HashMap<i32, u64>,
-    /// Handles of what went with a context that was reset. The driver does not survive their use.
+    /// Handles of objects of a reset context. The driver crashes if they are used.
     gone: HashSet<usize>,
-    /// Streams that exist.
+    /// Existing streams.
     pub streams: HashSet<usize>,
-    /// Those that order with the default stream, as the program's own may.
+    /// Streams that synchronise with the default stream, like those of the program may.
     pub blocking: HashSet<usize>,
     pub graphs: graphs::Graphs,
-    /// Launches of actions, captured or not: the argument of each, and its blocks.
+    /// Launches of actions, captured or not: the argument and the number of blocks.
     pub actions: Vec<(Vec<Segment>, u32)>,
-    /// Calls that have ended a capture with an error.
+    /// Number of calls that have ended a capture with an error.
     pub captures_broken: u32,
-    /// Copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
+    /// Number of copies of memory that was opened by CUDA IPC through another GPU than that of the copy's stream.
     pub strangers: u32,
-    /// Of streams that were made with one.
-    /// How much goes into the queue of a stream. `None`: everything is done at once, and nothing waits.
+    /// Capacity of a stream's queue. `None`: all work is executed immediately, and nothing waits.
     pub room: Option<usize>,
-    /// Calls that block at the moment, because a queue is full or for what they wait for.
+    /// Number of calls that currently block because a queue is full or because they wait.
     pub blocked: u32,
-    /// Calls that have blocked for ever, as far as a test can tell.
+    /// Calls that apparently block for ever.
     pub stuck: Vec<&'static str>,
     queues: HashMap<usize, VecDeque<Task>>,
-    /// Recordings of events that were asked for, and those of them that are still to come.
+    /// Number of requested recordings of events, and those that have not yet happened.
     recordings: u64,
     pending: HashSet<u64>,
-    /// Whether other processes can map what `cuMemAlloc` gives.
+    /// True if other processes can map memory of `cuMemAlloc`.
     pub shares: bool,
-    /// First bytes of what another library of the process has open by CUDA IPC, or had open before it was freed.
+    /// First bytes of memory that another library of the process has open by CUDA IPC, or had open before it was freed.
     pub foreign: Vec<u64>,
     /// Memory of the virtual memory API.
     pub chunks: chunks::Chunks,
-    /// Memory of a GPU is mapped by the virtual memory API, from chunks of so many bytes each.
+    /// If set, GPU memory is mapped by the virtual memory API, in chunks of this size.
     pub chunk: Option<usize>,
     now: f64,
     handles: usize,
     ids: u64,
 }
 
-/// An allocation, or host memory that was registered.
+/// Allocation, or registered host memory.
 pub struct Block {
     bytes: usize,
     /// `None` for host memory.
     gpu: Option<i32>,
     id: u64,
     registered: bool,
-    /// The pool that it is of.
+    /// Pool from which it was allocated.
     pool: Option<usize>,
-    /// Its pages, where they can be mapped once more.
+    /// Its pages, if they can be mapped again.
     pages: Option<Pages>,
-    /// Whether it is another process's, opened by CUDA IPC through `gpu`.
+    /// True if it belongs to another process and was opened by CUDA IPC through `gpu`.
     opened: bool,
-    /// Whether it is of the virtual memory API.
+    /// True if it was mapped by the virtual memory API.
     is_chunk: bool,
 }
 
-/// A pool, of this process or imported: another process is the same node here.
+/// Pool of this process or imported. The other process is simulated by the same node.
 pub struct MemoryPool {
     gpu: i32,
-    /// Equal for a pool and what was imported of it.
+    /// Equal for a pool and its imports.
     identity: u64,
     exportable: bool,
     imported: bool,
-    /// GPUs that it is open to.
+    /// GPUs with access to it.
     pub access: Vec<i32>,
 }
 
-/// What is in the queue of a stream.
+/// Entry in the queue of a stream.
 enum Task {
-    /// A wait for a counter, or for a recording of an event, by its number.
+    /// Wait for a counter.
     Counter(u64, u64),
+    /// Wait for a recording of an event, by its number.
     Recording(u64),
-    /// A host function, which may block: a thread of its own runs it when it is its turn, and says when it has returned.
+    /// Host function, which may block. A separate thread runs it in its turn and reports its return.
     Function(Option<graphs::HostCall>, Arc<AtomicBool>),
     Work(Box<dyn FnOnce(&mut Node) + Send>),
 }
@@ -138,30 +138,30 @@ enum Pages {
     Imported(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
 }
 
-/// An event.
+/// Event.
 pub struct Event {
-    /// Whether it takes timestamps.
+    /// True if it has timestamps.
     pub timed: bool,
-    /// GPU of the last recording, and its time in microseconds by that GPU's own clock.
+    /// GPU of the last recording, and its time in microseconds by that GPU's clock.
     recorded: Option<(usize, f64)>,
-    /// The number of its last recording among those of all events, 0 for none.
+    /// Number of its last recording among those of all events; 0 for none.
     last: u64,
 }
 
 thread_local! {
     static NODE: RefCell<Arc<Mutex<Node>>> = RefCell::default();
-    /// Contexts, the current one last.
+    /// Stack of contexts; the last one is current.
     static CURRENT: RefCell<Vec<usize>> = RefCell::default();
-    /// What a capture forbids this thread: everything that is unsafe (0), or nothing of it (2).
+    /// Capture mode of this thread: all unsafe calls are forbidden (0), or none (2).
     static MODE: Cell<c_uint> = const { Cell::new(0) };
 }
 
-/// By their numbers, for threads that enter a context of theirs.
+/// Nodes by their numbers, for threads that enter one of their contexts.
 static STARTED_NODES: Mutex<BTreeMap<usize, Weak<Mutex<Node>>>> = Mutex::new(BTreeMap::new());
 
-/// Makes this thread's node one of `gpus` GPUs.
+/// Gives this thread a node of `gpus` GPUs.
 pub fn start(gpus: i32, peers: bool) {
-    // All nodes are one process, whose memory has numbers that are unique.
+    // All nodes are in one process, in which memory has unique numbers.
     static STARTED: AtomicU64 = AtomicU64::new(1);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
     let node = Arc::new(Mutex::new(Node { gpus, peers, number: number as usize, ids: number << 24, ..Node::default() }));
@@ -172,54 +172,54 @@ pub fn start(gpus: i32, peers: bool) {
     CURRENT.take();
 }
 
-/// This thread's node, for another thread to [`join`].
+/// Returns this thread's node, for another thread to [`join`].
 pub fn share() -> Arc<Mutex<Node>> {
     NODE.with_borrow(Arc::clone)
 }
 
-/// Makes this thread one of another's process.
+/// Makes this thread part of another thread's simulated process.
 pub fn join(node: Arc<Mutex<Node>>) {
     NODE.set(node);
 }
 
-/// Looks at this thread's node, or changes it.
+/// Calls `look` with this thread's node.
 pub fn node<T>(look: impl FnOnce(&mut Node) -> T) -> T {
     let node = share();
     let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
     look(&mut node)
 }
 
-/// The current context; 0 where there is none.
+/// Returns the current context, or 0 if there is none.
 fn current() -> usize {
     CURRENT.with_borrow(|current| current.last().copied().unwrap_or(0))
 }
 
-/// How often a function was called and succeeded.
+/// Returns the number of successful calls of a function.
 pub fn calls(function: &str) -> u32 {
     node(|node| node.calls.get(function).copied().unwrap_or(0))
 }
 
-/// The double, with batched copies.
+/// Returns the double with batched copies.
 pub fn driver() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver { cuMemcpyBatchAsync: Some(copy_batch), ..without_batch().clone() });
     &DRIVER
 }
 
-/// The double of a driver that lacks one more function.
+/// Returns the double of a driver that lacks one more function.
 pub fn without(function: &'static str) -> &'static Driver {
     without_of(driver(), function)
 }
 
-/// The same of another double.
+/// Returns a copy of another double that lacks one more function.
 pub fn without_of(driver: &Driver, function: &'static str) -> &'static Driver {
-    // Kept in sight of leak checks.
+    // Kept reachable for leak checks.
     static DRIVERS: Mutex<Vec<&Driver>> = Mutex::new(Vec::new());
     let lacking = Box::leak(Box::new(driver.clone().without(function)));
     DRIVERS.lock().expect("nothing panics here").push(lacking);
     lacking
 }
 
-/// The double of a driver whose streams never come to an end.
+/// Returns the double of a driver whose streams never complete their work.
 pub fn never_ready() -> &'static Driver {
     unsafe extern "C" fn busy(_: CUstream) -> Code {
         code::NOT_READY
@@ -228,7 +228,7 @@ pub fn never_ready() -> &'static Driver {
     &DRIVER
 }
 
-/// The double of a driver that is older than batched copies.
+/// Returns the double of a driver without batched copies.
 pub fn without_batch() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
         cuGetErrorName: name_error,
@@ -291,14 +291,14 @@ pub fn without_batch() -> &'static Driver {
     &DRIVER
 }
 
-/// The double of a driver that has all, and of whose calls one fails where the test has asked for it.
+/// Returns the double of a driver with all functions, one of whose calls fails on request.
 pub fn failing() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver::counted(whole()));
     &DRIVER
 }
 
-/// Makes a call of [`failing`], if it is not the one to fail. What gives something back does so all the same: the driver reports there
-/// what earlier work has come to.
+/// Makes a call of [`failing`], unless it must fail. A call that frees a resource does so even then, because the driver reports errors of
+/// earlier work there.
 pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Code {
     node(|node| node.asked.push(function));
     let fails = node(|node| match &mut node.failure {
@@ -323,7 +323,7 @@ pub fn counted(function: &'static str, work: impl FnOnce(&Driver) -> Code) -> Co
     code
 }
 
-/// What the backend holds of the driver.
+/// Objects of the driver that the backend holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     pub memory: usize,
@@ -349,7 +349,7 @@ pub fn held() -> Held {
     })
 }
 
-/// Counts a call, or refuses it as the test has asked for.
+/// Counts a call, or refuses it on request.
 fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
     node(|node| {
         if let Some(code) = node.refusals.remove(function) {
@@ -363,7 +363,7 @@ fn call(function: &'static str, work: impl FnOnce(&mut Node) -> Code) -> Code {
     })
 }
 
-/// Writes a result of a function of the driver.
+/// Stores a result of a driver function.
 fn put<T>(out: *mut T, value: T) -> Code {
     // SAFETY: the backend passes outputs that are valid for the call.
     unsafe { out.write(value) };
@@ -374,7 +374,7 @@ const INVALID_VALUE: Code = 1;
 const NO_BINARY_FOR_GPU: Code = 209;
 const CAPTURE_UNSUPPORTED: Code = 900;
 
-/// Contexts and streams are numbers that name their GPU; contexts name their node too.
+/// Contexts and streams are numbers that contain their GPU; contexts also contain their node.
 pub const CONTEXT: usize = 1 << 32;
 const STREAM: usize = 0x10_0000;
 
@@ -425,7 +425,7 @@ unsafe extern "C" fn retain(out: *mut CUcontext, device: CUdevice) -> Code {
     })
 }
 
-/// Active are the GPUs whose contexts are retained, and those that hold memory.
+/// GPUs with a retained context or with memory are active.
 unsafe extern "C" fn get_state(device: CUdevice, flags: *mut c_uint, active: *mut c_int) -> Code {
     put(flags, 0);
     node(|node| {
@@ -448,7 +448,7 @@ unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     put(out, with_exposed_provenance_mut(current()))
 }
 
-/// A thread of the library, which has no node, enters that of the context.
+/// Enters a context. A thread of the library, which has no node, joins that of the context.
 unsafe extern "C" fn push(context: CUcontext) -> Code {
     if node(|node| node.number) == 0 {
         let started = STARTED_NODES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -474,14 +474,14 @@ unsafe extern "C" fn enable_access(_: CUcontext, _: c_uint) -> Code {
 }
 
 impl Node {
-    /// Makes memory known, as allocating or registering it does.
+    /// Records memory that was allocated or registered.
     pub fn insert(&mut self, address: u64, bytes: usize, gpu: Option<i32>, registered: bool) {
         self.ids += 1;
         self.memory
             .insert(address, Block { bytes, gpu, id: self.ids, registered, pool: None, pages: None, opened: false, is_chunk: false });
     }
 
-    /// Allocates, as another library in the process may have done.
+    /// Allocates memory, as another library in the process may do.
     pub fn give(&mut self, bytes: usize, gpu: Option<i32>) -> Option<u64> {
         let layout = Layout::from_size_align(bytes, 256).ok().filter(|_| bytes < 1 << 40)?;
         // SAFETY: the backend asks for one byte or more.
@@ -490,12 +490,12 @@ impl Node {
         Some(address)
     }
 
-    /// Ranges of host memory that are registered.
+    /// Returns the number of registered ranges of host memory.
     pub fn registered(&self) -> usize {
         self.memory.values().filter(|block| block.registered).count()
     }
 
-    /// Frees what `give` has returned.
+    /// Frees memory that `give` has returned.
     pub fn take(&mut self, address: u64, device: bool) -> Code {
         let Some(block) = self.memory.remove(&address).filter(|block| block.gpu.is_some() == device && !block.registered) else {
             return INVALID_VALUE;
@@ -504,12 +504,12 @@ impl Node {
             return 0;
         }
         let Ok(layout) = Layout::from_size_align(block.bytes, 256) else { return INVALID_VALUE };
-        // SAFETY: given out by `give` with this layout, and just taken out of the list.
+        // SAFETY: allocated by `give` with this layout, and just removed from the list.
         unsafe { dealloc(with_exposed_provenance_mut(address as usize), layout) };
         0
     }
 
-    /// Creates a pool. As in the driver, its handle may be one of before.
+    /// Creates a pool. As in the driver, its handle may be that of a destroyed pool.
     pub fn new_pool(&mut self, gpu: i32, exportable: bool) -> usize {
         self.ids += 1;
         let pool = MemoryPool { gpu, identity: self.ids, exportable, imported: false, access: vec![gpu] };
@@ -522,7 +522,7 @@ impl Node {
         handle
     }
 
-    /// Allocates from a pool.
+    /// Allocates memory from a pool.
     pub fn give_from(&mut self, pool: usize, bytes: usize) -> Option<u64> {
         let region = SharedRegion::new(bytes as u64).ok()?;
         let address = region.base();
@@ -530,7 +530,8 @@ impl Node {
         Some(address)
     }
 
-    /// Whether the current context's GPU may enter what lies at an address: the driver looks at that one and not at the stream's.
+    /// Returns true if the current context's GPU may access the memory at an address. Like the driver, it does not consider the stream's
+    /// GPU.
     fn may_enter(&self, address: u64) -> bool {
         let here = (current() / CONTEXT) as i32 - 1;
         let block = self.memory.range(..=address).next_back().filter(|(base, block)| address - **base < block.bytes as u64);
@@ -538,18 +539,18 @@ impl Node {
         pool.is_none_or(|pool| pool.access.contains(&here))
     }
 
-    /// The size of what begins at an address.
+    /// Returns the size of the allocation that starts at an address.
     pub fn size_at(&self, base: u64) -> Option<usize> {
         self.memory.get(&base).map(|block| block.bytes)
     }
 
-    /// The GPU whose memory an address lies in.
+    /// Returns the GPU whose memory contains an address.
     pub fn gpu_at(&self, address: u64) -> Option<i32> {
         let (base, block) = self.memory.range(..=address).next_back()?;
         block.gpu.filter(|_| address - base < block.bytes as u64)
     }
 
-    /// Allocates, as another process may have done that exports the memory by CUDA IPC.
+    /// Allocates memory as another process does that exports it by CUDA IPC.
     pub fn give_shareable(&mut self, bytes: usize, gpu: i32) -> Option<u64> {
         let region = SharedRegion::new(bytes as u64).ok()?;
         let address = region.base();
@@ -558,7 +559,7 @@ impl Node {
         Some(address)
     }
 
-    /// What lies at an address is freed, and comes to be another allocation of a GPU.
+    /// Frees the allocation at an address and replaces it by another one on a GPU.
     pub fn renew(&mut self, address: u64, gpu: i32) {
         self.ids += 1;
         let id = self.ids;
@@ -572,7 +573,7 @@ impl Node {
         self.memory.insert(address, block);
     }
 
-    /// Resets a device, as `cudaDeviceReset` does.
+    /// Resets a device like `cudaDeviceReset`.
     pub fn reset(&mut self, gpu: i32) {
         self.retained.remove(&gpu);
         let (streams, handles) = (std::mem::take(&mut self.streams), self.events.drain().map(|(event, _)| event).collect::<Vec<_>>());
@@ -583,13 +584,13 @@ impl Node {
             self.memory.iter().filter(|(_, block)| block.gpu == Some(gpu) && block.pages.is_none()).map(|(at, _)| *at).collect();
         memory.into_iter().for_each(|address| _ = self.take(address, true));
         self.memory.retain(|_, block| !block.registered);
-        // Whichever GPU's context it was allocated in.
+        // In the context of any GPU.
         let pinned: Vec<u64> =
             self.memory.iter().filter(|(_, block)| block.gpu.is_none() && block.pages.is_none()).map(|(at, _)| *at).collect();
         pinned.into_iter().for_each(|address| _ = self.take(address, false));
     }
 
-    /// Notes that a handle is used.
+    /// Records the use of a handle.
     fn touch(&mut self, handle: usize, function: &'static str) {
         if self.gone.contains(&handle) {
             self.stuck.push(function);
@@ -600,7 +601,7 @@ impl Node {
         self.capturing || self.captured == Some(stream)
     }
 
-    /// Ends a capture with an error, if so.
+    /// Counts a capture that a call ends with an error, if `ends` is true.
     fn end_capture(&mut self, ends: bool) -> bool {
         self.captures_broken += u32::from(ends);
         ends
@@ -616,10 +617,10 @@ impl Node {
         }
     }
 
-    /// Does what can be done.
+    /// Executes all work that can be executed.
     fn go_on(&mut self) {
         let mut streams: Vec<usize> = self.queues.keys().copied().collect();
-        // Once more after each that has moved, because others may have waited for it.
+        // Repeated after each stream that has advanced, because others may have waited for it.
         while let Some(stream) = streams.pop() {
             self.call_next(stream);
             while self.queues.get(&stream).and_then(VecDeque::front).is_some_and(|task| self.is_over(task)) {
@@ -632,7 +633,7 @@ impl Node {
         }
     }
 
-    /// True if the last recording of an event is done.
+    /// Returns true if the last recording of an event has happened.
     fn is_recorded(&self, event: CUevent) -> bool {
         self.events.get(&event.addr()).is_none_or(|event| !self.pending.contains(&event.last))
     }
@@ -650,7 +651,7 @@ impl Node {
         }
     }
 
-    /// Contexts that are left current on this thread.
+    /// Returns the number of contexts on this thread's stack.
     pub fn depth(&self) -> usize {
         CURRENT.with_borrow(Vec::len)
     }
@@ -661,7 +662,7 @@ impl Node {
     }
 }
 
-/// Blocks until `is_there`, at most for as long as a test should take.
+/// Blocks until `is_there` returns true, or for as long as a test may take.
 fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) -> Code {
     const TIMED_OUT: Code = 999;
     let begin = Instant::now();
@@ -686,7 +687,7 @@ fn block(function: &'static str, mut is_there: impl FnMut(&mut Node) -> bool) ->
     }
 }
 
-/// Puts something into the queue of a stream.
+/// Appends a task to the queue of a stream.
 fn enqueue(function: &'static str, stream: CUstream, task: Task) -> Code {
     node(|node| node.touch(stream.addr(), function));
     let mut task = Some(task);
@@ -751,7 +752,7 @@ unsafe extern "C" fn allocate(out: *mut CUdeviceptr, bytes: usize) -> Code {
     })
 }
 
-/// Waits for all work, as the driver does.
+/// Frees memory after waiting for all work, like the driver.
 unsafe extern "C" fn free(address: CUdeviceptr) -> Code {
     if unsafe_call() {
         return CAPTURE_UNSUPPORTED;
@@ -787,7 +788,7 @@ unsafe extern "C" fn unregister(address: *mut c_void) -> Code {
     })
 }
 
-/// Tells no range of registered memory and gives it no number, as some drivers do not.
+/// Returns no range and no number for registered memory, like some drivers.
 unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, address: CUdeviceptr) -> Code {
     use CUpointer_attribute::*;
     node(|node| {
@@ -850,7 +851,7 @@ unsafe extern "C" fn get_access(out: *mut c_uint, pool: *mut c_void, location: *
     })
 }
 
-/// Refuses a pool whose memory is in use, with which the driver would wait.
+/// Refuses a pool with memory in use, for which the driver would wait.
 unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
     call("cuMemPoolDestroy", |node| {
         let in_use = node.memory.values().any(|block| block.pool == Some(pool.addr()));
@@ -858,7 +859,7 @@ unsafe extern "C" fn destroy_pool(pool: sys::CUmemoryPool) -> Code {
     })
 }
 
-/// The descriptor is of a file in which the pool's identity is written.
+/// The descriptor is of a file that contains the pool's identity.
 unsafe extern "C" fn export_pool(out: *mut c_void, pool: sys::CUmemoryPool, _: c_uint, _: c_ulonglong) -> Code {
     call("cuMemPoolExportToShareableHandle", |node| {
         let Some(pool) = node.pools.get(&pool.addr()).filter(|pool| pool.exportable) else { return INVALID_VALUE };
@@ -885,7 +886,7 @@ unsafe extern "C" fn import_pool(out: *mut sys::CUmemoryPool, descriptor: *mut c
     })
 }
 
-/// What is exported says which pool, and which of its allocations by number, so that no other is mistaken for it.
+/// The exported data contains the pool and the number of the allocation, so that no other allocation can be mistaken for it.
 unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, address: CUdeviceptr) -> Code {
     call("cuMemPoolExportPointer", |node| {
         let Some(block) = node.memory.get(&address) else { return INVALID_VALUE };
@@ -897,7 +898,7 @@ unsafe extern "C" fn export_pointer(out: *mut sys::CUmemPoolPtrExportData, addre
     })
 }
 
-/// Maps the same pages once more; only in the pool that they are of.
+/// Maps the same pages again, only in the pool to which they belong.
 unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPool, data: *mut sys::CUmemPoolPtrExportData) -> Code {
     call("cuMemPoolImportPointer", |node| {
         // SAFETY: the backend passes 64 bytes that it may read.
@@ -915,7 +916,7 @@ unsafe extern "C" fn import_pointer(out: *mut CUdeviceptr, pool: sys::CUmemoryPo
     })
 }
 
-/// What is exported is the number of the allocation.
+/// The exported data contains the number of the allocation.
 unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdeviceptr) -> Code {
     call("cuIpcGetMemHandle", |node| {
         let Some(block) = node.memory.get(&address).filter(|block| block.pool.is_none() && block.pages.is_some()) else {
@@ -927,7 +928,7 @@ unsafe extern "C" fn export_ipc(out: *mut sys::CUipcMemHandle, address: CUdevice
     })
 }
 
-/// Maps the same pages once more, as memory of the GPU whose context is current.
+/// Maps the same pages again, as memory of the GPU whose context is current.
 unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle, _: c_uint) -> Code {
     call("cuIpcOpenMemHandle", |node| {
         let context = current();
@@ -954,7 +955,7 @@ unsafe extern "C" fn open_ipc(out: *mut CUdeviceptr, handle: sys::CUipcMemHandle
     })
 }
 
-/// Only in the context that has opened it.
+/// Closes memory only in the context that has opened it.
 unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     call("cuIpcCloseMemHandle", |node| {
         let gpu = Some((current() / CONTEXT) as i32 - 1);
@@ -966,14 +967,14 @@ unsafe extern "C" fn close_ipc(base: CUdeviceptr) -> Code {
     })
 }
 
-/// Copies, and refuses ranges that are not inside of memory that it knows, or of a pool that is not open to the current context's GPU.
+/// Copies bytes. Refuses ranges outside known memory, and memory of a pool to which the current context's GPU has no access.
 fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     if !node.may_enter(dst) || !node.may_enter(src) {
         return INVALID_VALUE;
     }
     let inside = |address: u64| match node.memory.range(..=address).next_back() {
         Some((base, block)) if address - base < block.bytes as u64 => address - base + bytes as u64 <= block.bytes as u64,
-        // Ordinary host memory.
+        // Pageable host memory.
         _ => true,
     };
     if !inside(dst) || !inside(src) {
@@ -984,7 +985,7 @@ fn copy_bytes(node: &Node, dst: u64, src: u64, bytes: usize) -> Code {
     {
         return 0;
     }
-    // SAFETY: inside of memory of this node, or the test's own.
+    // SAFETY: inside memory of this node or of the test.
     unsafe { std::ptr::copy(with_exposed_provenance::<u8>(src as usize), with_exposed_provenance_mut::<u8>(dst as usize), bytes) };
     0
 }
@@ -1020,13 +1021,13 @@ unsafe extern "C" fn copy_to_host(dst: *mut c_void, src: CUdeviceptr, bytes: usi
     call("cuMemcpyDtoHAsync", |node| copy_bytes(node, dst.expose_provenance() as u64, src, bytes))
 }
 
-/// Takes no ordinary host memory.
+/// Copies, but refuses pageable host memory.
 unsafe extern "C" fn copy_known(dst: CUdeviceptr, src: CUdeviceptr, bytes: usize, stream: CUstream) -> Code {
     let known = |address: u64| {
         node(|node| node.memory.range(..=address).next_back().is_some_and(|(base, block)| address - base < block.bytes as u64))
     };
     if known(dst) && known(src) {
-        // SAFETY: as for the caller.
+        // SAFETY: the caller's guarantees apply.
         unsafe { copy(dst, src, bytes, stream) }
     } else {
         INVALID_VALUE
@@ -1089,7 +1090,7 @@ unsafe extern "C" fn is_capturing(stream: CUstream, out: *mut c_uint) -> Code {
     })
 }
 
-/// As on driver 580: not while any stream is being captured, in whatever mode the thread is.
+/// Refused like on driver 580 while any stream is being captured, whatever the mode of the thread.
 unsafe extern "C" fn synchronize_context() -> Code {
     if node(|node| node.end_capture(node.capturing || node.captured.is_some())) {
         return CAPTURE_UNSUPPORTED;
@@ -1097,16 +1098,16 @@ unsafe extern "C" fn synchronize_context() -> Code {
     block("cuCtxSynchronize", |node| node.queues.values().all(VecDeque::is_empty))
 }
 
-/// A call that may wait, which a capture forbids unless the thread says that it knows.
+/// Checks a call that may wait. A capture forbids it unless the thread's mode permits it.
 fn unsafe_call() -> bool {
     node(|node| node.end_capture((node.capturing || node.captured.is_some()) && MODE.get() != 2))
 }
 
-/// Handles are never given out again here, so each is its stream's number too; a default stream is that of the current context.
+/// Handles are never reused here, so each is also its stream's number. A default stream belongs to the current context.
 unsafe extern "C" fn id_of_stream(stream: CUstream, out: *mut c_ulonglong) -> Code {
     node(|node| {
         node.touch(stream.addr(), "cuStreamGetId");
-        // Driver 580, H200.
+        // Observed with driver 580 on H200.
         if node.end_capture(node.is_captured(stream.addr())) {
             return CAPTURE_UNSUPPORTED;
         }
@@ -1122,12 +1123,12 @@ unsafe extern "C" fn flags_of_stream(stream: CUstream, out: *mut c_uint) -> Code
 unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut sys::CUstreamBatchMemOpParams, _: c_uint) -> Code {
     let code = call("cuStreamBatchMemOp", |_| 0);
     for index in 0..count as usize {
-        // SAFETY: the backend passes a list of `count` operations on counters of the test's, each of the member that it names.
+        // SAFETY: the backend passes a list of `count` operations on counters of the test, each with the member that its type selects.
         let (counter, value, is_write) = unsafe {
             let params = &*operations.add(index);
             let (wait, write) = (params.waitValue, params.writeValue);
             let is_write = params.operation == sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
-            // Both members are laid out alike.
+            // Both members have the same layout.
             if is_write {
                 (write.address, write.__bindgen_anon_1.value64, true)
             } else {
@@ -1137,7 +1138,7 @@ unsafe extern "C" fn operate(stream: CUstream, count: c_uint, operations: *mut s
         let write = move |_: &mut Node| {
             // SAFETY: as above.
             unsafe { signal::store(counter, value) };
-            // Before whatever the stream looks at next.
+            // Ordered before the next read of the stream.
             fence(Ordering::SeqCst);
         };
         let task = if is_write { Task::Work(Box::new(write)) } else { Task::Counter(counter, value) };
@@ -1181,7 +1182,7 @@ unsafe extern "C" fn destroy_event(event: CUevent) -> Code {
 unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
     let mut number = 0;
     let code = node(|node| {
-        // A default stream is that of the current context.
+        // A default stream belongs to the current context.
         let gpu = match stream.addr() / STREAM {
             0 => current() / CONTEXT,
             of_gpu => of_gpu,
@@ -1201,7 +1202,7 @@ unsafe extern "C" fn record_event(event: CUevent, stream: CUstream) -> Code {
     if code == 0 { enqueue("cuEventRecord", stream, Task::Work(Box::new(done))) } else { code }
 }
 
-/// Refuses events of two GPUs, and those without timestamps, as the driver does.
+/// Refuses events of two GPUs and events without timestamps, like the driver.
 unsafe extern "C" fn elapsed(out: *mut f32, from: CUevent, to: CUevent) -> Code {
     const INVALID_HANDLE: Code = 400;
     let recorded =

@@ -1,5 +1,5 @@
-//! A driver that fails at its n-th call, for every n of a run that plans, executes, captures, shares, waits for signals and frees: an
-//! error each time, no crash, nothing left behind, and a context that works afterwards.
+//! Simulates a driver that fails at its n-th call, for every n, in a run that plans, executes, captures, shares, waits for signals and
+//! frees. Each failure must cause an error, no crash and no leak, and the context must work afterwards.
 
 use super::double::{self, Held, held, node};
 use super::driver::{Code, Driver, code};
@@ -18,7 +18,7 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const ENGINES: [Engine; 4] = [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 
-/// Two transfers there and one back, by one engine, twice, the second time by other addresses; every byte is checked.
+/// Executes two transfers in one direction and one back with one engine, twice, the second time with other addresses. Checks every byte.
 fn copies(context: &Context, stream: StreamHandle, engine: Engine, bytes: u64) -> Result<(), Error> {
     let mut ends = Vec::new();
     let mut copied = || {
@@ -50,7 +50,7 @@ fn copies(context: &Context, stream: StreamHandle, engine: Engine, bytes: u64) -
     copied.and(freed)
 }
 
-/// Streams, events, host functions, also captured ones, and signals.
+/// Uses streams, events, host functions, also captured ones, and signals.
 fn order(context: &Context) -> Result<(), Error> {
     let (mut streams, mut events, mut counters) = (Vec::new(), Vec::new(), Vec::new());
     let mut enqueued = || {
@@ -72,7 +72,7 @@ fn order(context: &Context) -> Result<(), Error> {
         let captured = context.launch_host(streams[0], function());
         let graph = double::captured();
         if !graph.is_null() {
-            // SAFETY: a graph of the double's own.
+            // SAFETY: a graph of the double.
             assert_eq!(unsafe { (double::whole().cuGraphDestroy)(graph) }, 0);
         }
         assert_eq!(Arc::strong_count(&ran), 1, "a host function is left behind");
@@ -91,7 +91,7 @@ fn order(context: &Context) -> Result<(), Error> {
     enqueued.and(streams).and(events).and(counters)
 }
 
-/// Memory of a pool and of this backend, mapped by another one.
+/// Maps memory of a pool and of this backend in another backend.
 fn share(driver: &'static Driver) -> Result<(), Error> {
     let [exporter, importer] = [CudaBackend::on(driver, 1)?, CudaBackend::on(driver, 1)?];
     let pool = node(|node| node.new_pool(1, true));
@@ -115,13 +115,13 @@ fn share(driver: &'static Driver) -> Result<(), Error> {
     Ok(shared.and(own)?)
 }
 
-/// The whole run, each part of which goes on after an error of another. Returns the errors.
+/// Makes the whole run. Each part runs even after an error of another. Returns the errors.
 fn run(context: &Context, driver: &'static Driver, stream: StreamHandle) -> Vec<Error> {
     let copied = ENGINES.map(|engine| copies(context, stream, engine, 257)).into_iter();
     copied.chain([order(context), share(driver)]).filter_map(Result::err).collect()
 }
 
-/// A run of which call `n` fails, and what was said of it; `None` where there are fewer calls.
+/// Makes a run in which call `n` fails, and returns its name and the errors; `None` if there are fewer calls.
 fn run_with_failure(n: u32, code: Code, verify: Verify) -> Option<(&'static str, Vec<Error>)> {
     let driver = double::failing();
     double::start(2, true);
@@ -169,7 +169,7 @@ fn whichever_call_of_the_driver_fails_nothing_is_left_behind_and_the_context_wor
         for function in ["cuMemAlloc", "cuGraphLaunch", "cuLaunchKernel", "cuMemcpyBatchAsync", "cuEventRecord"] {
             assert!(seen.contains_key(function), "{function} was never called");
         }
-        // Small batches are kernels, so which of both it is depends on the planner.
+        // Small batches are kernels, so the planner determines which of the two it is.
         let repoints = ["cuGraphExecMemcpyNodeSetParams", "cuGraphExecKernelNodeSetParams"];
         assert!(repoints.iter().any(|function| seen.contains_key(function)), "no graph was re-pointed");
     }

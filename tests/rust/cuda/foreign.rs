@@ -1,4 +1,4 @@
-//! Memory that another library of the process has open by CUDA IPC, on the double of the driver, and memory that it does not concern.
+//! Tests memory that another library of the process has open by CUDA IPC, and unaffected memory, with the driver double.
 
 use super::CudaBackend;
 use super::double::{self, GRANULARITY, calls, node};
@@ -17,13 +17,13 @@ fn on(driver: &'static Driver) -> CudaBackend {
     CudaBackend::on(driver, 1).expect("the double has GPUs")
 }
 
-/// What other processes are given of an allocation.
+/// Exports an allocation and returns the data for other processes.
 fn exported(backend: &CudaBackend, base: u64) -> (Shared, Allocation) {
     let allocation = backend.exportable(base, BYTES as u64).expect("an answer").expect("known");
     (backend.export(&allocation).expect("shared"), allocation)
 }
 
-/// Another library opens everything that can be opened by CUDA IPC, and keeps it.
+/// Lets another library open all memory that supports CUDA IPC, and keep it open.
 fn let_another_library_open_all() {
     node(|node| node.foreign = node.memory.keys().copied().collect());
 }
@@ -42,7 +42,7 @@ fn memory_that_another_library_has_open_is_refused_with_its_likely_owner_and_the
     {
         assert!(why.contains(part), "{part} is not in: {why}");
     }
-    // Once that library has closed it.
+    // After that library has closed it.
     node(|node| node.foreign.clear());
     let opened = backend.0.map(&shared, &allocation).expect("opened");
     write(base, BYTES, 3);

@@ -1,4 +1,4 @@
-//! Captured host functions on the double of the driver: they belong to the graph.
+//! Tests that captured host functions belong to the graph, with the driver double.
 
 use super::CudaBackend;
 use super::double::{self, calls, node, without_of};
@@ -35,25 +35,25 @@ fn a_captured_host_function_runs_at_every_launch_and_goes_with_the_last_of_its_g
     assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (0, 2));
     let instantiate = driver.cuGraphInstantiateWithFlags.expect("it has graphs");
     let mut exec = null_mut();
-    // SAFETY: functions of the double, with a graph and an exec of its own.
+    // SAFETY: functions of the double with its own graph and exec.
     unsafe {
         ok(instantiate(&mut exec, graph, 0));
         (0..3).for_each(|_| ok((driver.cuGraphLaunch)(exec, null_mut())));
         assert_eq!(runs.load(Ordering::Relaxed), 3);
-        // The exec keeps it.
+        // The exec keeps the function alive.
         ok((driver.cuGraphDestroy)(graph));
         ok((driver.cuGraphLaunch)(exec, null_mut()));
         assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (4, 2));
         ok((driver.cuGraphExecDestroy)(exec));
     }
     assert_eq!((Arc::strong_count(&runs), node(|node| node.graphs.objects.len())), (1, 0));
-    // One that is never launched.
+    // A graph that is never launched.
     node(|node| node.capturing = true);
     backend.launch_host(stream, count(&runs)).expect("captured");
     // SAFETY: as above.
     ok(unsafe { (driver.cuGraphDestroy)(double::captured()) });
     assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (4, 1));
-    // Outside of a capture it runs once.
+    // Outside a capture it runs once.
     backend.launch_host(stream, count(&runs)).expect("enqueued");
     assert_eq!((runs.load(Ordering::Relaxed), Arc::strong_count(&runs)), (5, 1));
 }
@@ -81,7 +81,7 @@ fn a_capture_that_fails_half_way_leaves_nothing_behind() {
         backend.launch_host(stream, count(&runs)).expect_err(function);
         let graph = double::captured();
         if !graph.is_null() {
-            // SAFETY: a graph of the double's own.
+            // SAFETY: a graph of the double.
             ok(unsafe { (double::whole().cuGraphDestroy)(graph) });
         }
         assert_eq!((Arc::strong_count(&runs), node(|node| node.graphs.objects.len())), (1, 0), "{function}");

@@ -1,8 +1,8 @@
-//! Graph launches on a double of the driver that keeps time: work of a stream is done when a test says so, or when somebody waits for it.
-//! A copy is done when it is launched. Unlike the double of `double`, it is one for all threads, so its tests run one at a time.
+//! Tests graph launches with a driver double that simulates time: work of a stream completes when a test says so, or when a call waits for
+//! it. A copy is made when it is launched. Unlike the double of `double`, all threads share this one, so its tests run one at a time.
 //!
-//! What it watches over: an exec is destroyed when its last launch is done, an event is recorded in streams of its own context, and
-//! nothing is left when the backend is gone.
+//! The double checks that an exec is destroyed only after its last launch has completed, that an event is recorded only in streams of its
+//! own context, and that nothing remains after the backend is dropped.
 
 use super::driver::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUstream, Code, Driver, code};
 use super::{Backend, CudaBackend};
@@ -23,33 +23,33 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const INVALID_VALUE: Code = 1;
 
-/// Contexts are numbers that name their GPU.
+/// Contexts are numbers that contain their GPU.
 const CONTEXT: usize = 0x1000;
 
 #[derive(Default)]
 struct Clockwork {
     handles: usize,
     streams: HashMap<usize, Stream>,
-    /// What each event stands for, and its context.
+    /// Moment that each event represents, and its context.
     events: HashMap<usize, (usize, Option<Moment>)>,
     graphs: HashMap<usize, Vec<Piece>>,
-    /// The last launch of each, too.
+    /// Execs with their copies and their last launches.
     execs: HashMap<usize, (Vec<Piece>, Option<Moment>)>,
     waits: u32,
-    /// A stream whose queue is full: launches into it block.
+    /// Stream whose queue is full: launches into it block.
     full: Option<usize>,
-    /// Launches that block.
+    /// Number of blocked launches.
     blocked: u32,
-    /// The nodes that each node was added behind, in the order in which they were added.
+    /// For each node, the nodes after which it was added, in order of addition.
     behind: Vec<Vec<usize>>,
-    /// What the driver must never be asked for.
+    /// Forbidden calls of the driver.
     faults: Vec<&'static str>,
 }
 
 /// Destination, source and bytes of a copy.
 type Piece = (u64, u64, usize);
 
-/// A stream's work up to some launch. Streams are told apart by their numbers: a handle may come again.
+/// Work of a stream up to a launch. Streams are identified by their numbers, because handles may be reused.
 type Moment = (u64, u64);
 
 #[derive(Copy, Clone, Default)]
@@ -66,12 +66,12 @@ impl Clockwork {
         0x10_0000 + self.handles
     }
 
-    /// How many events and execs there are.
+    /// Returns the numbers of existing events and execs.
     fn held(&self) -> (usize, usize) {
         (self.events.len(), self.execs.len())
     }
 
-    /// Work of a stream that is no more goes on, and is done as late as can be.
+    /// Returns true if the work has completed. Work of a destroyed stream continues, and completes as late as possible.
     fn is_done(&self, moment: Option<Moment>) -> bool {
         let Some((number, issued)) = moment else { return true };
         self.streams.values().any(|stream| stream.number == number && stream.done >= issued)
@@ -150,7 +150,7 @@ unsafe extern "C" fn get_current(out: *mut CUcontext) -> Code {
     put(out, with_exposed_provenance_mut(CURRENT.get()))
 }
 
-/// One level is enough: nothing is current outside of the backend's calls, and inside one it asks first.
+/// One level is sufficient: no context is current outside the backend's calls, and inside a call the backend queries it first.
 unsafe extern "C" fn push(context: CUcontext) -> Code {
     CURRENT.set(context.addr());
     0
@@ -175,7 +175,7 @@ unsafe extern "C" fn free(_: CUdeviceptr) -> Code {
     0
 }
 
-/// All memory is a GPU's.
+/// All memory belongs to a GPU.
 unsafe extern "C" fn locate(count: c_uint, names: *mut c_uint, values: *mut *mut c_void, _: CUdeviceptr) -> Code {
     for index in 0..count as usize {
         // SAFETY: the backend passes as many names as values, each value of the attribute's type.
@@ -242,7 +242,7 @@ unsafe extern "C" fn query_event(event: CUevent) -> Code {
     }
 }
 
-/// Waiting takes until the work is done.
+/// Waits until the work has completed.
 unsafe extern "C" fn synchronize_event(event: CUevent) -> Code {
     let mut clockwork = clockwork();
     let Some((_, moment)) = clockwork.events.get(&event.addr()).copied() else { return INVALID_VALUE };
@@ -269,13 +269,13 @@ fn copy_of(parameters: *const sys::CUDA_MEMCPY3D) -> Piece {
     (parameters.dstDevice, parameters.srcDevice, parameters.WidthInBytes)
 }
 
-/// Nodes count from 1 in their graph.
+/// Nodes are numbered from 1 in their graph.
 fn add(out: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, piece: Piece) -> Code {
     let mut clockwork = clockwork();
     let Some(pieces) = clockwork.graphs.get_mut(&graph.addr()) else { return INVALID_VALUE };
     pieces.push(piece);
     let node = pieces.len();
-    // SAFETY: the backend passes so many nodes.
+    // SAFETY: the backend passes `count` nodes.
     clockwork.behind.push((0..count).map(|index| unsafe { *before.add(index) }.addr()).collect());
     put(out, with_exposed_provenance_mut(node))
 }
@@ -291,7 +291,7 @@ unsafe extern "C" fn add_copy(
     add(out, graph, before, count, copy_of(copy))
 }
 
-/// Kernels copy nothing here.
+/// Adds a kernel, which copies nothing here.
 unsafe extern "C" fn add_kernel(
     out: *mut CUgraphNode,
     graph: CUgraph,
@@ -332,7 +332,7 @@ unsafe extern "C" fn destroy_exec(exec: CUgraphExec) -> Code {
     0
 }
 
-/// Blocks for as long as a stream is full, which at the longest a test should take.
+/// Blocks while a stream is full, at most for as long as a test may take.
 fn until_there_is_room(stream: usize) {
     let begin = Instant::now();
     if clockwork().full != Some(stream) {
@@ -361,13 +361,13 @@ unsafe extern "C" fn launch(exec: CUgraphExec, stream: CUstream) -> Code {
     let Some((copies, last)) = clockwork.execs.get_mut(&exec.addr()) else { return INVALID_VALUE };
     *last = Some((number, issued));
     for (dst, src, bytes) in copies {
-        // SAFETY: memory of the test of at least this size, which no other program of it writes.
+        // SAFETY: memory of the test of at least this size, which no other program of the test writes.
         unsafe { std::ptr::copy(with_exposed_provenance::<u8>(*src as usize), with_exposed_provenance_mut::<u8>(*dst as usize), *bytes) };
     }
     0
 }
 
-/// A test alone with the double, and a backend on it. When it ends, nothing may be left.
+/// Exclusive use of the double by a test, with a backend on it. At its end nothing may remain.
 struct Alone {
     _others: MutexGuard<'static, ()>,
 }
@@ -380,7 +380,7 @@ fn alone() -> (Alone, CudaBackend) {
 }
 
 impl Alone {
-    /// Call it when backend and completions are gone.
+    /// Must be called after the backend and the completions are dropped.
     #[track_caller]
     fn nothing_is_left(self) {
         let clockwork = clockwork();
@@ -389,13 +389,13 @@ impl Alone {
     }
 }
 
-/// Makes a stream of a GPU, as another library does. One of a handle that is in use is destroyed by it.
+/// Creates a stream of a GPU, like another library. Destroys an existing stream with this handle.
 fn stream(handle: usize, number: u64, gpu: usize) -> StreamHandle {
     clockwork().streams.insert(handle, Stream { number, context: CONTEXT * (gpu + 1), ..Stream::default() });
     StreamHandle(handle)
 }
 
-/// So many launches of the stream are done.
+/// Completes this number of launches of the stream.
 fn finish(stream: StreamHandle, launches: u64) {
     if let Some(stream) = clockwork().streams.get_mut(&stream.0) {
         stream.done = launches;
@@ -404,7 +404,7 @@ fn finish(stream: StreamHandle, launches: u64) {
 
 const BYTES: usize = 64;
 
-/// A plan of two copies, through a slot where it is staged, and its memory.
+/// Plan of two copies, which are staged through a slot or direct, with its memory.
 struct Step {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -459,7 +459,7 @@ impl Step {
 
     #[track_caller]
     fn assert_arrived(&self) {
-        // SAFETY: memory of this step, which the double has written behind the compiler's back.
+        // SAFETY: memory of this step, which the double has written without the compiler's knowledge.
         let arrived: Vec<u8> = (0..BYTES).map(|at| unsafe { self.to.as_ptr().add(at).read_volatile() }).collect();
         assert_eq!(*arrived, *self.from);
     }
@@ -475,7 +475,7 @@ fn a_time_loop_asks_for_two_events_and_one_exec() {
     let (step, here) = (Step::new(1), stream(0x100, 1, 0));
     let mut last = None;
     for _ in 0..100 {
-        // The one before is kept for as long as staging would keep it.
+        // The previous completion is kept, as by staging memory.
         last = Some(step.execute(&backend, here));
         step.assert_arrived();
     }
@@ -505,7 +505,7 @@ fn prepared_steps_of_one_program_have_an_exec_each_as_long_as_there_is_room() {
     }
     let made = backend.graph_statistics();
     assert_eq!((made.instantiations, made.repoints, made.hits, made.misses), (3, 0, 3, 0));
-    // The ninth finds no room, and its execution gives another one its addresses.
+    // The ninth finds no free exec, and its execution updates the addresses of another one.
     for step in &steps {
         step.prepare(&backend, here);
     }
@@ -529,14 +529,14 @@ fn a_completion_that_somebody_has_stands_for_its_own_launch_however_many_follow(
         let done: Vec<bool> = kept.iter().map(|completion| is_done(&**completion)).collect();
         assert_eq!(done, (0..5).map(|launch| launch < launches).collect::<Vec<_>>());
     }
-    // One that was seen done serves again as one that is not.
+    // A completion that was known to be done is reused for an execution that is not done.
     let again = kept[0].clone();
     drop(kept);
     assert!(again.is_known_done());
     drop(again);
     let next: Vec<Completion> = (0..4).map(|_| step.execute(&backend, here)).collect();
     assert!(next.iter().all(|completion| !completion.is_known_done() && !is_done(&**completion)));
-    // Completions outlive the backend, and the backend what it has made for them.
+    // Completions outlive the backend, and the backend's objects exist as long as they do.
     drop((step, backend));
     assert!(!is_done(&*next[3]));
     next[3].wait().expect("it runs");
@@ -552,7 +552,7 @@ fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
     step.execute(&backend, full);
     std::thread::scope(|scope| {
         clockwork().full = Some(full.0);
-        // More than there are execs: who finds none left goes over streams.
+        // More than there are execs: an execution without a free exec uses streams.
         for _ in 0..8 {
             scope.spawn(|| drop(step.execute(&backend, full)));
         }
@@ -564,12 +564,12 @@ fn a_launch_that_blocks_on_a_full_queue_holds_up_no_other_of_the_same_plan() {
         assert_eq!(backend.graph_statistics().execs, 8);
         step.execute(&backend, other);
         step.assert_arrived();
-        // Other programs take the places of all that nobody launches.
+        // Other programs replace all execs that are not being launched.
         for number in 0..140 {
             Step::new(number).execute(&backend, other);
         }
         assert_eq!((backend.graph_statistics().programs, clockwork().blocked), (128, 8));
-        // Fewer, where that is asked for, from the next new program on.
+        // With a lower limit, fewer are kept from the next new program on.
         backend.keep_graphs(60);
         for number in 140..160 {
             Step::new(number).execute(&backend, other);
@@ -601,7 +601,7 @@ fn an_evicted_exec_lives_until_its_launch_is_done_and_its_plan_gets_another() {
         "its own exec and those of 128 programs"
     );
     assert!(!is_done(&*at_work));
-    // What was launched latest is found, what was longest not launched is gone.
+    // The most recently launched program is found; the least recently launched one was removed.
     others[199].execute(&backend, there);
     assert_eq!(backend.graph_statistics().instantiations, 201);
     let again = evicted.execute(&backend, here);
@@ -620,12 +620,12 @@ fn a_stream_that_gets_the_handle_of_a_destroyed_one_is_another_stream() {
     let first = step.execute(&backend, stream(0x100, 1, 0));
     let second = step.execute_after(&backend, StreamHandle(0x100), std::slice::from_ref(&first));
     assert_eq!(clockwork().waits, 0, "work of one stream is in order");
-    // On another GPU, in whose context alone an event can be recorded there.
+    // On another GPU. An event can only be recorded there in that GPU's context.
     let third = step.execute_after(&backend, stream(0x100, 2, 1), std::slice::from_ref(&second));
     assert_eq!(clockwork().waits, 1);
     let fourth = step.execute_after(&backend, stream(0x100, 3, 0), std::slice::from_ref(&third));
     assert_eq!(clockwork().waits, 2);
-    // A number that shares its place with another one's.
+    // A stream number with the same table index as another.
     let fifth = step.execute_after(&backend, stream(0x300, 9, 1), std::slice::from_ref(&fourth));
     step.execute_after(&backend, stream(0x400, 17, 0), std::slice::from_ref(&fifth));
     step.execute(&backend, StreamHandle(0x300));
@@ -641,10 +641,10 @@ fn other_memory_at_the_same_address_gets_another_exec_and_other_addresses_the_sa
     let mut step = Step::new(5);
     let ends = |step: &Step| step.endpoints[0];
     let bind = |step: &mut Step, memory: [u64; 2], moved: bool| {
-        // Bound anew, as a plan of another request is; the double does not care whose memory it is.
+        // With new addresses, like a plan of another request. The double does not check whose memory it is.
         let Endpoints { dst, src } = ends(step);
         step.endpoints = [if moved { Endpoints { dst: src, src: dst } } else { Endpoints { dst, src } }].into();
-        // Numbers of the backend's own memory, after which the driver is not asked.
+        // Allocation numbers of the backend, so that the driver is not asked.
         step.kept = PlanState::of(memory.map(|id| NonZeroU64::new(id | 1 << 63)).into_iter());
         drop(step.execute(&backend, here));
         let made = backend.graph_statistics();
@@ -683,7 +683,7 @@ fn kernels_of_one_operation_are_four_chains_and_what_follows_comes_after_the_end
         drop(step.execute(&backend, here));
         std::mem::take(&mut clockwork().behind)
     };
-    // The first node is a copy, 120 segments are a kernel.
+    // The first node is a copy; 120 segments are a kernel.
     assert_eq!(behind(120), [vec![], vec![1], vec![2]]);
     assert_eq!(behind(4 * 120), [vec![], vec![1], vec![1], vec![1], vec![1], vec![2, 3, 4, 5]]);
     let many = behind(9 * 120 + 1);
@@ -699,7 +699,7 @@ fn threads_launch_plans_that_others_evict_and_drop() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 200;
     let (alone, backend) = alone();
-    // More programs than are kept, so that each launch of a thread may evict what another one is about to launch.
+    // More programs than are kept, so that each launch of a thread may evict a program that another thread is about to launch.
     let shared: Vec<Arc<Step>> = (0..40).map(|number| Arc::new(Step::new(number))).collect();
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -713,7 +713,7 @@ fn threads_launch_plans_that_others_evict_and_drop() {
                     let step = &shared[(7 * round + 11 * thread) % shared.len()];
                     drop(step.execute(backend, here));
                     step.assert_arrived();
-                    // The plan goes while its execution is under way.
+                    // The plan is dropped while its execution is in progress.
                     drop(own);
                     done.wait().expect("it runs");
                     if round % 32 == 31 {

@@ -1,4 +1,4 @@
-//! What a message asks of the driver, on its double: how many calls a small one takes once its memory is known.
+//! Tests the number of driver calls for a small message to known memory, with the driver double.
 
 use super::double::{self, node};
 use super::driver::{Current, handle};
@@ -16,7 +16,7 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const BYTES: usize = 4096;
 const PATTERN: Pattern = Pattern { source: Some(0), tag: 7, mask: u64::MAX };
 
-/// A rank that sends messages to itself.
+/// Creates a rank that sends messages to itself.
 fn rank(gpus: i32, signal_wait: Option<SignalWait>) -> (Arc<Context>, Arc<Messenger>) {
     double::start(gpus, true);
     node(|node| node.shares = true);
@@ -26,7 +26,7 @@ fn rank(gpus: i32, signal_wait: Option<SignalWait>) -> (Arc<Context>, Arc<Messen
     (context, messenger)
 }
 
-/// The calls that some work makes.
+/// Returns the driver calls that `work` makes.
 fn asked<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     node(|node| node.asked.clear());
     let done = work();
@@ -35,7 +35,7 @@ fn asked<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     (done, calls)
 }
 
-/// A receive, then the send that it takes, in a stream; the calls of each in the steady state.
+/// Makes a receive and the matching send in a stream. Returns the calls of each in the steady state.
 fn steady(messenger: &Arc<Messenger>, [src, dst]: [u64; 2], stream: StreamHandle) -> [BTreeMap<&'static str, usize>; 2] {
     let mut last = None;
     for round in 0..4 {
@@ -51,7 +51,7 @@ fn steady(messenger: &Arc<Messenger>, [src, dst]: [u64; 2], stream: StreamHandle
     last.expect("some rounds")
 }
 
-/// The calls of a post, in order of their names, with how often each is made.
+/// Calls of a post, ordered by name, with their numbers.
 type Calls<'a> = &'a [(&'a str, usize)];
 
 #[track_caller]
@@ -59,7 +59,7 @@ fn assert_calls(calls: &BTreeMap<&'static str, usize>, expected: Calls<'_>, what
     assert_eq!(calls.iter().map(|(name, count)| (*name, *count)).collect::<Vec<_>>(), expected, "{what}");
 }
 
-/// Of a receive in a stream that has nothing to do.
+/// Calls of a receive in an idle stream.
 const RECEIVE: Calls<'static> = &[
     ("cuCtxGetCurrent", 2),
     ("cuCtxGetId", 2),
@@ -72,7 +72,7 @@ const RECEIVE: Calls<'static> = &[
     ("cuThreadExchangeStreamCaptureMode", 2),
 ];
 
-/// Of the send that it takes.
+/// Calls of the matching send.
 const SEND: Calls<'static> = &[
     ("cuCtxGetCurrent", 3),
     ("cuCtxGetId", 4),
@@ -84,7 +84,7 @@ const SEND: Calls<'static> = &[
     ("cuStreamIsCapturing", 1),
 ];
 
-/// The context of GPU 0, made current.
+/// Makes the context of GPU 0 current.
 fn enter() -> Current {
     Current::enter(double::whole(), handle(double::CONTEXT + node(|node| node.number))).expect("current")
 }
@@ -103,7 +103,7 @@ fn a_small_message_is_a_copy_an_operation_and_few_questions_to_the_driver() {
         let without: Vec<_> = of_all.iter().copied().filter(|(name, _)| !["cuCtxPopCurrent", "cuCtxPushCurrent"].contains(name)).collect();
         assert_calls(&calls, &without, "where the context is current");
     }
-    // Default streams have no number, and nobody knows whether they are idle.
+    // Default streams have no number, so it is not known whether they are idle.
     let [receive, send] = steady(&messenger, memory, StreamHandle(0));
     let [current, id, capturing] = [("cuCtxGetCurrent", 3), ("cuCtxGetId", 2), ("cuStreamIsCapturing", 1)];
     assert_calls(&receive, &[current, id, ("cuStreamBatchMemOp", 1), capturing], "a default stream");
@@ -129,7 +129,7 @@ fn what_is_known_of_freed_memory_is_not_taken_for_what_lies_there_now() {
     let [src, dst] = [0; 2].map(|_| node(|node| node.give_shareable(BYTES, 0)).expect("memory"));
     let stream = context.create_stream(GPU0).expect("a stream");
     steady(&messenger, [src, dst], stream);
-    // Another library frees it, and allocates on another GPU.
+    // Another library frees the memory and allocates it on another GPU.
     node(|node| node.renew(dst, 1));
     steady(&messenger, [src, dst], stream);
     messenger.destroy().expect("destroyed");
@@ -195,7 +195,8 @@ fn few_bytes_of_the_host_and_none_are_moved_without_a_word_to_a_stream_that_has_
     messenger.destroy().expect("destroyed");
 }
 
-/// A stream whose last flag was just seen is asked again; one that is at work for long costs no more than the first of its posts.
+/// A stream whose last flag was just set is queried again. A stream that is busy for long needs no more queries than the first of its
+/// posts.
 #[test]
 fn a_stream_that_is_at_work_for_long_is_asked_again_once() {
     let (context, messenger) = rank(2, Some(SignalWait::Operation));
@@ -226,10 +227,10 @@ fn a_stream_that_is_at_work_for_long_is_asked_again_once() {
     messenger.destroy().expect("destroyed");
 }
 
-/// A stream that has work says itself when it has come to a receive; so the bytes come after that work.
+/// A busy stream itself signals that it has reached a receive, so the bytes follow its work.
 #[test]
 fn the_bytes_come_after_earlier_work_of_both_streams() {
-    // The double's kernels run at once.
+    // The double runs kernels immediately.
     let (context, messenger) = rank(2, Some(SignalWait::Operation));
     let counters = context.allocate_shared(DeviceId::HOST, 64).expect("memory");
     let [src, dst] = [0; 2].map(|_| context.allocate(GPU0, BYTES as u64).expect("memory"));

@@ -1,5 +1,5 @@
-//! What the CUDA backend does on doubles of the driver, without a GPU. Part of the crate's own tests, because the doubles take the driver's
-//! place inside of the backend.
+//! Tests the CUDA backend with driver doubles, without a GPU. They are unit tests of the crate, because the doubles replace the driver
+//! inside the backend.
 
 pub mod double;
 

@@ -1,4 +1,4 @@
-//! Moments of streams, on the double of the driver.
+//! Tests timestamps of streams with the driver double.
 
 use super::double::{self, held};
 use super::driver::{CUevent, Code, Driver, code};
@@ -7,7 +7,7 @@ use crate::backend::{BackendError, Moment};
 use crate::topology::DeviceId;
 use std::sync::LazyLock;
 
-/// Two moments of a stream, one after the other.
+/// Returns two successive timestamps of a stream.
 fn two(driver: &'static Driver) -> (CudaBackend, [Moment; 2]) {
     double::start(2, true);
     let backend = CudaBackend::on(driver, 1).expect("the double has GPUs");

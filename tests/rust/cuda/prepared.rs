@@ -1,5 +1,4 @@
-//! Plans that were prepared, on the double of the driver: their first execution asks the driver for nothing that is kept, and preparing
-//! moves no byte.
+//! Tests prepared plans with the driver double: their first execution creates no lasting objects, and preparing moves no byte.
 
 use super::double::{self, held, node};
 use super::driver::Driver;
@@ -16,7 +15,7 @@ use std::sync::Arc;
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 const ENGINES: [Engine; 4] = [Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
-/// Calls that make something which is kept. Events are counted by those that there are.
+/// Calls that create a lasting object. Events are counted by their existing number.
 const MAKING: [&str; 8] = [
     "cuDevicePrimaryCtxRetain",
     "cuCtxEnablePeerAccess",
@@ -27,7 +26,7 @@ const MAKING: [&str; 8] = [
     "cuGraphInstantiateWithFlags",
     "cuIpcOpenMemHandle",
 ];
-/// Calls that put something into a stream.
+/// Calls that enqueue work in a stream.
 const ENQUEUING: [&str; 7] = [
     "cuMemcpyAsync",
     "cuMemcpyBatchAsync",
@@ -42,7 +41,7 @@ fn calls(functions: &[&str]) -> Vec<u32> {
     functions.iter().map(|function| double::calls(function)).collect()
 }
 
-/// What was made so far.
+/// Returns the numbers of objects created so far.
 fn made() -> (Vec<u32>, usize) {
     (calls(&MAKING), held().events)
 }
@@ -51,7 +50,7 @@ pub(super) fn context(driver: &'static Driver) -> Context {
     context_with(driver, |config| config)
 }
 
-/// The same, with another configuration.
+/// Creates a context with a changed configuration.
 pub(super) fn context_with(driver: &'static Driver, change: impl FnOnce(Config) -> Config) -> Context {
     let seen = discover::look_at(driver, no_nvml).expect("the double has GPUs");
     let machine = Machine::new(topology(&seen)).expect("well formed");
@@ -60,7 +59,8 @@ pub(super) fn context_with(driver: &'static Driver, change: impl FnOnce(Config) 
     Context::with_backend(Arc::new(machine), Arc::new(backend), change(config)).expect("a context")
 }
 
-/// Makes plans of transfers both ways and out of host memory, and executes each twice; what the first execution made.
+/// Creates plans of transfers in both directions and from host memory, and executes each twice. Returns the number of objects that the
+/// first execution created.
 fn made_by_executions(engine: Engine, peers: bool, bytes: u64, is_prepared: bool) -> u32 {
     double::start(2, peers);
     let context = context(double::whole());
@@ -158,7 +158,7 @@ fn preparing_for_a_captured_stream_makes_no_graph_and_leaves_the_capture_as_it_i
     let before = double::calls("cuStreamCreate");
     assert!(plan.execute(stream).expect("captured").is_captured());
     assert_eq!((double::calls("cuStreamCreate"), node(|node| node.captures_broken)), (before, 0));
-    // SAFETY: a graph of the double's own.
+    // SAFETY: a graph of the double.
     assert_eq!(unsafe { (driver.cuGraphDestroy)(double::captured()) }, 0);
 }
 

@@ -1,4 +1,4 @@
-//! Memory of the program's own that is pinned in pieces, on the double of the driver, which refuses copies that leave a piece.
+//! Tests memory of the program that is pinned in pieces, with a driver double that refuses copies beyond the end of a piece.
 
 use super::double::{self, node};
 use super::driver::code;
@@ -14,7 +14,7 @@ const GPU0: DeviceId = DeviceId::gpu(0);
 const PIECE: usize = REGISTERED_PIECE as usize;
 const EACH: usize = 2 << 20;
 
-/// Ordinary memory on both sides of the end of a piece, in address space that nobody else is given.
+/// Pageable memory on both sides of the end of a piece, in reserved address space.
 struct Mapped {
     space: usize,
     base: u64,
@@ -36,7 +36,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the whole of it.
+        // SAFETY: the whole mapping.
         unsafe { libc::munmap(with_exposed_provenance_mut(self.space), 2 * PIECE) };
     }
 }
@@ -48,7 +48,7 @@ fn context() -> Context {
     prepared::context_with(double::driver(), |config| Config { adapt: false, ..config })
 }
 
-/// What the driver has pinned, and how often it was asked to.
+/// Returns the number of pinned ranges, and of pin calls.
 fn pinned() -> (usize, u32) {
     (node(|node| node.registered()), double::calls("cuMemHostRegister"))
 }
@@ -64,7 +64,7 @@ fn copies_end_where_pieces_do() {
     let memory = Mapped::new(WRITABLE);
     let on_gpu = context.allocate(GPU0, 2 * EACH as u64).expect("memory");
     let before = pinned();
-    // Neither end is at that of a page.
+    // Neither end is aligned to a page.
     let (first, bytes) = (memory.base + 12, 2 * EACH - 100);
     context.register_memory(first, bytes as u64, true).expect("registered");
     assert_eq!((pinned().0 - before.0, pinned().1 - before.1), (2, 2), "a piece each");
@@ -78,7 +78,7 @@ fn copies_end_where_pieces_do() {
     context.unregister_memory(first).expect("unregistered");
     assert_eq!(pinned().0, before.0);
     assert!(context.backend().locate(first).expect("an answer").is_none(), "ordinary memory again");
-    // What is left goes with the context.
+    // The context releases the rest.
     context.register_memory(first, bytes as u64, false).expect("registered");
     drop(context);
     assert_eq!(pinned().0, 0);

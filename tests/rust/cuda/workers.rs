@@ -1,4 +1,4 @@
-//! Pageable memory moved by threads, on the double of the driver with queues that keep order: streams and threads wait for each other.
+//! Tests pageable memory that threads copy, with a driver double whose queues are ordered: streams and threads wait for each other.
 
 use super::double::{self, node};
 use super::driver::{Code, Driver};
@@ -26,14 +26,14 @@ fn transfer(dst: u64, src: u64, bytes: usize) -> Transfer {
     Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: bytes as u64 }
 }
 
-/// Threads of this process that copy.
+/// Returns the number of copy threads of this process.
 fn copying() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux").filter_map(Result::ok);
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| name.starts_with("mpgpu-copy")).count()
 }
 
-/// Ordinary memory of its own pages.
+/// Pageable memory with its own pages.
 struct Mapped(u64, usize);
 
 impl Mapped {
@@ -45,9 +45,9 @@ impl Mapped {
         Mapped(base.expose_provenance() as u64, bytes)
     }
 
-    /// Nobody may read or write it from there on. It stays mapped: what another thread maps into the gap would be written instead.
+    /// Removes access from this offset on. The pages stay mapped, because another thread could map memory into a gap.
     fn end_at(&self, offset: usize) {
-        // SAFETY: whole pages of the mapping, which nobody reads but the system.
+        // SAFETY: whole pages of the mapping, which only the system reads.
         let code =
             unsafe { libc::mprotect(std::ptr::with_exposed_provenance_mut(self.0 as usize + offset), self.1 - offset, libc::PROT_NONE) };
         assert_eq!(code, 0);
@@ -56,7 +56,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the whole mapping, whose owner this is.
+        // SAFETY: the whole mapping, which belongs to this object.
         unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.0 as usize), self.1) };
     }
 }
@@ -71,7 +71,7 @@ fn pageable_memory_arrives_there_and_back_step_after_step_whatever_streams_it_ta
         let plans = [transfer(memory, from, BYTES), transfer(to, memory, BYTES)];
         let plans = plans.map(|transfer| context.plan(&[transfer], &PlanOptions::default()).expect("a plan"));
         let used = plans.each_ref().map(|plan| plan.planned().threads.map(|used| used.threads));
-        // One thread is no faster than the driver, as the model has it.
+        // In the model one thread is no faster than the driver.
         let expected = if threads == 1 { None } else { Some(threads) };
         assert_eq!(used, [expected; 2]);
         let streams = [StreamHandle(0), context.create_stream(GPU0).expect("a stream")];
@@ -100,7 +100,7 @@ fn many_small_pieces_share_slots_and_calls() {
         .collect();
     let plan = context.plan(&pieces, &PlanOptions::default()).expect("a plan");
     assert!(plan.planned().threads.is_some(), "{}", plan.describe());
-    // The driver takes no batches in a default stream.
+    // The driver does not support batches in a default stream.
     let stream = context.create_stream(GPU0).expect("a stream");
     plan.execute(stream).expect("enqueued").wait().expect("it arrives");
     (0..count).for_each(|piece| assert_arrived(memory + (piece * bytes) as u64, bytes, piece));

@@ -1,4 +1,4 @@
-//! The virtual memory API: memory with a file for a handle, which is mapped where an address range was reserved.
+//! Simulates the virtual memory API: memory whose handle is a file, mapped in a reserved address range.
 
 use super::super::driver::{CUdeviceptr, Code, Driver, code};
 use super::{Block, INVALID_VALUE, Node, call, driver, put, whole};
@@ -11,15 +11,15 @@ use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::LazyLock;
 
-/// Of the memory that this makes.
+/// Granularity of the simulated memory.
 pub const GRANULARITY: usize = 64 << 10;
 
-/// What there is of it.
+/// Memory and reservations of the API.
 #[derive(Default)]
 pub struct Chunks {
-    /// By handle: the file, and the GPU whose memory it is.
+    /// By handle: the file, and the GPU that owns the memory.
     pub handles: BTreeMap<u64, (OwnedFd, i32)>,
-    /// Address ranges that are reserved.
+    /// Reserved address ranges.
     pub reserved: BTreeMap<u64, usize>,
     next: u64,
 }
@@ -32,13 +32,13 @@ impl Chunks {
     }
 }
 
-/// The double of a driver that has this API.
+/// Returns the double of a driver with this API.
 pub fn with_chunks() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| add_chunks(driver()));
     &DRIVER
 }
 
-/// The double of a driver that has this API, graphs and kernels.
+/// Returns the double of a driver with this API, graphs and kernels.
 pub fn whole_with_chunks() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| add_chunks(whole()));
     &DRIVER
@@ -105,7 +105,7 @@ unsafe extern "C" fn import(out: *mut sys::CUmemGenericAllocationHandle, descrip
 
 unsafe extern "C" fn reserve(out: *mut CUdeviceptr, bytes: usize, _: usize, _: CUdeviceptr, _: c_ulonglong) -> Code {
     call("cuMemAddressReserve", |node| {
-        // SAFETY: a new mapping, which nobody may touch.
+        // SAFETY: a new mapping without access.
         let Ok(base) = (unsafe { rustix::mm::mmap_anonymous(null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE) }) else {
             return code::OUT_OF_MEMORY;
         };
@@ -121,7 +121,7 @@ unsafe extern "C" fn free(base: CUdeviceptr, bytes: usize) -> Code {
             return INVALID_VALUE;
         }
         node.chunks.reserved.remove(&base);
-        // SAFETY: mapped by `reserve`, and nothing lies there.
+        // SAFETY: mapped by `reserve`, and nothing is mapped there.
         let freed = unsafe { rustix::mm::munmap(with_exposed_provenance_mut(base as usize), bytes) };
         freed.map_or(INVALID_VALUE, |()| 0)
     })
@@ -135,7 +135,7 @@ unsafe extern "C" fn map(base: CUdeviceptr, bytes: usize, _: usize, handle: sys:
             return INVALID_VALUE;
         }
         let at = with_exposed_provenance_mut(base as usize);
-        // SAFETY: in the place of what was reserved.
+        // SAFETY: replaces reserved addresses.
         let mapped =
             unsafe { rustix::mm::mmap(at, bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED, file, 0) };
         let gpu = *gpu;
@@ -157,7 +157,7 @@ unsafe extern "C" fn unmap(base: CUdeviceptr, bytes: usize) -> Code {
         }
         node.memory.remove(&base);
         let at = with_exposed_provenance_mut(base as usize);
-        // SAFETY: in the place of what was mapped.
+        // SAFETY: replaces mapped addresses.
         let unmapped = unsafe { rustix::mm::mmap_anonymous(at, bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::FIXED) };
         unmapped.map_or(INVALID_VALUE, |_| 0)
     })

@@ -1,4 +1,4 @@
-//! Graphs, captures, user objects and kernels of the double.
+//! Simulates graphs, captures, user objects and kernels.
 
 use super::super::driver::{CUcontext, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 use super::{CURRENT, Code, Driver, INVALID_VALUE, Node, call, copy_bytes, current, driver, node, put};
@@ -10,19 +10,19 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, LazyLock};
 
-/// What there is of graphs, and of what they run.
+/// Graphs and their objects.
 #[derive(Default)]
 pub struct Graphs {
     pub graphs: HashMap<usize, Graph>,
     pub execs: HashMap<usize, Graph>,
-    /// User objects: how often each is referred to, and how it is destroyed.
+    /// User objects with their reference counts and destructors.
     pub objects: HashMap<usize, (u32, HostCall)>,
     pub modules: u32,
-    /// The graph that all streams are being captured into.
+    /// Graph into which all streams are being captured.
     captured: usize,
 }
 
-/// A graph, or what was instantiated of it.
+/// Graph or exec.
 #[derive(Clone, Default)]
 pub struct Graph {
     work: Vec<Work>,
@@ -38,20 +38,20 @@ pub struct HostCall {
 #[derive(Clone)]
 enum Work {
     Host(HostCall),
-    /// In a context.
+    /// Copy in a context.
     Copy(usize, Segment),
     Kernel(Vec<Segment>),
 }
 
 impl HostCall {
-    /// Not while the node is looked at: the function is another's.
+    /// Must not be called while the node is locked, because it calls a foreign function.
     pub(super) fn run(self) {
-        // SAFETY: the backend gave a function of this type and the value that it takes.
+        // SAFETY: the backend passed a function of this type with its argument.
         unsafe { (self.function)(with_exposed_provenance_mut(self.user)) }
     }
 }
 
-/// The double of a driver that has graphs, user objects and kernels too.
+/// Returns the double of a driver that also has graphs, user objects and kernels.
 pub fn whole() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| Driver {
         cuGraphCreate: create,
@@ -76,7 +76,7 @@ pub fn whole() -> &'static Driver {
     &DRIVER
 }
 
-/// The same that also brings launches in early.
+/// Returns the same double with early launches.
 pub fn whole_with_early_launches() -> &'static Driver {
     static DRIVER: LazyLock<Driver> =
         LazyLock::new(|| Driver { cuDriverGetVersion: version, cuLaunchKernelEx: Some(launch_early), ..whole().clone() });
@@ -100,7 +100,7 @@ fn captured_graph(node: &mut Node) -> usize {
 }
 
 impl Node {
-    /// A copy becomes a node of the graph that is being captured, in the current context.
+    /// Adds a copy to the graph that is being captured, in the current context.
     pub(super) fn capture_copy(&mut self, dst: u64, src: u64, bytes: usize) {
         let graph = captured_graph(self);
         let copy = Work::Copy(current(), Segment { dst, src, bytes: bytes as u64 });
@@ -123,7 +123,7 @@ unsafe extern "C" fn capture_info(
     })
 }
 
-/// Runs at once, or in its turn where streams have queues, or becomes a node of the graph that is being captured.
+/// Runs a host function immediately, enqueues it if streams have queues, or adds it to the graph that is being captured.
 pub(super) unsafe extern "C" fn launch_host(stream: CUstream, function: unsafe extern "C" fn(*mut c_void), user: *mut c_void) -> Code {
     let host = HostCall { function, user: user.expose_provenance() };
     let mut runs = false;
@@ -161,7 +161,7 @@ unsafe extern "C" fn create_object(
 }
 
 impl Graphs {
-    /// Gives references back. Returns the destructors of what nobody refers to any more.
+    /// Releases references. Returns the destructors of unreferenced objects.
     fn release(&mut self, objects: &[usize]) -> Vec<HostCall> {
         let mut dead = Vec::new();
         for object in objects {
@@ -187,7 +187,7 @@ unsafe extern "C" fn release_object(object: sys::CUuserObject, _: c_uint) -> Cod
     code
 }
 
-/// Takes the caller's reference over, as the backend asks for.
+/// Transfers the caller's reference to the graph, as the backend requests.
 unsafe extern "C" fn retain_object(graph: CUgraph, object: sys::CUuserObject, _: c_uint, _: c_uint) -> Code {
     call("cuGraphRetainUserObject", |node| match node.graphs.graphs.get_mut(&graph.addr()) {
         Some(graph) => {
@@ -225,7 +225,7 @@ fn remove(function: &'static str, take: impl FnOnce(&mut Graphs) -> Option<Graph
     code
 }
 
-/// An exec has the nodes and user objects of its graph.
+/// The exec gets the nodes and user objects of its graph.
 unsafe extern "C" fn instantiate(out: *mut CUgraphExec, graph: CUgraph, _: c_ulonglong) -> Code {
     call("cuGraphInstantiateWithFlags", |node| {
         let Some(graph) = node.graphs.graphs.get(&graph.addr()).cloned() else { return INVALID_VALUE };
@@ -295,7 +295,7 @@ unsafe extern "C" fn set_kernel(exec: CUgraphExec, at: CUgraphNode, kernel: *con
     set("cuGraphExecKernelNodeSetParams", exec, at, work)
 }
 
-/// Does at once what its nodes say, in the order in which they were added.
+/// Executes the nodes immediately, in the order in which they were added.
 unsafe extern "C" fn launch(exec: CUgraphExec, _: CUstream) -> Code {
     let mut work = Vec::new();
     let mut code = call("cuGraphLaunch", |node| {
@@ -324,7 +324,7 @@ const FEW: usize = 0x30;
 const ACTIONS: usize = 0x50;
 const FEW_ACTIONS: usize = 0x70;
 
-/// The segments of a launch, from its argument.
+/// Returns the segments of a launch, from its argument.
 unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Segment> {
     let count_at = match function.addr() {
         MANY => 120 * 24 + 121 * 8,
@@ -333,8 +333,9 @@ unsafe fn segments(function: CUfunction, arguments: *mut *mut c_void) -> Vec<Seg
         FEW_ACTIONS => 8 * 24 + 24,
         _ => return Vec::new(),
     };
-    // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp: the segments, one number more than those, and how many there are. `ActionList` of
-    // cpp/actions.hpp has three words in place of the numbers, and so many of each of two where the last of these names a word of turns.
+    // SAFETY: `SegmentListOf<most>` of cpp/segment_copy.hpp contains the segments, one number more than segments, and the number of
+    // segments. `ActionList` of cpp/actions.hpp has three words instead of the numbers, and two sets of actions if the last of the words is
+    // the address of a turn counter.
     unsafe {
         let list = *arguments;
         let count = list.cast::<u8>().add(count_at).cast::<u32>().read();
@@ -365,7 +366,7 @@ unsafe extern "C" fn unload_module(_: CUmodule) -> Code {
 }
 
 unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *const c_char) -> Code {
-    // SAFETY: the backend passes a text that ends with a NUL.
+    // SAFETY: the backend passes a NUL-terminated string.
     let function = match unsafe { CStr::from_ptr(name) }.to_bytes() {
         b"mpgpu_wait_signals" => WAIT,
         b"mpgpu_copy_segments" => MANY,
@@ -376,7 +377,7 @@ unsafe extern "C" fn get_function(out: *mut CUfunction, _: CUmodule, name: *cons
     call("cuModuleGetFunction", |_| put(out, with_exposed_provenance_mut(function)))
 }
 
-/// Copies at once, and raises flags; waits for no signals and flags.
+/// Copies immediately and raises flags, without waiting for signals and flags.
 unsafe extern "C" fn launch_kernel(
     function: CUfunction,
     blocks: c_uint,
@@ -397,7 +398,7 @@ unsafe extern "C" fn version(out: *mut c_int) -> Code {
     put(out, 12030)
 }
 
-/// The same of a kernel that waits itself for the end of what it follows.
+/// Launches a kernel that itself waits for the end of the previous work.
 unsafe extern "C" fn launch_early(
     config: *const sys::CUlaunchConfig,
     function: CUfunction,
@@ -407,7 +408,7 @@ unsafe extern "C" fn launch_early(
     // SAFETY: the backend passes a configuration and its attributes.
     let (config, attributes) = unsafe { (&*config, std::slice::from_raw_parts((*config).attrs, (*config).numAttrs as usize)) };
     let early = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    // SAFETY: the attribute says which member it is.
+    // SAFETY: the attribute's id selects the member.
     assert!(matches!(attributes, [one] if one.id == early && unsafe { one.value.programmaticStreamSerializationAllowed } == 1));
     assert_eq!([config.gridDimY, config.gridDimZ, config.blockDimY, config.blockDimZ, config.sharedMemBytes], [1, 1, 1, 1, 0]);
     launched("cuLaunchKernelEx", function, config.gridDimX, arguments)
@@ -427,7 +428,7 @@ fn launched(name: &'static str, function: CUfunction, blocks: c_uint, arguments:
         } else {
             copy_segments(node, &segments);
             let flags = segments.iter().filter(|action| are_actions && action.bytes == 0 && action.dst == 0 && action.src != 0);
-            // SAFETY: flags of a test, which outlive its streams.
+            // SAFETY: flags of a test that outlive its streams.
             flags.for_each(|action| unsafe { signal::store(action.src & !1, if action.src & 1 == 1 { u64::from(blocks) } else { 1 }) });
         }
         0
