@@ -1,5 +1,5 @@
-//! What others do to a program: a peer that is killed while a stream's queue is full, or while a graph waits for it; memory that goes while
-//! another thread captures. What may hang or crash runs in a process of its own, which must end by itself.
+//! Tests external events: a peer that is killed while a stream's queue is full or while a graph waits for it, and memory that is freed
+//! while another thread captures. Cases that may hang or crash run in a separate process, which must exit by itself.
 
 use super::share::{Peer, export, handle_of, host_words};
 use super::*;
@@ -18,7 +18,7 @@ fn check(case: &str) {
     assert!(ended.is_success() && ended.text.contains("ANSWER well"), "{case}: {}\n{}", ended.how(), ended.text);
 }
 
-/// One case; nothing where none is asked for.
+/// Runs one case if it is requested.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_is_attacked() {
@@ -53,7 +53,7 @@ fn freeing_waits_for_work_in_streams_of_the_library_and_of_others() {
     check("work");
 }
 
-/// A context, and a counter of its own that a peer has mapped.
+/// Creates a context with a counter that a peer has mapped.
 fn with_peer() -> (Context, u64, Peer) {
     let context = context(None, |_| {});
     let counter = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
@@ -97,7 +97,7 @@ fn a_peer_is_killed_while_a_queue_is_full() {
             std::thread::sleep(Duration::from_millis(300));
         }
         println!("\nANSWER {last} waits went in, {}", if filling.is_finished() { "all" } else { "then the call blocks" });
-        // Kills it.
+        // Kills the peer.
         drop(peer);
         filling.join().expect("it goes on");
     });
@@ -122,11 +122,11 @@ fn a_peer_is_killed_while_a_graph_waits() {
     store(counter, 1);
     launch();
     context.synchronize_stream(stream).expect("nobody has gone");
-    // A later wait has the library look at those that are pending.
+    // A later wait makes the library check the pending ones.
     context.stream_wait_signals(stream, &[Signal { counter: counter + 8, value: 0 }]).expect("reached");
     store(counter, 0);
     launch();
-    // Kills it.
+    // Kills the peer.
     drop(peer);
     told(context.synchronize_stream(stream));
     for _ in 0..3 {
@@ -134,14 +134,14 @@ fn a_peer_is_killed_while_a_graph_waits() {
         launch();
         context.synchronize_stream(stream).expect("it goes on, and was told");
     }
-    // SAFETY: made above, and idle.
+    // SAFETY: created above, and idle.
     unsafe {
         ok(sys::cuGraphExecDestroy(exec));
         ok(sys::cuGraphDestroy(graph));
     }
 }
 
-/// A stream as the CUDA runtime makes it, of which the library knows nothing.
+/// Creates a stream like the CUDA runtime, which the library does not know.
 fn foreign_stream() -> sys::CUstream {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the output is valid for the call; the context of GPU 0 is current.
@@ -186,7 +186,7 @@ fn memory_goes_while_another_thread_captures() {
             freeing.join().expect("no assertion failed");
         });
         plan.enqueue(raw_stream).expect("still captured");
-        // SAFETY: the outputs are valid for the calls; what was captured is launched once.
+        // SAFETY: the outputs are valid for the calls. The captured graph is launched once.
         unsafe {
             let ended = sys::cuStreamEndCapture(stream, &mut graph);
             println!("\nANSWER {mode:?}: the capture ended with {ended:?}");

@@ -1,7 +1,7 @@
-//! The CUDA backend on real GPUs: bytes, order, streams, capture, errors. A test for which there are too few GPUs is skipped, with a line that says so.
+//! Tests the CUDA backend on real GPUs: bytes, order, streams, capture, errors. A test that needs more GPUs is skipped with a message.
 //!
-//! Every check poisons the destination, synchronises, copies, synchronises, and only then looks: a poison that races with the copy
-//! would report errors that are none, or hide those that are.
+//! Every check overwrites the destination, synchronises, copies, synchronises, and only then compares. Otherwise overwriting could race
+//! with the copy, and cause or hide errors.
 
 mod attacks;
 mod campaign;
@@ -40,19 +40,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
 
-/// One test at a time has the GPUs: a stream that is captured makes calls of other threads fail, the tests' own among them.
+/// Exclusive use of the GPUs by one test: a captured stream makes calls of other threads fail, including those of other tests.
 struct Turn {
     count: u32,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// The GPUs, or `None` where there are fewer than a test needs, which is then counted as skipped.
+/// Returns exclusive use of the GPUs, or `None` if there are fewer than a test needs, which counts as skipped.
 fn gpus(needed: u32) -> Option<Turn> {
     static TURN: Mutex<()> = Mutex::new(());
     match device_count() {
         Ok(count) if count >= needed => {
             let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-            // The harness names a test when it has ended: of one that takes the process with it nothing else would tell.
+            // The harness prints the name of a test at its end. If a test ends the process, only this line names it.
             let thread = std::thread::current();
             drop(writeln!(std::io::stderr(), "gpu tests: {} begins", thread.name().unwrap_or("a thread without a name")));
             Some(Turn { count, _turn: turn })
@@ -72,7 +72,7 @@ fn backend() -> CudaBackend {
     CudaBackend::new(1).expect("GPUs are there")
 }
 
-/// A context on all GPUs, on a topology of one's own or the discovered one.
+/// Creates a context on all GPUs, with a given topology or the discovered one.
 fn context(topology: Option<Topology>, set: impl FnOnce(&mut Config)) -> Context {
     let machine = Machine::new(topology.unwrap_or_else(|| discover::discover().expect("GPUs are there"))).expect("well formed");
     let mut config = Config { staging_bytes: 16 << 20, ..Config::default() };
@@ -88,7 +88,7 @@ fn ok(result: CUresult) {
 /// Makes the primary context of a GPU current on this thread, as `cudaSetDevice` does.
 fn set_device(gpu: u32) {
     let mut primary = std::ptr::null_mut();
-    // SAFETY: the output is valid for the call. Retained for the rest of the process, as the CUDA runtime does.
+    // SAFETY: the output is valid for the call. The context stays retained until the process ends, as by the CUDA runtime.
     unsafe {
         ok(sys::cuDevicePrimaryCtxRetain(&mut primary, gpu as i32));
         ok(sys::cuCtxSetCurrent(primary));
@@ -106,7 +106,7 @@ fn raw(stream: StreamHandle) -> sys::CUstream {
     std::ptr::with_exposed_provenance_mut(stream.0)
 }
 
-/// SplitMix64.
+/// SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -130,9 +130,9 @@ impl Random {
     }
 }
 
-/// Writes into any memory, and waits until it is there. The calling thread must have a current context.
+/// Writes to memory of any kind and waits for completion. The calling thread must have a current context.
 fn write(address: u64, bytes: &[u8]) {
-    // SAFETY: the memory has room; a synchronous copy, and then all that may still be under way.
+    // SAFETY: the memory has this size. A synchronous copy, followed by a wait for all remaining work.
     unsafe {
         ok(sys::cuMemcpy(address, bytes.as_ptr() as u64, bytes.len()));
         ok(sys::cuCtxSynchronize());
@@ -174,7 +174,7 @@ fn destination(offset: u64) -> Place {
     Place::Destination { transfer: 0, offset }
 }
 
-/// The whole transfer by one copy.
+/// Returns a program that copies the whole transfer at once.
 fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     Arc::new(Program {
         sources: Vec::new(),
@@ -185,7 +185,7 @@ fn direct(bytes: u64, device: DeviceId) -> Arc<Program> {
     })
 }
 
-/// Through a ring of staging slots on `via`, chunk by chunk: one lane fills slots, the other empties them.
+/// Returns a program through a ring of staging slots on `via` in chunks: one lane fills slots, the other empties them.
 fn relay(bytes: u64, via: DeviceId, slots: u32, slot_bytes: u64, lanes: [DeviceId; 2]) -> Arc<Program> {
     let chunks = bytes.div_ceil(slot_bytes) as u32;
     let mut ops = Vec::new();
@@ -263,7 +263,7 @@ fn relays_reuse_their_slots_and_lose_no_byte() {
     let (src, dst) = (backend.allocate(GPU0, bytes).expect("memory"), backend.allocate(GPU1, bytes).expect("memory"));
     let slot_bytes = 256 << 10;
     let mut random = Random(2);
-    // Through host memory; through a third GPU, or the source's own where there are two.
+    // Through host memory; through a third GPU, or the source's GPU if there are two.
     for via in [DeviceId::HOST, DeviceId::gpu(count - 1), GPU0] {
         let ring = backend.allocate(via, 3 * slot_bytes).expect("memory");
         for stream_device in [GPU0, GPU1] {
@@ -283,7 +283,7 @@ fn relays_reuse_their_slots_and_lose_no_byte() {
     }
 }
 
-/// All pairs wired, none behind a switch: what the planner splits over relays, whatever the GPUs at hand are joined by.
+/// Returns a topology with links between all pairs and no switch, for which the planner uses relays on any machine.
 fn mesh(count: u32) -> Topology {
     let mut mesh = topology::preset("beluga").expect("a preset");
     let gone = |node: topology::NodeId, t: &Topology| match t.nodes[node.0 as usize].kind {
@@ -308,12 +308,12 @@ fn mesh(count: u32) -> Topology {
             }
         }
     }
-    // Relays pay off early, so that even small transfers take them.
+    // Relays gain early, so even small transfers use them.
     mesh.links.iter_mut().filter(|link| link.kind == LinkKind::Nvlink).for_each(|link| link.bandwidth = 10e9);
     mesh
 }
 
-/// The topology that makes the planner relay, for as many GPUs as there are; more than four keep the discovered one.
+/// Returns the topology that makes the planner use relays with all GPUs; with more than four, the discovered one is used.
 fn forced() -> Option<Topology> {
     let count = device_count().ok()?;
     (2..=4).contains(&count).then(|| mesh(count))
@@ -423,7 +423,7 @@ fn comparing_bytes_finds_the_first_that_is_wrong() {
         let stream = backend.create_stream(GPU0).expect("a stream");
         for (copied, expected) in [(bytes - 1, Some(bytes - 1)), (5 << 20, Some(5 << 20)), (bytes, None)] {
             write(dst, &vec![0; bytes as usize]);
-            // Announces all bytes and copies some.
+            // A program that declares all bytes and copies only some.
             let program = Arc::new(Program { transfers: vec![bytes], ..(*direct(copied, GPU0)).clone() });
             let (endpoints, rings): (Arc<[Endpoints]>, Arc<[u64]>) = (Arc::new([Endpoints { dst, src }]), Arc::new([]));
             let plain = Execution::new(&program, &endpoints, &rings, stream);
@@ -462,7 +462,7 @@ fn ordinary_host_memory_is_copied_by_threads_over_several_paths_or_by_the_driver
     }
 }
 
-/// Fills the source, copies, and copies on, all in one stream and without the host waiting in between.
+/// Fills the source, copies, and copies the result, all in one stream without host waits in between.
 fn producer_and_consumer(context: &Context, stream: StreamHandle, rounds: u32, bytes: u64) {
     let [src, dst, out] = [GPU0, GPU1, GPU1].map(|device| context.allocate(device, bytes).expect("memory"));
     let host = context.allocate(DeviceId::HOST, u64::from(rounds) * 2).expect("memory");
@@ -470,7 +470,7 @@ fn producer_and_consumer(context: &Context, stream: StreamHandle, rounds: u32, b
     let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
     for round in 0..rounds {
         let probe = host + u64::from(round) * 2;
-        // SAFETY: memory of the context, which outlives the work; the stream is of the current context.
+        // SAFETY: memory of the context that outlives the work. The stream belongs to the current context.
         unsafe {
             ok(sys::cuMemsetD8Async(src, round as u8, bytes as usize, raw(stream)));
             plan.execute(stream).expect("enqueued");
@@ -545,7 +545,7 @@ fn an_execution_is_captured_into_a_graph() {
     let bytes = (1 << 20) + 1;
     let context = context(None, |config| (config.max_paths, config.host_path) = (Some(1), Some(false)));
     let [a, b, c, d] = [GPU0, GPU1, GPU1, GPU0].map(|device| context.allocate(device, bytes).expect("memory"));
-    // Two directions: two lanes on two GPUs.
+    // Two directions, so two lanes on two GPUs.
     let transfers = [
         Transfer { dst: b, dst_device: GPU1, src: a, src_device: GPU0, bytes },
         Transfer { dst: d, dst_device: GPU0, src: c, src_device: GPU1, bytes },
@@ -553,7 +553,7 @@ fn an_execution_is_captured_into_a_graph() {
     let plan = context.plan(&transfers, &PlanOptions { engine: Some(Engine::Stream), ..PlanOptions::default() }).expect("a plan");
     let stream = context.create_stream(GPU0).expect("a stream");
     let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: outputs are valid for the calls; the stream is of the current context.
+    // SAFETY: outputs are valid for the calls. The stream belongs to the current context.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
         let captured = plan.execute(stream).expect("captured");
@@ -574,9 +574,9 @@ fn an_execution_is_captured_into_a_graph() {
             assert_bytes(&read(transfer.dst, bytes as usize), content, "launched graph");
         }
     }
-    // Outside of the capture the same plan runs as ever, on the lanes that were captured.
+    // Outside the capture the same plan runs as usual, on the captured lanes.
     plan.execute(stream).expect("enqueued").wait().expect("it runs");
-    // SAFETY: made above.
+    // SAFETY: created above.
     unsafe {
         ok(sys::cuGraphExecDestroy(exec));
         ok(sys::cuGraphDestroy(graph));
@@ -590,7 +590,7 @@ fn sixteen_threads_with_random_plans_on_all_executors_in_one_context_corrupt_not
     set_device(0);
     const THREADS: u64 = 16;
     let rounds = scaled(15, 3);
-    // Little staging, so that plans share it.
+    // Little staging memory, so that plans share it.
     let context = Arc::new(context(forced(), |config| (config.staging_bytes, config.host_path) = (4 << 20, Some(true))));
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
@@ -646,7 +646,7 @@ fn memory_of_others_is_located_and_managed_memory_is_refused() {
     let (mut plain, mut managed, mut pooled) = (0, 0, 0);
     let mut host = std::ptr::null_mut();
     let mut registered = vec![0_u8; 1 << 20];
-    // SAFETY: outputs are valid for the calls; the vector lives until it is unregistered.
+    // SAFETY: outputs are valid for the calls. The vector exists until it is unregistered.
     unsafe {
         ok(sys::cuMemAlloc_v2(&mut plain, 1000));
         ok(sys::cuMemAllocManaged(&mut managed, 1000, 1));
@@ -669,20 +669,20 @@ fn memory_of_others_is_located_and_managed_memory_is_refused() {
     assert_eq!(backend.locate(&raw const ordinary as u64).expect("an answer"), None);
     // A freed and reused address is another allocation.
     let first = backend.locate(plain).expect("an answer").expect("known").id;
-    // SAFETY: allocated above, used no more.
+    // SAFETY: allocated above, and no longer used.
     unsafe {
         ok(sys::cuMemFree_v2(plain));
         ok(sys::cuMemAlloc_v2(&mut plain, 1000));
     }
     assert_ne!(backend.locate(plain).expect("an answer").expect("known").id, first);
-    // Pool memory as the source of a copy to another GPU: what the driver allows must work here.
+    // Pool memory as the source of a copy to another GPU: everything that the driver permits must work here.
     let target = backend.allocate(GPU0, 1000).expect("memory");
     write(pooled, &[9; 1000]);
     write(target, &[0; 1000]);
     let stream = backend.create_stream(GPU1).expect("a stream");
     run(&backend, &direct(1000, GPU1), (target, pooled), &[], stream).expect("enqueued").wait().expect("it runs");
     assert_eq!(read(target, 1000), [9; 1000]);
-    // SAFETY: allocated above, used no more.
+    // SAFETY: allocated above, and no longer used.
     unsafe {
         ok(sys::cuMemHostUnregister(registered.as_mut_ptr().cast()));
         ok(sys::cuMemFreeHost(host));
@@ -733,14 +733,14 @@ fn memory_freed_in_stream_order_serves_earlier_work_and_nobody_waits_for_it() {
     };
     context.launch_host(stream, Box::new(hold)).expect("enqueued");
     plan.enqueue(stream).expect("enqueued");
-    context.free_async(src, stream).expect("freed"); // would never return if it waited
+    context.free_async(src, stream).expect("freed"); // would never return if the call waited
     assert!(matches!(plan.execute(stream), Err(Error::MemoryFreed { address, .. }) if address == src));
     let other = context.allocate(GPU0, BYTES).expect("memory");
     assert_ne!(other, src, "memory that is still to be read was given out again");
     opened.store(true, Ordering::Release);
     context.synchronize_stream(stream).expect("it runs");
     assert_bytes(&read(dst, BYTES as usize), &pattern, "what was freed behind it");
-    // A later free gives the driver what no work uses any more.
+    // A later free returns unused memory to the driver.
     context.free(other).expect("freed");
     assert!(context.backend().locate(src).expect("an answer").is_none());
     assert_eq!(context.device_statistics(GPU0).expect("known").allocated_bytes, BYTES);

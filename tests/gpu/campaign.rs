@@ -1,9 +1,9 @@
-//! Random executions of random plans by sixteen threads, on all GPUs, every byte checked: tests/rust/executions.rs says what a thread does.
-//! Buffers are the library's, of `cudaMalloc`, of a pool, pinned, registered and ordinary; streams the library's, the program's and the
-//! default ones.
+//! Executes random plans on sixteen threads and all GPUs, and checks every byte; tests/rust/executions.rs describes the work of a thread.
+//! Buffers are allocated by the library, by `cudaMalloc` or from a pool, or are pinned, registered or pageable. Streams are those of the
+//! library, those of the program and the default streams.
 //!
-//! `CAMPAIGN_EXECUTIONS` and `CAMPAIGN_SECONDS` bound it, whichever is reached first, and `CAMPAIGN_SEED` chooses it. With `LONG_TESTS=1`
-//! there are a million executions where nothing is said.
+//! `CAMPAIGN_EXECUTIONS` and `CAMPAIGN_SECONDS` limit the campaign; the first limit that is reached ends it. `CAMPAIGN_SEED` sets the seed.
+//! With `LONG_TESTS=1` the default is a million executions.
 
 #[path = "../rust/common/mod.rs"]
 mod common;
@@ -24,7 +24,7 @@ use std::ffi::CString;
 
 struct Gpus {
     count: u32,
-    /// With which the planner relays, where there are two to four GPUs.
+    /// Topology with which the planner uses relays, if there are two to four GPUs.
     topology: Option<CString>,
     primaries: Vec<usize>,
 }
@@ -46,7 +46,7 @@ impl Gpus {
         gpus
     }
 
-    /// Lets all GPUs into the default pool of each, or all others out of it.
+    /// Gives all other GPUs access to the default pool of each GPU, or revokes it.
     fn let_all_into_pools(&self, flags: sys::CUmemAccess_flags) {
         for gpu in 0..self.count as i32 {
             let others = (0..self.count as i32).filter(|other| *other != gpu);
@@ -60,7 +60,7 @@ impl Gpus {
                 continue;
             }
             let mut pool = std::ptr::null_mut();
-            // SAFETY: inputs and outputs are valid for the calls; the pool is the GPU's own.
+            // SAFETY: inputs and outputs are valid for the calls. The pool is the GPU's default pool.
             unsafe {
                 ok(sys::cuDeviceGetDefaultMemPool(&mut pool, gpu));
                 ok(sys::cuMemPoolSetAccess(pool, descriptions.as_ptr(), descriptions.len()));
@@ -74,7 +74,7 @@ impl Drop for Gpus {
         if let Some(file) = &self.topology {
             let _ = std::fs::remove_file(file.to_str().expect("UTF-8"));
         }
-        // After a failed assertion the driver may refuse this too.
+        // After a failed assertion the driver may refuse this call too.
         if !std::thread::panicking() {
             self.let_all_into_pools(sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE);
         }
@@ -102,7 +102,7 @@ impl Place for Gpus {
         let free: u64 = free_bytes(self.count).into_iter().sum();
         set_device(0);
         let (mut one, mut total) = (0, 0);
-        // SAFETY: the outputs are valid for the call. All GPUs of a node are alike, and only differences count.
+        // SAFETY: the outputs are valid for the call. All GPUs of a node are equal, and only differences matter.
         ok(unsafe { sys::cuMemGetInfo_v2(&mut one, &mut total) });
         (total as u64 * u64::from(self.count)).saturating_sub(free)
     }
@@ -122,7 +122,7 @@ impl Place for Gpus {
 
 const PAGE: usize = 4096;
 
-/// Where a buffer that is not the library's came from.
+/// Origin of a buffer that the library did not allocate.
 enum Origin {
     Plain,
     Pool,
@@ -131,13 +131,13 @@ enum Origin {
     Ordinary(#[expect(dead_code, reason = "owns the memory")] Vec<u8>),
 }
 
-/// One thread's way to memory: a stream of its own on each GPU, ordered with nobody's.
+/// Memory access of one thread: a separate stream on each GPU that is not ordered with other streams.
 struct Memory {
     primaries: Vec<usize>,
-    /// The GPU that is current on this thread, whose default streams it uses.
+    /// GPU that is current on this thread, whose default streams it uses.
     home: usize,
     streams: Vec<usize>,
-    /// Streams of the program for the library to enqueue in.
+    /// Streams of the program in which the library enqueues work.
     others: Vec<usize>,
     foreign: BTreeMap<usize, Origin>,
 }
@@ -148,7 +148,7 @@ impl Memory {
         ok(unsafe { sys::cuCtxSetCurrent(std::ptr::with_exposed_provenance_mut(self.primaries[gpu])) });
     }
 
-    /// With a GPU current, and its stream.
+    /// Calls `call` with a GPU current, and its stream.
     fn at<T>(&self, device: i32, call: impl FnOnce(sys::CUstream) -> T) -> T {
         self.enter(device as usize);
         let stream = self.streams.get(device as usize).copied().unwrap_or(0);
@@ -157,7 +157,7 @@ impl Memory {
         result
     }
 
-    /// In the context that is current.
+    /// Creates a stream in the current context.
     fn stream(&self, flags: sys::CUstream_flags) -> usize {
         let mut stream = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.
@@ -169,7 +169,7 @@ impl Memory {
 impl Access for Memory {
     fn fill(&mut self, device: i32, address: usize, byte: u8, count: usize) {
         if device < 0 {
-            // SAFETY: host memory of the thread, of at least so many bytes, which no execution uses meanwhile.
+            // SAFETY: host memory of the thread with at least `count` bytes, which no execution uses meanwhile.
             return unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address).write_bytes(byte, count) };
         }
         // SAFETY: as above, on a GPU.
@@ -181,7 +181,7 @@ impl Access for Memory {
             // SAFETY: as in `fill`.
             return unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), std::ptr::with_exposed_provenance_mut(address), bytes.len()) };
         }
-        // SAFETY: as in `fill`; the bytes stay until `wait`, after which the caller may change them.
+        // SAFETY: as in `fill`. The bytes do not change before `wait`.
         self.at(device, |stream| ok(unsafe { sys::cuMemcpyHtoDAsync_v2(address as u64, bytes.as_ptr().cast(), bytes.len(), stream) }));
     }
 
@@ -211,13 +211,13 @@ impl Access for Memory {
                     (pointer.expose_provenance(), Origin::Pinned)
                 }
                 registered => {
-                    // Pages of its own, because pages are what is registered.
+                    // Separate pages, because whole pages are registered.
                     let whole = bytes.next_multiple_of(PAGE);
                     let mut memory = vec![0_u8; whole + PAGE];
                     let address = memory.as_mut_ptr().expose_provenance().next_multiple_of(PAGE);
                     if registered == 1 {
                         let pointer = std::ptr::with_exposed_provenance_mut(address);
-                        // SAFETY: the vector lives until it is unregistered.
+                        // SAFETY: the vector exists until it is unregistered.
                         ok(unsafe { sys::cuMemHostRegister_v2(pointer, whole, sys::CU_MEMHOSTREGISTER_PORTABLE) });
                     }
                     (address, if registered == 1 { Origin::Registered(memory) } else { Origin::Ordinary(memory) })
@@ -260,7 +260,7 @@ impl Access for Memory {
     }
 
     fn streams(&self) -> Vec<mp_stream_t> {
-        // The default streams by all three names.
+        // The default streams by all three handles.
         [0, 1, 2].into_iter().chain(self.others.iter().copied()).map(std::ptr::with_exposed_provenance_mut).collect()
     }
 }
@@ -271,7 +271,7 @@ impl Drop for Memory {
             return;
         }
         for stream in self.streams.iter().chain(&self.others) {
-            // SAFETY: made by this thread, and all of its work has finished.
+            // SAFETY: created by this thread, and all of its work has finished.
             ok(unsafe { sys::cuStreamDestroy_v2(std::ptr::with_exposed_provenance_mut(*stream)) });
         }
     }

@@ -1,9 +1,9 @@
-//! Captured streams on real GPUs: host functions and staging memory are the graph's.
+//! Tests captured streams on real GPUs: host functions and staging memory belong to the graph.
 
 use super::*;
 use std::time::{Duration, Instant};
 
-/// A host function that counts its calls, and with it what tells when it is gone.
+/// Returns a host function that counts its calls, and the counter, whose reference count shows when the function is dropped.
 fn counted() -> (Arc<AtomicU32>, mpgpu_backend::HostFunction) {
     let calls = Arc::new(AtomicU32::new(0));
     let seen = calls.clone();
@@ -13,7 +13,7 @@ fn counted() -> (Arc<AtomicU32>, mpgpu_backend::HostFunction) {
 /// Captures it in a stream.
 fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_backend::HostFunction) -> sys::CUgraph {
     let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream is of the current context; the output is valid for the call.
+    // SAFETY: the stream belongs to the current context. The output is valid for the call.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
         let captured = backend.launch_host(stream, work);
@@ -23,7 +23,7 @@ fn capture(backend: &CudaBackend, stream: StreamHandle, work: mpgpu_backend::Hos
     graph
 }
 
-/// Waits until nobody but the caller has it. The driver destroys what belongs to a graph on a thread of its own, at a time of its own.
+/// Waits until only the caller has a reference. The driver destroys objects of a graph later, in a separate thread.
 #[track_caller]
 fn assert_gone(calls: &Arc<AtomicU32>, what: &str) {
     let begin = Instant::now();
@@ -40,7 +40,7 @@ fn a_captured_host_function_runs_at_every_launch_and_goes_with_the_last_of_its_g
     let backend = backend();
     let stream = backend.create_stream(GPU0).expect("a stream");
     let run = |exec: sys::CUgraphExec| {
-        // SAFETY: an instantiated graph; the stream is of the current context.
+        // SAFETY: an instantiated graph. The stream belongs to the current context.
         ok(unsafe { sys::cuGraphLaunch(exec, raw(stream)) });
         backend.synchronize_stream(stream).expect("it runs");
     };
@@ -54,7 +54,7 @@ fn a_captured_host_function_runs_at_every_launch_and_goes_with_the_last_of_its_g
     }
     (0..3).for_each(|_| run(execs[0]));
     assert_eq!(calls.load(Ordering::Acquire), 3);
-    // SAFETY: made above, used no more, and nothing is enqueued.
+    // SAFETY: created above and no longer used. Nothing is enqueued.
     unsafe {
         ok(sys::cuGraphDestroy(graph));
         run(execs[0]);
@@ -75,13 +75,13 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     let stream = backend.create_stream(GPU0).expect("a stream");
     let (calls, work) = counted();
     let graph = capture(&backend, stream, work);
-    // SAFETY: captured above, used no more.
+    // SAFETY: captured above, and no longer used.
     ok(unsafe { sys::cuGraphDestroy(graph) });
     assert_gone(&calls, "a graph that was never launched");
-    // A capture that is broken off, by what no capture allows.
+    // A capture that is invalidated by a forbidden call.
     let (also, work) = counted();
     let mut graph = std::ptr::null_mut();
-    // SAFETY: the stream is of the current context; the output is valid for the call.
+    // SAFETY: the stream belongs to the current context. The output is valid for the call.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
         let captured = backend.launch_host(stream, work);
@@ -91,7 +91,7 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     }
     assert_gone(&also, "a capture that was broken off");
     assert_eq!(calls.load(Ordering::Acquire) + also.load(Ordering::Acquire), 0);
-    // Outside of a capture, the stream takes one again, and drops it when it has run.
+    // Outside a capture the stream accepts one again, and drops it after its call.
     let (calls, work) = counted();
     backend.launch_host(stream, work).expect("enqueued");
     backend.synchronize_stream(stream).expect("it runs");
@@ -99,14 +99,14 @@ fn a_captured_host_function_that_is_never_launched_is_given_back() {
     assert_eq!(calls.load(Ordering::Acquire), 1);
 }
 
-/// A graph, and what was instantiated of it.
+/// Captured graph with its exec.
 struct Graph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
 }
 
 impl Graph {
-    /// Captures what `enqueue` puts into a stream of the current context.
+    /// Captures the work that `enqueue` puts into a stream of the current context.
     fn capture(mode: sys::CUstreamCaptureMode, stream: StreamHandle, enqueue: impl FnOnce()) -> Graph {
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the outputs are valid for the calls.
@@ -120,14 +120,14 @@ impl Graph {
     }
 
     fn launch(&self, stream: StreamHandle) {
-        // SAFETY: instantiated above; the stream is of the current context.
+        // SAFETY: instantiated above. The stream belongs to the current context.
         ok(unsafe { sys::cuGraphLaunch(self.exec, raw(stream)) });
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made in `capture`, used no more.
+        // SAFETY: created in `capture`, and no longer used.
         unsafe {
             ok(sys::cuGraphExecDestroy(self.exec));
             ok(sys::cuGraphDestroy(self.graph));
@@ -137,7 +137,7 @@ impl Drop for Graph {
 
 const GLOBAL: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/// Device memory on two GPUs, and what is to be in it.
+/// Device memory on two GPUs, with its expected contents.
 struct Pair {
     src: u64,
     dst: u64,
@@ -171,11 +171,11 @@ fn a_staged_plan_is_captured_in_every_mode_and_every_launch_moves_every_byte() {
     let bytes = (6 << 20) + 13;
     let mut pair = Pair::new(&backend, bytes, [GPU0, GPU1]);
     let [stream, other] = [(); 2].map(|()| backend.create_stream(GPU0).expect("a stream"));
-    // Rings on the host, in small pages and in huge ones, and on a GPU.
+    // Rings on the host, in small and in huge pages, and on a GPU.
     for (via, slot) in [(DeviceId::HOST, 256 << 10), (DeviceId::HOST, 3 << 20), (GPU1, 256 << 10)] {
         let program = relay(bytes, via, 2, slot, [GPU0, GPU1]);
         for mode in [GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED] {
-            // The plan's own ring is nowhere: a graph that used it would fault.
+            // The plan has no staging memory of its own, so a graph that used it would fault.
             let graph = Graph::capture(mode, stream, || {
                 let end = run(&backend, &program, (pair.dst, pair.src), &[0], stream).expect("captured");
                 assert!(end.is_captured() && matches!(end.wait(), Err(BackendError::NotSupported(_))), "it has not run");
@@ -205,7 +205,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
         let streams = [(); 3].map(|()| context.create_stream(GPU0).expect("a stream"));
         write(src, &content);
         write(dst, &vec![0x11; bytes as usize]);
-        // At work while the capture begins, and before and after it in the plan's own staging memory.
+        // Executions are in progress when the capture begins, and before and after it use the plan's own staging memory.
         plan.enqueue(streams[1]).expect("enqueued");
         let capture = || {
             Graph::capture(GLOBAL, streams[0], || {
@@ -214,7 +214,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
             })
         };
         let graphs = [capture(), capture()];
-        // All write the same bytes to the same place: what is in the slots must be its own execution's.
+        // All write the same bytes to the same place, so the slots must contain bytes of their own execution.
         for round in 0..20 {
             graphs[0].launch(streams[0]);
             graphs[1].launch(streams[2]);
@@ -228,7 +228,7 @@ fn captured_and_other_executions_of_a_staged_plan_run_side_by_side() {
         plan.execute(streams[1]).expect("enqueued").wait().expect("it runs");
         streams.into_iter().for_each(|stream| context.synchronize_stream(stream).expect("it runs"));
         assert_bytes(&read(dst, bytes as usize), &content, "at the end");
-        // The same bytes by a launch and by an execution, for the record.
+        // Times of the same bytes by a launch and by an execution, for information.
         let timed = |work: &dyn Fn()| {
             let times: Vec<f64> = (0..30)
                 .map(|_| {
@@ -258,7 +258,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     let Some(_turn) = gpus(2) else { return };
     set_device(0);
     let bytes = (96 << 20) + 1;
-    // Before everything: memory of the test itself, and what the driver makes for the first graph of a context.
+    // Allocated before the measurement: memory of the test, and memory that the driver allocates for the first graph of a context.
     let keeper = backend();
     let mut pair = Pair::new(&keeper, bytes, [GPU0, GPU1]);
     let stream = keeper.create_stream(GPU0).expect("a stream");
@@ -274,7 +274,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     let ends = (pair.dst, pair.src);
     let capture = || {
         let backend = backend();
-        // The ring is on GPU 1. The backend is gone before the graph is launched.
+        // The ring is on GPU 1. The backend is dropped before the graph is launched.
         Graph::capture(GLOBAL, stream, || {
             run(&backend, &relay(bytes, GPU1, 2, slot, [GPU0, GPU1]), ends, &[0], stream).expect("captured");
         })
@@ -283,7 +283,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     assert!(before.saturating_sub(free("captured, and the backend gone")) >= 2 * slot, "the graph has its own memory");
     pair.fill(1);
     graph.launch(stream);
-    // Destroyed while it is at work. What is captured next must not get its memory before it is done.
+    // Destroyed while it is in progress. The next capture must not get its memory before it is done.
     drop(graph);
     let also = Pair { src: pair.src, dst: keeper.allocate(GPU1, bytes).expect("memory"), content: pair.content.clone() };
     let second = Graph::capture(GLOBAL, stream, || {
@@ -295,7 +295,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
     pair.check("a graph that was destroyed while it was at work");
     also.check("the graph after it");
     drop(second);
-    // The driver destroys what belonged to a graph on a thread of its own; the next call that frees memory frees it.
+    // The driver destroys objects of a graph in a separate thread. The next call that frees memory frees theirs.
     let begin = Instant::now();
     loop {
         let one = keeper.allocate(GPU1, 64).expect("memory");
@@ -307,7 +307,7 @@ fn staging_memory_of_a_graph_outlives_its_plan_and_context_and_is_freed_after_th
         std::thread::sleep(Duration::from_millis(20));
     }
     keeper.free(also.dst).expect("freed");
-    // Captured again and again, it takes no more.
+    // Further captures need no more memory.
     for round in 0..20 {
         drop(capture());
         let taken = before.saturating_sub(free("captured again and again"));
@@ -334,7 +334,7 @@ fn a_tree_is_captured_and_every_launch_passes_on_the_bytes_of_its_own() {
         let content = Random(round).bytes(bytes as usize);
         write(src, &content);
         dsts.into_iter().for_each(|dst| write(dst, &vec![!content[0]; bytes as usize]));
-        // By the graph, by the plan itself, and by both one after the other.
+        // By the graph, by the plan, and by both in sequence.
         let stream = streams[round as usize % 2];
         if round % 3 != 1 {
             graph.launch(stream);

@@ -1,14 +1,14 @@
-//! This program run again, to do what may crash or hang: both are then an answer, and not the end of the tests.
+//! Runs this program again for work that may crash or hang, so that both are results and do not end the tests.
 
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What became of a child.
+/// Result of a child.
 pub struct Ended {
-    /// `None` where it had to be killed, because it was still running.
+    /// `None` if it was killed because it was still running.
     pub status: Option<ExitStatus>,
-    /// All that it wrote.
+    /// Output of the child.
     pub text: String,
 }
 
@@ -17,7 +17,7 @@ impl Ended {
         self.status.is_some_and(|status| status.success())
     }
 
-    /// In words.
+    /// Describes how it ended.
     pub fn how(&self) -> String {
         self.status.map_or_else(|| "it hung and was killed".into(), |status| status.to_string())
     }

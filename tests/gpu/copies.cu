@@ -1,5 +1,5 @@
-// A program that knows nothing of mpgpu: random copies of every kind between the memory of all GPUs and of the host, on
-// random streams, ordered by events alone. Says what all memory has in it at the end, which is the same however the
+// Makes random copies of every kind between the memory of all GPUs and of the host, on random streams that are ordered
+// only by events, without using mpgpu. Prints a digest of all memory at the end, which does not depend on how the
 // copies were made: tests/gpu/unchanged compares runs with and without libmpgpu_preload.so.
 //   copies COUNT [SEED]
 #include <cuda_runtime.h>
@@ -30,12 +30,12 @@ struct slot {
     kind of;
     int gpu;
     char *memory;
-    /// Each GPU records one of its own: the last of them stands for the last work that has touched the memory.
+    /// Each GPU records its own event. The last recorded one stands for the last work that used the memory.
     std::vector<cudaEvent_t> events;
     std::size_t last;
 };
 
-/// Memory of a pool is open to its own GPU alone, so whoever copies all of a slot does it there.
+/// Only its own GPU can access memory of a pool, so that GPU makes all copies of a slot.
 void enter(const slot &one) {
     CHECK(cudaSetDevice(one.gpu == host ? 0 : one.gpu));
 }
@@ -109,7 +109,7 @@ int main(int count, char **arguments) {
         }
         slots.insert(slots.end(), {make(kind::device, gpu), make(kind::device, gpu), make(kind::device, gpu),
                                    make(kind::pooled, gpu)});
-        CHECK(cudaSetDevice(gpu)); // `make` leaves another current
+        CHECK(cudaSetDevice(gpu)); // `make` leaves another device current
         streams.push_back({gpu, nullptr});
         streams.push_back({gpu, cudaStreamPerThread});
         for (int i = 0; i < 3; ++i) {
@@ -138,11 +138,11 @@ int main(int count, char **arguments) {
         if (&dst == &src) {
             continue;
         }
-        // One in 16 is large; the rest are of all sizes below 64 KiB.
+        // One in 16 is large; the rest have any size below 64 KiB.
         const std::size_t bytes = below(16) == 0 ? 1 + below(slot_bytes) : 1 + below(std::size_t{1} << (1 + below(16)));
         const std::size_t to = below(slot_bytes - bytes + 1);
         const std::size_t from = below(slot_bytes - bytes + 1);
-        // Pools are open to their own GPU alone, so it is the one to copy.
+        // Only its own GPU can access a pool, so that GPU makes the copy.
         const slot &pooled = dst.of == kind::pooled ? dst : src;
         const bool is_pooled = pooled.of == kind::pooled;
         if (dst.of == kind::pooled && src.of == kind::pooled && dst.gpu != src.gpu) {
@@ -153,7 +153,7 @@ int main(int count, char **arguments) {
         for (const slot *end : {&dst, &src}) {
             CHECK(cudaStreamWaitEvent(on.handle, end->events[end->last], 0));
             if (end->of == kind::pageable || end->of == kind::managed) {
-                // The CPU takes part in what such copies do, in no order of the stream's.
+                // The CPU takes part in such copies, outside the order of the stream.
                 CHECK(cudaEventSynchronize(end->events[end->last]));
             }
         }

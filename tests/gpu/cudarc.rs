@@ -1,4 +1,4 @@
-//! Slices and streams of cudarc in plans, on a GPU. Without one the tests are skipped, with a line that says so.
+//! Tests slices and streams of cudarc in plans, on a GPU. Without a GPU the tests are skipped with a message.
 
 #[path = "../rust/common/skip.rs"]
 mod skip;
@@ -58,11 +58,11 @@ fn memory_of_cudarc_lives_until_its_executions_have_ended() {
     for round in 0..20 {
         let source = Arc::new(theirs.clone_htod(&vec![round; 1 << 20]).unwrap());
         let plan = ctx.plan([(End::from(&target), End::of_cudarc(&ctx, &source).unwrap())]).unwrap();
-        // The copy waits for a while, and every handle goes before it can begin.
+        // The copy is delayed, and every handle is dropped before it begins.
         stream.launch_host(|| std::thread::sleep(std::time::Duration::from_millis(5))).unwrap();
         plan.enqueue(&stream).unwrap();
         drop((source, plan));
-        // What was freed would be given out again here.
+        // Memory that was freed too early would be reused here.
         let other = theirs.clone_htod(&vec![u32::MAX; 1 << 20]).unwrap();
         theirs.synchronize().unwrap();
         assert!(target.to_vec(&stream).unwrap().iter().all(|element| *element == round));

@@ -1,4 +1,4 @@
-//! What the doctor finds on real GPUs, and that trying peers finds no loss where there is none.
+//! Tests `mpgpu doctor` on real GPUs, and that its peer test reports no false loss.
 
 use super::{backend, gpus};
 use mpgpu_backend::Backend;
@@ -19,7 +19,7 @@ fn the_doctor_tries_every_pair_and_finds_that_all_bytes_arrive() {
     }
     assert!(cuda.pinning.as_ref().is_some_and(|pinning| pinning.whole.is_ok()), "{:?}", cuda.pinning);
     let found = findings(&facts);
-    // For whoever runs it: the lines of this machine.
+    // For information: the findings on this machine.
     for finding in &found {
         drop(writeln!(std::io::stderr(), "  {:<7}  {:<8}  {}", finding.level.name(), finding.topic, finding.line));
     }

@@ -1,6 +1,6 @@
-//! What the driver does where its manual says little: after a reset of a device, while another thread captures, with a queue that is
-//! full. Each question is asked in a process of its own, because it may crash or hang; the answers are printed, and what the library
-//! relies on is asserted.
+//! Tests driver behaviour that the manual hardly describes: after a reset of a device, while another thread captures, and with a full
+//! queue. Each question is tested in a separate process, because it may crash or hang. The results are printed, and those on which the
+//! library relies are asserted.
 
 use super::*;
 use std::ffi::c_void;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 const VARIABLE: &str = "DRIVER_TEST_QUESTION";
 
-/// What a process has before it resets its device.
+/// Objects of a process before it resets its device.
 struct Before {
     context: sys::CUcontext,
     stream: sys::CUstream,
     event: sys::CUevent,
-    /// 4 KiB of GPU 0.
+    /// 4 KiB of memory on GPU 0.
     memory: u64,
     /// 4 KiB of host memory.
     host: u64,
-    /// 4 KiB that are registered.
+    /// 4 KiB of registered memory.
     registered: *mut c_void,
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
@@ -31,7 +31,7 @@ impl Before {
         let (mut stream, mut event, mut memory, mut host) = (null_mut(), null_mut(), 0, null_mut());
         let (mut graph, mut exec, mut node) = (null_mut(), null_mut(), null_mut());
         let layout = std::alloc::Layout::from_size_align(4096, 4096).expect("a layout");
-        // SAFETY: the outputs are valid for the calls; the memory is kept until the process ends.
+        // SAFETY: the outputs are valid for the calls. The memory is kept until the process ends.
         unsafe {
             ok(sys::cuDevicePrimaryCtxRetain(&mut context, 0));
             ok(sys::cuCtxSetCurrent(context));
@@ -86,7 +86,7 @@ fn is_current(context: sys::CUcontext) -> (CUresult, &'static str) {
     )
 }
 
-/// Retains the primary context anew, as whoever uses the device next does.
+/// Retains the primary context again, like the next user of the device.
 fn again(before: &Before) -> sys::CUcontext {
     let mut context = null_mut();
     // SAFETY: the output is valid for the call.
@@ -97,8 +97,8 @@ fn again(before: &Before) -> sys::CUcontext {
 
 type Question = (&'static str, fn(&Before));
 
-/// What is asked after a reset. Nothing here may be relied upon to return.
-// SAFETY of all calls: none. They are made with handles of what was destroyed, to see what becomes of the process, which is a child.
+/// Answers a question after a reset. A call may not return.
+// SAFETY of all calls: none. They use handles of destroyed objects to test the effect on the process, which is a child.
 #[allow(clippy::undocumented_unsafe_blocks)]
 const AFTER_RESET: &[Question] = &[
     ("state", |before| {
@@ -219,7 +219,7 @@ const AFTER_RESET: &[Question] = &[
     }),
 ];
 
-/// Nanoseconds of one call.
+/// Prints the nanoseconds of one call.
 fn cost(what: &str, mut call: impl FnMut() -> CUresult) {
     const ROUNDS: u32 = 20_000;
     (0..ROUNDS).for_each(|_| _ = call());
@@ -234,7 +234,7 @@ fn costs(before: &Before) {
     cost("cuDevicePrimaryCtxGetState", || state().0);
     cost("cuCtxGetId", || id(context).0);
     cost("cuCtxGetCurrent", || is_current(context).0);
-    // SAFETY: the outputs are valid for the calls, and so is everything else.
+    // SAFETY: the outputs and all arguments are valid for the calls.
     unsafe {
         cost("cuCtxGetApiVersion", || sys::cuCtxGetApiVersion(context, &mut 0));
         cost("cuStreamGetId", || sys::cuStreamGetId(stream, &mut 0));
@@ -255,7 +255,7 @@ fn costs(before: &Before) {
     }
 }
 
-/// A word in host memory that streams wait for to become 1, and the CPU sets.
+/// Word in host memory that streams wait for to become 1, and that the CPU sets.
 #[derive(Copy, Clone)]
 struct Flag(u64);
 
@@ -288,12 +288,12 @@ fn new_stream() -> sys::CUstream {
     stream
 }
 
-/// Pointers that go to another thread of the test.
+/// Pointers passed to another thread of the test.
 struct Sent<T>(T);
 // SAFETY: handles of the driver may be used from any thread.
 unsafe impl<T> Send for Sent<T> {}
 
-/// What another thread may do while this one captures: its name, what it needs, and the call.
+/// Call that another thread makes while this one captures: its name, the function that creates its argument, and the call.
 type Freeing = (&'static str, fn() -> u64, fn(u64) -> CUresult);
 
 fn page() -> u64 {
@@ -313,7 +313,7 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-// SAFETY of all calls: each gets what the function before it has made.
+// SAFETY of all calls: each gets the result of the function before it.
 #[allow(clippy::undocumented_unsafe_blocks)]
 const WHILE_CAPTURING: &[Freeing] = &[
     ("cuMemFree of 256 bytes", || memory(256), |it| unsafe { sys::cuMemFree_v2(it) }),
@@ -366,7 +366,7 @@ const WHILE_CAPTURING: &[Freeing] = &[
     ),
 ];
 
-/// One call of another thread, whose own mode is relaxed, while this one captures and a third stream is at work for 200 ms.
+/// Makes one call in another thread, in relaxed mode, while this thread captures and a third stream is busy for 200 ms.
 fn free_while_capturing(make: fn() -> u64, call: fn(u64) -> CUresult) {
     use sys::CUstreamCaptureMode::*;
     let before = Before::new();
@@ -392,7 +392,7 @@ fn free_while_capturing(make: fn() -> u64, call: fn(u64) -> CUresult) {
             let freeing = scope.spawn(move || {
                 let context = context;
                 let mut relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
-                // SAFETY: a context that is retained; the argument is valid for the call.
+                // SAFETY: a retained context. The argument is valid for the call.
                 unsafe {
                     ok(sys::cuCtxSetCurrent(context.0));
                     ok(sys::cuThreadExchangeStreamCaptureMode(&mut relaxed));
@@ -412,14 +412,14 @@ fn free_while_capturing(make: fn() -> u64, call: fn(u64) -> CUresult) {
     }
 }
 
-/// Whether freeing memory of one GPU waits for work of another.
+/// Tests whether freeing memory of one GPU waits for work of another.
 fn free_beside_a_peer() {
     let before = Before::new();
     let flag = Flag::new();
     set_device(1);
     let busy = new_stream();
     flag.hold(busy);
-    // SAFETY: a context that is retained.
+    // SAFETY: a retained context.
     unsafe { ok(sys::cuCtxSetCurrent(before.context)) };
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -436,14 +436,14 @@ fn free_beside_a_peer() {
     });
 }
 
-/// Fills the queue of a stream whose first operation waits, and asks from another thread what still can be done.
+/// Fills the queue of a stream whose first operation waits, and tests from another thread which calls still return.
 fn full_queue(kind: &str) {
     let before = Before::new();
     let flag = Flag::new();
     let (full, other, held) = (new_stream(), new_stream(), new_stream());
     let word = Flag::new();
     flag.hold(full);
-    // An event that has not passed: the driver may leave out waits for one that has.
+    // An event that has not been reached, because the driver may omit waits for others.
     flag.hold(held);
     // SAFETY: an event and a stream of this test.
     unsafe { ok(sys::cuEventRecord(before.event, held)) };
@@ -478,7 +478,7 @@ fn full_queue(kind: &str) {
         last = now;
     }
     say("operations that went in", (last, if filling.is_finished() { "all" } else { "then the call blocks" }));
-    // From another thread, which may block too.
+    // From another thread, which may also block.
     let (answers, heard) = mpsc::channel::<String>();
     let sent = Sent((before.context, other, full, before.memory));
     let mut second = null_mut();
@@ -524,7 +524,7 @@ fn full_queue(kind: &str) {
 
 const KINDS: [&str; 5] = ["copies", "waits for a value", "values written", "events recorded", "events waited for"];
 
-/// Answers one question; nothing where none is asked.
+/// Answers one question if it is requested.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_asks_the_driver() {
@@ -547,14 +547,14 @@ fn child_asks_the_driver() {
     let before = Before::new();
     let (code, number) = id(before.context);
     say("before", (state(), is_current(before.context), code, number));
-    // SAFETY: what was made is used no more than to see what comes of it.
+    // SAFETY: the destroyed objects are used only to test the effects.
     say("cuDevicePrimaryCtxReset", unsafe { sys::cuDevicePrimaryCtxReset_v2(0) });
     ask(&before);
-    // Not its end as well: that may hang by itself.
+    // Without the normal end of the process, which may hang.
     std::process::exit(0);
 }
 
-/// Prints what the child answers.
+/// Prints the child's answer.
 fn ask(question: &str) {
     let ended = child::run("driver::child_asks_the_driver", VARIABLE, question, 20);
     let mut text = format!("gpu tests: driver: {question}: {}\n", ended.how());
@@ -581,7 +581,7 @@ fn what_the_driver_answers_while_another_thread_captures() {
     // SAFETY: the output is valid for the call.
     unsafe { ok(sys::cuIpcGetMemHandle(&mut ipc, shared)) };
     let text: String = ipc.reserved.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
-    // SAFETY: tests with GPUs run one at a time, and no other reads it.
+    // SAFETY: tests with GPUs run one at a time, and no other test reads it.
     unsafe { std::env::set_var("DRIVER_TEST_IPC", text) };
     WHILE_CAPTURING.iter().for_each(|(name, ..)| ask(&format!("capture {name}")));
     if turn.count > 1 {

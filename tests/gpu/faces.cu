@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What the memory of one GPU gives a halo exchange that is divided along x, the contiguous dimension: a kernel reads
-// the two faces of each of three arrays, one cell of a row after the other, and one writes the ghost cells beside them.
-// Nothing is exchanged, and messages are read and written in one piece. Prints medians; GPU 0, no mpgpu.
+// Measures the memory rate of one GPU for a halo exchange divided along x, the contiguous dimension: one kernel reads
+// the two faces of each of three arrays, one cell of a row after the other, and one writes the adjacent ghost cells.
+// Nothing is exchanged, and messages are read and written as a whole. Prints medians; uses GPU 0, without mpgpu.
 //   faces [cells a side...]
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int variables = 3;
 constexpr unsigned threads = 256;
-constexpr std::size_t tile_rows = 128; // of a warp, four a thread, as halo exchanges share out their work
+constexpr std::size_t tile_rows = 128; // per warp, four per thread, as in halo exchanges
 constexpr int rows_of_thread = 4;
 
 void check(cudaError_t code, const char *what) {
@@ -27,11 +27,11 @@ void check(cudaError_t code, const char *what) {
 }
 
 struct faces {
-    double *cells;    ///< of an array with one ghost cell at either end of a row
-    double *message;  ///< one face after the other
-    std::size_t row;  ///< cells from a row to the next
-    std::size_t rows; ///< of the array
-    std::size_t left; ///< place in the row
+    double *cells;    ///< array with one ghost cell at each end of a row
+    double *message;  ///< faces in sequence
+    std::size_t row;  ///< distance between rows in cells
+    std::size_t rows; ///< rows of the array
+    std::size_t left; ///< position in the row
     std::size_t right;
 };
 

@@ -1,6 +1,6 @@
-//! Memory that its owner freed under a plan, on real GPUs: an error that names it, and a context that goes on working.
+//! Tests memory that its owner freed before a plan used it, on real GPUs: the error names it, and the context continues to work.
 //!
-//! Such an execution may take the process with it, so children do them, each one case.
+//! Such an execution may end the process, so each case runs in a child.
 
 use super::*;
 use std::fmt::Write as _;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 const CASE: &str = "FREED_TEST_CASE";
 const BYTES: usize = 64 << 10;
 
-/// The GPU whose memory is freed, another one than the first where there are several.
+/// Returns the GPU whose memory is freed, not the first if there are several.
 fn last() -> u32 {
     device_count().expect("GPUs are there") - 1
 }
 
-/// Memory that another library of the process owns: its address, how it is freed, and whether its bytes stay readable after that.
+/// Allocates memory as another library of the process: its address and the function that frees it.
 fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
     let mut address = 0;
     match kind {
@@ -28,7 +28,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
             // SAFETY: as above.
             (address, Box::new(move || ok(unsafe { sys::cuMemFree_v2(address) })))
         }
-        // Memory of a large allocation is mapped and unmapped by itself, and not a part of a block that the driver keeps.
+        // Memory of a large allocation is mapped and unmapped separately, and is not part of a block that the driver keeps.
         "large" => {
             set_device(gpu);
             // SAFETY: as above.
@@ -46,7 +46,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
                     flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
                 })
                 .collect();
-            // SAFETY: outputs are valid for the calls; the pool is the GPU's own.
+            // SAFETY: outputs are valid for the calls. The pool is the GPU's default pool.
             unsafe {
                 ok(sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32));
                 ok(sys::cuMemPoolSetAccess(pool, all.as_ptr(), all.len()));
@@ -78,7 +78,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
         }
         "registered" => {
             let mut memory = vec![0_u8; BYTES];
-            // SAFETY: the vector stays; unregistered once.
+            // SAFETY: the vector is kept, and unregistered once.
             ok(unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), BYTES, sys::CU_MEMHOSTREGISTER_PORTABLE) });
             let address = memory.leak().as_mut_ptr();
             // SAFETY: as above.
@@ -92,7 +92,7 @@ fn memory(kind: &str, gpu: u32) -> (u64, Box<dyn FnOnce()>) {
     }
 }
 
-/// One reservation of the virtual memory API with a chunk of 2 MiB on each of these GPUs, open to all.
+/// Reservation of the virtual memory API with a chunk of 2 MiB on each of these GPUs, accessible to all.
 struct Mapped {
     base: u64,
     chunks: Vec<u64>,
@@ -123,7 +123,7 @@ impl Mapped {
     }
 
     fn unmap(&self) {
-        // SAFETY: mapped in `new`, used no more.
+        // SAFETY: mapped in `new`, and no longer used.
         unsafe {
             ok(sys::cuMemUnmap(self.base, self.chunks.len() * CHUNK));
             self.chunks.iter().for_each(|memory| ok(sys::cuMemRelease(*memory)));
@@ -132,7 +132,7 @@ impl Mapped {
     }
 }
 
-/// What a plan of two transfers does, an end of the second of which was freed: `engine end kind warm stream`.
+/// Executes a plan of two transfers of which one end of the second was freed, and returns the result: `engine end kind warm stream`.
 fn plan_case(words: &[&str]) -> String {
     let [engine, end, kind, warm, stream] = words else { panic!("{words:?}") };
     let engine = match *engine {
@@ -189,7 +189,7 @@ fn plan_case(words: &[&str]) -> String {
             Err(error) => write!(said, "failed later ({error}), "),
         };
     }
-    // The context goes on, whatever that was.
+    // The context must continue to work in any case.
     let after = context.plan(&[good], &options).and_then(|plan| Ok(plan.execute(handle)?.wait()?));
     match after {
         Ok(()) => {
@@ -200,7 +200,7 @@ fn plan_case(words: &[&str]) -> String {
     }
 }
 
-/// What the child of the tests below does; nothing otherwise.
+/// Runs the child of the tests below. Does nothing otherwise.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_executes_what_was_freed() {
@@ -212,7 +212,7 @@ fn child_executes_what_was_freed() {
     println!("\nANSWER {said}");
 }
 
-/// What a child says of a case, or how it ended.
+/// Returns a child's answer for a case, or how it ended.
 fn ask(case: &str) -> String {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--ignored", "--exact", "freed::child_executes_what_was_freed", "--nocapture", "--test-threads=1"]).env(CASE, case);
@@ -239,7 +239,7 @@ fn ask(case: &str) -> String {
     }
 }
 
-/// The answers to all cases, eight children at a time.
+/// Returns the answers for all cases, with eight children at a time.
 fn ask_all(cases: Vec<String>) -> Vec<(String, String)> {
     let next = AtomicU32::new(0);
     let answers = Mutex::new(Vec::new());
@@ -258,7 +258,7 @@ fn ask_all(cases: Vec<String>) -> Vec<(String, String)> {
     answers
 }
 
-/// Past the test harness, which keeps the output of tests that pass to itself.
+/// Bypasses the test harness, which captures the output of passing tests.
 fn say(line: &str) {
     drop(writeln!(std::io::stderr(), "{line}"));
 }

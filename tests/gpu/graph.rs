@@ -1,4 +1,4 @@
-//! The graph executor on real GPUs: bytes, order, and which graphs are made, kept and given up.
+//! Tests the graph executor on real GPUs: bytes, order, and which graphs are created, kept and evicted.
 
 use super::scale::scaled;
 use super::*;
@@ -9,13 +9,13 @@ fn ends(dst: u64, src: u64, rings: &[u64]) -> Ends {
     (Arc::new([Endpoints { dst, src }]), rings.into())
 }
 
-/// Runs a program on the graph executor. The same `ends` are the same plan to the backend.
+/// Runs a program on the graph executor. Equal `ends` are the same plan for the backend.
 fn launch(backend: &CudaBackend, program: &Arc<Program>, ends: &Ends, stream: StreamHandle) -> Completion {
     let execution = Execution { engine: Engine::Graph, ..Execution::new(program, &ends.0, &ends.1, stream) };
     backend.submit(&execution).expect("enqueued").expect("a completion")
 }
 
-/// In pieces, on two lanes.
+/// Returns a program in pieces, on two lanes.
 fn pieces(bytes: u64, count: u64) -> Arc<Program> {
     let ops = (0..count).map(|piece| {
         let (first, end) = (bytes * piece / count, bytes * (piece + 1) / count);
@@ -42,7 +42,7 @@ fn relays_launched_as_graphs_lose_no_byte_in_streams_of_any_kind() {
             let program = relay(bytes, via, 3, slot_bytes, [GPU0, second]);
             let ends = ends(dst, src, &[ring]);
             let streams = [GPU0, GPU1].map(|device| backend.create_stream(device).expect("a stream"));
-            // The default streams too: legacy, by both of its names, and per thread.
+            // The default streams too: legacy, by both handles, and per thread.
             for stream in streams.into_iter().chain([0, 1, 2].map(StreamHandle)) {
                 for round in 0..2 {
                     let content = random.bytes(bytes as usize);
@@ -81,8 +81,8 @@ fn a_thousand_launches_in_a_row_are_one_graph_and_each_moves_what_was_there() {
     let mut last = None;
     let hundreds = scaled(10, 2);
     for round in 0..100 * hundreds {
-        // In stream order, so a launch that did not wait for the one before it, or for this, would copy another round's bytes.
-        // SAFETY: memory of this size; the stream is of the current context.
+        // In stream order, so a launch that did not wait for the previous one, or for this, would copy bytes of another round.
+        // SAFETY: memory of this size. The stream belongs to the current context.
         ok(unsafe { sys::cuMemsetD8Async(a, round as u8, bytes as usize, raw(stream)) });
         last = Some(launch(&backend, &program, &there, stream));
         if round % 100 == 99 {
@@ -129,7 +129,7 @@ fn one_plan_on_many_streams_at_once_gets_more_graphs_up_to_a_bound() {
     write(b, &vec![0x22; bytes as usize]);
     let (program, ends) = (pieces(bytes, 6), ends(b, a, &[]));
     let streams: Vec<_> = (0..20).map(|i| backend.create_stream(DeviceId::gpu(i % 2)).expect("a stream")).collect();
-    // Held back until all are enqueued, so that every launch finds the earlier ones at work.
+    // Blocked until all are enqueued, so that every launch finds earlier ones in progress.
     let gate = Arc::new(AtomicBool::new(false));
     for stream in &streams {
         let gate = gate.clone();
@@ -157,7 +157,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     let program = pieces(bytes, 5);
     let stream = backend.create_stream(GPU0).expect("a stream");
     for round in 0..10 {
-        // All stay allocated, so that each round has other addresses.
+        // All stay allocated, so each round has other addresses.
         let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
         let content = Random(60 + round).bytes(bytes as usize);
         write(a, &content);
@@ -167,7 +167,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     }
     let made = backend.graph_statistics();
     assert_eq!((made.launches, made.instantiations, made.repoints, made.hits), (10, 1, 9, 0), "{made:?}");
-    // Two sets of buffers in turn: re-pointed for a while, then each has a graph of its own.
+    // Two sets of buffers in turn: updated for a while, then each has a separate graph.
     let turns: Vec<_> = (0..2)
         .map(|_| {
             let [a, b] = [GPU0, GPU1].map(|device| backend.allocate(device, bytes).expect("memory"));
@@ -181,7 +181,7 @@ fn new_addresses_of_the_same_program_re_point_the_graph_in_place_of_making_anoth
     assert_eq!((made.launches, made.instantiations, made.repoints), (50, 2, 16), "{made:?}");
 }
 
-/// Through a context, which knows which allocation an address is of.
+/// Through a context, which knows the allocation of an address.
 #[test]
 fn memory_that_is_freed_and_allocated_at_the_same_address_gets_a_graph_of_its_own() {
     let Some(_turn) = gpus(2) else { return };
@@ -207,7 +207,7 @@ fn memory_that_is_freed_and_allocated_at_the_same_address_gets_a_graph_of_its_ow
         let made = context.statistics().graphs;
         let now = [there, back].map(|transfer| [transfer.dst, transfer.src]);
         if let Some(earlier) = seen.replace(now) {
-            // The driver gives a freed address out again, most of the time; where it does not, the graph is re-pointed.
+            // The driver usually reuses a freed address; otherwise the graph is updated.
             let same = now.iter().flatten().zip(earlier.iter().flatten()).any(|(now, earlier): (&u64, &u64)| now == earlier);
             let news = (made.instantiations - before.instantiations, made.repoints - before.repoints);
             assert_eq!(news, if same { (1, 0) } else { (0, 1) }, "round {round}");
@@ -240,7 +240,7 @@ fn the_same_program_between_other_kinds_of_memory_gets_a_graph_that_fits() {
         assert_bytes(&read(b, bytes as usize), &content, &format!("{from}>{to}"));
     }
     assert_eq!(backend.graph_statistics().launches, 9);
-    // Ordinary host memory is none for a graph.
+    // Graphs do not support pageable host memory.
     let content = Random(79).bytes(bytes as usize);
     let b = backend.allocate(GPU1, bytes).expect("memory");
     launch(&backend, &program, &ends(b, content.as_ptr() as u64, &[]), stream).wait().expect("it runs");
@@ -262,7 +262,7 @@ fn programs_beyond_the_bound_give_up_the_oldest_graphs_and_lose_no_byte() {
     write(a, &content);
     for round in 0..2 {
         write(b, &vec![0x99; (count * bytes) as usize]);
-        // Not waited for in between, so that graphs are given up while they are at work.
+        // Without waiting in between, so that graphs are evicted while they are in progress.
         for (program, ends) in &all {
             launch(&backend, program, ends, stream);
         }
@@ -271,7 +271,7 @@ fn programs_beyond_the_bound_give_up_the_oldest_graphs_and_lose_no_byte() {
     }
     let made = backend.graph_statistics();
     assert_eq!((made.launches, made.instantiations, made.programs), (2 * count, 2 * count, 128), "{made:?}");
-    // Whatever was still at work when it was given up is destroyed when the next one is.
+    // Graphs that were in progress when they were evicted are destroyed with the next eviction.
     launch(&backend, &pieces(bytes, 3), &all[0].1, stream).wait().expect("it runs");
     let made = backend.graph_statistics();
     assert_eq!((made.programs, made.execs), (128, 128), "{made:?}");
@@ -291,11 +291,11 @@ fn in_a_capture_the_graph_engine_records_its_copies() {
     write(a, &content);
     write(b, &vec![0; bytes as usize]);
     let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: outputs are valid for the calls; the stream is of the current context.
+    // SAFETY: outputs are valid for the calls. The stream belongs to the current context.
     unsafe {
         ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
         launch(&backend, &program, &ends, stream);
-        // In another stream, while this thread captures: a graph is made and launched.
+        // In another stream, while this thread captures: a graph is created and launched.
         launch(&backend, &program, &ends, other);
         ok(sys::cuStreamEndCapture(raw(stream), &mut graph));
     }
@@ -310,7 +310,7 @@ fn in_a_capture_the_graph_engine_records_its_copies() {
     }
     backend.synchronize_stream(stream).expect("it runs");
     assert_bytes(&read(b, bytes as usize), &content, "what was captured");
-    // SAFETY: made above, and finished.
+    // SAFETY: created above, and finished.
     unsafe {
         ok(sys::cuGraphExecDestroy(exec));
         ok(sys::cuGraphDestroy(graph));
@@ -331,7 +331,7 @@ fn one_plain_copy_stays_a_copy() {
     assert_eq!(backend.graph_statistics(), Default::default());
 }
 
-/// Many segments by one kernel on GPU 0, and beside it a copy the other way that either end may issue.
+/// Returns a program of many segments by one kernel on GPU 0, and a concurrent copy in the opposite direction that either end may issue.
 fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     let piece =
         |transfer: u32, bytes| Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes };
@@ -348,7 +348,7 @@ fn kernel_beside_copy(segments: &[u64], bytes: u64) -> Arc<Program> {
     Arc::new(program)
 }
 
-/// Ends of `sizes` one behind the other in `src` and `dst`; the last is a copy from `dst` to `src`, behind all others.
+/// Returns ends of `sizes` in sequence in `src` and `dst`. The last is a copy from `dst` to `src`, placed after all others.
 fn packed(sizes: &[u64], dst: u64, src: u64) -> Ends {
     let mut at = 0;
     let mut ends: Vec<_> = sizes
@@ -371,7 +371,7 @@ fn fused_kernels_are_nodes_beside_copies_and_are_re_pointed_in_place() {
     set_device(0);
     let backend = backend();
     assert!(backend.has_copy_kernel(0).expect("an answer"), "the kernel was not loaded: copies would stand in for it");
-    // As many as one launch of the short argument takes, and so many that two launches are needed.
+    // As many as fit in one launch of the short argument, and enough for two launches.
     for (index, count) in [1_u64, 26, 32, 33, 150].into_iter().enumerate() {
         let sizes: Vec<u64> = (0..count).map(|i| 1 + (i * 7919) % 40_000).chain([300_007]).collect();
         let total: u64 = sizes.iter().sum();
@@ -397,7 +397,8 @@ fn fused_kernels_are_nodes_beside_copies_and_are_re_pointed_in_place() {
     }
 }
 
-/// 77 kernels, between other work of the stream, and what they take: as 77 branches 144 us when the host waited for each launch, and 854 in a row.
+/// Times 77 kernels between other work of the stream. As 77 branches they took 144 us if the host waited for each launch, and 854 us in
+/// sequence.
 #[test]
 fn many_kernels_between_other_work_of_a_stream_copy_every_byte() {
     let Some(_turn) = gpus(2) else { return };
@@ -418,7 +419,7 @@ fn many_kernels_between_other_work_of_a_stream_copy_every_byte() {
     write(dst, &vec![0; total as usize]);
     let there: Ends = ((0..u64::from(count)).map(|at| Endpoints { dst: dst + at * bytes, src: src + at * bytes }).collect(), Arc::new([]));
     let stream = backend.create_stream(GPU0).expect("a stream");
-    // SAFETY: memory of this size; the stream is of the current context.
+    // SAFETY: memory of this size. The stream belongs to the current context.
     let work = || ok(unsafe { sys::cuMemsetD8Async(beside, 0, 128 << 20, raw(stream)) });
     let seconds = |launches: u32| {
         let started = std::time::Instant::now();
@@ -431,7 +432,7 @@ fn many_kernels_between_other_work_of_a_stream_copy_every_byte() {
         last.expect("launched").wait().expect("it runs");
         started.elapsed().as_secs_f64() / f64::from(launches)
     };
-    seconds(2); // makes the graph
+    seconds(2); // creates the graph
     let least = |launches: u32, times: u32| (0..times).map(|_| seconds(launches)).fold(f64::INFINITY, f64::min);
     let (alone, in_a_row) = (least(1, row), least(row, 4));
     println!("77 kernels: one launch takes {:.1} us alone and {:.1} us in a row", alone * 1e6, in_a_row * 1e6);
@@ -450,7 +451,7 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
     let program = kernel_beside_copy(&sizes[..2], back);
     let stream = backend.create_stream(GPU0).expect("a stream");
     let mut pooled = 0;
-    // GPU 0 gets access to the pool, so that the copies are the driver's to make; mpgpu does not take a kernel's reach for granted.
+    // GPU 0 gets access to the pool, so that the driver can make the copies. The library does not assume that a kernel has access.
     let grant = |flags| {
         let location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: 0 };
         let mut pool = std::ptr::null_mut();
@@ -467,7 +468,7 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
         ok(sys::cuCtxSynchronize());
     }
     let [src, dst] = [GPU0, GPU1].map(|device| backend.allocate(device, total).expect("memory"));
-    // Plain memory first and last, so that kernels give way to copies and come back.
+    // Plain memory first and last, so that kernels are replaced by copies and then used again.
     for (round, dst) in [dst, pooled, dst].into_iter().enumerate() {
         let content = Random(110 + round as u64).bytes(total as usize);
         let (forth, reply) = content.split_at(there as usize);
@@ -479,7 +480,7 @@ fn where_a_kernel_does_not_reach_all_memory_the_graph_copies() {
         assert_bytes(&read(dst, there as usize), forth, &format!("round {round}"));
         assert_bytes(&read(src + there, back as usize), reply, &format!("back, round {round}"));
     }
-    // SAFETY: allocated above, and used no more.
+    // SAFETY: allocated above, and no longer used.
     ok(unsafe { sys::cuMemFree_v2(pooled) });
     grant(sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }

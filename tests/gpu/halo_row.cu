@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// What the driver takes for many kernels, each with as long an argument as the fused copy kernel's, that are launched
-// again and again without a host wait: as a graph of parallel nodes, of chains, and on a stream. Asked by
-// tests/gpu/halo_row; needs two GPUs, or one.
+// Measures the driver's time for many kernels, each with an argument as long as that of the fused copy kernel, that are
+// launched repeatedly without host waits: as a graph of parallel nodes, of chains, and on a stream. Run by
+// tests/gpu/halo_row; requires one or two GPUs.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256) copy(const __grid_constant__ argument lis
     to[threadIdx.x] = from[threadIdx.x];
 }
 
-// What comes before and after the copies of an exchange: about 100 us of work on the same GPU.
+// Simulates the work before and after the copies of an exchange: about 100 us on the same GPU.
 __global__ void work(long long cycles) {
     const long long begin = clock64();
     while (clock64() - begin < cycles) {
@@ -46,7 +46,7 @@ constexpr int blocks = 120;
 char *source = nullptr;
 char *target = nullptr;
 
-// `chains` of nodes as long as each other; as many chains as nodes is all in parallel.
+// Creates a graph of `chains` equal chains of nodes. With as many chains as nodes, all nodes are parallel.
 cudaGraphExec_t graph_of(int nodes, int chains) {
     cudaGraph_t graph;
     CHECK(cudaGraphCreate(&graph, 0));

@@ -1,15 +1,15 @@
-//! Batches whose copies leave from several GPUs: every executor, every kind of stream, every GPU's, every byte; and the order of what
-//! comes before and after.
+//! Tests batches whose copies start on several GPUs: every executor, every kind of stream, streams of every GPU, every byte, and the order
+//! relative to earlier and later work.
 
 use super::scale::{is_reduced, scaled};
 use super::*;
 
-/// Who sends to whom.
+/// Returns the pairs of sender and receiver.
 fn pairs(batch: &str, count: u32) -> Vec<(u32, u32)> {
     let all = 0..count;
     match batch {
         "both directions" => vec![(0, 1), (1, 0)],
-        // What stays inside of one GPU passes through the other where that one runs the kernel.
+        // Bytes that stay inside one GPU pass through the other one if it runs the kernel.
         "both directions and inside" => vec![(0, 1), (1, 1), (1, 0), (0, 0)],
         "many both ways" => [(0, 1), (1, 0)].into_iter().cycle().take(70).collect(),
         "star" => (1..count).flat_map(|gpu| [(0, gpu), (gpu, 0), (gpu, 0)]).collect(),
@@ -44,7 +44,7 @@ fn one_path(config: &mut Config) {
 #[test]
 fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_stream() {
     let Some(turn) = gpus(2) else { return };
-    // All to all of more GPUs is no other code, only more time.
+    // All-to-all of more GPUs uses the same code and only needs more time.
     let count = turn.count.min(if is_reduced() { 2 } else { 4 });
     set_device(0);
     let context = context(None, one_path);
@@ -62,7 +62,7 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
             let is_one_kernel = batch == "both directions and inside" && bytes < 5000 && [Engine::Auto, Engine::Graph].contains(&engine);
             assert!(!is_one_kernel || plan.planned().program.ops.len() == 1, "{}", plan.describe());
             free_lanes += plan.planned().program.lanes.iter().filter(|lane| !lane.also.is_empty()).count();
-            // Streams of each GPU; the legacy default stream by both of its names and the per-thread one, on each GPU.
+            // Streams of each GPU; the legacy default stream by both handles and the per-thread one, on each GPU.
             let defaults = (0..count).flat_map(|gpu| [0, 1, 2].map(|stream| (gpu, StreamHandle(stream))));
             for (current_gpu, stream) in streams.iter().map(|stream| (0, *stream)).chain(defaults) {
                 set_device(current_gpu);
@@ -83,27 +83,27 @@ fn copies_that_leave_from_several_gpus_arrive_whole_on_every_engine_from_every_s
     assert!(free_lanes > 0, "no plan left open who issues a copy");
 }
 
-/// Round after round, and without the host waiting: writes both sources, executes, and notes the first and the last byte of both
-/// destinations. `stream` is one of `gpu`, which is current. A copy that started before its source was written, a note taken before the
-/// copy, or a source that was written anew while it was read, shows as another round's byte.
+/// In each round, without host waits, writes both sources, executes, and records the first and the last byte of both destinations. `stream`
+/// belongs to `gpu`, which is current. A copy that started before its source was written, a record made before the copy, or a source that
+/// was overwritten while it was read would show a byte of another round.
 fn order(context: &Context, engine: Engine, (gpu, stream): (u32, StreamHandle), rounds: u32, bytes: u64) {
     let transfers = transfers(context, &pairs("both directions", 2), bytes);
     let plan = context.plan(&transfers, &PlanOptions { engine: Some(engine), ..PlanOptions::default() }).expect("a plan");
     let notes = context.allocate(DeviceId::HOST, u64::from(rounds) * 4).expect("memory");
-    // Set by the stream's own GPU, and from there copied into both sources.
+    // Set by the stream's own GPU, and copied from there into both sources.
     let fill = context.allocate(DeviceId::gpu(gpu), bytes).expect("memory");
     let at = |transfer: &Transfer| [transfer.dst, transfer.dst + bytes - 1];
     // From now on each GPU has access to the other's memory.
     plan.execute(stream).expect("enqueued").wait().expect("it runs");
     for round in 0..rounds {
-        // SAFETY: memory of the context, which outlives the work; the stream is of the current context.
+        // SAFETY: memory of the context that outlives the work. The stream belongs to the current context.
         unsafe {
             ok(sys::cuMemsetD8Async(fill, round as u8, bytes as usize, raw(stream)));
             for transfer in &transfers {
                 ok(sys::cuMemcpyAsync(transfer.src, fill, bytes as usize, raw(stream)));
             }
         }
-        // With and without somebody to ask for the end.
+        // With and without a completion.
         if round % 2 == 0 {
             plan.enqueue(stream).expect("enqueued");
         } else {
@@ -156,7 +156,7 @@ fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it(
     let context = context(None, one_path);
     let bytes = (1 << 20) + 9;
     let mut pooled = 0;
-    // SAFETY: the output is valid for the call; the pool is that of the current device, GPU 1, and GPU 0 has no access to it.
+    // SAFETY: the output is valid for the call. The pool is that of the current device, GPU 1, and GPU 0 has no access to it.
     unsafe {
         ok(sys::cuMemAllocAsync(&mut pooled, bytes as usize, std::ptr::null_mut()));
         ok(sys::cuCtxSynchronize());
@@ -166,7 +166,7 @@ fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it(
     let both = [alone, Transfer { dst: there, dst_device: GPU1, src: forth, src_device: GPU0, bytes }];
     let contents = [1, 2].map(|seed| Random(seed).bytes(bytes as usize));
     both.iter().zip(&contents).for_each(|(transfer, content)| write(transfer.src, content));
-    // From a stream of the GPU that does not reach the pool, and of the one that owns it.
+    // From a stream of the GPU without access to the pool, and of the GPU that owns it.
     let streams = [GPU0, GPU1].map(|device| context.create_stream(device).expect("a stream"));
     for (transfers, engine) in
         [&both[..1], &both].into_iter().flat_map(|t| [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Kernel].map(|e| (t, e)))
@@ -181,6 +181,6 @@ fn memory_that_the_streams_gpu_does_not_reach_is_copied_by_the_gpu_that_owns_it(
             }
         }
     }
-    // SAFETY: allocated above, and used no more.
+    // SAFETY: allocated above, and no longer used.
     ok(unsafe { sys::cuMemFree_v2(pooled) });
 }

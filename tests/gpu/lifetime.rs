@@ -1,5 +1,5 @@
-//! Contexts that come and go on threads that come and go, in a process where nobody else keeps the GPUs' primary contexts, which stay all the
-//! same. A crash is of the process, so a child does it.
+//! Tests contexts that are created and destroyed by short-lived threads, in a process where nothing else retains the GPUs' primary
+//! contexts, which must nevertheless stay the same. A crash ends the process, so a child runs the test.
 
 use super::scale::scaled;
 use super::*;
@@ -13,7 +13,7 @@ fn rounds() -> u64 {
     scaled(8, 2)
 }
 
-/// Opens a context of its own, and copies from host memory over both GPUs and back.
+/// Opens a context, and copies from host memory over both GPUs and back.
 fn come_and_go(seed: u64) {
     let context = context(None, |_| {});
     let memory = |device| (context.allocate(device, BYTES).expect("memory"), device);
@@ -34,7 +34,7 @@ fn come_and_go(seed: u64) {
     assert_bytes(found, &content, "after three hops");
 }
 
-/// What the child of the test below does; nothing otherwise.
+/// Runs the child of the test below. Does nothing otherwise.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_comes_and_goes() {
@@ -45,7 +45,7 @@ fn child_comes_and_goes() {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 for round in 0..rounds() {
-                    // Ends while the others are anywhere in theirs.
+                    // Ends while the other threads are at arbitrary points.
                     std::thread::spawn(move || come_and_go(thread * rounds() + round)).join().expect("no assertion failed");
                 }
             });

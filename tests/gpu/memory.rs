@@ -1,5 +1,5 @@
-//! Memory of every origin as an end of plans, on real GPUs: every byte through every engine, the device found from the address, and
-//! what is refused.
+//! Tests memory of every origin as an end of plans, on real GPUs: every byte with every engine, the device found from the address, and
+//! refused memory.
 
 use super::scale::scaled;
 use super::*;
@@ -7,7 +7,7 @@ use mpgpu_backend::Allocation;
 
 const ENGINES: [Engine; 5] = [Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel];
 
-/// Memory that the library has not given out. Goes back when dropped.
+/// Memory that the library has not allocated. Freed on drop.
 pub(super) struct Foreign {
     pub address: u64,
     release: Option<Box<dyn FnOnce()>>,
@@ -18,22 +18,22 @@ impl Foreign {
         Foreign { address, release: Some(Box::new(release)) }
     }
 
-    /// `cudaMalloc`.
+    /// Allocates memory like `cudaMalloc`.
     pub fn plain(gpu: u32, bytes: usize) -> Foreign {
         set_device(gpu);
         let mut address = 0;
         // SAFETY: the output is valid for the call.
         ok(unsafe { sys::cuMemAlloc_v2(&mut address, bytes) });
         set_device(0);
-        // SAFETY: allocated above, used no more.
+        // SAFETY: allocated above, and no longer used.
         Foreign::new(address, move || ok(unsafe { sys::cuMemFree_v2(address) }))
     }
 
-    /// From the default pool of a GPU (`cudaMallocAsync`), which may have been told to let all GPUs in.
+    /// Allocates from the default pool of a GPU (`cudaMallocAsync`), with access for all GPUs if `shared` is true.
     fn pooled(gpu: u32, bytes: usize, shared: bool) -> Foreign {
         set_device(gpu);
         let mut address = 0;
-        // SAFETY: outputs are valid for the calls. The pool is the GPU's own, and its access is set back below.
+        // SAFETY: outputs are valid for the calls. The pool is the GPU's default pool, and its access is restored below.
         unsafe {
             let mut pool = std::ptr::null_mut();
             ok(sys::cuDeviceGetDefaultMemPool(&mut pool, gpu as i32));
@@ -47,7 +47,7 @@ impl Foreign {
         set_device(0);
         Foreign::new(address, move || {
             set_device(gpu);
-            // SAFETY: allocated above, used no more. Access of the GPU itself cannot be taken away.
+            // SAFETY: allocated above, and no longer used. Access of the GPU itself cannot be revoked.
             unsafe {
                 ok(sys::cuMemFreeAsync(address, std::ptr::null_mut()));
                 ok(sys::cuCtxSynchronize());
@@ -63,7 +63,7 @@ impl Foreign {
         })
     }
 
-    /// A mapping of the virtual memory API that some GPUs are let into.
+    /// Maps memory of the virtual memory API with access for some GPUs.
     fn mapped(gpu: u32, bytes: usize, readers: impl IntoIterator<Item = u32>) -> Foreign {
         set_device(gpu);
         let properties = chunk_on(gpu, sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE);
@@ -81,7 +81,7 @@ impl Foreign {
             size
         };
         set_device(0);
-        // SAFETY: mapped above, used no more.
+        // SAFETY: mapped above, and no longer used.
         Foreign::new(address, move || unsafe {
             ok(sys::cuCtxSynchronize());
             ok(sys::cuMemUnmap(address, size));
@@ -90,22 +90,22 @@ impl Foreign {
         })
     }
 
-    /// `cudaHostAlloc`.
+    /// Allocates memory like `cudaHostAlloc`.
     pub fn pinned(bytes: usize) -> Foreign {
         let mut pointer = std::ptr::null_mut();
         // SAFETY: the output is valid for the call.
         ok(unsafe { sys::cuMemHostAlloc(&mut pointer, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) });
-        // SAFETY: allocated above, used no more.
+        // SAFETY: allocated above, and no longer used.
         Foreign::new(pointer.expose_provenance() as u64, move || ok(unsafe { sys::cuMemFreeHost(pointer) }))
     }
 
-    /// `cudaHostRegister`, from an odd address on.
+    /// Registers memory like `cudaHostRegister`, from an odd address.
     fn registered(bytes: usize) -> Foreign {
         let mut memory = vec![0_u8; bytes + 1];
         let address = memory.as_ptr() as u64;
-        // SAFETY: the vector lives until it is unregistered.
+        // SAFETY: the vector exists until it is unregistered.
         ok(unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) });
-        // SAFETY: registered above, used no more.
+        // SAFETY: registered above, and no longer used.
         let unregister = move || ok(unsafe { sys::cuMemHostUnregister(memory.as_mut_ptr().cast()) });
         Foreign::new(address + 1, unregister)
     }
@@ -113,14 +113,14 @@ impl Foreign {
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        // After a failed assertion the driver may refuse this too, and a second panic would take the other tests with it.
+        // After a failed assertion the driver may refuse this call too, and a second panic would end the other tests.
         if let Some(release) = self.release.take().filter(|_| !std::thread::panicking()) {
             release();
         }
     }
 }
 
-/// Memory of a GPU for the virtual memory API, which may be exported as this.
+/// Returns properties of GPU memory of the virtual memory API with these kinds of exportable handles.
 pub(super) fn chunk_on(gpu: u32, handles: sys::CUmemAllocationHandleType) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -140,12 +140,12 @@ fn access(gpus: impl IntoIterator<Item = u32>) -> Vec<sys::CUmemAccessDesc> {
     gpus.into_iter().map(|gpu| sys::CUmemAccessDesc { location: location(gpu), flags }).collect()
 }
 
-/// A context on the machine at hand, or on a mesh where that makes the planner relay.
+/// Creates a context on this machine, or on a mesh if that makes the planner use relays.
 fn several_paths() -> Context {
     context(forced(), |config| config.host_path = Some(true))
 }
 
-/// Works with the context of the memory's own GPU current: no other need be let in.
+/// Calls `work` with the context of the memory's own GPU current, because no other GPU need have access.
 fn at_home<T>(context: &Context, address: u64, work: impl FnOnce() -> T) -> T {
     set_device(locate(context, address).device.0.max(0) as u32);
     let done = work();
@@ -153,8 +153,7 @@ fn at_home<T>(context: &Context, address: u64, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Copies into the memory and out of it, to and from GPU 0, by every engine; its device is found from its address. Every byte is
-/// checked.
+/// Copies into the memory and out of it, to and from GPU 0, with every engine. Its device is found from its address. Checks every byte.
 fn there_and_back(context: &Context, memory: u64, bytes: u64, what: &str) {
     let [from, to] = [(); 2].map(|()| context.allocate(GPU0, bytes).expect("memory"));
     let stream = context.create_stream(GPU0).expect("a stream");
@@ -182,7 +181,7 @@ fn locate(context: &Context, address: u64) -> Allocation {
     context.backend().locate(address).expect("an answer").expect("known")
 }
 
-/// The last is one that several paths take, in chunks.
+/// The last size uses several paths, in chunks.
 fn sizes() -> [u64; 3] {
     [1000, (5 << 20) + 3, scaled(48 << 20, 12 << 20) + 17]
 }
@@ -279,14 +278,14 @@ fn host_memory_of_the_library_moves_every_byte_both_ways_by_every_gpu() {
     let Some(turn) = gpus(1) else { return };
     set_device(0);
     let context = several_paths();
-    // Below, at and above the size from which its pages are spread and registered.
+    // Smaller than, equal to and larger than the size from which pages are distributed and registered.
     for bytes in [4096, (4 << 20) - 1, 4 << 20, scaled(65 << 20, 9 << 20) + 5] {
         let host = context.allocate(DeviceId::HOST, bytes).expect("memory");
         assert_eq!(host % 256, 0);
         let found = locate(&context, host + bytes - 1);
         assert_eq!((found.base, found.bytes, found.device, found.kind), (host, bytes, DeviceId::HOST, MemoryKind::Pinned));
         there_and_back(&context, host, bytes, "host memory of the library");
-        // All GPUs in one plan, each a part.
+        // All GPUs in one plan, each with a part.
         let part = bytes / u64::from(turn.count);
         let parts: Vec<u64> = (0..turn.count).map(|gpu| context.allocate(DeviceId::gpu(gpu), part).expect("memory")).collect();
         let into = |(gpu, address): (u32, &u64)| Transfer {
@@ -316,7 +315,7 @@ fn host_memory_of_the_library_moves_every_byte_both_ways_by_every_gpu() {
         for address in parts.into_iter().chain([host]) {
             context.free(address).expect("freed");
         }
-        // What comes next is another allocation, whatever its address.
+        // The next memory is another allocation, whatever its address.
         let again = context.allocate(DeviceId::HOST, bytes).expect("memory");
         assert_ne!(locate(&context, again).id, found.id);
         context.free(again).expect("freed");
@@ -334,7 +333,7 @@ fn the_device_of_an_address_is_found_also_where_no_context_is_current() {
     let content = Random(60).bytes(bytes as usize);
     write(plain.address, &content);
     let (there, between) = (plain.address, pinned.address);
-    // A new thread has no current context, and a new context of the library uses no GPU yet.
+    // A new thread has no current context, and a new context of the library does not use a GPU yet.
     std::thread::spawn(move || {
         assert!(current().is_null());
         let context = context(None, |_| ());
@@ -371,7 +370,7 @@ fn managed_memory_is_refused_and_the_context_stays_usable() {
         let refused = context.plan(&[transfer], &PlanOptions::default()).map(drop);
         assert!(matches!(&refused, Err(Error::Backend(BackendError::NotSupported(why))) if why.contains("managed")), "{refused:?}");
     }
-    // SAFETY: allocated above, used no more.
+    // SAFETY: allocated above, and no longer used.
     ok(unsafe { sys::cuMemFree_v2(managed) });
     there_and_back(&context, memory, 4096, "after a refusal");
 }
@@ -392,7 +391,7 @@ fn failing_allocations_name_device_and_size_and_the_context_stays_usable() {
             "{refused:?}"
         );
     }
-    // Staging that cannot be had fails the plan that wants it; one without staging goes.
+    // If staging memory is not available, only the plan that needs it fails.
     let starved = self::context(forced(), |config| (config.staging_bytes, config.host_path) = (1 << 50, Some(true)));
     let bytes = 64 << 20;
     let [src, dst] = [GPU0, GPU1].map(|device| starved.allocate(device, bytes).expect("memory"));
@@ -439,7 +438,7 @@ fn a_stream_of_another_context_than_the_primary_is_refused() {
         context.plan(&[Transfer { dst, dst_device: GPU0, src, src_device: GPU0, bytes: 4096 }], &PlanOptions::default()).expect("a plan");
     let (mut own, mut stream) = (std::ptr::null_mut(), std::ptr::null_mut());
     type Create = unsafe extern "C" fn(*mut sys::CUcontext, u32, sys::CUdevice) -> CUresult;
-    // SAFETY: the type of the function in the driver's manual, which the bindings leave out; outputs are valid for the calls.
+    // SAFETY: the function's type in the driver's manual, which the bindings omit. Outputs are valid for the calls.
     unsafe {
         ok(sys::culib().get::<Create>(b"cuCtxCreate_v2").expect("every driver has it")(&mut own, 0, 0));
         ok(sys::cuStreamCreate(&mut stream, 1));
@@ -447,7 +446,7 @@ fn a_stream_of_another_context_than_the_primary_is_refused() {
     let refused = plan.execute(StreamHandle(stream.expose_provenance())).map(drop);
     assert!(matches!(&refused, Err(Error::Backend(BackendError::NotSupported(why))) if why.contains("primary")), "{refused:?}");
     assert_eq!(current(), own);
-    // SAFETY: made above, used no more.
+    // SAFETY: created above, and no longer used.
     unsafe {
         ok(sys::cuStreamDestroy_v2(stream));
         ok(sys::cuCtxDestroy_v2(own));
@@ -478,7 +477,7 @@ fn graphs_are_counted_in_the_statistics_of_the_context() {
     }
 }
 
-/// What stands in for functions that older drivers lack.
+/// Tests the replacements of functions that older drivers lack.
 #[cfg(feature = "fault-injection")]
 #[test]
 fn without_functions_that_older_drivers_lack_every_engine_moves_every_byte() {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Latency and bandwidth of messages between two processes, tagged and by descriptor, from 8 B to 1 GiB, in memory of a
-// GPU; every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES [staged]]`, each with the GPU in
-// sight that it shall use. Rank 0 prints.
+// Measures latency and bandwidth of messages between two processes, tagged and by descriptor, from 8 B to 1 GiB, in GPU
+// memory. Every byte is checked. Run as two processes: `messages RANK SOCKET [MOST_BYTES [staged]]`, each with the GPU
+// visible that it must use. Rank 0 prints.
 //
 //   latency     half of a round trip: a message of this size each way, and the host waits for each
-//   in turn     the same where a receive is posted after the send before it has ended, as by MPI_Send and MPI_Recv
-//   bandwidth   windows of 16 messages, after each of which the receiver answers with one of no bytes
+//   in turn     the same with each receive posted after the previous send has ended, as by MPI_Send and MPI_Recv
+//   bandwidth   windows of 16 messages, each answered by the receiver with an empty message
 //
-// A descriptor travels as the metadata of a message of no bytes. What the host needs for posting is printed too: it is
-// part of a latency. With `staged` also through pinned host memory, as programs do whose messages know nothing of
-// GPUs: the whole buffer is copied to the host, sent from there, and copied to the receiver's GPU.
+// A descriptor is sent as the metadata of an empty message. The time that the host needs for posting is also printed;
+// it is part of the latency. With `staged` messages are also sent through pinned host memory, as in programs whose
+// messages do not support GPU memory: the whole buffer is copied to the host, sent from there, and copied to the
+// receiver's GPU.
 #include <mpgpu/mpgpu.h>
 
 #include <algorithm>
@@ -25,7 +26,7 @@
 namespace {
 
 constexpr std::uint64_t window = 16;
-/// Buffers of a window together take no more; larger ones are used again.
+/// Maximum total size of the buffers of a window; larger windows reuse buffers.
 constexpr std::uint64_t most_at_once = 2ULL << 30U;
 
 int rank = 0;
@@ -44,7 +45,7 @@ double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// What the word at `index` of a message is.
+/// Returns the word at `index` of a message.
 std::uint64_t word(std::uint64_t round, std::uint64_t index) {
     return (index + round * 0x9E3779B97F4A7C15ULL) * 0xD1B54A32D192ED03ULL;
 }
@@ -68,8 +69,8 @@ struct buffers {
     std::uint64_t count;
     std::uint64_t stride;
     char *device;
-    char *staging = nullptr;       ///< pinned host memory, as much, where messages are staged
-    std::vector<mp_plan_t> copies; ///< between both, of each buffer
+    char *staging = nullptr;       ///< pinned host memory of the same size, if messages are staged
+    std::vector<mp_plan_t> copies; ///< copies between both, for each buffer
     std::vector<std::uint64_t> host;
 
     buffers(std::uint64_t size, way how, use what)
@@ -105,14 +106,14 @@ struct buffers {
 
     [[nodiscard]] char *at(std::uint64_t index) const { return device + index % count * stride; }
     [[nodiscard]] char *at_host(std::uint64_t index) const { return staging + index % count * stride; }
-    /// Starts the copy of a buffer from or to the host.
+    /// Starts the copy of a buffer to or from the host.
     [[nodiscard]] mp_request_t stage(std::uint64_t index) const {
         mp_request_t done;
         ok(mp_execute(copies[index % count], stream, &done), "a copy");
         return done;
     }
 
-    /// Writes round `round` into all of them.
+    /// Fills all buffers with the words of round `round`.
     void fill(std::uint64_t round) {
         for (std::uint64_t index = 0; index < count; ++index) {
             for (std::uint64_t i = 0; i < host.size(); ++i) {
@@ -122,7 +123,7 @@ struct buffers {
         }
     }
 
-    /// Whether all of them hold round `round`.
+    /// Checks that all buffers contain the words of round `round`.
     void check(std::uint64_t round, const char *what) {
         for (std::uint64_t index = 0; index < count; ++index) {
             std::fill(host.begin(), host.end(), 0);
@@ -165,14 +166,14 @@ void wait(mp_request_t request) {
     ok(mp_wait(&request, nullptr), "mp_wait");
 }
 
-/// A message of no bytes each way: both are as far.
+/// Synchronises the ranks by an empty message in each direction.
 void meet() {
     mp_request_t sent = send(nullptr, 0, 1000);
     wait(receive(nullptr, 0, 1000));
     wait(sent);
 }
 
-/// Sends a buffer; what is to be waited for.
+/// Starts the send of a buffer, and returns the request.
 mp_request_t give(way how, const buffers &out, std::uint64_t index, std::uint64_t tag) {
     if (how == way::tagged) {
         return send(out.at(index), out.bytes, tag);
@@ -189,7 +190,7 @@ mp_request_t give(way how, const buffers &out, std::uint64_t index, std::uint64_
     return released;
 }
 
-/// The receive of what `give` has sent, begun by `take` and ended by `taken`.
+/// Starts the receive of a buffer that `give` sends; `taken` completes it.
 mp_request_t take(way how, const buffers &in, std::uint64_t index, std::uint64_t tag) {
     switch (how) {
     case way::tagged:
@@ -222,7 +223,7 @@ mp_request_t taken(way how, mp_request_t request, const buffers &in, std::uint64
 struct figures {
     double latency = 0;   ///< microseconds, median
     double in_turn = 0;   ///< microseconds, median
-    double posting = 0;   ///< microseconds of it that the host needs to send
+    double posting = 0;   ///< microseconds of the latency that the host needs to send
     double bandwidth = 0; ///< 1e9 bytes per second, median
 };
 
@@ -272,7 +273,7 @@ figures measure(way how, std::uint64_t bytes) {
     const int windows = bytes <= (1U << 20U) ? 60 : bytes <= (64U << 20U) ? 12 : 4;
     for (int round = 0; round < windows + 2; ++round) {
         const std::uint64_t number = 100 + static_cast<std::uint64_t>(round);
-        // What is checked last is what was written last.
+        // The last check is for the last written words.
         if (rank == 0 && (round == 0 || round == windows + 1)) {
             out.fill(number);
         }

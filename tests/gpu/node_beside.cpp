@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Steps of a node plan as programs have them: in a captured graph, and beside kernels that fill the GPU. Two ranks, a
-// GPU each, put to each other.
-// - Captured: microseconds of a step in a graph of many, and of steps enqueued in a row: both put to each other, or
-// first
-//   one and then the other, so that each waits for what came one way. Every byte is checked.
-// - Beside: rank 1 has a step under way whose peer is late, until rank 1's matrix products (cuBLAS, bf16) have
-//   finished: what they take then, over what they take alone, by turns. The step is enqueued before them, and behind
-//   the first of them, when the GPU is full. A wait that kept the products out would never end.
+// Measures steps of a node plan in a captured graph, and concurrently with kernels that fill the GPU. Two ranks with
+// one GPU each put to each other.
+// - Captured: microseconds per step in a graph of many steps, and of successive enqueued steps. Both ranks put to each
+//   other at once, or first one and then the other, so that each waits for the bytes of the other. Every byte is
+//   checked.
+// - Beside: a step of rank 1 waits for its peer, which is late until rank 1's matrix products (cuBLAS, bf16) have
+//   finished. The result is their time relative to their time without the step, alternately. The step is enqueued
+//   before the products, or after the first of them, when the GPU is full. A wait that blocked the products would never
+//   end.
 // Prints medians of the rounds and their spread.
 //   mpirun -n 2 node_beside [N]        products of N x N matrices, 8192 if left out
 #include <mpgpu/mpi.hpp>
@@ -38,14 +39,14 @@ void check(int code, const char *what) {
     }
 }
 
-/// A buffer of the CUDA runtime.
+/// Allocates memory of the CUDA runtime.
 std::shared_ptr<void> device_memory(std::size_t bytes) {
     void *memory = nullptr;
     check(cudaMalloc(&memory, bytes), "cudaMalloc");
     return {memory, [](void *freed) { cudaFree(freed); }};
 }
 
-/// bf16 numbers of -2 to 2, no two neighbours alike: products of zeros take less time.
+/// Sets bf16 numbers from -2 to 2, with different neighbours, because products of zeros take less time.
 __global__ void fill(std::uint16_t *numbers, std::size_t count) {
     for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;
          i += std::size_t{gridDim.x} * blockDim.x) {
@@ -54,7 +55,7 @@ __global__ void fill(std::uint16_t *numbers, std::size_t count) {
     }
 }
 
-/// Products of square matrices by cuBLAS, which is looked for when the program runs: tests need not link with it.
+/// Products of square matrices by cuBLAS, which is loaded at run time so that tests need not link with it.
 class products {
   public:
     explicit products(std::size_t n) : n_(static_cast<int>(n)) {
@@ -88,7 +89,7 @@ class products {
 
     [[nodiscard]] bool are_there() const { return handle_ != nullptr; }
 
-    /// Enqueues so many.
+    /// Enqueues `count` products.
     void enqueue(int count) const {
         constexpr int bf16 = 14; // CUDA_R_16BF, CUBLAS_COMPUTE_32F
         constexpr int compute = 68;
@@ -101,7 +102,8 @@ class products {
         }
     }
 
-    /// Milliseconds of `count` of them; `first` is called once the first is enqueued, and `before` before that.
+    /// Returns the milliseconds of `count` products. Calls `before` first, and `first` after the first product is
+    /// enqueued.
     float timed(int count, const std::function<void()> &before, const std::function<void()> &first) const {
         before();
         check(cudaEventRecord(begin_, stream_), "cudaEventRecord");
@@ -119,7 +121,7 @@ class products {
     using multiply_function = int (*)(void *, int, int, int, int, int, const void *, const void *, int, int,
                                       const void *, int, int, const void *, void *, int, int, int, int);
     int n_;
-    void *handle_ = nullptr; // for as long as the program runs, as are stream and events
+    void *handle_ = nullptr; // never destroyed, like stream and events
     cudaStream_t stream_ = nullptr;
     multiply_function multiply_ = nullptr;
     std::array<std::shared_ptr<void>, 3> matrices_;
@@ -135,7 +137,7 @@ std::string text(std::vector<double> figures, const char *unit) {
     return line.data();
 }
 
-/// Both ranks put to each other: in one step, or in two that follow each other, rank 0 first.
+/// Puts of both ranks to each other: in one step, or in two successive steps, rank 0 first.
 struct ring_step {
     mpgpu::buffer<std::byte> source;
     mpgpu::buffer<std::byte> inbox;
@@ -181,7 +183,7 @@ struct ring_step {
     }
 };
 
-/// Microseconds of a step, the slowest rank's, where `work` does so many.
+/// Returns the microseconds per step of the slowest rank, if `work` makes `steps` steps.
 double timed(const mpgpu::stream &stream, int steps, const std::function<void()> &work) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double started = MPI_Wtime();
@@ -220,7 +222,7 @@ std::size_t captured(const mpgpu::stream &stream, ring_step step) {
                 launch();
             }
         });
-        if (round > 0) { // the first one warms up
+        if (round > 0) { // the first round is for warm-up
             taken[0].push_back(in_a_row);
             taken[1].push_back(launched);
         }
@@ -249,7 +251,7 @@ void beside(const mpgpu::stream &stream, const ring_step &step, const products &
                 throw std::runtime_error("the step did not wait for rank 0");
             }
         }
-        MPI_Barrier(MPI_COMM_WORLD); // rank 0 is late by as much
+        MPI_Barrier(MPI_COMM_WORLD); // rank 0 is late by this time
         if (rank == 0) {
             enqueue();
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What the calling thread needs to enqueue a step of a node plan, against the driver's own calls of such a step, by
-// turns: rank 0 sends BYTES to rank 1. The step's streams wait (MPGPU_SIGNAL_WAIT=operation), so that there are calls
-// to compare with: of the sender a list of operations that takes a flag, a copy, a list that raises one; of the
-// receiver two lists; of both an event behind. Prints medians of the rounds and their spread. Bytes are checked by
-// node_steps.
+// Measures the calling thread's time to enqueue a step of a node plan, alternately with the driver calls of such a
+// step: rank 0 sends BYTES to rank 1. The step's streams wait (MPGPU_SIGNAL_WAIT=operation), so that there are calls to
+// compare with: for the sender, a list of operations that waits for a flag, a copy, and a list that raises one; for the
+// receiver, two lists; for both, an event afterwards. Prints medians of the rounds and their spread. node_steps checks
+// the bytes.
 //   mpirun -n 2 node_enqueue
 #include <mpgpu/mpi.hpp>
 
@@ -22,8 +22,8 @@
 namespace {
 
 constexpr int rounds = 21;
-constexpr int steps = 100;                          // less than a stream takes before it blocks its caller
-constexpr std::size_t bytes = std::size_t{1} << 20; // a plain copy in a plan too
+constexpr int steps = 100;                          // fewer than a stream accepts before it blocks its caller
+constexpr std::size_t bytes = std::size_t{1} << 20; // a plain copy in a plan, too
 
 void check(CUresult code, const char *what) {
     if (code != CUDA_SUCCESS) {
@@ -31,7 +31,8 @@ void check(CUresult code, const char *what) {
     }
 }
 
-/// The calls of a step, with the same lists of operations. The flag is raised before it is taken, so nothing waits.
+/// Driver calls of a step, with the same lists of operations. The flag is raised before it is waited for, so nothing
+/// blocks.
 class driver_step {
   public:
     driver_step(bool sends, CUdeviceptr dst, CUdeviceptr src) : sends_(sends), dst_(dst), src_(src) {
@@ -113,11 +114,11 @@ void run() {
         stream.synchronize();
         return elapsed / steps * 1e6;
     };
-    std::array<std::vector<double>, 3> taken; // the plan, the driver, their difference in a round
+    std::array<std::vector<double>, 3> taken; // the plan, the driver, and their difference in a round
     for (int round = 0; round <= rounds; ++round) {
         const double plan = timed([&] { step.enqueue(stream); });
         const double driver = timed([&] { by_driver.enqueue(raw); });
-        if (round > 0) { // the first one warms up
+        if (round > 0) { // the first round is for warm-up
             taken[0].push_back(plan);
             taken[1].push_back(driver);
             taken[2].push_back(plan - driver);
@@ -134,7 +135,7 @@ void run() {
     };
     std::printf("%senqueueing, rank %d: %s; the driver's calls %s; more %s\n", rank == 0 ? step.describe().c_str() : "",
                 rank, text(0).c_str(), text(1).c_str(), text(2).c_str());
-    MPI_Barrier(MPI_COMM_WORLD); // nobody frees what another one still maps
+    MPI_Barrier(MPI_COMM_WORLD); // no rank frees memory that another still maps
 }
 
 } // namespace

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Two things that ranks with node plans are asked for, by turns with what they are held against.
-// - One way: a message goes from rank 0 to rank 1 and back, each time by a node plan, in stream order: half of a round.
-// - Load: rank 0 alone asks for bytes of its host memory in its GPU, or back; the others give their GPUs' links. Beside
-//   it the plain copy and, where rank 0 sees all GPUs, the plan of one process.
+// Measures two uses of node plans, alternately with their references.
+// - One way: a message goes from rank 0 to rank 1 and back, each time by a node plan, in stream order. The result is
+//   half of the round trip.
+// - Load: rank 0 copies bytes from its host memory to its GPU, or back, and the other ranks provide the links of their
+//   GPUs. The references are the plain copy and, if rank 0 sees all GPUs, the plan of one process.
 // All bytes are checked. Prints medians of the rounds and their spread.
 //   mpirun -n RANKS node_steps [BYTES TO LOAD]
-// MPGPU_SIGNAL_WAIT=kernel has kernels wait for other ranks.
+// With MPGPU_SIGNAL_WAIT=kernel, kernels wait for other ranks.
 #include <mpgpu/mpi.hpp>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ std::byte pattern(std::size_t i, std::size_t round) {
     return static_cast<std::byte>((i * 7 + i / 4099 + round * 31) & 0xffU);
 }
 
-/// Seconds of `work` on the slowest rank, all ranks together.
+/// Returns the seconds of `work` on the slowest rank; all ranks start together.
 double timed(const std::function<void()> &work) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double started = MPI_Wtime();
@@ -42,7 +43,7 @@ double timed(const std::function<void()> &work) {
     return elapsed;
 }
 
-/// Median and spread, in microseconds.
+/// Formats the median and the spread in microseconds.
 std::string text(std::vector<double> seconds) {
     std::sort(seconds.begin(), seconds.end());
     std::array<char, 96> line{};
@@ -53,7 +54,7 @@ std::string text(std::vector<double> seconds) {
 
 void one_way(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu, std::size_t bytes) {
     constexpr int turns = 200;
-    mpgpu::buffer<std::byte> ball(ctx, gpu, bytes); // what rank 0 throws comes back to it through rank 1
+    mpgpu::buffer<std::byte> ball(ctx, gpu, bytes); // the data of rank 0 returns to it through rank 1
     mpgpu::buffer<std::byte> seen(ctx, mpgpu::device::host(), bytes);
     const mpgpu::stream stream(ctx, gpu);
     const auto pass = [&](std::uint32_t from, std::uint32_t to) {
@@ -68,7 +69,7 @@ void one_way(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device g
     const mpgpu::plan fill(ctx, {mpgpu::make_transfer(ball, seen)});
     const mpgpu::plan look(ctx, {mpgpu::make_transfer(seen, ball)});
     std::vector<double> seconds;
-    for (std::size_t round = 0; round <= rounds; ++round) { // the first one warms up
+    for (std::size_t round = 0; round <= rounds; ++round) { // the first round is for warm-up
         for (std::size_t i = 0; i < bytes; ++i) {
             seen.data()[i] = rank == 0 ? pattern(i, round) : std::byte{0xEE};
         }
@@ -103,7 +104,7 @@ void load(const mpgpu::context &ctx, const mpgpu::node &node, mpgpu::device gpu,
     mpgpu::buffer<std::byte> there(ctx, gpu, asks ? bytes : 0);
     const std::array<mpgpu::window, 2> windows{mpgpu::make_window(host), mpgpu::make_window(there)};
     const mpgpu::node_transfer transfer{{0, to_gpu ? 1U : 0U, 0}, {0, to_gpu ? 0U : 1U, 0}, bytes};
-    // Of a rank that does not ask they move nothing.
+    // A rank without transfers moves nothing.
     const auto copy = [&](mpgpu::buffer<std::byte> &to, mpgpu::buffer<std::byte> &from, std::uint32_t most_paths) {
         mpgpu::plan_options how;
         how.max_paths = most_paths;
@@ -166,7 +167,7 @@ void run(std::optional<std::size_t> asked) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     const mpgpu::context ctx;
     const bool is_virtual =
-        ctx.backend() == mpgpu::backend::host; // shows that the program is right, nothing about GPUs
+        ctx.backend() == mpgpu::backend::host; // this shows that the program is correct, but nothing about GPUs
     const int gpus = ctx.devices().gpus;
     const mpgpu::device gpu = mpgpu::device::gpu(rank % gpus);
     const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD, {gpu});
@@ -181,7 +182,7 @@ void run(std::optional<std::size_t> asked) {
             load(ctx, node, gpu, bytes, to_gpu, gpus >= ranks);
         }
     }
-    MPI_Barrier(MPI_COMM_WORLD); // nobody frees what another one still maps
+    MPI_Barrier(MPI_COMM_WORLD); // no rank frees memory that another still maps
 }
 
 } // namespace

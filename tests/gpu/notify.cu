@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Notifications between a kernel and a CPU thread on a GPU: 100,000 rounds in which what is handed over is checked, the
-// time that one takes each way and that each side needs for it, and what waiting for one costs copies that run beside
-// it. Run by tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where there is no GPU.
+// Measures notifications between a kernel and a CPU thread on a GPU: 100,000 rounds in which the data is checked, the
+// time of a notification in each direction and on each side, and the effect of waiting for one on concurrent copies.
+// Run by tests/gpu/notifications; exits with 0, with 1 if a word was wrong, with 77 if there is no GPU.
 #include <mpgpu/notify.hpp>
 
 #include <cuda_runtime.h>
@@ -25,7 +25,7 @@ using mpgpu::notify_block;
 using steady = std::chrono::steady_clock;
 
 constexpr unsigned threads = 256;
-constexpr std::uint64_t words = threads; // handed over in a round, by each block
+constexpr std::uint64_t words = threads; // transferred in a round by each block
 constexpr std::uint64_t rounds = 100000;
 constexpr auto patience = std::chrono::seconds(20);
 
@@ -40,7 +40,8 @@ double seconds_since(steady::time_point begin) {
     return std::chrono::duration<double>(steady::now() - begin).count();
 }
 
-/// Both ways, with words in host memory that are checked: `up` written by the kernel, `down` by the thread.
+/// Sends notifications in both directions with checked words in host memory: the kernel writes `up`, the thread writes
+/// `down`.
 __global__ void hand_over(notifier tell, std::uint64_t *up, const std::uint64_t *down, std::uint64_t count,
                           unsigned long long *wrong) {
     const notify_block block = notify_block::current();
@@ -55,15 +56,14 @@ __global__ void hand_over(notifier tell, std::uint64_t *up, const std::uint64_t 
     }
 }
 
-/// Nanoseconds.
+/// Returns the GPU's clock in nanoseconds.
 __device__ std::uint64_t clock_of_gpu() {
     unsigned long long now = 0;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)::"memory");
     return now;
 }
 
-/// The same with nothing but the notifications. `nanoseconds[round]`: from raising to being answered, by the GPU's
-/// clock.
+/// Sends only notifications. `nanoseconds[round]`: from the notification to the answer, by the GPU's clock.
 __global__ void ping_pong(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
     const notify_block block = notify_block::current();
     for (std::uint64_t round = 1; round <= count; ++round) {
@@ -77,16 +77,16 @@ __global__ void ping_pong(notifier tell, std::uint64_t count, std::uint64_t *nan
     }
 }
 
-/// Waits for a thread as notify.cuh does it: one thread polls host memory.
+/// Waits for a thread like notify.cuh: one thread polls host memory.
 __global__ void wait_for_one(notifier tell, std::uint64_t value) {
     const notify_block block = notify_block::current();
     if (block.index == 0 && block.thread == 0) {
-        tell.raise(0, value); // runs
+        tell.raise(0, value); // the kernel is running
     }
     tell.wait(block, 1, value);
 }
 
-/// As one must not: all threads do.
+/// Waits in the wrong way: all threads poll.
 __global__ void wait_all_polling(notifier tell, std::uint64_t value) {
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         tell.raise(0, value);
@@ -95,7 +95,7 @@ __global__ void wait_all_polling(notifier tell, std::uint64_t value) {
     }
 }
 
-/// What one thread needs for reads that find nothing, for raises, and for a read and a raise, by the GPU's clock.
+/// Measures unsuccessful reads, raises, and pairs of a read and a raise of one thread, by the GPU's clock.
 __global__ void read_and_raise(notifier tell, std::uint64_t count, std::uint64_t *nanoseconds) {
     for (int kind = 0; kind < 3; ++kind) {
         const std::uint64_t begin = clock_of_gpu();
@@ -125,7 +125,7 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     mpgpu::buffer<std::uint64_t> down(ctx, mpgpu::device::host(), all);
     mpgpu::buffer<unsigned long long> wrong(ctx, mpgpu::device::host(), 1);
     *wrong.data() = 0;
-    // Large grids hand over more words, in fewer rounds.
+    // Large grids transfer more words in fewer rounds.
     const std::uint64_t count = blocks == 1 ? rounds : rounds / 10;
     hand_over<<<blocks, threads, 0, stream>>>(told.in_kernel(), up.data(), down.data(), count, wrong.data());
     CHECK(cudaGetLastError());
@@ -147,7 +147,7 @@ void check_words(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t st
     }
 }
 
-/// What a side pays for one notification, with nobody at the other end: table 1 of the paper is of a read and a write.
+/// Measures the cost of one notification on each side without a partner: table 1 of the paper lists a read and a write.
 void time_each_side(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t stream) {
     constexpr std::uint64_t count = 20000;
     mpgpu::notifications told(ctx, where, 2);
@@ -196,7 +196,7 @@ void time_both_ways(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t
     const auto give_up = steady::now() + patience;
     steady::time_point begin{};
     for (std::uint64_t round = 1; round <= count; ++round) {
-        while (!told.test(0, round)) { // not `synchronize`, which looks at the clock and yields
+        while (!told.test(0, round)) { // not `synchronize`, which reads the clock and yields
             if (round == 1 && steady::now() > give_up) {
                 throw std::runtime_error("the kernel does not start");
             }
@@ -216,7 +216,7 @@ void time_both_ways(const mpgpu::context &ctx, mpgpu::device where, cudaStream_t
     print_halves("kernel to thread and back, half (GPU's clock)", blocks, by_kernel);
 }
 
-/// GB/s of copies in a row.
+/// Returns the GB/s of successive copies.
 template <class Copy> double rate_of(cudaStream_t stream, std::size_t bytes, const Copy &copy) {
     constexpr int copies = 8;
     copy();
@@ -229,7 +229,7 @@ template <class Copy> double rate_of(cudaStream_t stream, std::size_t bytes, con
     return static_cast<double>(bytes) * copies / seconds_since(begin) / 1e9;
 }
 
-/// The rate of copies beside each kind of waiting. Medians, by turns.
+/// Measures the rate of copies concurrently with each kind of waiting, alternately. Returns medians.
 template <class Copy>
 void time_beside(const mpgpu::context &ctx, mpgpu::device where, const cudaDeviceProp &gpu, cudaStream_t waiting,
                  cudaStream_t copying, std::size_t bytes, const char *what, const Copy &copy) {
@@ -286,7 +286,7 @@ void time_copies(const mpgpu::context &ctx, mpgpu::device where, const cudaDevic
     const bool has_peer = ctx.devices().gpus > 1;
     const mpgpu::device other = mpgpu::device::gpu(has_peer ? 1 : 0);
     if (has_peer && cudaDeviceEnablePeerAccess(other.id(), 0) != cudaSuccess) {
-        static_cast<void>(cudaGetLastError()); // it is enabled, or copies go through host memory and are slow
+        static_cast<void>(cudaGetLastError()); // already enabled; otherwise copies go through host memory and are slow
     }
     mpgpu::buffer<std::byte> there(ctx, other, bytes);
     time_beside(ctx, where, gpu, waiting, copying, bytes, has_peer ? "GPU to GPU" : "within the GPU",
@@ -310,7 +310,7 @@ int run() {
     cudaStream_t copying = nullptr;
     CHECK(cudaStreamCreateWithFlags(&waiting, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithFlags(&copying, cudaStreamNonBlocking));
-    // Loads the kernels: one that were loaded at its launch might wait for those that run.
+    // Loads the kernels: a kernel that is loaded at its launch might wait for running kernels.
     const unsigned whole =
         std::min({most_blocks(hand_over, gpu), most_blocks(ping_pong, gpu), most_blocks(wait_for_one, gpu),
                   most_blocks(wait_all_polling, gpu), static_cast<unsigned>(gpu.multiProcessorCount)});
@@ -335,7 +335,7 @@ int main() {
     try {
         return run();
     } catch (const std::exception &e) {
-        // A kernel may still wait for a thread that has given up, and then no destructor returns.
+        // A kernel may still wait for the failed thread, and then no destructor returns.
         std::printf("notify: %s\n", e.what());
         std::fflush(stdout);
         std::_Exit(1);

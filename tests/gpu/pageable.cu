@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Copies between ordinary host memory and GPU 0: the driver's own call, alone and in a stream that is waited for, and
-// plans whose threads copy through pinned memory, over GPU 0's link alone and over those of all GPUs. And 4,096 pieces
-// of 64 KiB in one plan, against a call for each. Then memory that is registered: how long that takes, against one call
+// Measures copies between pageable host memory and GPU 0: the driver's own call, synchronous and in a stream, and plans
+// whose threads copy through pinned memory, over the link of GPU 0 only and over those of all GPUs; and 4,096 pieces of
+// 64 KiB in one plan and with a call for each. Then registers memory: the time of registration compared with one call
 // of the driver, and copies over several pieces. Every byte is checked. Prints GB/s, medians of the rounds.
-//   pageable [MOST BYTES [GIB TO REGISTER]]     1 GiB and 16 if left out, and of the latter no more than half of what
-//   there is
-// MPGPU_HOST_THREADS is how many threads there may be.
+//
+//   pageable [MOST BYTES [GIB TO REGISTER]]
+//
+// The defaults are 1 GiB and 16 GiB, the latter limited to half of the available memory.
+//
+// MPGPU_HOST_THREADS limits the number of threads.
 #include <mpgpu/mpgpu.hpp>
 
 #include <algorithm>
@@ -30,7 +33,7 @@ void check(cudaError_t code, const char *what) {
     }
 }
 
-/// Ordinary memory, in pages that are there.
+/// Pageable memory whose pages are resident.
 struct ordinary {
     std::uint64_t *words;
     std::size_t bytes;
@@ -65,7 +68,7 @@ struct ordinary {
     }
 };
 
-/// Of memory whose device the library looks up.
+/// Returns a transfer of memory whose devices the library determines.
 mpgpu::transfer copy(void *to, const void *from, std::size_t bytes) {
     return {to, MP_DEVICE_AUTO, from, MP_DEVICE_AUTO, bytes};
 }
@@ -76,10 +79,10 @@ double seconds(const std::function<void()> &work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-/// Medians of several ways, by turns.
+/// Returns the medians of several methods, used alternately.
 std::vector<double> medians(const std::vector<std::function<void()>> &ways, int rounds) {
     std::vector<std::vector<double>> taken(ways.size());
-    for (int round = -3; round < rounds; ++round) { // the first warm up
+    for (int round = -3; round < rounds; ++round) { // the first are for warm-up
         for (std::size_t way = 0; way < ways.size(); ++way) {
             const double one = seconds(ways[way]);
             if (round >= 0) {
@@ -95,7 +98,7 @@ std::vector<double> medians(const std::vector<std::function<void()>> &ways, int 
     return result;
 }
 
-/// Bytes that the system can give.
+/// Returns the available memory of the system in bytes.
 std::size_t available() {
     std::ifstream file("/proc/meminfo");
     std::string line;
@@ -107,7 +110,7 @@ std::size_t available() {
     return 0;
 }
 
-/// How long it takes to register memory, by one call of the driver and by the library; and copies over several pieces.
+/// Measures the registration of memory by one call of the driver and by the library, and copies over several pieces.
 std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, void *device, std::size_t most,
                        std::size_t gibibytes) {
     constexpr std::size_t gib = std::size_t{1} << 30U;
@@ -142,7 +145,7 @@ std::size_t registered(const mpgpu::context &ctx, const mpgpu::stream &stream, v
     }
     ordinary source(2 * most);
     const ordinary back(2 * most);
-    // At odd places, and around the end of a piece wherever it lies.
+    // At odd offsets, and across the end of a piece, whose location is not known.
     const std::size_t first = most / 2 - 4088;
     source.fill(11);
     mpgpu::registered_memory<std::uint64_t> from(ctx, mpgpu::array_view<std::uint64_t>(source.words, source.bytes / 8));
@@ -195,7 +198,7 @@ std::size_t run(std::size_t most, std::size_t gibibytes) {
             std::printf("\n");
             std::fflush(stdout);
         }
-        // There and back by each of them.
+        // In both directions by each of them.
         for (const std::uint64_t links : {1, 2}) {
             mpgpu::plan_options how;
             how.relay_gpus = links == 1 ? MP_RELAY_NONE : 0;
@@ -210,7 +213,7 @@ std::size_t run(std::size_t most, std::size_t gibibytes) {
     constexpr std::size_t pieces = 4096;
     constexpr std::size_t piece = 64 << 10;
     if (pieces * piece * 2 <= most) {
-        // Every other piece, so that none are one copy.
+        // Every other piece, so that no two can be merged into one copy.
         std::vector<mpgpu::transfer> batch;
         const auto at = [](void *memory, std::size_t i) { return static_cast<char *>(memory) + 2 * i * piece; };
         for (std::size_t i = 0; i < pieces; ++i) {

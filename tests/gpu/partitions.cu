@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A kernel that computes as long as its result takes to move (PROACT's microbenchmark), and the result moved after it
-// or with it, by each agent: from GPU 0 to GPU 1, or where there is one GPU to host memory. Every byte of every form is
-// checked. Prints medians of the rounds.
+// Measures a kernel that computes for as long as its result takes to move (PROACT's microbenchmark), with the result
+// moved after it or during it by each agent: from GPU 0 to GPU 1, or to host memory if there is one GPU. Every byte of
+// every form is checked. Prints medians of the rounds.
 //   partitions [MiB, 256] [rounds, 15] [blocks of the kernel, one for each 8 KiB]
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/trigger.cuh>
@@ -33,7 +33,7 @@ void check(cudaError_t code, const char *what) {
     }
 }
 
-/// Words of a block, which lie together: blocks that start first write what lies first.
+/// Contiguous words of a block: blocks that start first write the first words.
 struct share {
     std::size_t first;
     std::size_t end;
@@ -44,9 +44,9 @@ __device__ share share_of(std::size_t words) {
     return {first < words ? first : words, first + each < words ? first + each : words};
 }
 
-/// One kernel for all forms, told by an argument whether to mark what it has made ready. Of a function that two kernels
-/// call nvcc 13.0 makes different code for each, also where it is not inlined: the loop had 10 integer multiplications
-/// in one and 12 in the other.
+/// One kernel for all forms, with an argument that determines whether it marks ready partitions. nvcc 13.0 generates
+/// different code for a function in two kernels, even if it is not inlined: the loop had 10 integer multiplications in
+/// one kernel and 12 in the other.
 __global__ void __launch_bounds__(threads)
     produce(word *source, std::size_t words, word step, unsigned work, mpgpu::trigger ready, bool is_told) {
     word *const out = is_told ? static_cast<word *>(ready.destination()) : source;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-/// Counts words that are not what the kernel makes of `step`.
+/// Counts words that differ from the kernel's result for `step`.
 std::size_t wrong(const word *found, std::size_t words, word step, unsigned work) {
     word scale = 1;
     word offset = 0;
@@ -78,7 +78,7 @@ std::size_t wrong(const word *found, std::size_t words, word step, unsigned work
     return count;
 }
 
-/// Gives GPU `by` access to the memory of `peer`, unless the library has.
+/// Gives GPU `by` access to the memory of `peer`, unless it already has it.
 void let_in(int by, int peer) {
     check(cudaSetDevice(by), "cudaSetDevice");
     const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
@@ -95,8 +95,8 @@ double median(std::vector<double> values) {
 }
 
 struct timing {
-    double all;    ///< seconds until everything has moved
-    double kernel; ///< seconds of the kernel alone
+    double all;    ///< seconds until everything has been moved
+    double kernel; ///< seconds of the kernel only
 };
 
 class benchmark {
@@ -108,7 +108,7 @@ class benchmark {
           looked_at_(ctx_, mpgpu::device::host(), words_), stream_(ctx_, from_),
           raw_(reinterpret_cast<cudaStream_t>(stream_.get())) {
         if (to_.id() > 0) {
-            // Without it the copies that all is compared with go through host memory.
+            // Without access the reference copies would go through host memory.
             let_in(1, 0);
             let_in(0, 1);
         }
@@ -135,7 +135,7 @@ class benchmark {
                   "cudaMemcpyAsync");
         };
         const double alone = measure([&](word) {}, copy, false).all;
-        // As much work as the copy takes.
+        // Adjusts the work to the time of the copy.
         for (int i = 0; i < 6; ++i) {
             const double kernel = kernel_alone().all;
             work_ = std::max(1U, static_cast<unsigned>(work_ * alone / kernel + 0.5));
@@ -165,7 +165,7 @@ class benchmark {
         }
         tuned(windows, transfer, bulk.all, limit);
         {
-            // What the trigger costs the kernel: nothing moves meanwhile.
+            // Measures the cost of the trigger in the kernel, while nothing moves.
             const mpgpu::plan plan = node_.plan(windows, {transfer}, {16, mpgpu::agent::copy_engine});
             const mp_trigger_t made = plan.trigger(0, 0);
             const auto begin = [&](word step) { launch_armed(plan, made, step); };
@@ -185,7 +185,7 @@ class benchmark {
     }
 
   private:
-    /// What the library finds by trying, and what it chooses without.
+    /// Measures the choice that tuning finds, and the choice without tuning.
     void tuned(const std::vector<mpgpu::window> &windows, const mpgpu::node_transfer &transfer, double bulk,
                double limit) {
         const auto produce_in = [&](mpgpu::array_view<const mp_trigger_t> sent, mpgpu::stream_view stream) {
@@ -203,7 +203,7 @@ class benchmark {
             const std::string description = plan.describe();
             const std::size_t line = description.rfind("transfer 0 of rank 0: ");
             const std::string name = description.substr(line + 22, description.find('\n', line) - line - 22);
-            // Untold steps have chosen by then.
+            // Steps without a trigger have chosen by then.
             for (int i = 0; !how.arrivals && i < 400; ++i) {
                 launch_armed(plan, plan.trigger(0, 0), word{1});
                 plan.enqueue(stream_);
@@ -229,7 +229,7 @@ class benchmark {
         check(cudaEventRecord(events_[3], raw_), "cudaEventRecord");
     }
 
-    /// The beginning of a step, and the kernel that makes its partitions ready.
+    /// Starts a step and launches the kernel that makes its partitions ready.
     void launch_armed(const mpgpu::plan &plan, const mp_trigger_t &made, word step) {
         plan.arm(stream_);
         check(cudaEventRecord(events_[2], raw_), "cudaEventRecord");
@@ -274,7 +274,7 @@ class benchmark {
         return {median(all), median(kernel)};
     }
 
-    /// A step as a graph, launched again and again.
+    /// Measures a step in a graph that is launched repeatedly.
     timing captured(const mpgpu::plan &plan, const mp_trigger_t &made) {
         check(cudaStreamBeginCapture(raw_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
         const word step = 77;

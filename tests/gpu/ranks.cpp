@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The same step in every form that ranks have, by turns: one process for each GPU, each rank puts to its right
-// neighbour (ring) or to all others (all-to-all) in every step. Forms: one path for each put; what each rank plans
-// alone; the same as the model has it, unmeasured, all three with signals both ways as docs/guide/put.md
-// shows; one plan of all ranks; and, where a rank sees all GPUs, one plan of one process. Prints microseconds for each
-// step, the median of the rounds and their spread, and the rate of all ranks together relative to one path. Bytes of
-// each form are checked, of large puts a part.
+// Measures the same step in every form, alternately: one process for each GPU, where each rank puts to its right
+// neighbour (ring) or to all others (all-to-all) in every step. Forms: one path for each put; separate plans of each
+// rank; the same as predicted by the model, without measurements (all three with signals in both directions as in
+// docs/guide/put.md); one plan of all ranks; and, if a rank sees all GPUs, one plan of one process. Prints microseconds
+// per step, the median of the rounds and their spread, and the total rate of all ranks relative to one path. The bytes
+// of each form are checked, of large puts only a part.
+//
 //   mpirun -n RANKS ranks [BYTES...]
-// Where each rank sees one GPU (CUDA_VISIBLE_DEVICES), one plan of all ranks is left.
+//
+// If each rank sees one GPU (CUDA_VISIBLE_DEVICES), only the plan of all ranks is measured.
 #include <mpgpu/mpi.hpp>
 
 #include <algorithm>
@@ -29,7 +31,7 @@ constexpr int rounds = 5;
 int rank = 0;
 int ranks = 1;
 
-/// A rank that is so many further on.
+/// Returns the rank at distance `by`.
 int after(int from, int by) {
     return (from + by + ranks) % ranks;
 }
@@ -38,7 +40,7 @@ std::byte sent_byte(std::size_t i, int from) {
     return static_cast<std::byte>((i * 7 + i / 4099 + static_cast<std::size_t>(from) * 31) & 0xffU);
 }
 
-/// Which bytes of a put are looked at: all, or 64 pieces of 1 MiB.
+/// Returns the checked ranges of a put: all bytes, or 64 pieces of 1 MiB.
 std::vector<std::pair<std::size_t, std::size_t>> looked_at(std::size_t bytes) {
     constexpr std::size_t pieces = 64;
     constexpr std::size_t piece = std::size_t{1} << 20;
@@ -52,15 +54,15 @@ std::vector<std::pair<std::size_t, std::size_t>> looked_at(std::size_t bytes) {
     return all;
 }
 
-/// One form of the step, and a rank's memory in it.
+/// Form of the step, with a rank's memory for it.
 struct form {
     std::string name;
-    std::function<void()> step; ///< enqueues one
+    std::function<void()> step; ///< enqueues one step
     const mpgpu::stream *stream;
-    mpgpu::buffer<std::byte> *inbox; ///< null where this rank has none
+    mpgpu::buffer<std::byte> *inbox; ///< null if this rank has none
 };
 
-/// What a rank has: source, and room for what each of the others puts here.
+/// Memory of a rank: the source, and space for the puts of each other rank.
 struct part {
     mpgpu::buffer<std::byte> source;
     mpgpu::buffer<std::byte> inbox;
@@ -95,8 +97,8 @@ std::size_t clear_or_count(const mpgpu::context &ctx, const form &one, std::size
     return wrong;
 }
 
-/// Signals of ranks that plan alone: `[r]`, what r has put here, and `[ranks + r]`, that r has taken what was put
-/// there.
+/// Signals of ranks that plan separately: `[r]`, the puts of r to this rank, and `[ranks + r]`, the puts of this rank
+/// that r has acknowledged.
 struct signals {
     mpgpu::signal_counters counters;
     mpgpu::mpi::shared_memory<std::uint64_t> all;
@@ -125,11 +127,11 @@ struct signals {
     }
 };
 
-/// Seconds of each of several forms for so many steps, by turns, the slowest rank's.
+/// Returns the seconds of each of several forms for a number of steps, alternately, on the slowest rank.
 std::vector<std::vector<double>> timed(const mpgpu::context &ctx, const std::vector<form> &forms, std::size_t bytes,
                                        int puts, int steps, std::size_t &wrong) {
     std::vector<std::vector<double>> seconds(forms.size());
-    for (int round = 0; round <= rounds; ++round) { // the first one warms up, and is checked
+    for (int round = 0; round <= rounds; ++round) { // the first round is for warm-up, and is checked
         for (std::size_t f = 0; f < forms.size(); ++f) {
             const form &one = forms[f];
             if (round == 0 && one.inbox != nullptr) {
@@ -189,7 +191,7 @@ std::size_t run(int count, char **arguments) {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     const mpgpu::context ctx;
-    // Virtual devices show that the program is right, and nothing about GPUs.
+    // Virtual devices show that the program is correct, but nothing about GPUs.
     const bool is_virtual = ctx.backend() == mpgpu::backend::host;
     const std::vector<std::size_t> sizes = sizes_of(count, arguments, is_virtual);
     const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
@@ -201,7 +203,7 @@ std::size_t run(int count, char **arguments) {
     auto inboxes = node.exchange(mine.inbox);
     int sees_all = inboxes.of(after(rank, 1)) != nullptr && gpus >= ranks ? 1 : 0;
     MPI_Allreduce(MPI_IN_PLACE, &sees_all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-    std::vector<part> here; // of one process, rank 0
+    std::vector<part> here; // of one process, which is rank 0
     for (int of = 0; of < ranks && sees_all != 0 && rank == 0; ++of) {
         here.emplace_back(ctx, stream, gpu(of), of, most);
     }
@@ -213,9 +215,9 @@ std::size_t run(int count, char **arguments) {
     }
     for (const auto &pattern : patterns) {
         const int puts = ranks > 1 ? pattern.second : 1;
-        signals order(ctx, node); // which count the steps of pairs that this pattern has
+        signals order(ctx, node); // they count the steps of the pairs in this pattern
         for (const std::size_t bytes : sizes) {
-            // Where a rank has room for what the one that is `by` before it puts there.
+            // Offset of the space for the rank at distance `by`.
             const auto room = [&](int by) { return static_cast<std::size_t>(by - 1) * bytes; };
             std::vector<mpgpu::plan> plans;
             plans.reserve(5);
@@ -267,7 +269,7 @@ std::size_t run(int count, char **arguments) {
             }
         }
     }
-    MPI_Barrier(MPI_COMM_WORLD); // nobody frees what another one still maps
+    MPI_Barrier(MPI_COMM_WORLD); // no rank frees memory that another still maps
     return wrong;
 }
 

@@ -1,8 +1,8 @@
-//! How much of the full rounds and sizes the tests do: `GPU_TEST_SCALE`, above 0 and at most 1, 1 where it is not set. The
-//! name has not the library's prefix, because the library refuses variables with it that it does not know.
+//! Scales the rounds and sizes of the tests: `GPU_TEST_SCALE`, above 0 and at most 1; the default is 1. The name does not have the
+//! library's prefix, because the library refuses unknown variables with it.
 //!
-//! Under `compute-sanitizer` a call of the driver takes 10 to 100 times as long, and a kernel more. A smaller scale lets every test run there,
-//! with the same calls on the same kinds of memory; each names the least that it still shows something with.
+//! Under `compute-sanitizer` a call of the driver takes 10 to 100 times as long, and a kernel even longer. A smaller scale lets every test
+//! run there, with the same calls on the same kinds of memory. Each test specifies the minimum that is still meaningful.
 
 use std::sync::OnceLock;
 
@@ -15,12 +15,12 @@ fn scale() -> f64 {
     })
 }
 
-/// So many rounds or bytes, or the part of them that the scale says, but not fewer than `least`.
+/// Returns the scaled number of rounds or bytes, but not fewer than `least`.
 pub fn scaled(full: u64, least: u64) -> u64 {
     ((full as f64 * scale()) as u64).clamp(least.min(full), full)
 }
 
-/// Whether the tests do less than all.
+/// Returns true if the tests are scaled down.
 pub fn is_reduced() -> bool {
     scale() < 1.0
 }

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// MPI_Send from host memory beside a kernel that writes host memory, as figures 6 to 11 of the paper on notifications
-// between GPU and CPU (2024) have it. The kernel fills the message's buffer, raises a notification, and writes on until
-// the message has gone:
+// Measures MPI_Send from host memory while a kernel writes to host memory, as in figures 6 to 11 of the paper on
+// notifications between GPU and CPU (2024). The kernel fills the message's buffer, raises a notification, and continues
+// to write until the message is sent:
 //
-//   after    no more: the host waits for the kernel's end and sends then
-//   same     into the message's buffer (the same words; MPI does not permit it, and it is the most that can disturb)
-//   next     into the memory behind it
-//   apart    2 MiB behind it: in no page of the message
+//   after    no further writes: the host sends after the end of the kernel
+//   same     into the message's buffer (the same words; not permitted by MPI, and the largest possible disturbance)
+//   next     into the memory after it
+//   apart    2 MiB after it: in no page of the message
 //   far      into memory of another NUMA node
 //
 // Run as two ranks: `send_beside [MOST_BYTES]`. Rank 0 sends, and prints a line for each grid, size and place: grid,
-// blocks, bytes, place, microseconds of MPI_Send (median), and how many times as long as `after`. The grids are one
-// block of 1024 threads, and all that run at once; on virtual devices one CPU thread. Rank 1 compares every word. Run
-// by tests/gpu/notifications; ends with 0, with 1 where a word was wrong, with 77 where a GPU was asked for and there
-// is none.
+// blocks, bytes, place, microseconds of MPI_Send (median), and the ratio to `after`. The grids are one block of 1024
+// threads, and the maximum number of concurrent blocks; on virtual devices one CPU thread. Rank 1 compares every word.
+// Run by tests/gpu/notifications; exits with 0, with 1 if a word was wrong, with 77 if a GPU was requested and there is
+// none.
 #include <mpgpu/notify.hpp>
 
 #include <mpi.h>
@@ -57,7 +57,8 @@ BOTH constexpr word word_of(word round, word index) {
     return round * 1000003 + index;
 }
 
-/// What a writer does in a round: fills `first`, tells, and fills `then`, if there is any, until it is told.
+/// Work of a writer in a round: fills `first`, raises the notification, and fills `then`, if there is any, until it is
+/// stopped.
 struct work {
     word *first;
     word *then;
@@ -67,7 +68,7 @@ struct work {
 
 // --- NUMA ------------------------------------------------------------------------------------------------------------
 
-/// CPUs that this process may use, by NUMA node.
+/// Returns the CPUs that this process may use, by NUMA node.
 std::map<int, cpu_set_t> cpus_by_node() {
     cpu_set_t allowed;
     CPU_ZERO(&allowed);
@@ -77,7 +78,7 @@ std::map<int, cpu_set_t> cpus_by_node() {
         std::ifstream file("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
         cpu_set_t own;
         CPU_ZERO(&own);
-        for (std::string range; std::getline(file, range, ',');) { // as 0-15,32-47
+        for (std::string range; std::getline(file, range, ',');) { // such as 0-15,32-47
             int from = 0;
             int to = -1;
             char dash = 0;
@@ -98,7 +99,7 @@ std::map<int, cpu_set_t> cpus_by_node() {
     return nodes;
 }
 
-/// Pinned memory whose pages lie where they were touched first: on the node of some CPUs.
+/// Pinned memory whose pages are on the NUMA node of the CPUs that first touched them.
 class placed_memory {
   public:
     placed_memory(const mpgpu::context &ctx, const cpu_set_t *cpus, std::size_t bytes) : bytes_(bytes) {
@@ -134,19 +135,19 @@ class placed_memory {
 
 // --- writers ---------------------------------------------------------------------------------------------------------
 
-/// Writes host memory while rank 0 sends.
+/// Writer of host memory while rank 0 sends.
 class writer {
   public:
     virtual ~writer() = default;
-    /// Starts; the memory lives until `finish`.
+    /// Starts writing. The memory must exist until `finish` returns.
     virtual void start(const work &given) = 0;
-    /// Returns when it has ended.
+    /// Waits for the end of the writer.
     virtual void finish() = 0;
     const char *name = "";
     unsigned blocks = 1;
 };
 
-/// A CPU thread, on virtual devices.
+/// CPU thread as writer, on virtual devices.
 class thread_writer final : public writer {
   public:
     explicit thread_writer(mpgpu::notifications &told) : told_(told) { name = "thread"; }
@@ -180,7 +181,7 @@ void check(cudaError_t code, const char *what) {
 
 constexpr unsigned threads = 1024;
 
-/// One thread looks at host memory, and passes on in `over`, memory of the GPU, that the message has gone.
+/// Writes host memory. One thread polls host memory, and stores in `over`, in GPU memory, that the message is sent.
 __global__ void __launch_bounds__(threads) write_kernel(mpgpu::notifier tell, work given, volatile word *over) {
     const mpgpu::notify_block block = mpgpu::notify_block::current();
     const word mine = word{block.index} * block.threads + block.thread;
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(threads) write_kernel(mpgpu::notifier tell, wo
     tell.raise_by_all(block, 0, given.round);
     __shared__ bool is_over;
     while (given.then != nullptr) {
-        volatile word *const to = given.then; // each time anew
+        volatile word *const to = given.then; // read again each time
         for (word i = mine; i < given.words; i += stride) {
             to[i] = word_of(given.round, i);
         }
@@ -215,7 +216,7 @@ class kernel_writer final : public writer {
         : told_(told), stream_(ctx, where), over_(ctx, where, 1) {
         check(cudaSetDevice(where.id()), "cudaSetDevice");
         check(cudaMemset(over_.data(), 0, sizeof(word)), "cudaMemset");
-        int resident = 0; // this also loads the kernel
+        int resident = 0; // the query also loads the kernel
         int multiprocessors = 0;
         check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, write_kernel, threads, 0), "occupancy");
         check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, where.id()), "attribute");
@@ -240,7 +241,7 @@ class kernel_writer final : public writer {
 
 struct place {
     const char *name;
-    std::optional<std::size_t> offset; ///< from the message; empty: nothing is written on
+    std::optional<std::size_t> offset; ///< offset from the message; empty: no further writes
     const placed_memory *memory;
 };
 
@@ -249,7 +250,7 @@ double median(std::vector<double> values) {
     return values[values.size() / 2];
 }
 
-/// Both ranks alike: a message of each place by turns.
+/// Runs on both ranks: sends a message with each place alternately.
 void send_beside(writer *by, mpgpu::notifications *told, const placed_memory &message, const std::vector<place> &places,
                  std::size_t bytes, word &round) {
     std::vector<std::vector<double>> microseconds(places.size());
@@ -328,7 +329,7 @@ int run(int rank, std::size_t most) {
     if (!on_gpu) {
         writers.push_back(std::make_unique<thread_writer>(told));
     }
-    // Both ranks have the same places, whatever each sees of the machine.
+    // Both ranks must use the same places, even if they see the machine differently.
     int has_far = far ? 1 : 0;
     MPI_Allreduce(MPI_IN_PLACE, &has_far, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
     if (rank == 0) {
@@ -375,7 +376,7 @@ int main(int argc, char **argv) {
         }
         status = run(rank, most);
     } catch (const std::exception &e) {
-        // A kernel may still wait for a thread that has given up, and then no destructor returns.
+        // A kernel may still wait for the failed thread, and then no destructor returns.
         std::fprintf(stderr, "rank %d: %s\n", rank, e.what());
         MPI_Abort(MPI_COMM_WORLD, 1);
     }

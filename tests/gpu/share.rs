@@ -1,5 +1,5 @@
-//! Memory and signals between two processes on real GPUs. The peer is this test program run again, which maps what it is told to and
-//! answers round by round.
+//! Tests memory and signals between two processes on real GPUs. The peer is this test program, which maps memory on request and answers in
+//! each round.
 
 use super::scale::{is_reduced, scaled};
 use super::*;
@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The same in both processes.
+/// Number of rounds, equal in both processes.
 fn rounds() -> u64 {
     scaled(200, 20)
 }
@@ -18,7 +18,7 @@ fn rounds() -> u64 {
 const BYTES: u64 = (4 << 20) + 77;
 
 pub(super) fn host_words(address: u64, count: usize) -> &'static mut [u64] {
-    // SAFETY: pinned host memory of this size, which the tests use from one thread and after the streams that write it.
+    // SAFETY: pinned host memory of this size, which the tests use in one thread and after the streams that write it.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), count) }
 }
 
@@ -38,11 +38,11 @@ pub(super) fn export(context: &Context, address: u64, bytes: u64) -> String {
     hex(&context.state().export_memory(address, bytes).expect("memory that can be shared").encode())
 }
 
-/// How both processes wait for signals, and move bytes into each other's memory.
+/// Methods by which both processes wait for signals and move bytes into each other's memory.
 const WAYS: [(SignalWait, Engine); 2] = [(SignalWait::Operation, Engine::Auto), (SignalWait::Kernel, Engine::Kernel)];
 const CHILD: &str = "SHARE_TEST_CHILD";
 
-/// Copies of one transfer, in the order of a stream.
+/// Returns a plan of one transfer, executed in stream order.
 fn plan_of(context: &Context, dst: (u64, DeviceId), src: (u64, DeviceId), bytes: u64) -> Arc<mpgpu_contexts::Plan> {
     let transfer = Transfer { dst: dst.0, dst_device: dst.1, src: src.0, src_device: src.1, bytes };
     context.plan(&[transfer], &PlanOptions::default()).expect("a plan")
@@ -93,12 +93,12 @@ impl Drop for Peer {
     }
 }
 
-/// Word `i` of round `round`.
+/// Returns word `i` of round `round`.
 fn word(round: u64, i: usize) -> u64 {
     (round << 40) ^ (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Obeys the tests below. Does nothing otherwise.
+/// Executes the orders of the tests below. Does nothing otherwise.
 #[test]
 #[ignore = "a process that other tests start"]
 fn child_obeys() {
@@ -106,7 +106,7 @@ fn child_obeys() {
     let (wait, engine) = WAYS[usize::from(wait == "kernel")];
     let context = waiting(wait, engine);
     let stream = context.create_stream(GPU1).expect("a stream");
-    // The GPU whose memory is imported is in use here too, and does not do the work.
+    // The GPU of the imported memory is also used in this process, but does not copy.
     context.allocate(GPU0, 1).expect("memory");
     let mut imports = Vec::new();
     let mut own = Vec::new();
@@ -121,14 +121,14 @@ fn child_obeys() {
                 }
                 Err(error) => format!("refused: {error}"),
             },
-            // Counters of this process, zeroed, for the other to raise.
+            // Allocates zeroed counters of this process, which the other raises.
             "counters" => {
                 let address = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
                 host_words(address, 2).fill(0);
                 own.push(address);
                 export(&context, address, 16)
             }
-            // Puts round after round from GPU 1 into import 0, raises import 1, and waits in its own counter before each.
+            // Puts in each round from GPU 1 into import 0, raises import 1, and waits for its own counter before each round.
             "pump" => {
                 let staging = context.allocate(DeviceId::HOST, rounds() * 64 * 8).expect("memory");
                 let host = host_words(staging, rounds() as usize * 64);
@@ -146,7 +146,7 @@ fn child_obeys() {
                 }
                 context.synchronize_stream(stream).map_or_else(|error| error.to_string(), |()| "pumped".into())
             }
-            // Writes the words of a round into an import, or looks whether they are there.
+            // Writes the words of a round into an import, or checks them.
             "fill" | "look" => {
                 let [import, round, count] = [1, 2, 3].map(|at| words[at].parse::<usize>().expect("a number"));
                 let bytes = count as u64 * 8;
@@ -192,7 +192,7 @@ fn a_peer_puts_into_device_memory_with_signals_and_nothing_else_orders_it() {
 fn a_peer_puts(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
-    // In the middle of an allocation, so that offsets count.
+    // Inside an allocation, so that offsets are tested.
     let whole = context.allocate(GPU0, BYTES + 8192).expect("memory");
     let inbox = whole + 4096;
     let counters = context.allocate_shared(DeviceId::HOST, 16).expect("memory");
@@ -266,7 +266,8 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     let stream = context.create_stream(GPU0).expect("a stream");
     context.stream_wait_signals(stream, &[Signal { counter: counters, value: 1 }]).expect("enqueued");
     assert!(matches!(context.wait_signal(Signal { counter: counters + 8, value: 1 }, 0.0), Err(Error::SignalTimeout { .. })));
-    // What comes after it: by an event of ours, with an execution and another event behind, and by one of CUDA's that we do not see.
+    // Later work: ordered by an event of the library, with an execution and another event after it, and by an event of CUDA that the
+    // library does not see.
     let (joins, by_hand) = (context.create_stream(GPU1).expect("a stream"), context.create_stream(GPU0).expect("a stream"));
     let [waited, joined] = [(); 2].map(|()| context.create_event().expect("an event"));
     context.record_event(waited, stream).expect("recorded");
@@ -277,7 +278,7 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     context.record_event(joined, joins).expect("recorded");
     set_device(0);
     let mut event = std::ptr::null_mut();
-    // SAFETY: the output is valid for the call; streams of the current GPU, and an event of it, which is destroyed once.
+    // SAFETY: the output is valid for the call. Streams of the current GPU, and an event of it that is destroyed once.
     unsafe {
         ok(sys::cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32));
         ok(sys::cuEventRecord(event, raw(stream)));
@@ -292,7 +293,7 @@ fn a_killed_peer(wait: SignalWait, engine: Engine) {
     for event in [waited, joined] {
         assert!(said(context.synchronize_event(event)), "an event");
     }
-    // `stream` and `joins` were told by way of their events and work; how `by_hand` was joined is the driver's and the caller's.
+    // The loss is reported to `stream` and `joins` by their events and work. `by_hand` was ordered by the caller with the driver.
     for stream in [stream, joins, by_hand] {
         context.synchronize_stream(stream).expect("said once, or not known to wait");
         copy.execute(stream).expect("enqueued").wait().expect("its stream was told");
@@ -316,7 +317,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
     let context = waiting(wait, engine);
     let mut peer = Peer::waiting(wait);
     let [counter, gate] = [16, 16].map(|bytes| context.allocate_shared(DeviceId::HOST, bytes).expect("memory"));
-    // SAFETY: pinned host memory that lives until the end of this test, read and written as GPUs and other processes do.
+    // SAFETY: pinned host memory that exists until the end of this test, accessed atomically by GPUs and other processes.
     let atomic = |address: u64| unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(address as usize)) };
     for address in [counter, gate] {
         atomic(address).store(0, Ordering::SeqCst);
@@ -337,7 +338,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
         reached()
     };
     assert!(until(&|| atomic(counter).load(Ordering::SeqCst) == 2), "the end of the peer is not noticed");
-    // Somebody who lives is that far only now, and the stream has not come to its last wait.
+    // A live process raises the counter only now, and the stream has not reached its last wait.
     atomic(counter).store(1, Ordering::SeqCst);
     atomic(gate).store(1, Ordering::SeqCst);
     let goes_on = until(&|| !matches!(copied.is_done(), Ok(false)));
@@ -346,7 +347,7 @@ fn set_back(wait: SignalWait, engine: Engine) {
     assert!(matches!(context.synchronize_stream(stream), Err(Error::Backend(BackendError::PeerGone(_)))), "the stream");
 }
 
-/// What a process of these tests has of descriptors, mappings and resident pages.
+/// Returns the numbers of descriptors, mappings and resident pages of a process.
 fn holdings(process: u32) -> [usize; 3] {
     let lines = |file: &str| std::fs::read_to_string(format!("/proc/{process}/{file}")).expect("procfs");
     let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).expect("procfs").count();
@@ -368,7 +369,7 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     };
     let mut warm = None;
     for round in 0..rounds {
-        // Small ones share what the driver maps, large ones are mapped by themselves; with and without whole pages.
+        // Small allocations share a mapping of the driver, large ones have their own; with and without whole pages.
         let bytes = [777_000, 2 << 20, 64 << 10, (1 << 20) + 4096][round as usize % 4];
         let address = context.allocate(GPU0, bytes).expect("memory");
         let offset = if round % 3 == 0 { 0 } else { 4096 };
@@ -384,23 +385,24 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     let (before, after) = (warm.expect("more rounds than that"), state(&peer));
     drop(writeln!(std::io::stderr(), "gpu tests: {rounds} rounds of export and import: {before:?} after 31, {after:?} at the end"));
     for (before, after) in before.0.iter().zip(&after.0) {
-        // One of each for a round would be as many as there are rounds; the driver may open and map some of its own.
+        // A leak in each round would be as many as there are rounds; the driver may open and map some itself.
         assert!(after[0] < before[0] + 20, "{} descriptors, and {} after {rounds} rounds", before[0], after[0]);
         assert!(after[1] < before[1] + 60, "{} mappings, and {} after {rounds} rounds", before[1], after[1]);
-        // A process that compute-sanitizer watches grew by 95 MiB in 200 rounds, one that it does not watch by 0.5 MiB in 10,000.
+        // A process under compute-sanitizer grew by 95 MiB in 200 rounds, and one without it by 0.5 MiB in 10,000.
         assert!(is_reduced() || after[2] < before[2] + 4096, "{} resident pages, and {} after {rounds} rounds", before[2], after[2]);
     }
-    // 64 KiB for a round, which is the least that is mapped, would be 600 MiB. Of few rounds on a GPU that other tests use as well it tells nothing.
+    // 64 KiB per round, the smallest mapping, would be 600 MiB. With few rounds on a GPU that other tests also use the number is
+    // meaningless.
     for (before, after) in before.1.iter().zip(&after.1).filter(|_| !is_reduced()) {
         assert!(after + (64 << 20) > *before, "{before} bytes free on a GPU, and {after} after {rounds} rounds");
     }
     let names = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    // But for the interposer's table, which any process may have in use.
+    // Except for the interposer's table, which any process may use.
     let left = |name: &str| name.contains("mpgpu") && !name.starts_with("mpgpu-owners-");
     assert_eq!(names.filter(|entry| left(&entry.file_name().to_string_lossy())).count(), 0);
 }
 
-/// A pool of GPU 0 that other processes may import.
+/// Creates a pool of GPU 0 that other processes may import.
 fn pool_for_others() -> sys::CUmemoryPool {
     let properties = sys::CUmemPoolProps {
         allocType: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -426,7 +428,7 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
     let stream = raw(context.create_stream(GPU0).expect("a stream"));
     let allocate = |bytes: usize| {
         let mut address = 0;
-        // SAFETY: the output is valid for the call; a pool and a stream of this GPU.
+        // SAFETY: the output is valid for the call. A pool and a stream of this GPU.
         unsafe {
             ok(sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream));
             ok(sys::cuStreamSynchronize(stream));
@@ -434,7 +436,7 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
         address
     };
     let free = |address| {
-        // SAFETY: allocated above; no copy uses it any more and nobody has it mapped.
+        // SAFETY: allocated above. No copy uses it any more, and no process has it mapped.
         unsafe {
             ok(sys::cuMemFreeAsync(address, stream));
             ok(sys::cuStreamSynchronize(stream));
@@ -471,7 +473,7 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
         }
         assert_eq!(peer.ask("close"), "closed");
     }
-    // The driver may open some of its own; one for each round would be as many as there are rounds.
+    // The driver may open some itself; a leak in each round would be as many as there are rounds.
     let after = descriptors(&mut peer);
     assert!(after < before + 20, "{before} descriptors, and {after} after {rounds} rounds");
 
@@ -485,7 +487,7 @@ fn memory_of_a_pool_is_mapped_by_a_peer_and_once_freed_is_not_mistaken_for_what_
     assert_eq!(peer.ask("close"), "closed");
     free(again);
     free(small);
-    // SAFETY: created above, and nothing of it is left.
+    // SAFETY: created above, without remaining allocations.
     ok(unsafe { sys::cuMemPoolDestroy(pool) });
 }
 
@@ -496,7 +498,7 @@ fn memory_of_a_pool_is_refused_with_the_remedy() {
     let context = context(None, |_| {});
     let stream = context.create_stream(GPU0).expect("a stream");
     let (mut address, raw) = (0, std::ptr::with_exposed_provenance_mut(stream.0));
-    // SAFETY: the output is valid for the call; a stream of this GPU. Freed below, and not used.
+    // SAFETY: the output is valid for the call. A stream of this GPU. Freed below and not used.
     unsafe { ok(sys::cuMemAllocAsync(&mut address, 1 << 20, raw)) };
     let error = context.state().export_memory(address, 4096).expect_err("the default pool cannot be shared");
     assert!(matches!(&error, Error::Backend(BackendError::NotSupported(_))), "{error:?}");

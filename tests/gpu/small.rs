@@ -1,13 +1,13 @@
-//! Small pieces with an end in pinned host memory, which kernels move: every byte, whatever the alignment, from streams of every GPU, captured,
-//! and in memory of other addresses.
+//! Tests small pieces with an end in pinned host memory, which kernels move: every byte, with any alignment, from streams of every GPU,
+//! captured, and in memory at other addresses.
 
 use super::*;
 
-/// Sizes that are moved by single bytes, by words, by whole tiles and by several.
+/// Sizes that are moved by single bytes, by words, by whole tiles and by several tiles.
 const SIZES: [u64; 9] = [1, 3, 15, 16, 33, 2400, 4096, 16_385, 40_000];
-/// Three launches of the kernel.
+/// Number of pieces for three launches of the kernel.
 const PIECES: u64 = 300;
-/// Bytes around a piece that nobody may touch, more than any alignment.
+/// Bytes around a piece that must not change, more than any alignment.
 const MARGIN: u64 = 64;
 
 /// Pinned host memory.
@@ -24,14 +24,14 @@ fn pinned(kind: &str, context: &Arc<Context>, bytes: u64) -> Pinned {
         }
         "another library's" => {
             let mut pointer = std::ptr::null_mut();
-            // SAFETY: the output is valid for the call; freed once. Without a flag: the driver maps it for every GPU.
+            // SAFETY: the output is valid for the call. Freed once. Without a flag the driver maps it for every GPU.
             ok(unsafe { sys::cuMemHostAlloc(&mut pointer, bytes as usize, 0) });
             // SAFETY: as above.
             Pinned { base: pointer.expose_provenance() as u64, free: Box::new(move || ok(unsafe { sys::cuMemFreeHost(pointer) })) }
         }
         _ => {
             let memory = vec![0_u8; bytes as usize].leak().as_mut_ptr();
-            // SAFETY: the vector stays; unregistered once.
+            // SAFETY: the vector is kept, and unregistered once.
             ok(unsafe { sys::cuMemHostRegister_v2(memory.cast(), bytes as usize, 0) });
             // SAFETY: as above.
             let free = move || ok(unsafe { sys::cuMemHostUnregister(memory.cast()) });
@@ -40,13 +40,14 @@ fn pinned(kind: &str, context: &Arc<Context>, bytes: u64) -> Pinned {
     }
 }
 
-/// Pieces between two blocks of memory, and what the block that they go to must hold afterwards.
+/// Pieces between two blocks of memory, with the expected contents of the destination block.
 struct Batch {
     transfers: Vec<Transfer>,
     expected: Vec<u8>,
 }
 
-/// `into`: from host memory into the GPU's. Each piece has alignments of its own at both ends.
+/// Returns pieces from host memory into the GPU's if `into` is true, otherwise in the opposite direction. Each piece has different
+/// alignments at its ends.
 fn batch(host: u64, device: u64, gpu: DeviceId, into: bool, content: &[u8]) -> Batch {
     let mut expected = vec![0x5a; content.len()];
     let mut at = 0;
@@ -123,7 +124,7 @@ fn pieces_go_both_ways_at_once_and_a_plan_serves_other_memory() {
     let stream = context.create_stream(GPU0).expect("a stream");
     let bytes = room();
     let mut random = Random(8);
-    // Blocks for each way, and two of each, so that the graph of the first is re-pointed to the second, and back.
+    // Two blocks for each direction, so that the graph of the first is updated for the second, and back.
     let block = |_| {
         let of = |device| context.allocate(device, bytes).expect("memory");
         [of(DeviceId::HOST), of(GPU0), of(DeviceId::HOST), of(GPU0)]
@@ -163,7 +164,7 @@ fn pieces_are_captured_and_move_what_is_there_at_each_launch() {
             context.plan(&batch(host, device, GPU0, into, &vec![0; bytes as usize]).transfers, &PlanOptions::default()).expect("a plan");
         assert!(is_by_kernel(&plan), "{}", plan.describe());
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream is of the current context; outputs are valid for the calls.
+        // SAFETY: the stream belongs to the current context. Outputs are valid for the calls.
         unsafe {
             ok(sys::cuStreamBeginCapture_v2(raw(stream), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL));
             let captured = plan.enqueue(stream);
@@ -176,12 +177,12 @@ fn pieces_are_captured_and_move_what_is_there_at_each_launch() {
             let Batch { expected, .. } = batch(host, device, GPU0, into, &content);
             write(from, &content);
             write(to, &vec![0x5a; bytes as usize]);
-            // SAFETY: an instantiated graph; the stream is of the current context.
+            // SAFETY: an instantiated graph. The stream belongs to the current context.
             ok(unsafe { sys::cuGraphLaunch(exec, raw(stream)) });
             context.synchronize_stream(stream).expect("it runs");
             assert_bytes(&read(to, bytes as usize), &expected, &format!("launch {launch}, into {into}"));
         }
-        // SAFETY: made above, used no more.
+        // SAFETY: created above, and no longer used.
         unsafe {
             ok(sys::cuGraphExecDestroy(exec));
             ok(sys::cuGraphDestroy(graph));

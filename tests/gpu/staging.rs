@@ -1,30 +1,30 @@
-//! GPU memory that the library takes, as the driver counts it: inside the staging bound, whatever the size of the messages.
+//! Tests that the library's GPU memory, as counted by the driver, is within the staging limit for messages of any size.
 //!
-//! `cuMemGetInfo` says what a GPU has free, whoever has taken the rest. Buffers of the messages are there before the first look, and so are the
-//! primary contexts, so what is missing between a look without a context of the library and one with it is that context's: its staging,
-//! which must stay inside the bound, and what the driver takes for the objects that it makes (streams, events, executable graphs, the copy
-//! kernel's module). Those are of the driver's own size and are allowed for by a constant; what must not happen is that they grow with
-//! the messages.
+//! `cuMemGetInfo` returns the free memory of a GPU, whichever program uses the rest. Buffers of the messages and primary contexts exist
+//! before the first reading. The difference between a reading without a context of the library and one with it is therefore used by that
+//! context: its staging memory, which must be within the limit, and the driver's memory for its objects (streams, events, executable
+//! graphs, the copy kernel's module). The size of these objects depends on the driver, and a constant is permitted for them; they must not
+//! grow with the messages.
 //!
-//! Another program may use the GPUs. So a reading counts only if, once the context is gone, as much is free as before it; a context that
-//! leaves memory behind makes no reading count. What does not count, or is above the bound, is read anew: programs come and go, but the
-//! library takes the same each time, so if it takes too much, or leaves memory behind, all readings fail, and the test does.
+//! Another program may use the GPUs. A reading is therefore valid only if, after the context is destroyed, as much memory is free as before
+//! it; a context with a leak makes no reading valid. Invalid readings, and those above the limit, are repeated: programs start and end, but
+//! the library uses the same amount each time. If it uses too much, or leaks memory, all readings fail, and so does the test.
 
 use super::memory::Foreign;
 use super::scale::scaled;
 use super::*;
 
-/// What the driver may take on one GPU for the objects of a context, for which it sets memory aside in pieces of 2 MiB and more.
+/// Bytes that the driver may use on one GPU for the objects of a context. It allocates memory for them in pieces of 2 MiB and more.
 const DRIVER_OBJECTS: u64 = 64 << 20;
-/// By how much that may be more for messages of any size than for those of 1 byte: an executable graph has a node for each chunk.
+/// Additional bytes for messages of any size compared with 1 byte: an executable graph has a node for each chunk.
 const MORE_OBJECTS: u64 = 24 << 20;
-/// What may be missing when a context is gone: a piece or two that the driver keeps for the next one.
+/// Bytes that may be missing after a context is destroyed: one or two pieces that the driver keeps for the next one.
 const LEFT: u64 = 4 << 20;
 const READINGS: usize = 4;
 
 const KINDS: [&str; 4] = ["host to GPU", "GPU to host", "GPU to GPU", "all to all"];
 
-/// Free bytes of each of the first `count` GPUs.
+/// Returns the free bytes of each of the first `count` GPUs.
 pub fn free_bytes(count: u32) -> Vec<u64> {
     let free = |gpu| {
         set_device(gpu);
@@ -36,12 +36,12 @@ pub fn free_bytes(count: u32) -> Vec<u64> {
     (0..count).map(free).collect()
 }
 
-/// The ends of all messages, none of them the library's. GPU `i` sends the content from byte `8 * i` on.
+/// Ends of all messages, none of them allocated by the library. GPU `i` sends the content from byte `8 * i`.
 struct Buffers {
     content: Foreign,
     back: Foreign,
     sources: Vec<Foreign>,
-    /// Room for a message of each other GPU.
+    /// Space for a message from each other GPU.
     destinations: Vec<Foreign>,
 }
 
@@ -51,11 +51,11 @@ impl Buffers {
         let whole = most.next_multiple_of(8) + 8 * u64::from(count);
         let (content, back) = (Foreign::pinned(whole as usize), Foreign::pinned(whole as usize));
         let mut random = Random(80);
-        // SAFETY: pinned memory of this size, which nobody else has.
+        // SAFETY: pinned memory of this size, which nothing else uses.
         unsafe { host(content.address, whole) }.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
         let sources: Vec<_> = (0..count).map(|gpu| Foreign::plain(gpu, most as usize)).collect();
         for (gpu, source) in (0..).zip(&sources) {
-            // SAFETY: both have so many bytes.
+            // SAFETY: both have this size.
             ok(unsafe { sys::cuMemcpy(source.address, content.address + 8 * gpu, most as usize) });
         }
         let room = u64::from(count - 1) * most;
@@ -63,7 +63,7 @@ impl Buffers {
         Buffers { content, back, sources, destinations }
     }
 
-    /// The messages of a kind, and where in the content each one's bytes are.
+    /// Returns the messages of a kind, with the offset of their bytes in the content.
     fn transfers(&self, kind: &str, bytes: u64) -> Vec<(Transfer, u64)> {
         let gpu = |gpu: usize| DeviceId::gpu(gpu as u32);
         let transfer = |(dst, dst_device), (src, src_device)| Transfer { dst, dst_device, src, src_device, bytes };
@@ -88,12 +88,12 @@ impl Buffers {
     fn poison(&self, transfers: &[(Transfer, u64)]) {
         for (Transfer { dst, dst_device, bytes, .. }, _) in transfers {
             if *dst == self.back.address {
-                // SAFETY: pinned memory of this size, which nobody else uses meanwhile.
+                // SAFETY: pinned memory of this size, which nothing else uses meanwhile.
                 unsafe { host(*dst, *bytes) }.fill(0x6b);
             } else {
-                // Only copies reach memory of another GPU before anybody has asked for access to it.
+                // Before peer access is enabled, only copies reach memory of another GPU.
                 set_device(dst_device.0 as u32);
-                // SAFETY: a destination has so many bytes.
+                // SAFETY: the destination has this size.
                 ok(unsafe { sys::cuMemsetD8_v2(*dst, 0x6b, *bytes as usize) });
             }
         }
@@ -104,10 +104,10 @@ impl Buffers {
         for (transfer, offset) in transfers {
             let bytes = transfer.bytes;
             if transfer.dst != self.back.address {
-                // SAFETY: both have so many bytes.
+                // SAFETY: both have this size.
                 ok(unsafe { sys::cuMemcpy(self.back.address, transfer.dst, bytes as usize) });
             }
-            // SAFETY: pinned memory of this size, which nobody writes meanwhile.
+            // SAFETY: pinned memory of this size, which nothing writes meanwhile.
             let (found, expected) = unsafe { (host(self.back.address, bytes), host(self.content.address + offset, bytes)) };
             assert_bytes(found, expected, &format!("{what}: {} to {}", transfer.src_device, transfer.dst_device));
         }
@@ -115,9 +115,9 @@ impl Buffers {
 }
 
 /// # Safety
-/// Host memory of so many bytes, of which there is no other slice.
+/// The range must be host memory of this size without another slice.
 unsafe fn host<'a>(address: u64, bytes: u64) -> &'a mut [u8] {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), bytes as usize) }
 }
 
@@ -130,16 +130,16 @@ fn synchronize(count: u32) {
     set_device(0);
 }
 
-/// One reading.
+/// Result of one reading.
 #[derive(Debug)]
 struct Reading {
-    /// The most that was missing on a GPU beside the staging that the context said it had there, and for which messages.
+    /// Maximum memory used on a GPU in addition to the reported staging memory, and the messages for which it occurred.
     beside_staging: u64,
     messages: String,
-    /// Staging on each GPU, and in host memory.
+    /// Staging memory on each GPU, and in host memory.
     staged: Vec<u64>,
     staged_in_host_memory: u64,
-    /// What was missing on each GPU when the context was gone; negative: there was more.
+    /// Memory missing on each GPU after the context was destroyed; negative if there was more.
     left: Vec<i64>,
 }
 
@@ -149,8 +149,7 @@ impl Reading {
     }
 }
 
-/// Messages of every kind and of these sizes, as the library would send them and by copies and events, in a context of their own. Every byte
-/// is checked.
+/// Sends messages of every kind and of these sizes, with default options and by copies and events, in a new context. Checks every byte.
 fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
     let count = buffers.sources.len() as u32;
     let before = free_bytes(count);
@@ -180,7 +179,7 @@ fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
                 };
                 buffers.poison(&transfers);
                 let running = plan.execute(StreamHandle(0)).expect("enqueued");
-                // While it runs, and afterwards.
+                // During the execution, and afterwards.
                 look();
                 running.wait().expect("it runs");
                 look();
@@ -194,7 +193,7 @@ fn read_once(buffers: &Buffers, bound: u64, sizes: &[u64]) -> Reading {
     reading
 }
 
-/// The first reading that counts and shows at most `objects` bytes beside staging.
+/// Returns the first valid reading with at most `objects` bytes in addition to staging memory.
 fn read(buffers: &Buffers, bound: u64, sizes: &[u64], objects: u64) -> Reading {
     let mut readings = Vec::new();
     let reading = loop {
@@ -222,22 +221,22 @@ fn read(buffers: &Buffers, bound: u64, sizes: &[u64], objects: u64) -> Reading {
 fn the_memory_that_a_context_takes_on_gpus_stays_inside_the_staging_bound_at_any_message_size() {
     let Some(turn) = gpus(2) else { return };
     let count = turn.count.min(4);
-    // A source, room for a message of each other GPU, and staging, on each GPU.
+    // On each GPU: a source, space for a message from each other GPU, and staging memory.
     let least_free = free_bytes(count).into_iter().min().unwrap_or(0);
     let most = scaled(1 << 30, 32 << 20).min(least_free.saturating_sub(2 << 30) / u64::from(count)).max(1 << 20);
     let buffers = Buffers::new(count, most);
     let smaller = [1, 4099, (1 << 20) + 1, (16 << 20) + 3, 64 << 20, (256 << 20) + 5].into_iter().filter(|size| *size < most);
     let sizes: Vec<u64> = smaller.chain([most]).collect();
     let default = Config::default().staging_bytes;
-    // What the driver keeps once it has it: the first objects of each kind.
+    // Lets the driver allocate the memory that it keeps: the first objects of each kind.
     read_once(&buffers, default, &[most.min(16 << 20)]);
     for bound in [4 << 20, default, 256 << 20] {
         let mut objects = DRIVER_OBJECTS;
         for &bytes in &sizes {
             let reading = read(&buffers, bound, &[bytes], objects);
-            // The first are the smallest messages.
+            // The first readings are of the smallest messages.
             objects = objects.min(reading.beside_staging + MORE_OBJECTS);
-            // On a mesh the planner takes relays and host memory, so what was read is of plans with staging.
+            // On a mesh the planner uses relays and host memory, so the readings are of plans with staging memory.
             if forced().is_some() && bytes >= 64 << 20 {
                 let (on_gpus, on_host) = (reading.staged.iter().any(|staged| *staged > 0), reading.staged_in_host_memory > 0);
                 assert!(on_gpus && on_host, "nothing was staged: {reading:?}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A program that knows nothing of mpgpu and copies in several streams at once: between two GPUs one way and both ways,
-// and between one or two GPUs and pinned host memory. Prints GB/s of all its streams: tests/gpu/unchanged runs it with
-// and without libmpgpu_preload.so.
-//   streams [MIB [SECONDS]]        each case for so long, of which the first half is not counted (256, 4)
+// Copies in several streams at once without using mpgpu: between two GPUs in one and in both directions, and between
+// one or two GPUs and pinned host memory. Prints the GB/s of all streams together: tests/gpu/unchanged runs it with and
+// without libmpgpu_preload.so.
+//   streams [MIB [SECONDS]]        each case for SECONDS, of which the second half is measured (256, 4)
 //   streams both|host|back MIB SECONDS  one case, with a line for each half second
 //   streams disturb SECONDS memory threads that copy in host memory as fast as they can
 //   streams disturb SECONDS link   copies from pinned host memory to GPU 0, over its PCIe link
@@ -34,10 +34,10 @@ double seconds_since(clock_type::time_point begin) {
 }
 
 constexpr int host = -1;
-/// Copies of each stream that are enqueued at once: its GPU never waits for the program.
+/// Number of copies that each stream has enqueued, so that its GPU never waits for the program.
 constexpr int in_flight = 4;
 
-/// One stream's copies, of which a new one begins when the last has ended.
+/// Copies of one stream. A new copy is enqueued when the oldest has ended.
 struct flow {
     int dst;
     int src;
@@ -74,7 +74,7 @@ struct flow {
         return memory;
     }
 
-    /// Enqueues as many as are to be in flight. Says how many those are.
+    /// Enqueues copies up to the maximum. Returns their number.
     std::size_t feed() {
         std::size_t fed = 0;
         CHECK(cudaSetDevice(gpu()));
@@ -106,7 +106,7 @@ struct flow {
     }
 };
 
-/// Runs a case, and returns GB/s of its second half. `each` seconds there is a line.
+/// Runs a case, and returns the GB/s of its second half. Prints a line every `each` seconds.
 double run(const std::vector<std::pair<int, int>> &ways, std::size_t bytes, double seconds, double each) {
     std::vector<flow> flows;
     for (const auto &[dst, src] : ways) {
