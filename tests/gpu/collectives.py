@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Named batches between ranks, one GPU in sight of each, beside NCCL: broadcast, all-gather and all-to-all of blocks from 4 KiB to 1 GiB.
-Each by NCCL (torch.distributed), by a node plan of one path and by one that may use all; steps in a row on one stream, and as one step of a
-captured graph. Every byte is compared. Needs torch with CUDA and two GPUs; no compiler.
+"""Measures collectives between ranks that each see one GPU, in comparison with NCCL: broadcast, all-gather and all-to-all of blocks from
+4 KiB to 1 GiB. Each is made by NCCL (torch.distributed), by a node plan of one path and by a node plan of all paths, in successive steps on
+one stream and in a captured graph. Every byte is compared. Requires torch with CUDA and two GPUs, but no compiler.
 
     python3 tests/gpu/collectives.py [--ranks N] [--most BYTES]
 
---ranks is all GPUs by default; --most is the largest block (2^30). Time is the longest of the ranks', in the median of nine rounds of all
-ways in turn. The last line says whether all was right; exits with 1 where it was not, with 77 without two GPUs. With MPGPU_BACKEND=host it
-runs on virtual devices, with gloo in place of NCCL, to try the script itself.
+--ranks is the number of all GPUs by default; --most is the largest block (2^30). Times are those of the slowest rank, medians of nine
+rounds of all methods in turn. The last line reports whether all bytes were right. Exits with 1 if not, with 77 if there are fewer than two GPUs.
+With MPGPU_BACKEND=host it runs on virtual devices, with gloo instead of NCCL, to test the script itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOST = os.environ.get("MPGPU_BACKEND") == "host"
 
 class Rank:
     def __init__(self, rank: int, ranks: int, folder: str) -> None:
-        # As under a job scheduler, before CUDA begins: each process sees its own GPU alone.
+        # Set before CUDA is initialised, as by a job scheduler: each process sees only its own GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")[rank]
         import mpgpu
         import torch
@@ -57,20 +57,20 @@ class Rank:
             print(*text, flush=True)
 
     def longest(self, us: float) -> float:
-        """The longest of all ranks' times; a barrier too."""
+        """Returns the maximum of all ranks' times. Also a barrier."""
         value = self.torch.tensor([us], dtype=self.torch.float64, device="cpu" if HOST else "cuda")
         self.distributed.all_reduce(value, op=self.distributed.ReduceOp.MAX)
         return float(value.item())
 
     def random(self, seed: int, size: int) -> Any:
-        """Bytes that every rank makes alike."""
+        """Returns bytes that are equal on every rank."""
         device = "cpu" if HOST else "cuda"
         return self.torch.randint(
             0, 256, (size,), dtype=self.torch.uint8, device=device, generator=self.torch.Generator(device).manual_seed(seed)
         )
 
     def in_a_row(self, step: Callable[[], Any], steps: int) -> float:
-        """Microseconds of each of so many steps."""
+        """Returns the microseconds per step."""
         self.longest(0)
         if HOST:
             begin = time.perf_counter()
@@ -141,7 +141,7 @@ class Rank:
             self.wrong += wrong
 
     def compare(self, ways: dict[str, Callable[[], Any]], whole: Any, expected: list[Any], kind: str) -> int:
-        """How many bytes are wrong after each way."""
+        """Returns the number of wrong bytes after all methods."""
         wrong = 0
         for step in ways.values():
             if kind == "broadcast" and self.rank == 0:

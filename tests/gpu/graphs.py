@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What CUDA graphs cost, as figures 13 and 14 of the paper on multi-path copies by graphs (2026) show it: creation, construction,
-instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs on streams against
-graphs, by size. Runs `mpgpu bench` on two GPUs, in about a minute.
+"""Measures the cost of CUDA graphs, as in figures 13 and 14 of the paper on multi-path copies by graphs (2026): creation, construction,
+instantiation and launch by the number of nodes, and their share of a copy's time; and one copy between two GPUs by streams and by graphs,
+by size. Runs `mpgpu bench` on two GPUs for about a minute.
 
     python3 tests/gpu/graphs.py MPGPU FOLDER
     python3 tests/gpu/graphs.py --read FOLDER
 
-MPGPU is the command `mpgpu`. Its JSON and the picture graphs.svg are left in FOLDER; --read makes tables and picture anew from there. Exits
-with 77 where there are not two GPUs.
+MPGPU is the command `mpgpu`. Its JSON and the picture graphs.svg are written to FOLDER; --read creates tables and picture again from there.
+Exits with 77 if there are fewer than two GPUs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 PHASES = ("creation", "construction", "instantiation", "first launch", "later launch")
 COLOURS = ("#4c78a8", "#f58518", "#e45756", "#72b7b2", "#54a24b")
-# What each reading is of.
+# Cases and options of each reading.
 RUNS = {
     "graph_phases": ["--case", "graph_phases", "--sizes", "2M,16M,64M,256M"],
     "stream": ["--case", "d2d", "--engine", "stream", "--sizes", "1M,2M,4M,8M,16M,32M,64M,128M,256M,512M"],
@@ -51,13 +51,13 @@ def results(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 
 
 def manner(result: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Times of the driver's own calls."""
+    """Returns the times of the driver calls."""
     times: dict[str, dict[str, float]] = result["plain"][0]["times"]
     return times
 
 
 def phases_of(found: list[dict[str, Any]]) -> Phases:
-    """By bytes and nodes: microseconds of each phase, those of the first copy and of a later one."""
+    """Returns, by bytes and nodes, the microseconds of each phase, of the first copy and of a later one."""
     rows: dict[tuple[int, int], dict[str, dict[str, Any]]] = {}
     for result in found:
         rows.setdefault((result["size"], result["transfers"]), {})[result["way"]] = result
@@ -97,7 +97,7 @@ def tables(phases: Phases, engines: dict[int, tuple[float, float, float]]) -> No
 
 
 def picture(phases: Phases, engines: dict[int, tuple[float, float, float]]) -> str:
-    """Two panels: the phases by nodes, both axes logarithmic; graphs over streams by size."""
+    """Draws two panels: the phases by nodes with logarithmic axes, and graphs relative to streams by size."""
     width, height, left, top = 380, 260, 60, 40
     parts: list[str] = []
 

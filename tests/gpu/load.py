@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Weights from a safetensors file onto a GPU: by safetensors as it is (from 0.8 on it reads each tensor into pinned memory by one thread),
-mapped and moved by `tensor.to`, the same under libmpgpu_preload.so, and by mpgpu.torch.load; and tensors in ordinary memory by `tensor.to`.
-And how long one tensor alone takes. Every tensor is compared. Needs torch with CUDA and safetensors; no compiler.
+"""Measures loading of weights from a safetensors file to a GPU: by unmodified safetensors (from 0.8 on it reads each tensor into pinned
+memory with one thread), mapped and moved by `tensor.to`, both also with libmpgpu_preload.so, and by mpgpu.torch.load; also tensors in
+pageable memory by `tensor.to`, and the time of a single tensor. Every tensor is compared. Requires torch with CUDA and safetensors, but no
+compiler.
 
     python3 tests/gpu/load.py [--gib 8] [--folder FOLDER] [--preload libmpgpu_preload.so] [--cold]
 
-FOLDER must have room for the file. With --cold the file is taken out of the page cache before each load. Each way runs in a process of
-its own, which makes its CUDA context before the clock starts. The last line says whether all was right; exits with 1 where it was not, with
-77 where there is no GPU.
+FOLDER must have space for the file. With --cold the file is removed from the page cache before each load. Each method runs in a separate
+process, which creates its CUDA context before the measurement. The last line reports whether all tensors were right. Exits with 1 if not,
+with 77 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Two layers in three of a model of 8e9 parameters, as far as sizes go.
+# Sizes of tensors in a layer of a model with 8e9 parameters.
 SHAPES = [(4096, 14336), (14336, 4096), (4096, 4096), (1024, 4096), (4096,)]
 
 
@@ -32,7 +33,7 @@ def make(path: Path, gib: float) -> None:
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(1)
-    # Random bytes once, and for each tensor from another place on.
+    # Random bytes are generated once; each tensor uses them from another offset.
     pool = torch.randint(-(2**15), 2**15 - 1, (1 << 27,), dtype=torch.int16, generator=generator)
     tensors, total = {}, 0
     while total < gib * 2**30:
@@ -64,7 +65,7 @@ def load(way: str, path: Path) -> dict[str, Any]:
 
 
 def load_one(way: str, path: Path, name: str) -> Any:
-    """One tensor alone: the soonest that a program can have bytes of the file."""
+    """Loads a single tensor: the earliest time at which a program can use bytes of the file."""
     from safetensors import safe_open
 
     if way == "mpgpu":
@@ -81,7 +82,7 @@ ordinary: dict[str, Any] = {}
 
 
 def measure(way: str, path: Path, cold: bool) -> None:
-    """In a process of its own: prints seconds of each load and of one tensor before it, and whether all was right."""
+    """Runs in a separate process: prints the seconds of each load, and of one tensor before it, and whether all was right."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What copies of ordinary host memory cost what computes beside them: products of matrices on the GPU that is copied to, and a data loader
-with eight processes. Each alone, beside `tensor.to` in a thread, and beside mpgpu with its own number of threads and with two of them
-(MPGPU_HOST_THREADS); what the copies get, and how many threads of the process are the library's. Needs torch with CUDA; no compiler.
+"""Measures the effect of pageable host memory copies on concurrent work: matrix products on the destination GPU, and a data loader with
+eight processes. Each runs alone, concurrently with `tensor.to` in a thread, and with mpgpu with the default number of threads and with two
+(MPGPU_HOST_THREADS). Also prints the rate of the copies and the number of the library's threads. Requires torch with CUDA, but no compiler.
 
     python3 tests/gpu/pageable_beside.py
 
-Every byte is compared at the end of each way. Exits with 1 where one was wrong, or where there are more threads than the limit; with 77
-where there is no GPU.
+Every byte is compared at the end of each method. Exits with 1 if a byte was wrong or there are more threads than the limit, with 77 if
+there is no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def products(torch: Any, warm: Callable[[], None]) -> float:
-    """A training loop's products, in a second: 8192 x 8192, and the loss is read every eight."""
+    """Returns the matrix products per second of a training loop: 8192 x 8192, reading the loss after every eight."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for _ in range(4):
         a @ b
@@ -44,7 +44,7 @@ def products(torch: Any, warm: Callable[[], None]) -> float:
 
 
 class Images:
-    """Decodes nothing, but uses a CPU as who does: random pictures, normalised."""
+    """Data set that uses the CPU like a decoder: random pictures, normalised."""
 
     def __len__(self) -> int:
         return 1 << 20
@@ -58,12 +58,12 @@ class Images:
 
 
 def batches(torch: Any, warm: Callable[[], None]) -> float:
-    """Batches of 32 pictures in a second, by eight processes."""
+    """Returns the batches of 32 pictures per second with eight processes."""
     torch.set_num_threads(1)
     loader = iter(torch.utils.data.DataLoader(Images(), batch_size=32, num_workers=8, prefetch_factor=4, multiprocessing_context="fork"))
     for _ in range(32):
         next(loader)
-    # Its processes are there, forked before the threads of the copies.
+    # Starts its processes, which must be forked before the copy threads start.
     warm()
     begin, done = time.monotonic(), 0
     while time.monotonic() < begin + SECONDS:
@@ -73,13 +73,13 @@ def batches(torch: Any, warm: Callable[[], None]) -> float:
 
 
 def own_threads() -> int:
-    """Threads of the library that copy ordinary memory."""
+    """Returns the number of the library's threads that copy pageable memory."""
     names = [(task / "comm").read_text() for task in Path("/proc/self/task").iterdir()]
     return sum(name.startswith("mpgpu-copy") for name in names)
 
 
 def measure(work: str, way: str) -> None:
-    """In a process of its own: prints what the work did in a second, what the copies carried, and whether all is right."""
+    """Runs in a separate process: prints the rates of the work and of the copies, and whether all is right."""
     import torch
 
     torch.cuda.init()
@@ -99,7 +99,7 @@ def measure(work: str, way: str) -> None:
                 else:
                     target.copy_(source)
             copied.append(source.nbytes / (time.monotonic() - begin) * 1e-9)
-            # What a plan tries while it learns, the driver's copy among others, is past by then.
+            # By then the plan has finished trying its variants, including the driver's copy.
             if len(copied) >= (40 if way == "mpgpu" else 2):
                 warmed.set()
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Tests of the Python package on the GPUs of this machine, with torch and CuPy where they are installed. Needs no pytest, no compiler and
+"""Tests the Python package on the GPUs of this machine, with torch and CuPy if they are installed. Requires no pytest, no compiler and
 no network.
 
     python3 tests/gpu/python.py WHEEL...
 
-WHEEL is the wheel of mpgpu, and beside it those of what this Python lacks (cffi); without one the mpgpu that is installed is tested.
-Installs into a temporary folder. Tests of two GPUs or of a framework are skipped, each with a line, where these are missing. The last line
-is the sum; exits with 0 if all was right, 1 if not, 77 where there is no GPU.
+WHEEL is the wheel of mpgpu, followed by those of packages that this Python lacks (cffi). Without a wheel the installed mpgpu is tested.
+Installs into a temporary folder. Tests that require two GPUs or a missing framework are skipped with a message. The last line is the
+summary. Exits with 0 on success, with 1 if there was an error, with 77 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIB = 2**20
 
 
 class Skipped(Exception):
-    """What a test needs is not here."""
+    """A requirement of a test is missing."""
 
 
 def test(function: Callable[[], None]) -> Callable[[], None]:
@@ -218,7 +218,7 @@ def tensors_live_until_the_copy_that_nobody_holds_is_done() -> None:
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)
-    # In a stream that torch does not know to use the memory.
+    # In a stream whose use of the memory torch does not know.
     mpgpu.Plan([(dst, src)]).execute(stream)
     del src
     gc.collect()
@@ -347,14 +347,14 @@ def arrays_of_cupy_are_copied_in_its_current_stream() -> None:
 
 
 class Interface:
-    """An array that has `__cuda_array_interface__` alone."""
+    """Array that only supports `__cuda_array_interface__`."""
 
     def __init__(self, owner: Any, stream: int | None) -> None:
         self.owner, self.__cuda_array_interface__ = owner, {**owner.__cuda_array_interface__, "stream": stream}
 
 
 class Dlpack:
-    """An array that has DLPack alone."""
+    """Array that only supports DLPack."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -430,7 +430,7 @@ def a_plan_whose_tensor_lost_its_memory_is_refused() -> None:
     src = torch.full((16 * MIB,), 9, dtype=torch.uint8, device="cuda")
     plan, before = mpgpu.Plan([(dst, src)]), dst.data_ptr()
     plan.execute().synchronize()
-    # As FSDP does.
+    # Like FSDP.
     dst.untyped_storage().resize_(0)
     others = [torch.zeros(16 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     assert before in [other.data_ptr() for other in others], "torch gave its memory to none of them"
@@ -540,7 +540,7 @@ def rank_of_a_node(rank: int, ranks: int, socket: str, answers: Any) -> None:
 
 
 def start_ranks(rank_function: Callable[..., None], *arguments: Any) -> list[str]:
-    """Runs two ranks, each in a process of its own, and returns what they have to say."""
+    """Runs two ranks in separate processes, and returns their results."""
     spawn = multiprocessing.get_context("spawn")
     answers = spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
@@ -563,9 +563,9 @@ def ranks_that_plan_together_receive_every_byte_of_every_step() -> None:
 
 
 def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: int) -> None:
-    """Exchanges tensors with the other rank: of every kind of memory and many sizes, after earlier work and before later work of torch."""
+    """Exchanges tensors with the other rank: in every kind of memory and of many sizes, after earlier and before later work of torch."""
     try:
-        # As under a job scheduler: each process sees its own GPU alone.
+        # As set by a job scheduler: each process sees only its own GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[rank % gpus]
         import asyncio
         import time
@@ -586,7 +586,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
         async def exchange(number: int, size: int) -> None:
             sent, received = kinds[number % 4](size), kinds[number // 4 % 4](size + 3)
             if sent.is_cuda:
-                # Still to be written when the message is posted.
+                # Not yet written when the message is posted.
                 torch.cuda._sleep(2_000_000)
             sent.copy_(random(torch, size, 2 * number + rank))
             message = channel.receive(received)
@@ -601,7 +601,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
 
         asyncio.run(all_sizes())
 
-        # In stream order: the host waits for nothing until the end.
+        # In stream order: the host does not wait before the end.
         sent, received = kinds[0](MIB), kinds[0](MIB)
         seen, messages = [], []
         for value in range(1, 30):
@@ -628,7 +628,7 @@ def rank_with_channels(rank: int, ranks: int, socket: str, answers: Any, gpus: i
 
         asyncio.run(play(200))
         one_way = sorted(asyncio.run(play(200)) for _ in range(9))[4]
-        # Nobody leaves while the other receives.
+        # No rank exits while the other receives.
         for turn in (0, 1):
             (channel.send(b"x") if turn == rank else channel.receive(bytearray(1))).synchronize()
         answers.put(f"{one_way:.1f} us one way for 4 KiB by await" if rank == 0 else None)
@@ -650,7 +650,7 @@ def channels_between_processes_with_a_gpu_each_carry_every_byte() -> None:
 
 
 def install(wheels: list[str]) -> None:
-    """Puts the wheels on the path of this process and of those that it starts."""
+    """Adds the wheels to the module path of this process and of its children."""
     folder = tempfile.mkdtemp(prefix="mpgpu-python-")
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", folder, *wheels], check=True)
     sys.path.insert(0, folder)

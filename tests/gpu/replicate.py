@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""One source for all GPUs: a buffer and a model in host memory, and from three GPUs on a buffer of GPU 0, onto every GPU: by a copy each,
-and by mpgpu, which lets GPUs pass on what they have. NCCL broadcasts from GPU 0 beside it. Every byte is compared. Needs torch with CUDA,
-and two GPUs; no compiler.
+"""Measures broadcasts to all GPUs: a buffer and a model in host memory and, with three or more GPUs, a buffer of GPU 0. Each is made by one
+copy per GPU and by mpgpu, in which GPUs forward bytes; NCCL broadcasts from GPU 0 for comparison. Every byte is compared. Requires torch
+with CUDA and two GPUs, but no compiler.
 
     python3 tests/gpu/replicate.py [--gib 8] [--model]
 
---gib is the size of the model; with --model it is moved alone, in a minute and not in three. The last line says whether all was right; exits with 1 where it was not, with 77 without two GPUs.
+--gib is the size of the model. With --model only the model is moved, which takes one minute instead of three. The last line reports whether
+all bytes were right. Exits with 1 if not, with 77 if there are fewer than two GPUs.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def seconds(work: Callable[[], Any], rounds: int = 9) -> float:
 
 
 def copies(targets: list[Any], source: Any) -> None:
-    """A copy to each GPU, all at once."""
+    """Makes concurrent copies to all GPUs."""
     for target in targets:
         with torch.cuda.stream(streams[target.device.index]):
             target.copy_(source, non_blocking=True)
