@@ -63,7 +63,7 @@ class imports {
 
 /// Tells ranks whose kernels wait for this one's messages, when it goes, in how many exchanges this one takes part:
 /// whoever waits for more gets `peer_gone`. Captured exchanges count as any number, unless an exception ends them.
-/// After a failure none counts, because what this rank has sent is not known.
+/// None counts once another rank is lost, because this rank's kernels then send nothing more.
 class departure {
   public:
     /// `gone` is raised when a rank is lost that this one waits for.
@@ -74,12 +74,24 @@ class departure {
     departure &operator=(const departure &) = delete;
     departure &operator=(departure &&) = delete;
     ~departure() {
-        std::uint64_t lost = 0;
-        static_cast<void>(mp_signal_read(context_, gone_, &lost));
         const bool has_thrown = std::uncaught_exceptions() > exceptions_;
         const std::uint64_t last = !has_captured ? exchanges : has_thrown ? 0 : any_exchange;
         for (std::uint64_t *const counter : there_) { // who has gone needs no word
-            static_cast<void>(mp_memory_leave(context_, counter, has_failed || lost != 0 ? 0 : last));
+            static_cast<void>(mp_memory_leave(context_, counter, is_abandoned() ? 0 : last));
+        }
+    }
+
+    /// True if kernels of this rank wait for messages no longer, because another rank has ended, left or given up.
+    [[nodiscard]] bool is_abandoned() const noexcept {
+        std::uint64_t stands = 0;
+        static_cast<void>(mp_signal_read(context_, gone_, &stands));
+        return stands != 0;
+    }
+
+    /// Ends the waits of the other ranks' kernels for this rank's messages. It is no loss to them: nobody is told.
+    void give_up() const noexcept {
+        for (std::uint64_t *const counter : there_) {
+            static_cast<void>(mp_signal_raise(context_, counter, any_exchange));
         }
     }
 
@@ -87,7 +99,6 @@ class departure {
 
     std::uint64_t exchanges = 0; ///< that were enqueued outside of captures
     bool has_captured = false;
-    bool has_failed = false; ///< an exchange has
 
   private:
     mp_context_t context_;
@@ -406,8 +417,9 @@ class plan {
 
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
-    /// Exchanges so many times and waits. Where that fails, other processes do not wait for this one: it takes part in
-    /// all the transfers, and tells kernels that push.
+    /// Exchanges `exchanges` times to measure this form, and waits. If that fails on one rank, no rank waits for ever:
+    /// the rank still enqueues all transfers, which other ranks wait for, and ends the waits of pushing kernels. These
+    /// send nothing more, so each rank whose waits were ended does the same for its own neighbours.
     void run(const stream &order, int exchanges) {
 #if MPGPU_EXCEPTIONS
         const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
@@ -417,12 +429,14 @@ class plan {
                 exchange(order);
             }
             order.synchronize();
+            if (leaving_ && leaving_->is_abandoned()) {
+                detail::fail({status::rank_failed, 0, "", "refused on another rank; its own message says why"});
+            }
 #if MPGPU_EXCEPTIONS
         } catch (...) {
             take_part(last);
             if (leaving_) {
-                leaving_->has_failed = true;
-                leaving_.reset(); // their kernels give up
+                leaving_->give_up();
             }
             throw;
         }

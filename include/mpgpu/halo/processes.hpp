@@ -190,6 +190,9 @@ template <> struct processes<mpi::node> {
         const std::size_t best = plan::choose(forms, seconds, out);
         for (std::size_t form = 0; form < forms.size(); ++form) {
             if (form != best) {
+                if (forms[form].leaving_) { // one rank may have refused the form while others had sent everything
+                    forms[form].leaving_->give_up();
+                }
                 forms[form].destroy();
             }
         }

@@ -65,7 +65,7 @@ constexpr std::uint32_t most_pushed = 27; // messages in each direction: 26 neig
 /// State of the kernel between exchanges, in device memory. Initially 0.
 struct pushed_state {
     std::uint64_t exchange;            ///< number of the last exchange that has ended
-    std::uint64_t abandoned;           ///< not 0 once a message will not arrive any more
+    std::uint64_t abandoned;           ///< number of the exchange whose messages will not all arrive; 0 if none
     std::uint32_t ended;               ///< blocks that have ended
     std::uint32_t packed[most_pushed]; ///< blocks that have packed their part of a message
 };
@@ -172,7 +172,10 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
     const std::uint64_t exchange = work.state->exchange + 1; // the state is updated when all blocks have ended
     const std::uint64_t half = exchange % 2;
     const std::uint32_t all = work.sent + work.received;
-    if (work.state->abandoned != 0) { // by an earlier launch
+    // The exchange that was abandoned still ends in all blocks: a thread that left early would leave its part of a
+    // message unwritten. Later exchanges do nothing.
+    const std::uint64_t abandoned = mpgpu::detail::load<mpgpu::detail::reach::device>(&work.state->abandoned);
+    if (abandoned != 0 && abandoned < exchange) {
         return;
     }
     const tile_range packs = share_of({0, work.starts[work.sent]}, block.index, block.blocks);
@@ -200,7 +203,7 @@ MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pus
         const std::uint32_t m = wait_for_any(block, work, left, exchange);
         if (m == none_arrives) {
             if (block.thread == 0) {
-                mpgpu::detail::store<mpgpu::detail::reach::device>(&work.state->abandoned, 1);
+                mpgpu::detail::store<mpgpu::detail::reach::device>(&work.state->abandoned, exchange);
             }
             break;
         }
