@@ -1,9 +1,9 @@
-# cmake -D… -P archive.cmake: builds lib${NAME}.a, libmpgpu.a that is, whose only global symbols are mp_*.
+# cmake -D… -P archive.cmake: builds lib${NAME}.a (libmpgpu.a), whose only global symbols are mp_*.
 #
-# A Rust static library carries the standard library and every dependency as global symbols, and the C++ in it carries
-# inline functions and templates as weak ones. Beside a second Rust archive, or beside C++ that instantiates the same
-# templates, a linker would report duplicates or silently mix the two. So everything is merged into one object file, in which
-# all symbols but the public ones become local:
+# A Rust static library contains the standard library and every dependency as global symbols, and its C++ contains
+# inline functions and templates as weak ones. With a second Rust archive, or with C++ that instantiates the same
+# templates, a linker would report duplicates or silently mix both. Therefore everything is merged into one object file,
+# in which all symbols except the public ones become local:
 #
 #   cargo rustc   one staticlib. Asked for alone, because cargo turns fat LTO off where it has to make an rlib as well.
 #   ld -r         merges the members that the mp_* symbols need. Section groups (COMDAT) are dissolved: a group is
@@ -15,7 +15,7 @@
 #   ar            one member, one index.
 #
 # Symbols are read with readelf: nm may load an LLVM plugin, which aborts on LLVM bitcode newer than itself, and Rust's
-# standard library embeds bitcode.
+# standard library contains bitcode.
 
 cmake_minimum_required(VERSION 3.22)
 
@@ -23,7 +23,7 @@ function(run what)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
     if(NOT result EQUAL 0)
         list(JOIN ARGN " " command)
-        # As a notice, because CMake breaks the lines of an error's text.
+        # A notice, because CMake breaks the lines of an error's text.
         message(NOTICE "${command}\n${output}")
         message(FATAL_ERROR "${what} failed (${result}), see above.")
     endif()
@@ -45,12 +45,12 @@ endif()
 if(DEBUG_SECTIONS AND PROFILE STREQUAL "release")
     list(APPEND options --config "profile.release.debug='limited'")
 endif()
-# make's job server is not passed down to custom commands; cargo would warn that it cannot reach it.
+# make's job server is not available to custom commands; cargo would warn that it cannot reach it.
 set(environment --unset=MAKEFLAGS --unset=MFLAGS "RUSTC=${RUSTC}")
 if(CXX)
     list(APPEND environment "CXX=${CXX}")
 endif()
-# The JSON on stdout says where cargo put the archive, which a build.target or a profile's name would change.
+# The JSON on stdout contains the location of the archive, which a build.target or a profile's name would change.
 execute_process(
     COMMAND "${CMAKE_COMMAND}" -E env ${environment} "${CARGO}" rustc ${options}
         --message-format=json-render-diagnostics -- "--print=native-static-libs=${native_libs_file}"
@@ -96,8 +96,9 @@ set(merged "${OUTPUT}.merged.o")
 set(object "${directory}/${NAME}.o")
 run("Merging lib${NAME}.a" "${LD}" -r --force-group-allocation ${roots} -o "${merged}" "${staticlib}")
 
-# objcopy leaves STB_GNU_UNIQUE symbols global (static variables of inline functions and templates, from g++). Made weak first,
-# they are localised like all others; in a pass of its own, because objcopy decides by what a symbol was when it was read.
+# objcopy leaves STB_GNU_UNIQUE symbols global (static variables of inline functions and templates, from g++). They are
+# first made weak, so that they become local like all others. This takes a separate pass, because objcopy uses the
+# binding that a symbol had in its input.
 execute_process(COMMAND "${READELF}" --symbols --wide "${merged}" OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCHALL " UNIQUE +[A-Z]+ +[0-9]+ [^ \n]+\n" unique "${symbols}")
 list(TRANSFORM unique REPLACE ".* ([^ \n]+)\n" "\\1\n")
@@ -114,13 +115,14 @@ endif()
 run("Hiding the internal symbols of lib${NAME}.a" "${OBJCOPY}" ${strip} --remove-section=.llvmbc --remove-section=.llvmcmd
     --wildcard "--keep-global-symbol=mp_*" "${merged}" "${object}")
 
-# Beside its final place, then renamed: an interrupted build leaves no half archive that looks up to date.
+# Written under another name and then renamed, so that an interrupted build leaves no incomplete archive that seems up
+# to date.
 file(REMOVE "${OUTPUT}.new")
 run("Writing lib${NAME}.a" "${AR}" qcs "${OUTPUT}.new" "${object}")
 file(REMOVE "${merged}" "${object}" "${OUTPUT}.unique")
 
 # --- dependencies --------------------------------------------------------------------------------------------------------
-# cargo lists every source file of the crate and what the build script watches, for its own output.
+# cargo lists every source file of the crate and the files that the build script watches, for its own output.
 string(REGEX REPLACE "\\.a$" ".d" cargo_depfile "${staticlib}")
 file(READ "${cargo_depfile}" dependencies)
 string(REGEX REPLACE "^[^\n]*lib${NAME}\\.a:" "" dependencies "${dependencies}")

@@ -1,5 +1,6 @@
-# mpgpu::fortran, the Fortran modules, where the project has Fortran; and mpgpu::fortran_mpi, where it has found MPI's Fortran too. The
-# project's own compiler compiles them, because module files differ between compilers. MPGPU_FORTRAN_DIR has the sources.
+# mpgpu::fortran, the Fortran modules, if the project uses Fortran; and mpgpu::fortran_mpi, if it has also found MPI's
+# Fortran interface. The project's compiler compiles them, because module files differ between compilers.
+# MPGPU_FORTRAN_DIR contains the sources.
 
 if(CMAKE_Fortran_COMPILER_LOADED)
     # mpgpu_add_fortran(<name> <source>...)

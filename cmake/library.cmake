@@ -1,9 +1,10 @@
 # mpgpu::mpgpu: cargo builds the static library, archive.cmake hides all of its symbols but mp_*.
 
-# CARGO and RUSTC are the variables that cargo itself reads.
+# cargo itself reads the variables CARGO and RUSTC.
 find_program(MPGPU_CARGO cargo HINTS ENV CARGO PATHS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin" DOC "cargo")
 find_program(MPGPU_RUSTC rustc HINTS ENV RUSTC PATHS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin" DOC "rustc")
-# GNU ld by its full name first: `ld` may be lld, mold or gold, which cannot dissolve section groups in a partial link.
+# GNU ld is searched by its full name first: `ld` may be lld, mold or gold, which cannot dissolve section groups in a
+# partial link.
 find_program(MPGPU_LD NAMES ld.bfd ld HINTS "${CMAKE_LINKER}" DOC "GNU ld")
 find_program(MPGPU_OBJCOPY NAMES objcopy DOC "GNU objcopy")
 find_program(MPGPU_READELF NAMES readelf DOC "GNU readelf")
@@ -14,7 +15,7 @@ function(mpgpu_check_rust_tool name program)
         message(FATAL_ERROR "mpgpu needs ${name} ${MPGPU_RUST_VERSION} or newer, and found none. Install Rust "
             "(https://rustup.rs), put ${name} on PATH, or set MPGPU_CARGO and MPGPU_RUSTC.")
     endif()
-    # In the source folder, where a rust-toolchain file or a rustup override may choose another toolchain.
+    # In the source folder, because a rust-toolchain file or a rustup override may select another toolchain.
     execute_process(COMMAND "${program}" --version WORKING_DIRECTORY "${CMAKE_CURRENT_SOURCE_DIR}"
         OUTPUT_VARIABLE output ERROR_VARIABLE output RESULT_VARIABLE result)
     if(NOT result EQUAL 0 OR NOT output MATCHES "${name} ([0-9]+\\.[0-9]+\\.[0-9]+)")
@@ -39,14 +40,14 @@ function(mpgpu_check_binutils option program version)
             "${option}=${program} is not that (\"${output}\"). Install binutils, or set ${option}.")
     endif()
 endfunction()
-# 2.29 brought --force-group-allocation.
+# 2.29 introduced --force-group-allocation.
 mpgpu_check_binutils(MPGPU_LD "${MPGPU_LD}" 2.29)
 mpgpu_check_binutils(MPGPU_OBJCOPY "${MPGPU_OBJCOPY}" 2.29)
 mpgpu_check_binutils(MPGPU_READELF "${MPGPU_READELF}" 2.29)
 
-# What `rustc --print native-static-libs` says, without gcc_s and c, which every compiler driver adds by itself (and a
-# -static link replaces). The C++ runtime is named for the sake of consumers that link as C. archive.cmake compares the two
-# at every build.
+# Output of `rustc --print native-static-libs` without gcc_s and c, which every compiler driver adds itself (and a
+# -static link replaces). The C++ runtime is listed for consumers that link as C. archive.cmake compares both in every
+# build.
 find_package(Threads REQUIRED)
 set(MPGPU_NATIVE_LIBS stdc++ pthread dl rt util m)
 
@@ -57,8 +58,8 @@ else()
     set(MPGPU_ARCHIVE "${CMAKE_CURRENT_BINARY_DIR}/lib/libmpgpu.a")
 endif()
 
-# The C++ in cpp/ is compiled by cargo's build script, which would take `c++` from PATH. Other compilers than these two
-# (nvc++, icpx, wrappers) serve the consumer; the archive does not depend on its consumer's compiler.
+# cargo's build script compiles the C++ in cpp/, by default with `c++` from PATH. Other compilers than these two (nvc++,
+# icpx, wrappers) are for the consumer; the archive does not depend on its consumer's compiler.
 set(MPGPU_CARGO_CXX "")
 if(CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$")
     set(MPGPU_CARGO_CXX "${CMAKE_CXX_COMPILER}")

@@ -1,4 +1,5 @@
-# What `cpack -G DEB` makes: one package of all that is installed. Configured with CMAKE_INSTALL_PREFIX=/usr it has Debian's folders.
+# Settings of `cpack -G DEB`, which makes one package of all installed files. With CMAKE_INSTALL_PREFIX=/usr it uses
+# Debian's folders.
 set(CPACK_PACKAGE_CONTACT "mpgpu contributors")
 set(CPACK_PACKAGING_INSTALL_PREFIX "/usr")
 set(CPACK_RESOURCE_FILE_LICENSE "${CMAKE_CURRENT_SOURCE_DIR}/LICENSE-MIT")

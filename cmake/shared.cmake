@@ -1,5 +1,6 @@
-# mpgpu::shared, libmpgpu.so: the archive as a shared library, so that several plugins of a process have one mpgpu. It exports mp_* under one
-# symbol version. The soname changes with what may break, which before 1.0 is the minor version.
+# mpgpu::shared, libmpgpu.so: the archive as a shared library, so that several plugins of a process use one mpgpu. It
+# exports mp_* under one symbol version. The soname changes with incompatible versions; before 1.0 these are minor
+# versions.
 
 if(PROJECT_VERSION_MAJOR EQUAL 0)
     set(MPGPU_SOVERSION "0.${PROJECT_VERSION_MINOR}")
@@ -19,7 +20,7 @@ target_include_directories(mpgpu_shared INTERFACE "${CMAKE_CURRENT_SOURCE_DIR}/i
 target_compile_features(mpgpu_shared INTERFACE cxx_std_17)
 target_link_libraries(mpgpu_shared PRIVATE
     -Wl,--whole-archive "$<TARGET_FILE:mpgpu::mpgpu>" -Wl,--no-whole-archive -Wl,--as-needed ${MPGPU_INTERFACE_LIBS})
-# Its threads outlive whoever unloads it.
+# The library is never unloaded, because its threads would continue to run.
 target_link_options(mpgpu_shared PRIVATE "LINKER:--version-script=${map}" LINKER:-z,defs LINKER:-z,nodelete LINKER:-Bsymbolic-functions LINKER:--gc-sections)
 
 if(MPGPU_INSTALL)

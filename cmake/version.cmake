@@ -1,11 +1,11 @@
-# The version has one source, Cargo.toml. The header states it a second time, for the preprocessor, and must agree.
+# The version is defined in Cargo.toml. The header repeats it for the preprocessor, and must agree.
 
 function(mpgpu_read_version version rust_version)
     set(manifest "${CMAKE_CURRENT_SOURCE_DIR}/Cargo.toml")
-    # Editing the manifest must configure again.
+    # A change of the manifest must cause a new configuration.
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${manifest}")
     file(READ "${manifest}" text)
-    # Only the first table: dependencies have versions of their own.
+    # Only the first table, because dependencies have their own versions.
     string(REGEX REPLACE "\n\\[.*" "" package "${text}")
     if(NOT package MATCHES "\nversion *= *\"([0-9]+\\.[0-9]+\\.[0-9]+)\"")
         message(FATAL_ERROR "${manifest}: no line like version = \"1.2.3\" under [package].")

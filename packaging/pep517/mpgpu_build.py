@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Maturin, after a look at what it needs: where Rust or a C++ compiler is missing, `pip install` ends in one line that says what to do."""
+"""Wraps Maturin with a check of requirements: if Rust or a C++ compiler is missing, `pip install` ends with a line that names the remedy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ get_requires_for_build_editable = get_requires_for_build_wheel
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    # Again: `--no-build-isolation` asks for no requirements.
+    # Checked again, because `--no-build-isolation` skips the requirements.
     _check()
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
 

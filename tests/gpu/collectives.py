@@ -7,8 +7,8 @@ one stream and in a captured graph. Every byte is compared. Requires torch with 
     python3 tests/gpu/collectives.py [--ranks N] [--most BYTES]
 
 --ranks is the number of all GPUs by default; --most is the largest block (2^30). Times are those of the slowest rank, medians of nine
-rounds of all methods in turn. The last line reports whether all bytes were right. Exits with 1 if not, with 77 if there are fewer than two GPUs.
-With MPGPU_BACKEND=host it runs on virtual devices, with gloo instead of NCCL, to test the script itself.
+rounds of all methods in turn. The last line reports whether all bytes were right. Exits with 1 if not, with 77 if there are fewer than two
+GPUs. With MPGPU_BACKEND=host it runs on virtual devices, with gloo instead of NCCL, to test the script itself.
 """
 
 from __future__ import annotations
