@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Wraps Maturin with a check of requirements: if Rust or a C++ compiler is missing, `pip install` ends with a line that names the remedy."""
+"""Wraps Maturin with a check: if Rust or a C++ compiler is missing, `pip install` fails with a line that names the remedy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-# One program, three Rust runtimes: libmpgpu.a, an unrelated archive as rustc makes it, and the same crate with hidden symbols,
-# which also shows that panics still unwind and are caught inside such an archive. Every compiler and linker that this machine
-# has, in both orders of the archives.
+# Tests one program with three Rust runtimes: libmpgpu.a, an unrelated archive as built by rustc, and the same crate
+# with hidden symbols, in which panics must still unwind and be caught. Uses every compiler and linker of this machine,
+# with both orders of the archives.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

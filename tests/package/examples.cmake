@@ -1,4 +1,4 @@
-# The examples as projects of their own against the moved prefix.
+# Builds the examples as separate projects with the moved prefix.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(example IN ITEMS c halo3d jacobi jacobi3d)

@@ -1,4 +1,4 @@
-# An outside project in LANGUAGE finds the moved prefix.
+# Builds an outside project in LANGUAGE that finds the moved prefix.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 build_project("${PACKAGE_TESTS}/consumer" "${BUILD}" "-DCMAKE_PREFIX_PATH=${PREFIX}" "-DLANGUAGE=${LANGUAGE}" "-DWANTED=${VERSION}")

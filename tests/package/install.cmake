@@ -1,4 +1,4 @@
-# Installs into one prefix, then moves it: from here on nothing exists where it was installed. The new name has a space.
+# Installs into a prefix and moves it, so that nothing remains at the original location. The new name contains a space.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 set(first "${BUILD}/first")

@@ -1,4 +1,4 @@
-# A C program without CMake: the compiler's command line alone.
+# Builds a C program without CMake, only by the compiler's command line.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(GLOB_RECURSE pc "${PREFIX}/*/mpgpu.pc")

@@ -1,5 +1,5 @@
-# packaging/release: its source archive builds without a network, by itself and in another project's tree; what was built from it is found by
-# CMake and by pkg-config.
+# Tests packaging/release: its source archive builds without a network, alone and in another project's tree, and CMake
+# and pkg-config find its build.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 foreach(command IN ITEMS "git;rev-parse;HEAD" "unshare;-rn;true")
@@ -11,14 +11,14 @@ foreach(command IN ITEMS "git;rev-parse;HEAD" "unshare;-rn;true")
     endif()
 endforeach()
 
-# Not optimised: that it builds, and from what, is tested here.
+# Not optimised, because only the build itself is tested here.
 set(ENV{CARGO_PROFILE_RELEASE_LTO} off)
 set(ENV{CARGO_PROFILE_RELEASE_OPT_LEVEL} 0)
 set(ENV{CARGO_PROFILE_RELEASE_CODEGEN_UNITS} 16)
 set(ENV{CC} "${CC}")
 set(ENV{CXX} "${CXX}")
 file(REMOVE_RECURSE "${BUILD}")
-# Where commands usually do not lie, so that only the build knows the way to the interposer.
+# An unusual folder for commands, so that only the build can determine the path to the interposer.
 set(bin libexec/mpgpu)
 run("${SOURCE}/packaging/release" "${BUILD}/release" "-DCMAKE_INSTALL_BINDIR=${bin}")
 if(NOT output MATCHES "built without a network: ")
@@ -34,10 +34,10 @@ foreach(file IN ITEMS ${bin}/mpgpu lib/libmpgpu.a lib/libmpgpu_preload.so lib/li
         message(FATAL_ERROR "not in the archive: ${file}")
     endif()
 endforeach()
-# The folder in which it was built is named in none of it.
+# No file contains the name of the build folder.
 run(sh -c "! grep -rl '/\\.release\\.' '${prefix}'")
 
-# A consumer knows no Rust, and has no network either.
+# A consumer needs neither Rust nor a network.
 foreach(language IN ITEMS C CXX)
     build_project("${PACKAGE_TESTS}/consumer" "${BUILD}/${language}" "-DCMAKE_PREFIX_PATH=${prefix}" "-DLANGUAGE=${language}" "-DWANTED=${VERSION}")
     run_consumer(unshare -rn "${BUILD}/${language}/consumer")
@@ -55,7 +55,7 @@ if(NOT output STREQUAL "${prefix}/lib/libmpgpu_preload.so\n")
     message(FATAL_ERROR "mpgpu run found ${output}")
 endif()
 
-# The source archive in another project's tree, with nothing in cargo's cache.
+# The source archive in another project's tree, with an empty cargo cache.
 run("${CMAKE_COMMAND}" -E chdir "${BUILD}" "${CMAKE_COMMAND}" -E tar xf "release/mpgpu-${VERSION}.tar.gz")
 set(ENV{CARGO_HOME} "${BUILD}/cargo-home")
 run(unshare -rn "${CMAKE_COMMAND}" -S "${PACKAGE_TESTS}/subdirectory" -B "${BUILD}/subdirectory" -G "${GENERATOR}" -DMODE=add_subdirectory

@@ -1,4 +1,4 @@
-# The archive inside a shared object that leaves nothing undefined, loaded by a program that does not know mpgpu.
+# Tests the archive inside a shared object without undefined symbols, loaded by a program that does not use mpgpu.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

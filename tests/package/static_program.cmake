@@ -1,4 +1,5 @@
-# A C program that is linked with -static: the driver cannot be loaded into it, which is said, and the host backend works.
+# Tests a C program that is linked with -static: the driver cannot be loaded, which is reported, and the host backend
+# works.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 file(MAKE_DIRECTORY "${BUILD}")

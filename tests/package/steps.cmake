@@ -1,4 +1,4 @@
-# What the cases of this folder share. Each case is `cmake -D… -P CASE.cmake`, and gets
+# Functions for the cases of this folder. Each case is `cmake -D… -P CASE.cmake`, with the variables
 #   SOURCE      mpgpu's source folder          PREFIX      the installed and moved package
 #   BUILD       a folder of its own            ARCHIVE     libmpgpu.a in the build tree
 #   CC, CXX …   the compilers                  CARGO …     the tools that built the archive
@@ -8,19 +8,19 @@ cmake_minimum_required(VERSION 3.22)
 
 set(PACKAGE_TESTS "${SOURCE}/tests/package")
 
-# Runs a command, and fails the case where it fails; its output goes to ${output}.
+# Runs a command, and ends the case if it fails; its output is stored in ${output}.
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE stdout ERROR_VARIABLE stderr)
     if(NOT result EQUAL 0)
         list(JOIN ARGN " " command)
-        # As a notice, because CMake breaks the lines of an error's text.
+        # A notice, because CMake breaks the lines of an error's text.
         message(NOTICE "${command}\n${stdout}${stderr}")
         message(FATAL_ERROR "exited with ${result}: see above")
     endif()
     set(output "${stdout}" PARENT_SCOPE)
 endfunction()
 
-# Runs a command that must fail and say something that matches `pattern`.
+# Runs a command that must fail with output that matches `pattern`.
 function(refused pattern)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE stdout ERROR_VARIABLE stderr)
     list(JOIN ARGN " " command)
@@ -36,7 +36,7 @@ function(refused pattern)
     endif()
 endfunction()
 
-# A consumer says "copied" when every byte was right.
+# Runs a consumer, which prints "copied" if every byte was right.
 function(run_consumer)
     run(${ARGN})
     if(NOT output MATCHES "copied")

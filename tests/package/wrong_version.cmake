@@ -1,4 +1,5 @@
-# Versions that are not compatible are refused, and CMake says which version it found. Before 1.0 the minor version must match.
+# Tests that incompatible versions are refused, and that CMake reports the found version. Before 1.0 the minor version
+# must match.
 include("${CMAKE_CURRENT_LIST_DIR}/steps.cmake")
 
 string(REGEX MATCH "^([0-9]+)\\.([0-9]+)\\.([0-9]+)$" whole "${VERSION}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Tests of the installed package `mpgpu` on the host backend. `tests/python/run` builds the wheel and runs them."""
+"""Fixtures for tests of the installed package `mpgpu` on the host backend. `tests/python/run` builds the wheel and runs the tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def context() -> mpgpu.Context:
 
 
 class Gate:
-    """Holds the work of a stream back until it is opened."""
+    """Blocks the work of a stream until it is opened."""
 
     def __init__(self, stream: mpgpu.Stream) -> None:
         self._open = threading.Event()
@@ -29,7 +29,7 @@ class Gate:
         check(lib.mp_stream_launch_host(stream._context._handle, stream._handle, self._callback, NULL, NULL))
 
     def _wait(self, _: object) -> None:
-        # Not for ever: a test that forgets to open it is to fail and not to hang.
+        # With a time limit, so that a test that does not open it fails instead of hanging.
         self._open.wait(60)
 
     def open(self) -> None:

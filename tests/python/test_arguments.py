@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What is wrong is refused with a text that names the value and the remedy."""
+"""Tests that wrong arguments are refused with a message that names the value and the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A = numpy.arange(64, dtype=numpy.uint8)
 
 
 class OnGpu:
-    """Says that it is memory of a GPU."""
+    """Object that claims to be GPU memory."""
 
     def __init__(self, **more):
         self.__cuda_array_interface__ = {"shape": (4,), "typestr": "|u1", "data": (1 << 40, False), "version": 3, **more}
@@ -36,7 +36,7 @@ class NoCapsule:
 
 
 class InBuffer:
-    """Its data is a part of a buffer."""
+    """Object whose data is part of a buffer."""
 
     def __init__(self, offset, data=None):
         data = bytearray(range(8)) if data is None else data
@@ -203,7 +203,7 @@ REFUSED = [
 def test_what_is_wrong_is_refused_with_its_value_and_the_remedy(call, kind, text):
     with pytest.raises(kind, match=text):
         call()
-    # And nothing is broken.
+    # The library is still usable.
     dst = bytearray(64)
     mpgpu.copy(dst, A)
     assert dst == A.tobytes()

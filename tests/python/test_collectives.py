@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Named batches of a process; those of ranks are in test_node.py."""
+"""Tests collectives in one process; test_node.py tests those between ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def arrays(context, counts):
-    """Memory of GPU 0, 1, … with so many numbers, as arrays that the host backend lets one see."""
+    """Returns memory of GPU 0, 1, … with `counts` numbers, as arrays that are readable on the host backend."""
     made = [context.empty(count, device=gpu, dtype="i4") for gpu, count in enumerate(counts)]
     for one in made:
         one.numpy()[:] = -1

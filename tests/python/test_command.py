@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The command that comes with wheels: `mpgpu run` finds the interposer beside it."""
+"""Tests the command in wheels: `mpgpu run` finds the interposer that is installed with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Bytes arrive: random batches between all kinds of memory, every byte checked."""
+"""Tests that random batches between all kinds of memory copy every byte."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_large_copies_between_devices_arrive(dst_device, src_device):
 
 
 class OnlyDlpack:
-    """What has DLPack and nothing else, with or without versions."""
+    """Object that only supports DLPack, with or without versions."""
 
     def __init__(self, owner, versioned):
         self.owner, self.versioned = owner, versioned
@@ -98,7 +98,7 @@ class OnlyDlpack:
 
 
 def kinds(count):
-    """A writable piece of memory of each kind, and how to read its bytes."""
+    """Yields writable memory of each kind, with a function that reads its bytes."""
     yield "bytearray", bytearray(count), bytes
     yield "memoryview", memoryview(bytearray(count)), bytes
     yield "array", array.array("h", bytes(count)), lambda x: x.tobytes()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Messages that call functions of their receiver, between processes and within one."""
+"""Tests messages that call functions of their receiver, between processes and within one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (1, 5000, 300_000)
 
 
 def calls(rank, ranks, _, folder):
-    """Each rank calls a function of each other with arguments and buffers of GPU and host, several times at once."""
+    """Each rank calls a function of each other rank with arguments and buffers of GPU and host, several times concurrently."""
     node = node_of(rank, ranks, folder)
     messenger = mpgpu.Messenger(node)
     entries = mpgpu.Entries(messenger)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Handlers of signals that raise, as that of Ctrl-C does, lose nothing of what is under way."""
+"""Tests that signal handlers that raise, like that of Ctrl-C, lose no work in progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from mpgpu import _message, _plan
 from test_lifetimes import finished, owned
 
-# A handler may be called while the garbage collector gives something back: Python says so, and goes on.
+# A handler may be called while the garbage collector frees an object. Python then prints a warning and continues.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -27,7 +27,7 @@ class Alarm(BaseException):
 
 @pytest.fixture
 def interrupted():
-    """Calls a function, has a handler raise an exception after so many seconds, and returns whether that has ended the call."""
+    """Calls a function, raises an exception in a handler after `seconds` seconds, and returns whether it has ended the call."""
     armed = False
 
     def handler(*_):
@@ -67,7 +67,7 @@ def test_a_wait_for_a_message_that_does_not_come_is_interrupted(channel, interru
     assert interrupted(0.2, received.synchronize)
     timer.cancel()
     assert time.monotonic() - began < 8
-    # It goes on, and a thread may wait for it as well.
+    # The receive continues, and a thread may wait for it as well.
     assert not received.done() and received.info is None
     channel.send(b"abcd")
     waits = threading.Thread(target=received.synchronize)
@@ -117,7 +117,7 @@ def test_what_a_message_has_met_is_known_whenever_a_look_at_it_was_interrupted(c
 
 
 def interrupts(monkeypatch, module, name):
-    """Has a handler's exception come as soon as a function of the library has returned."""
+    """Raises a handler's exception as soon as a function of the library has returned."""
     function = getattr(module, name)
 
     def called(*arguments):

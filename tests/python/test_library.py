@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The package and the C ABI go together, and the package needs nothing but cffi."""
+"""Tests that the package and the C ABI agree, and that the package requires only cffi."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ dst = bytearray(4)
 mpgpu.copy(dst, b"1234")
 print(dst.decode(), sorted({"numpy", "torch", "cupy", "pycparser", "mpi4py"} & set(sys.modules)))
 """
-    # No compiler, and nothing else, is on PATH.
+    # PATH contains no compiler and nothing else.
     result = subprocess.run(
         [sys.executable, "-I", "-c", program], env={"PATH": "/nonexistent", "MPGPU_BACKEND": "host"}, capture_output=True, text=True
     )

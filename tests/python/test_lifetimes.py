@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What a copy needs is there until the copy is done, whoever has let go of it, and no longer."""
+"""Tests that the objects of a copy exist until the copy is done, even if the program has dropped them, and no longer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mpgpu import _dropped, _library, _plan
 
 
 class Owned(numpy.ndarray):
-    """An array that can be watched."""
+    """Returns an array whose lifetime can be observed."""
 
 
 def owned(count, value):
@@ -32,7 +32,7 @@ def owned(count, value):
 
 
 def finished():
-    """Lets go of executions that have finished, as later calls of any kind do."""
+    """Drops finished executions, like later calls of any kind."""
     while _dropped.held:
         _dropped.collect(len(_dropped.held))
     gc.collect()
@@ -169,7 +169,7 @@ def test_what_is_pinned_or_not_the_cpus_is_not_registered():
         mpgpu.Registered(bytearray())
     with pytest.raises(TypeError, match="memory is a int"):
         mpgpu.Registered(7)
-    # Memory that may not be written is a source.
+    # Read-only memory can be a source.
     text = b"constant" * 1000
     with mpgpu.Registered(text):
         on_gpu = mpgpu.empty(len(text), device=1)
@@ -322,7 +322,7 @@ if held in ("plan", "nothing"): del request
 if held in ("request", "nothing"): del plan, src, dst
 print("end")
 """
-    # The library reads no variable of that name.
+    # The library does not read this variable.
     result = subprocess.run([sys.executable, "-c", program], env={**os.environ, "HELD": held}, capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout, result.stderr) == (0, "end\n", "")
 
@@ -332,7 +332,7 @@ OF_TORCH = {"mpgpu.torch", "mpgpu._load", "mpgpu._torch_devices", "mpgpu._trees"
 
 
 def every_class():
-    """All classes that the package defines."""
+    """Returns all classes that the package defines."""
     left_out = {"mpgpu._native", "mpgpu.typing"} | (OF_TORCH if importlib.util.find_spec("torch") is None else set())
     for module in pkgutil.iter_modules(mpgpu.__path__, "mpgpu."):
         if module.name not in left_out:
@@ -341,7 +341,7 @@ def every_class():
                     yield found
 
 
-# What owns nothing of the library. Whoever adds a class adds it here, or makes it one that is not copied.
+# Classes without resources of the library. A new class must be added here or must not be copyable.
 PLAIN = {"Arrival", "Current", "Entries", "Memory", "Owner", "Part", "SentEntry", "Storages"}
 PLAIN |= {"_Contents", "_Freed", "_Gathering", "_Nothing", "_Waiting"}
 OWNERS = sorted(

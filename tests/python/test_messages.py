@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Channels and tagged messages between two to four processes, and within one."""
+"""Tests channels and tagged messages between two to four processes, and within one."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def pattern(rank, number, count):
 
 
 def memory(kind, context, rank, count):
-    """So many bytes of a kind, as NumPy sees them."""
+    """Returns `count` bytes of a kind of memory as a NumPy array."""
     if kind == "ordinary":
         return numpy.zeros(count, dtype=numpy.uint8)
     return context.empty(count, device=rank if kind == "device" else mpgpu.HOST, shared=True).numpy()
 
 
 def meet(channels):
-    """Returns when all ranks have come: nobody is to leave while others still receive."""
+    """Returns when all ranks have arrived, because no rank may exit while others still receive."""
     token = numpy.zeros(1, dtype=numpy.uint8)
     sends = [channel.send(token.copy()) for channel in channels]
     for channel in channels:
@@ -55,7 +55,7 @@ def others(node):
 
 # --- Channels between processes ---------------------------------------------------------------------------------------------
 def every_byte(rank, ranks, _, folder):
-    """Each rank sends each other messages of many sizes, from and into memory of every kind; each byte is looked at."""
+    """Sends messages of many sizes from each rank to each other, from and into memory of every kind, and checks every byte."""
     node = node_of(rank, ranks, folder)
     channels = others(node)
     kinds = ["ordinary", "host", "device"]
@@ -80,7 +80,7 @@ def every_byte(rank, ranks, _, folder):
 
 
 def in_order(rank, ranks, _, folder):
-    """Messages of a channel arrive in order, however they are waited for, and those of several channels do not meet."""
+    """Messages of a channel arrive in order, however they are waited for, and do not match those of other channels."""
     node = node_of(rank, ranks, folder)
     first, second = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     count = 300
@@ -89,7 +89,7 @@ def in_order(rank, ranks, _, folder):
         for message in sends:
             message.synchronize()
     else:
-        # Those of the second channel first, although they were sent later.
+        # Messages of the second channel first, although they were sent later.
         for channel in (second, first):
             values = numpy.zeros((count, 2), dtype=numpy.int64)
             messages = [channel.receive(row) for row in values]
@@ -104,7 +104,7 @@ def in_order(rank, ranks, _, folder):
 
 
 def many_at_once(rank, ranks, _, folder):
-    """Hundreds of awaits of one thread go on at once, while other tasks of the loop run."""
+    """Hundreds of awaits in one thread proceed concurrently, while other tasks of the loop run."""
     node = node_of(rank, ranks, folder)
     channels = [mpgpu.Channel(node, 1 - rank) for _ in range(400)]
     begin, end = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
@@ -141,7 +141,7 @@ def many_at_once(rank, ranks, _, folder):
 
 
 def ping_pong(rank, ranks, _, folder):
-    """A few thousand round trips, and after a pause, when the loop has gone to sleep, once more. Other tasks have their turn."""
+    """Makes a few thousand round trips, and another one after a pause in which the loop sleeps. Other tasks must also run."""
     node = node_of(rank, ranks, folder)
     channel = mpgpu.Channel(node, 1 - rank)
     turns = []
@@ -173,7 +173,7 @@ def ping_pong(rank, ranks, _, folder):
 
 
 def cancelled(rank, ranks, _, folder):
-    """A cancelled task cancels its receive: the next one gets the message, and the first one's memory is not touched."""
+    """A cancelled task cancels its receive: the next one gets the message, and the memory of the first one is not changed."""
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
 
@@ -190,7 +190,7 @@ def cancelled(rank, ranks, _, folder):
         await other.send(b"x")
         await channel.receive(second)
         assert not first.any() and (second == 7).all()
-        # By hand: what waits raises, from whichever thread it was cancelled.
+        # Explicitly: a waiting call raises, whichever thread has cancelled it.
         message = channel.receive(first)
         seen = []
         waits = threading.Thread(target=lambda: seen.append(is_cancelled(message)))
@@ -219,13 +219,13 @@ async def waits_for(message):
 
 
 def cancelled_in_flight(rank, ranks, _, folder):
-    """A cancelled task whose message has matched already waits for its bytes, and then is cancelled."""
+    """A cancelled task whose message has already matched waits for its bytes, and is then cancelled."""
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     stream = mpgpu.Stream(rank)
     if rank == 0:
         gate = Gate(stream)
-        # The receive matches it when it is posted, and its bytes come when the stream has come there.
+        # The receive matches when it is posted, and its bytes arrive when the stream reaches the send.
         out = memory("device", node.context, rank, LARGE)
         out[:] = 9
         sent = channel.send(out, stream)
@@ -257,7 +257,7 @@ def cancelled_in_flight(rank, ranks, _, folder):
 
 
 def truncated(rank, ranks, _, folder):
-    """A message that is longer than the buffer is an error that says how long, and loses nothing."""
+    """A message that is longer than the buffer causes an error with its length, and nothing is lost."""
     node = node_of(rank, ranks, folder)
     channel, other = mpgpu.Channel(node, 1 - rank), mpgpu.Channel(node, 1 - rank)
     if rank == 0:
@@ -276,7 +276,7 @@ def truncated(rank, ranks, _, folder):
 
 
 def peer_is_killed(rank, ranks, _, folder):
-    """A rank that is killed ends what waits for it, in tasks and in threads, and nothing else."""
+    """Killing a rank ends only the operations that wait for it, in tasks and in threads."""
     node = node_of(rank, ranks, folder)
     channels = {other: mpgpu.Channel(node, other) for other in range(ranks) if other != rank}
     meet(list(channels.values()))
@@ -300,7 +300,7 @@ def peer_is_killed(rank, ranks, _, folder):
 
 
 def in_threads(rank, ranks, _, folder):
-    """Threads with event loops of their own, and threads that block, use one messenger at once."""
+    """Threads with separate event loops, and threads that block, use one messenger concurrently."""
     node = node_of(rank, ranks, folder)
     channels = [mpgpu.Channel(node, 1 - rank) for _ in range(4)]
     end = mpgpu.Channel(node, 1 - rank)
@@ -341,7 +341,7 @@ def in_threads(rank, ranks, _, folder):
 
 
 def tagged(rank, ranks, _, folder):
-    """Tags, masks, any rank, metadata, probing; channels of the same messenger do not come in between."""
+    """Tests tags, masks, any rank, metadata and probing; channels of the same messenger must not interfere."""
     node = node_of(rank, ranks, folder)
     messenger = mpgpu.Messenger(node)
     channel = mpgpu.Channel(messenger, (rank + 1) % ranks)
@@ -453,7 +453,7 @@ def test_memory_is_held_while_a_message_is_under_way(alone, stream, gate):
     gc.collect()
     assert gone() is not None
     received = channel.receive(into)
-    # Dropped, and held until it has ended.
+    # Dropped, and kept alive until it has ended.
     del sent
     gc.collect()
     assert gone() is not None
@@ -473,7 +473,7 @@ def test_a_failed_wait_holds_nothing_and_raises_an_error_of_its_own_each_time(al
     try:
 
         def fails():
-            """So that what its frame has goes with it."""
+            """Makes a wait fail in a separate frame, whose objects are then dropped."""
             into = numpy.zeros(1, dtype=numpy.uint8)
             gone, received, errors = weakref.ref(into), mpgpu.Channel(alone, 0).receive(into), []
             received.cancel()
@@ -502,7 +502,7 @@ def test_what_a_task_awaits_goes_with_its_loop(alone):
         await channel.receive(into)
 
     async def leaves_it(into):
-        # Until the library is to call.
+        # Until the library must call back.
         task = asyncio.ensure_future(waits(into))
         await asyncio.sleep(0.02)
         return task
@@ -549,7 +549,7 @@ def test_ranks_that_are_threads_make_their_first_channels_together():
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_what_a_child_has_sent_arrives_however_it_was_started(method, tmp_path):
-    """And however it holds on to node and channel. Of a program with one thread, because of fork."""
+    """Tests any reference to node and channel, in a program with one thread because of fork."""
     (tmp_path / "program.py").write_text("""
 import multiprocessing, sys, time
 
@@ -663,7 +663,7 @@ def test_tasks_of_two_event_loops_may_await_one_message(alone):
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
-    # Long enough for both to be called rather than to look.
+    # Long enough for both to be called instead of polling.
     time.sleep(0.05)
     channel.send(b"abcd").synchronize()
     for thread in threads:
@@ -708,7 +708,7 @@ def test_a_child_of_fork_ends_at_once_with_a_message_awaited(alone):
         assert (await task).bytes == 4
 
     with warnings.catch_warnings():
-        # Of Python 3.12, that a process with threads forks.
+        # A warning of Python 3.12 that a process with threads forks.
         warnings.simplefilter("ignore", DeprecationWarning)
         asyncio.run(forks())
 
@@ -754,7 +754,7 @@ def test_what_is_no_message_is_refused(alone):
     ]:
         with pytest.raises(kind, match=text):
             call()
-    # And nothing was posted.
+    # Nothing was posted.
     assert messenger.probe() is None
 
 
@@ -765,7 +765,7 @@ def test_a_messenger_that_goes_ends_what_waits(alone):
     gone = weakref.ref(messenger)
     del messenger, channel
     gc.collect()
-    # A message holds its messenger.
+    # A message keeps its messenger alive.
     assert gone() is not None
     assert message.cancel()
     with pytest.raises(mpgpu.Cancelled):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Node plans: two to four processes, which find each other by pipes, a socket or MPI."""
+"""Tests node plans with two to four processes, which connect by pipes, a socket or MPI."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 5
 
 
 class Hub:
-    """An allgather by pipes: every rank sends to rank 0, which sends all to every rank."""
+    """Allgather by pipes: every rank sends to rank 0, which sends all data to every rank."""
 
     def __init__(self, rank: int, pipes: list[Connection]) -> None:
         self.rank, self.pipes = rank, pipes
@@ -43,7 +43,7 @@ def pattern(rank, step, count):
 
 
 def ring(node, count, device):
-    """Every rank sends to the next one, every step another pattern; each looks at every byte that it gets."""
+    """Every rank sends another pattern to the next one in every step, and checks every byte that it receives."""
     context = node.context
     right, left = (node.rank + 1) % node.ranks, (node.rank - 1) % node.ranks
     sent = context.empty(count, device=device, shared=True)
@@ -59,7 +59,7 @@ def ring(node, count, device):
         plan.execute(stream).synchronize()
         assert numpy.array_equal(received.numpy()[10:], pattern(left, step, count))
     assert not received.numpy()[:10].any()
-    # Others may still read what this rank sent in the last step until theirs is done: dropping the plan waits.
+    # Other ranks may still read the bytes of the last step until theirs is done: dropping the plan waits.
     del plan
     gc.collect()
 
@@ -79,9 +79,9 @@ def by_socket(rank, ranks, _, folder):
 
 
 def by_halves(rank, ranks, pipes, _):
-    """Ranks that do not know where others keep their bytes: two messages of one tag to the right, one of another to the left."""
+    """Ranks without knowledge of the others' memory: two messages with one tag to the right, one with another to the left."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
-    # All see all GPUs, of which there are more than ranks.
+    # All ranks see all GPUs, of which there are more than ranks.
     assert rank in node.devices
     right, left = (rank + 1) % ranks, (rank - 1) % ranks
     sent, received = ([mpgpu.empty(COUNT // 4 + i, device=rank, shared=True) for i in range(3)] for _ in range(2))
@@ -109,7 +109,7 @@ def by_halves(rank, ranks, pipes, _):
 
 
 def collectives(rank, ranks, pipes, _):
-    """Each of the named batches, of few bytes and of so many that those who have them pass them on."""
+    """Tests each collective with few bytes, and with enough bytes that ranks forward them."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     root = ranks - 1
     for count in (12, 1 << 20):
@@ -135,12 +135,12 @@ def collectives(rank, ranks, pipes, _):
         many.numpy()[:] = of([10 * rank + other for other in range(ranks)], 3)
         run(node.all_to_all(many, other))
         assert numpy.array_equal(other.numpy(), of([10 * other + rank for other in range(ranks)], 3))
-        # All to the next.
+        # All elements to the next rank.
         sent, received = [0] * ranks, [0] * ranks
         sent[(rank + 1) % ranks] = received[(rank - 1) % ranks] = ranks * count
         run(node.all_to_all(many, other, sent=sent, received=received))
         assert numpy.array_equal(other.numpy(), of([10 * ((rank - 1) % ranks) + other for other in range(ranks)], 3))
-    # All ranks say so, and none of them makes the call.
+    # All ranks raise the error, and none makes the call.
     with pytest.raises(mpgpu.Error, match=r"root=9: must be from 0 to"):
         node.broadcast(one, 9)
     for sizes, reason in (
@@ -152,19 +152,19 @@ def collectives(rank, ranks, pipes, _):
             node.all_gather(one, many, sizes=sizes)
         with pytest.raises(mpgpu.ArgumentError, match=reason):
             node.scatter(many, one, root, sizes=sizes)
-    # What one rank gets wrong fails on the others, which are in their call already.
+    # An error of one rank also fails on the others, which are already in their call.
     with pytest.raises(mpgpu.Error, match="add up"):
         node.plan_exchange(node.all_to_all(many, other, sent=[1] * ranks if rank == 0 else None))
 
 
 def joined(rank, ranks, pipes, _):
-    """An allgather may give the bytes of all in one."""
+    """An allgather may return the bytes of all ranks as one object."""
     hub = Hub(rank, pipes)
     ring(mpgpu.Node(rank=rank, ranks=ranks, allgather=lambda own: b"".join(hub(own))), 1000, rank)
 
 
 def one_is_wrong(rank, ranks, pipes, _):
-    """What only one rank does wrong, before the library sees it, fails on all and leaves nobody waiting."""
+    """An error of one rank that is found before the library is called fails on all ranks, and no rank waits."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = bytes(10) if rank == 1 else bytearray(10)
     with refused(rank, mpgpu.ArgumentError, "window 0 is read-only"):
@@ -182,17 +182,17 @@ def one_is_wrong(rank, ranks, pipes, _):
     else:
         with pytest.raises(mpgpu.RankError, match=r"^rank 1: it has no memory"):
             node.plan([], [])
-    # And the node is good for the next plan.
+    # The node is usable for the next plan.
     ring(node, 100, rank)
 
 
 def refused(rank, kind, text):
-    """Rank 1 is told of its own mistake, and the other ranks whose it is."""
+    """Expects the error itself on rank 1, and a reference to rank 1 on the other ranks."""
     return pytest.raises(kind if rank == 1 else mpgpu.RankError, match=text if rank == 1 else rf"^rank 1: .*{text}")
 
 
 def one_makes_no_node(rank, ranks, pipes, folder):
-    """What keeps only one rank from making a node fails on all and leaves nobody waiting."""
+    """An error that prevents only one rank from creating a node fails on all ranks, and no rank waits."""
     for found in ({"allgather": Hub(rank, pipes)}, {"socket": folder / "ranks"}):
         for devices in (["metal"], [1 << 40], 7):
             with refused(rank, (TypeError, ValueError), ""):
@@ -203,7 +203,7 @@ def one_makes_no_node(rank, ranks, pipes, folder):
 
 
 def one_is_refused(rank, ranks, pipes, _):
-    """What the library refuses of one rank."""
+    """Tests errors that the library detects on one rank."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     moved = [((0, 7), (1, 0), 10)] if rank == 1 else []
     with refused(rank, mpgpu.ArgumentError, "transfer 0: its destination is window 7 of rank 0, which has no such window"):
@@ -211,18 +211,18 @@ def one_is_refused(rank, ranks, pipes, _):
 
 
 def host_memory_is_not_shared(rank, ranks, pipes, _):
-    """Host memory that others are to reach is asked for as such, whatever its size, and the refusal says how."""
+    """Host memory for other ranks must be requested explicitly, whatever its size, and the error names the call."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     for size in (10, 5 << 20):
         window = mpgpu.empty(size, shared=rank == 0)
         with pytest.raises(mpgpu.NotSupported, match="allocate it as memory shared between processes"):
             node.plan([window], [((1, 0), (0, 0), 10)] if rank == 0 else [])
-    # And the node is good for the next plan.
+    # The node is usable for the next plan.
     ring(node, 100, rank)
 
 
 def allgather_fails(rank, ranks, pipes, _):
-    """An exception of the allgather is the cause of what the call raises."""
+    """An exception of the allgather is the cause of the call's exception."""
 
     def fails(own):
         raise OSError("the network is down")
@@ -237,7 +237,7 @@ def allgather_fails(rank, ranks, pipes, _):
 
 
 def peer_ends(rank, ranks, pipes, _):
-    """A rank that ends in the middle of the steps is reported, and nobody waits for it."""
+    """A rank that exits between steps is reported, and no rank waits for it."""
     node = mpgpu.Node(rank=rank, ranks=ranks, allgather=Hub(rank, pipes))
     window = mpgpu.empty(100, device=rank, shared=True)
     plan = node.plan([window, mpgpu.empty(100, device=rank, shared=True)], [(((rank + 1) % ranks, 1), (rank, 0), 100)])
@@ -258,7 +258,7 @@ def run(rank, ranks, pipes, folder, scenario, result):
 
 
 def start(ranks, scenario, folder, killed=()):
-    """Runs a scenario by so many processes, and raises what any of them raises. The ranks `killed` may end without a word."""
+    """Runs a scenario in `ranks` processes, and raises the exceptions of any of them. The ranks `killed` may end without a result."""
     spawn = multiprocessing.get_context("spawn")
     ends = [spawn.Pipe() for _ in range(ranks - 1)]
     results = [spawn.Pipe(duplex=False) for _ in range(ranks)]
@@ -330,7 +330,7 @@ def test_a_transfer_of_a_node_that_is_none_is_refused():
 
 
 def mpi() -> None:
-    """What each rank of the test below runs."""
+    """Runs on each rank of the test below."""
     from mpi4py import MPI
 
     ring(mpgpu.Node(MPI.COMM_WORLD), COUNT, MPI.COMM_WORLD.Get_rank())
@@ -342,7 +342,7 @@ def test_a_communicator_of_mpi4py_makes_a_node(ranks):
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     if not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
-    # Options of Open MPI for several ranks on few cores, as root; other implementations do without.
+    # Options of Open MPI for several ranks on few cores, as root; other implementations ignore them.
     environment = {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",

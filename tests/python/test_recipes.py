@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Recipes of other package managers are understood by their tools, and are of this version."""
+"""Tests that recipes of other package managers are valid for their tools and have this version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUST = re.search(r'^rust-version = "(.*)"', (SOURCES / "Cargo.toml").read_text()
 def test_rattler_build_renders_both_packages_of_the_conda_recipe():
     rattler_build = pytest.importorskip("rattler_build")
     recipe = rattler_build.Stage0Recipe.from_file(PACKAGING / "conda/recipe.yaml")
-    # What conda-forge's own file says, as far as the recipe asks.
+    # Settings of conda-forge's own file, as far as the recipe uses them.
     variants = rattler_build.VariantConfig.from_yaml(
         "c_compiler: [gcc]\ncxx_compiler: [gxx]\nrust_compiler: [rust]\nc_stdlib: [sysroot]\nc_stdlib_version: ['2.28']\n"
     )
@@ -42,7 +42,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile():
 
 
 def test_the_recipe_of_spack_has_this_version_and_its_rust():
-    # Spack itself is in no registry: that it is Python, and calls what recipes call, is all that is looked at.
+    # Spack is in no registry, so only the Python syntax and the calls of the recipe are checked.
     text = (PACKAGING / "spack/packages/mpgpu/package.py").read_text()
     calls = {
         (call.func.id, *(each.value for each in call.args if isinstance(each, ast.Constant)))
@@ -54,7 +54,7 @@ def test_the_recipe_of_spack_has_this_version_and_its_rust():
 
 @pytest.fixture
 def build_of_sources(monkeypatch, tmp_path):
-    """The build backend of pyproject.toml, with nothing but `tools` on PATH; without maturin, which it must not reach."""
+    """Runs the build backend of pyproject.toml with only `tools` on PATH and without maturin, which it must not reach."""
     monkeypatch.setitem(sys.modules, "maturin", types.SimpleNamespace(build_sdist=None, get_requires_for_build_sdist=None))
     monkeypatch.syspath_prepend(str(PACKAGING / "pep517"))
     monkeypatch.delitem(sys.modules, "mpgpu_build", raising=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""The current streams of frameworks, on doubles of torch and CuPy whose tensors and streams are of the host backend.
+"""Tests the current streams of frameworks with doubles of torch and CuPy whose tensors and streams belong to the host backend.
 
-tests/gpu/python.py has the same with the frameworks themselves.
+tests/gpu/python.py contains the same tests with the frameworks themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COUNT = 1 << 20
 
 
 class Storage:
-    """A storage of torch with memory of a virtual GPU, which holds it until it is resized."""
+    """Storage of torch with memory of a virtual GPU, which it keeps until it is resized."""
 
     def __init__(self, buffer):
         self.buffer = buffer
@@ -34,7 +34,7 @@ class Storage:
 
 
 class Tensor:
-    """What mpgpu asks of a tensor on a GPU, for memory of a virtual one."""
+    """Attributes of a GPU tensor that mpgpu uses, for memory of a virtual GPU."""
 
     layout = "strided"
     is_cuda = True
@@ -76,15 +76,15 @@ class Tensor:
 
 
 class Framework:
-    """A double of torch."""
+    """Double of torch."""
 
     def __init__(self, context):
         self.context = context
         self.streams = {gpu: mpgpu.Stream(gpu, context=context) for gpu in range(3)}
-        # What is current of each GPU: a stream, or the handle of a default stream.
+        # Current stream of each GPU: a stream, or the handle of a default stream.
         self.current: dict[int, object] = dict(self.streams)
         self.device_now = 0
-        # The GPUs that were made current, one after the other.
+        # GPUs that were made current, in order.
         self.entered: list[int] = []
         cuda = types.SimpleNamespace(current_device=lambda: self.device_now, device=self.device, is_available=lambda: True)
         raw = types.SimpleNamespace(_cuda_getCurrentRawStream=lambda gpu: int(self.current[gpu]))
@@ -108,7 +108,7 @@ def framework(monkeypatch):
     context = mpgpu.Context("host")
     framework = Framework(context)
     monkeypatch.setitem(sys.modules, "torch", framework.module)
-    # Streams of frameworks are looked at on this backend alone.
+    # Streams of frameworks are only considered on this backend.
     monkeypatch.setattr(context, "_backend", "cuda")
     monkeypatch.setattr(mpgpu.Buffer, "on_host", True)
     yield framework
@@ -132,7 +132,7 @@ def test_a_plan_goes_to_the_stream_that_is_current_when_it_is_executed(framework
     gate.open()
     behind.synchronize()
     other.synchronize()
-    # The handle says where the stream is.
+    # The handle determines the GPU of the stream.
     assert framework.entered == []
 
 
@@ -141,7 +141,7 @@ def test_a_plan_whose_storage_lost_its_memory_is_refused_in_every_stream(framewo
     plans = [plan_of(framework, (dst, src)), plan_of(framework, (dst, src), (far, src))]
     for plan in plans:
         plan.execute().synchronize()
-    # What resize_(0) does. The allocator gives the memory to others; here it goes with the array alone.
+    # Simulates resize_(0). The allocator would reuse the memory; here only the array loses it.
     dst.storage.buffer = None
     dst.array[:] = 0
     for plan in plans:
@@ -172,7 +172,7 @@ def test_a_plan_of_several_gpus_comes_after_the_current_streams_of_all(framework
 
 
 def _idle(stream):
-    """Whether what was enqueued so far gets done; work behind a closed gate stays undone however long one waits."""
+    """Returns true if the work enqueued so far completes; work after a closed gate never does."""
     marker = mpgpu.Plan([], context=stream._context).execute(stream)
     for _ in range(30):
         if marker.done():
@@ -245,7 +245,7 @@ def test_an_array_of_another_framework_is_waited_for_when_the_plan_is_made(frame
     plan = plan_of(framework, (Array(dst, None), Array(src, int(named))))
     assert opened
     timer.join()
-    # And it goes to the stream that the array has named.
+    # Work uses the stream that the array names.
     gate = Gate(named)
     request = plan.execute()
     assert not request.done()
@@ -277,7 +277,7 @@ def test_arrays_of_cupy_go_to_its_current_stream(framework, monkeypatch):
             self.data = types.SimpleNamespace(ptr=buffer.address, buffer=buffer)
 
     def current():
-        # Of the GPU that is current, as CuPy's is.
+        # On the current GPU, as with CuPy.
         assert device_now == [2]
         return types.SimpleNamespace(ptr=int(stream))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""CPU tensors, where torch is installed; tests/gpu/python.py has those of GPUs."""
+"""Tests CPU tensors if torch is installed; tests/gpu/python.py tests those on GPUs."""
 
 from __future__ import annotations
 

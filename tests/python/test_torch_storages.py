@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Storages of torch that lose their memory while somebody holds them, as FSDP has it with `resize_`."""
+"""Tests storages of torch that lose their memory while they are in use, as by `resize_` in FSDP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def ends():
 
 
 def free(tensor):
-    """Gives the memory of a tensor to others, and returns them."""
+    """Lets other tensors reuse the memory of a tensor, and returns them."""
     tensor.untyped_storage().resize_(0)
     return [torch.zeros(COUNT) for _ in range(8)]
 

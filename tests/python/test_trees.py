@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""What mpgpu.torch takes for a tree of tensors, and what it refuses by name."""
+"""Tests the trees of tensors that mpgpu.torch accepts, and those that it refuses by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Weights:
 
 
 class Wrapper(torch.Tensor):
-    """Has no memory of its own, and a tensor that it stands for."""
+    """Tensor subclass without memory that represents another tensor."""
 
     @staticmethod
     def __new__(cls, inner):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""A program whose types `mypy --strict` checks against the installed package: tests/python/run. What must not pass is marked by an ignore,
-which mypy reports where it is not needed."""
+"""Program whose types `mypy --strict` checks with the installed package (tests/python/run). Lines that must be refused have an ignore
+comment, which mypy reports if it is not needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ plan.execute("default")  # type: ignore[arg-type]
 
 
 class Alone:
-    """A communicator."""
+    """Communicator."""
 
     def Get_rank(self) -> int:
         return 0
