@@ -32,7 +32,7 @@ constexpr std::array<const char *, outcomes> texts = {
     "no memory of a GPU at either end",
     "managed memory",
     "memory of a pool or a mapping that does not let the GPUs in",
-    "memory of another process, of which nothing is known",
+    "unknown memory of another process",
     "memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)",
     "a context that is not primary, or not the memory's",
     "mpgpu has no context",
@@ -120,8 +120,9 @@ std::string report() {
         const auto copies = own.counters[i].copies.load(std::memory_order_relaxed);
         const auto bytes = own.counters[i].bytes.load(std::memory_order_relaxed);
         if (copies != 0) {
-            line("mpgpu[%ld]: %-6s %8llu copies, %14llu bytes: %s\n", pid, i < kinds_taken ? "taken" : "passed",
-                 static_cast<unsigned long long>(copies), static_cast<unsigned long long>(bytes), texts[i]);
+            line("mpgpu[%ld]: %-14s %8llu copies, %14llu bytes: %s\n", pid,
+                 i < kinds_taken ? "accelerated" : "passed through", static_cast<unsigned long long>(copies),
+                 static_cast<unsigned long long>(bytes), texts[i]);
         }
     }
     if (own.saved_nanoseconds.load() != 0) {
@@ -129,7 +130,7 @@ std::string report() {
              static_cast<double>(own.saved_nanoseconds.load()) * 1e-9);
     }
     if (!text.empty() && asked().verify) {
-        line("mpgpu[%ld]: %llu taken copies compared byte by byte, %llu wrong\n", pid,
+        line("mpgpu[%ld]: %llu accelerated copies compared byte by byte, %llu wrong\n", pid,
              static_cast<unsigned long long>(own.compared.load()), static_cast<unsigned long long>(own.wrong.load()));
     }
     return text;

@@ -50,7 +50,7 @@ namespace detail {
 
 /// Fails to compile for memory that a descriptor cannot contain. The message names the accepted types.
 template <class Memory> constexpr void refuse_memory_of_half() noexcept {
-    static_assert(is_end<Memory>, "mpgpu: a half-transfer takes a buffer or a device_span: other ranks cannot reach a "
+    static_assert(is_end<Memory>, "mpgpu: a descriptor takes a buffer or a device_span: other ranks cannot reach a "
                                   "std::vector or an array. Copy it into a buffer of the GPU, or into one of "
                                   "buffer<T>::shared(ctx, device::host(), size)");
     static_assert(!is_end<Memory>, "mpgpu: receive_from writes: pass a buffer or a device_span that is not const");

@@ -130,7 +130,7 @@ class _Contents:
         return _BATCH if self._pages is not None else _READ_BATCH
 
     def range(self, begin: int, end: int) -> tuple[Memory, int]:
-        """Returns memory with these bytes of the file, and the file offset at which that memory begins."""
+        """Returns memory that holds bytes `begin` to `end` of the file, and the file offset at which that memory begins."""
         if self._pages is not None:
             if self._pages.nbytes < end:
                 raise self._shorter()

@@ -59,8 +59,9 @@ impl Signallers {
     }
 }
 
-/// Whether the steps of one rank in a plan of several ranks are abandoned: from the first wait on that ends as lost they write nothing, raise nothing
-/// and wait for nothing, because what other ranks have not granted must not be written. The rank is then lost itself to those that wait for it.
+/// State of one rank's steps in a plan of several ranks: in progress or abandoned. The first wait that ends as lost abandons the steps. From then on
+/// they write nothing, raise nothing and wait for nothing, because other ranks have not granted access to the memory. Ranks that wait for this rank
+/// then lose it too.
 #[derive(Clone, Default)]
 pub struct StepFate(Arc<Fate>);
 
@@ -95,7 +96,7 @@ impl fmt::Debug for StepFate {
     }
 }
 
-/// A party that raises its counters no more, or only to some value.
+/// Party that no longer raises its counters, or only up to some value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
     /// The number of the process, which another process may get later.
@@ -122,7 +123,7 @@ impl LostPeer {
 /// A node plan that a rank takes no further part in, and in which this rank has come further.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
-    /// The plan's number among those of its node, from 1.
+    /// Number of the plan on its node, from 1.
     pub plan: u64,
     /// The first step whose waits fail on this rank, from 1, as far as is known.
     pub step: u64,
@@ -141,20 +142,20 @@ pub struct Cause {
     pub rank: u32,
     /// The number of the rank's process.
     pub process: i32,
-    /// The way in which it has failed.
+    /// The way in which the rank has failed.
     pub why: Leave,
 }
 
-/// Why a rank takes no further part in a node plan.
+/// Reason for which a rank no longer takes part in a node plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// Its process has ended, or its context was destroyed before the plan.
+    /// The process has ended, or its context was destroyed before the plan.
     Ended,
-    /// It has destroyed the plan after so many steps.
+    /// The rank has destroyed the plan after this number of steps.
     Destroyed(u64),
-    /// It has destroyed the plan after so many steps, of which some had failed.
+    /// The rank has destroyed the plan after this number of steps, including failed ones.
     Failed(u64),
-    /// It has enqueued this other plan of the node and the plan in one stream in another order.
+    /// The rank has enqueued the plan and this other plan of the node in one stream, but in another order than this rank.
     Order(u64),
 }
 
@@ -175,7 +176,7 @@ impl fmt::Display for Cause {
         match why {
             Leave::Ended => write!(f, "has ended, or has destroyed its context, without destroying the plan"),
             Leave::Destroyed(steps) => write!(f, "has destroyed the plan after {steps} steps"),
-            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, of which some had failed"),
+            Leave::Failed(steps) => write!(f, "has destroyed the plan after {steps} steps, including failed ones"),
             Leave::Order(other) => write!(
                 f,
                 "has enqueued this node plan and node plan {other} in one stream in another order than this rank; enqueue node plans that share a \
@@ -199,7 +200,7 @@ impl fmt::Display for LostPeer {
         };
         let LeftPlan { plan, step, rank, .. } = left;
         let first = left.first(self.process);
-        write!(f, "step {step} of node plan {plan} waits in vain: {first}")?;
+        write!(f, "step {step} of node plan {plan} can no longer complete: {first}")?;
         if first.rank != rank { write!(f, "; rank {rank} has left the plan because of that") } else { Ok(()) }
     }
 }
@@ -237,12 +238,13 @@ mod tests {
         let unseen = LostPeer::of(0, None).to_string();
         assert!(unseen.starts_with("a process of another PID namespace, which had mapped"), "{unseen}");
         let text = said(Leave::Destroyed(4), None);
-        assert_eq!(text, "step 5 of node plan 3 waits in vain: rank 1 (process 41) has destroyed the plan after 4 steps");
+        assert_eq!(text, "step 5 of node plan 3 can no longer complete: rank 1 (process 41) has destroyed the plan after 4 steps");
         assert!(said(Leave::Ended, None).contains("has ended") && !said(Leave::Failed(4), None).contains("ended"));
         assert!(said(Leave::Order(2), None).contains("this node plan and node plan 2"));
         let text = said(Leave::Failed(4), Some(Cause { rank: 7, process: 47, why: Leave::Ended }));
         assert!(
-            text.contains("in vain: rank 7 (process 47) has ended") && text.ends_with("; rank 1 has left the plan because of that"),
+            text.contains("can no longer complete: rank 7 (process 47) has ended")
+                && text.ends_with("; rank 1 has left the plan because of that"),
             "{text}"
         );
     }

@@ -55,7 +55,7 @@ pub struct CaseArguments {
     /// Print the cases and exit
     #[arg(long)]
     list: bool,
-    /// Measure these cases, separated by commas, or `all`, with medians and spread
+    /// Cases to measure, separated by commas, or `all`; with medians and spread
     #[arg(long, value_delimiter = ',', value_name = "CASE", value_parser = cases::named, conflicts_with = "bytes")]
     case: Vec<&'static [Case]>,
     /// Sizes of one transfer of a case (of one face in halo26 and halo26_bidir), separated by commas; bytes may end in K, M or G
@@ -220,7 +220,7 @@ pub fn heading(context: &Context, on_gpus: bool) -> String {
         let driver = driver_version(true);
         format!("mpgpu {version}, {}, driver {}\n", context.machine().topology().description, driver.as_str().unwrap_or("unknown"))
     } else {
-        format!("mpgpu {version}, host backend: CPU threads move the bytes of virtual GPUs; nothing here says how fast GPUs are\n")
+        format!("mpgpu {version}, host backend: CPU threads move the bytes of virtual GPUs; the figures do not show the speed of GPUs\n")
     }
 }
 

@@ -230,7 +230,7 @@ impl<'a> Neighbour<'a> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
         let done = part();
         let answer = self.process.answer(order)?;
-        if answer == "done" { done } else { Err(format!("the peer, told to {order:.20}: {answer}").into()) }
+        if answer == "done" { done } else { Err(format!("the other process of the benchmark failed at {order:.20}: {answer}").into()) }
     }
 
     /// Makes the peer map the memory that its answers go to.
@@ -243,7 +243,7 @@ impl Peer {
     fn answer(&self, order: &str) -> Result<String, Failure> {
         let mut line = String::new();
         if self.answers.borrow_mut().read_line(&mut line)? == 0 {
-            return Err(format!("the other process of the benchmark ended at {order:.20}; what it printed says why").into());
+            return Err(format!("the other process of the benchmark ended at {order:.20}; see the error that it printed").into());
         }
         Ok(line.trim_end().to_owned())
     }

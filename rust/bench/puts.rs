@@ -59,7 +59,7 @@ impl Contestant for Puts<'_> {
         if self.again {
             self.issue()?;
         }
-        // After its signal was seen, the stream may still be finishing.
+        // The stream may still be finishing after the signal was seen.
         Ok(self.context.synchronize_stream(self.stream)?)
     }
 

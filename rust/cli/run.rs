@@ -28,8 +28,8 @@ pub const EXAMPLES: &str = "Examples:\n  \
     mpgpu run mpirun -n 4 ./simulation      if the launcher passes the environment on\n  \
     mpgpu run --check ./simulation          compares every accelerated copy byte by byte\n\n\
     The exit code is that of the program; 127 if it was not found, 126 if it cannot be executed.\n\
-    At the end a report shows how many copies of all processes were taken (accelerated), and why others\n\
-    were passed through. docs/guide/unchanged.md describes which copies gain.";
+    At the end a report shows how many copies of all processes were accelerated, and why others were\n\
+    passed through. docs/guide/unchanged.md describes which copies gain.";
 
 #[derive(Args)]
 pub struct RunArguments {

@@ -38,9 +38,9 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
 fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
     let of = |bytes: Option<u64>| -> Result<Vec<Shape>, String> {
         let shapes = arguments.transfers.iter().map(|pair| {
-            let bytes = bytes
-                .or(pair.bytes)
-                .ok_or_else(|| format!("{}:{}: say how many bytes, as in gpu0:gpu1:64M, or give --sizes", pair.src, pair.dst))?;
+            let bytes = bytes.or(pair.bytes).ok_or_else(|| {
+                format!("{}:{}: the number of bytes is missing; write gpu0:gpu1:64M, or pass --sizes", pair.src, pair.dst)
+            })?;
             Ok(shape(pair.src, pair.dst, bytes, arguments.pageable))
         });
         shapes.collect()
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn what_cannot_be_run_says_what_to_do() {
         for (line, says) in [
-            ("gpu0:gpu1", "say how many bytes, as in gpu0:gpu1:64M, or give --sizes"),
+            ("gpu0:gpu1", "the number of bytes is missing; write gpu0:gpu1:64M, or pass --sizes"),
             ("gpu0:gpu1:1M --sizes 1M", "--sizes gives the bytes of every transfer; leave them out here"),
             ("gpu0:gpu9:1M", "device 9 does not exist"),
             ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),

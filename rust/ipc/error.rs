@@ -33,9 +33,7 @@ impl IpcError {
         move |errno| IpcError::System {
             what,
             reason: match errno {
-                Errno::MFILE => {
-                    "this process is out of file descriptors (EMFILE), of which shared memory takes some: raise `ulimit -n`".into()
-                }
+                Errno::MFILE => "this process is out of file descriptors (EMFILE), and shared memory needs some: raise `ulimit -n`".into(),
                 _ => io::Error::from(errno).to_string(),
             },
             code: errno.raw_os_error(),

@@ -180,7 +180,7 @@ impl Peer {
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         let packet = Packet { secret, departure, ..Packet::new(Subject::Leave, 0, key) };
         if let Err(error) = packet.send(&self.socket, Some(Instant::now() + PATIENCE)) {
-            log::debug!("{} was not told that a plan has ended here: {error}", self.origin);
+            log::debug!("could not notify {} that a plan has ended here: {error}", self.origin);
         }
     }
 

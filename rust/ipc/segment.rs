@@ -100,7 +100,7 @@ pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
             "there was no descriptor for it when it was allocated. Each allocation that can be shared takes one, and {} of them at most are \
-             for that, half of what ulimit -n says when the first is made: raise it (ulimit -n), or make fewer and larger allocations",
+             for that, half of the limit (ulimit -n) at the first such allocation: raise the limit, or make fewer and larger allocations",
             most_files()
         );
     }

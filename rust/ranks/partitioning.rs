@@ -53,7 +53,7 @@ impl Partitioning {
     pub(super) fn check(self) -> Result<(), Error> {
         match self.count {
             Some(count) if !(1..=MOST_PARTITIONS).contains(&count) => {
-                let reason = format!("1 to {MOST_PARTITIONS} partitions, or 0 for what the model says");
+                let reason = format!("must be 1 to {MOST_PARTITIONS} partitions, or 0 to let the model choose");
                 Err(Error::Option { name: "count", value: count.to_string(), reason })
             }
             _ => Ok(()),
@@ -174,7 +174,7 @@ impl Partitioned {
         let first = parts.flags.len() as u32;
         let flags = add_partition_flags(parts, batch, &of.partitions, how, of.agent.tells()).map_err(|elsewhere| {
             let reason = format!(
-                "rank {} would read it, and a producer of another rank cannot signal the lanes of that rank: send host memory from the rank of the \
+                "rank {} would read it, and a producer of another rank cannot signal the internal streams of that rank: send host memory from the rank of the \
                  destination's GPU",
                 elsewhere.rank
             );

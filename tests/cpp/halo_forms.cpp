@@ -71,7 +71,7 @@ TEST_CASE("a form that is slow in a row is not taken for being fast alone, and t
     CHECK(row.direct_pieces() == 1);
     REQUIRE(row.measured().size() == 2);
     CHECK(row.measured()[0].seconds >= 2e-3);
-    CHECK(row.describe().find("chosen by measurement, in a row") != std::string::npos);
+    CHECK(row.describe().find("chosen by measurement, back to back") != std::string::npos);
 }
 
 TEST_CASE("messages are pushed where that is faster or asked for, without a transfer") {

@@ -44,7 +44,7 @@ def test_copies_of_an_unchanged_program_are_taken():
         MPGPU_BACKEND="auto",
     )
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"^mpgpu: taken +[1-9]\d* copies, .* GPU to GPU$", ended.stderr, re.MULTILINE), ended.stderr
+    assert re.search(r"^mpgpu: accelerated +[1-9]\d* copies, .* GPU to GPU$", ended.stderr, re.MULTILINE), ended.stderr
 
 
 def test_the_command_plans_without_a_gpu():

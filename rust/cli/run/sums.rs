@@ -45,15 +45,15 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
     let word = |at: usize| bytes.get(8 * at..8 * at + 8).map_or(0, |word| u64::from_le_bytes(std::array::from_fn(|i| word[i])));
     // Programs of the user can write this memory, so no figure in it may lead to an access outside of it.
     let outcomes = (word(2) as usize).min((BYTES - 8 * HEAD) / (NAME + 16));
-    let (taken, processes, saved) = (word(1), word(3), word(4));
+    let (accelerated, processes, saved) = (word(1), word(3), word(4));
     let mut text = String::new();
     for outcome in 0..outcomes {
         let [copies, size] = [0, 1].map(|i| word(HEAD + 2 * outcome + i));
         let name = &bytes[8 * (HEAD + 2 * outcomes) + NAME * outcome..][..NAME];
         let name = String::from_utf8_lossy(name);
         if copies != 0 {
-            let what = if (outcome as u64) < taken { "taken" } else { "passed" };
-            let _ = writeln!(text, "mpgpu: {what:6} {copies:8} copies, {size:14} bytes: {}", name.trim_end_matches('\0'));
+            let what = if (outcome as u64) < accelerated { "accelerated" } else { "passed through" };
+            let _ = writeln!(text, "mpgpu: {what:14} {copies:8} copies, {size:14} bytes: {}", name.trim_end_matches('\0'));
         }
     }
     if text.is_empty() {
@@ -66,7 +66,7 @@ fn report(bytes: &[u8; BYTES], compared: bool) -> String {
         if processes == 1 { "" } else { "es" }
     );
     if compared {
-        let _ = writeln!(text, "mpgpu: {} taken copies compared byte by byte, {} wrong", word(5), word(6));
+        let _ = writeln!(text, "mpgpu: {} accelerated copies compared byte by byte, {} wrong", word(5), word(6));
     }
     text
 }
@@ -84,10 +84,10 @@ mod tests {
             put(at, word);
         }
         bytes[88..98].copy_from_slice(b"GPU to GPU");
-        let taken = "mpgpu: taken         4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as measured or modelled\n";
-        assert_eq!(report(&bytes, false), taken);
-        assert_eq!(report(&bytes, true), format!("{taken}mpgpu: 4 taken copies compared byte by byte, 1 wrong\n"));
+        let text = "mpgpu: accelerated           4 copies,           4096 bytes: GPU to GPU\nmpgpu: saved 0.001500 s in 1 process, as measured or modelled\n";
+        assert_eq!(report(&bytes, false), text);
+        assert_eq!(report(&bytes, true), format!("{text}mpgpu: 4 accelerated copies compared byte by byte, 1 wrong\n"));
         // Arbitrary contents are read within bounds.
-        assert!(report(&[255; BYTES], true).contains("passed") || report(&[255; BYTES], true).contains("taken"));
+        assert!(report(&[255; BYTES], true).contains("passed through") || report(&[255; BYTES], true).contains("accelerated"));
     }
 }

@@ -190,7 +190,7 @@ fn node((index, entry): (usize, NodeEntry)) -> Result<Node, TopologyError> {
         (NodeKindEntry::Switch, peer) => NodeKind::Switch { peer: peer.unwrap_or(false) },
         (_, Some(_)) => {
             let name = shorten(&entry.name, 64);
-            let meaning = "`peer` says whether GPU-to-GPU copies pass a switch; remove it, or set kind = \"switch\"";
+            let meaning = "`peer` is for switches only, and states whether GPU-to-GPU copies pass one; remove it, or set kind = \"switch\"";
             return refuse(format!("node {} ({name:?}): {meaning}", index + 1));
         }
         (NodeKindEntry::Gpu, None) => NodeKind::Gpu,

@@ -180,7 +180,7 @@ pub struct Topology {
     pub nodes: Vec<Node>,
     /// Directed links.
     pub links: Vec<Link>,
-    /// Capacities in addition to those of single links.
+    /// Capacities that several links share, in addition to the capacity of each link.
     pub shared: Vec<SharedResource>,
     /// Fixed costs.
     pub costs: Costs,

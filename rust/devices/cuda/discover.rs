@@ -71,7 +71,7 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
         }
     }
     if let Err(error) = load().and_then(|nvml| ask_nvml(nvml.borrow(), &mut gpus, &uuids)) {
-        log::info!("NVML tells nothing of the GPUs' links, which are assumed now: {error}");
+        log::info!("NVML does not report the GPUs' links, so links are assumed: {error}");
     }
     Ok(Seen { gpus, peers })
 }
@@ -101,7 +101,7 @@ pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)
             Some((Identity { driver, gpus }, Seen { gpus: seen, peers }))
         }
         Err(error) => {
-            log::info!("NVML tells nothing of GPUs out of sight: {error}");
+            log::info!("NVML does not report the GPUs that are not visible to this process: {error}");
             None
         }
     })

@@ -46,7 +46,7 @@ impl Gpus {
         let count = count_devices(driver)? as usize;
         if count > MOST_DEVICES {
             return Err(BackendError::NotSupported(format!(
-                "{count} GPUs in sight, more than {MOST_DEVICES}; choose some with CUDA_VISIBLE_DEVICES"
+                "{count} GPUs are visible, more than {MOST_DEVICES}; select GPUs with CUDA_VISIBLE_DEVICES"
             )));
         }
         let mut devices = Vec::with_capacity(count);

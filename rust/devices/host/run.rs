@@ -32,7 +32,7 @@ pub(super) enum HostWork {
     Raise(Signals, Option<StepFate>),
 }
 
-/// Counters with their values.
+/// Counters and their values.
 pub(super) type Signals = SmallVec<[Signal; 4]>;
 
 /// Wait of a stream for counters.
