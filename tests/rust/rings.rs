@@ -1,4 +1,4 @@
-//! Many staged transfers: paths between the same two devices share rings.
+//! Tests many staged transfers: paths between the same two devices share rings.
 
 use crate::common::{Random, config};
 use mpgpu_backend::{MemoryKind, StreamHandle};
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// So many staged paths through a device have a ring each.
+/// Maximum number of staged paths through a device that have separate rings.
 const RINGS: u64 = 16;
 
-/// Four GPUs whose copies to each other pass through host memory, all of them.
+/// Returns a machine of four GPUs without peer access, whose copies to each other all pass through host memory.
 fn without_peer_access() -> Machine {
     let mut topology = preset("pcie-4").expect("a preset");
     topology.nodes.iter_mut().filter(|node| matches!(node.kind, NodeKind::Switch { .. })).for_each(|node| {
@@ -30,7 +30,7 @@ fn shape(src: i32, dst: i32, bytes: u64) -> Shape {
     Shape { source: 0, dst_device: DeviceId(dst), src_device: DeviceId(src), dst_kind: kind, src_kind: kind, bytes }
 }
 
-/// Below a power of two up to this one.
+/// Returns a size below a random power of two of at most `most`.
 fn size(random: &mut Random, most: u64) -> u64 {
     let power = 1 + random.below(most);
     random.below(1 << power)
@@ -47,7 +47,7 @@ fn operations_of_thousands_of_staged_transfers_grow_with_bytes_over_chunk() {
     let machine = without_peer_access();
     let batch = vec![shape(0, 1, 16 * MIB); 5600];
     let plan = planned(&machine, &batch, &Options::default());
-    // Two for each chunk of 8 MiB.
+    // Two operations for each chunk of 8 MiB.
     assert_eq!(plan.program.ops.len(), 2 * 2 * 5600);
     assert_eq!((plan.program.rings.len(), plan.program.lanes.len()), (2, 4));
     let bytes = 5600.0 * 16.0 * MIB as f64;
@@ -101,7 +101,7 @@ fn the_modelled_time_of_shared_rings_is_that_of_the_simulator() {
 proptest! {
     #![proptest_config(config(30))]
 
-    /// Hundreds of transfers of all sizes between all pairs of GPUs.
+    /// Tests hundreds of transfers of all sizes between all pairs of GPUs.
     #[test]
     fn plans_of_many_staged_transfers_are_right_and_small(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -113,7 +113,7 @@ proptest! {
         }).collect();
         let staging_bytes = [MIB, 16 * MIB, 64 * MIB][random.below(3) as usize];
         let plan = planned(&machine, &batch, &Options { staging_bytes, ..Options::default() });
-        // A ring has half of its room for each chunk at least, or cuts what it carries into 128 at most.
+        // A ring has space for two chunks at least, or divides its bytes into at most 128 chunks.
         let chunk = (staging_bytes / RINGS / 2).min(MIB);
         let bytes: u64 = batch.iter().map(|shape| shape.bytes).sum();
         let most = 2 * (bytes / chunk + batch.len() as u64 + 128 * RINGS);
@@ -121,7 +121,7 @@ proptest! {
         prop_assert!(plan.program.rings.len() as u64 <= RINGS);
     }
 
-    /// The same with bytes that move.
+    /// Tests such transfers with real bytes.
     #[test]
     fn bytes_of_many_staged_transfers_arrive(seed in any::<u64>()) {
         let mut random = Random(seed);
@@ -138,7 +138,7 @@ proptest! {
             let transfer = Transfer {
                 dst: memory[dst] + all + offset, dst_device: DeviceId(dst as i32), src: memory[src] + offset, src_device: DeviceId(src as i32), bytes,
             };
-            // SAFETY: the source has room for these bytes, and nothing is enqueued yet.
+            // SAFETY: the source has space for these bytes, and nothing is enqueued yet.
             unsafe { std::ptr::copy_nonoverlapping(content[offset as usize..].as_ptr(), transfer.src as *mut u8, bytes as usize) };
             offset += bytes;
             (transfer, offset - bytes)

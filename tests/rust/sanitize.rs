@@ -1,13 +1,13 @@
-//! `tests/gpu/sanitize`, which runs unattended where GPU time is scarce: on tools and tests that answer as if there were GPUs.
+//! Tests `tests/gpu/sanitize`, which runs unattended on machines with limited GPU time, with tools and tests that simulate GPUs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A fresh folder for one test, with a `compute-sanitizer` that runs the program and does what its answer asks for, GPUs, and a
-/// clock that stands still but for a test that hangs, which goes on by all the time that it was given: a busy machine changes nothing. Nobody sees
-/// the clock while it is written.
+/// Creates an empty folder for one test, with a `compute-sanitizer` that runs the program and acts on its answer, with GPUs, and with a
+/// clock that only advances, by the whole time limit, when a test hangs. A busy machine therefore changes nothing. The clock is not read
+/// while it is written.
 fn folder(name: &str, gpus: usize) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -79,7 +79,7 @@ fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
     // passed, with errors, failed, timed out, left out, skipped, reports.
     assert_eq!(row(&text, "memcheck"), ["2", "1", "2", "1", "0", "1", "5"], "{text}");
     assert_eq!(row(&text, "racecheck"), ["1", "2", "2", "1", "0", "1", "8"], "{text}");
-    // Without the tests of memory between processes.
+    // Tests of memory between processes are excluded.
     assert_eq!(row(&text, "initcheck"), ["2", "0", "2", "1", "0", "1", "0"], "{text}");
     assert_eq!(row(&text, "synccheck"), ["2", "2", "2", "0", "0", "1", "6"], "a report before the time was over\n{text}");
     for line in [
@@ -92,7 +92,7 @@ fn every_test_runs_by_itself_under_each_tool_and_what_did_not_pass_is_named() {
     }
     assert!(text.contains("memcheck: hangs, timed out after 2 s"), "{text}");
     assert!(!text.contains("child_obeys"), "{text}");
-    // Two GPUs for each, and none in two groups; a part of the rounds; what calls return is not reported.
+    // Two GPUs for each test and none in two groups; a part of the rounds; error codes of calls are not reported.
     let log = |path: &str| fs::read_to_string(folder.join("logs").join(path)).expect("a log");
     let works = log("memcheck/works.txt");
     assert!(works.starts_with("0,1 scale 0.02: --tool memcheck") || works.starts_with("2,3 scale 0.02: --tool memcheck"), "{works}");
@@ -105,7 +105,7 @@ fn what_finds_no_time_is_left_out_and_a_named_tool_runs_alone() {
     let folder = folder("sanitize-time", 2);
     let (output, text) = sanitize(&folder, &["--most", "30"], "2", &["synccheck"]);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    // The first fails, the second hangs until all time is over.
+    // The first test fails, and the second hangs until the time is over.
     assert_eq!(row(&text, "synccheck"), ["0", "1", "1", "0", "5", "0", "1"], "{text}");
     assert!(text.contains("synccheck: works, left out") && !text.contains("memcheck"), "{text}");
 }

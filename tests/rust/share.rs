@@ -1,4 +1,4 @@
-//! Memory between processes: bytes arrive, and every way in which a peer, a handle or memory can be gone gives a status.
+//! Tests memory shared between processes: bytes arrive, and the loss of a peer, a handle or memory always causes an error status.
 
 use crate::addresses::Addresses;
 use crate::node::*;
@@ -67,13 +67,13 @@ fn a_plan_moves_imported_memory_of_every_device_in_both_directions() {
         node.run(put);
         assert_eq!(peer.tell(&format!("check {i} {}", 20 + i)), "true");
         ok(mp_plan_destroy(get));
-        // On no other device, and not beyond its end.
+        // Refused on another device, and beyond its end.
         let (status, _) = node.try_plan(&[transfer(theirs, 2, ours, 1, 8)], null_mut());
         refused(status, MP_ERROR_INVALID_POINTER);
         let (status, _) = node.try_plan(&[transfer(theirs, device, ours, 1, BYTES + 1)], null_mut());
         refused(status, MP_ERROR_INVALID_POINTER);
         close(&node, theirs);
-        // SAFETY: the memory is gone, which is what is tested.
+        // SAFETY: the memory was freed, and the test expects a refusal.
         refused(unsafe { mp_execute(put, null_mut(), null_mut()) }, MP_ERROR_INVALID_POINTER);
         ok(mp_plan_destroy(put));
     }
@@ -125,7 +125,7 @@ fn ranges_of_one_allocation_are_mapped_once_and_until_the_last_is_closed() {
         close(&node, pointer);
         assert!(holds(pointers[1], 100, 1, 5), "unmapped too early");
     }
-    // SAFETY: it was closed, which is what is tested.
+    // SAFETY: it was closed, and the test expects a refusal.
     let message = refused(unsafe { mp_memory_close(node.context, pointers[0].cast()) }, MP_ERROR_INVALID_POINTER);
     assert!(message.contains("was not imported by this context, or was closed already"), "{message}");
     close(&node, pointers[1]);
@@ -158,7 +158,7 @@ fn a_handle_of_this_process_gives_the_plain_address() {
     fill(memory, 10000, 1);
     let handle = export(&node, memory.wrapping_add(3), 5000);
     assert_eq!(import(&node, &handle), memory.wrapping_add(3));
-    // Another context of this process, to which it was unknown, may use it now.
+    // Another context of this process, which did not know it before, may use it now.
     let ours = other.alloc(0, 5000);
     let (status, _) = other.try_plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)], null_mut());
     refused(status, MP_ERROR_INVALID_POINTER);
@@ -166,9 +166,9 @@ fn a_handle_of_this_process_gives_the_plain_address() {
     let plan = other.plan(&[transfer(ours, 0, memory.wrapping_add(3), 2, 5000)]);
     other.run(plan);
     assert!(holds(ours, 5000, 1, 3));
-    // Until its owner frees it.
+    // Usable until its owner frees it.
     node.free(memory);
-    // SAFETY: the memory is gone, which is what is tested.
+    // SAFETY: the memory was freed, and the test expects a refusal.
     let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
     assert!(message.contains("was freed"), "{message}");
     close(&other, memory.wrapping_add(3));
@@ -183,7 +183,7 @@ fn memory_that_lies_where_freed_memory_is_still_imported_is_imported_too() {
     let (node, other) = (Node::new(c"beluga"), Node::new(c"beluga"));
     let (mut imported, mut again) = (Vec::new(), 0);
     for round in 0..64 {
-        // Of several sizes, so that the new ones lie across old ones.
+        // Of several sizes, so that new allocations overlap old ones.
         let bytes = (1 + round % 3) << 20;
         let memory = node.alloc(0, bytes);
         fill(memory, bytes, round);
@@ -196,7 +196,7 @@ fn memory_that_lies_where_freed_memory_is_still_imported_is_imported_too() {
         other.run(plan);
         assert!(holds(ours, bytes, round, 0), "round {round}");
         node.free(memory);
-        // SAFETY: the memory is gone, which is what is tested.
+        // SAFETY: the memory was freed, and the test expects a refusal.
         refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
         ok(mp_plan_destroy(plan));
         other.free(ours);
@@ -219,7 +219,7 @@ fn what_cannot_be_exported_is_refused() {
     let own = [0_u8; 64];
     let mut handle = mp_memory_handle_t { bytes: [7; 128] };
     let mut refuse = |pointer: *const u8, bytes: u64, status| {
-        // SAFETY: the output is valid for the call; what the range is, is what is tested.
+        // SAFETY: the output is valid for the call. The library must check the range.
         let message = refused(unsafe { mp_memory_export(node.context, pointer.cast(), bytes, &mut handle) }, status);
         assert_eq!(handle.bytes, [7; 128], "an output was written");
         message
@@ -235,7 +235,7 @@ fn what_cannot_be_exported_is_refused() {
     let theirs = import(&node, &from_hex(&peer.tell("export 0 0 4096")));
     let message = refuse(theirs, 4096, MP_ERROR_NOT_SUPPORTED);
     assert!(message.contains("memory of another process, imported here; export it there"), "{message}");
-    // Nor is it this context's to free.
+    // This context cannot free it either.
     // SAFETY: refused.
     refused(unsafe { mp_free(node.context, theirs.cast()) }, MP_ERROR_INVALID_POINTER);
     close(&node, theirs);
@@ -253,19 +253,19 @@ fn freed_memory_is_gone_also_when_its_address_is_in_use_again() {
     let plan = node.plan(&[transfer(ours, 1, theirs, 0, 65536)]);
     node.run(plan);
     peer.tell("free 0");
-    // SAFETY: the mapping is still there, whatever is behind it.
+    // SAFETY: the mapping exists.
     let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
     assert!(message.contains("has freed the memory") && message.contains("export again"), "{message}");
-    // New memory of the same size, at the same address most likely.
+    // New memory of the same size, probably at the same address.
     peer.tell("alloc 0 65536 2");
     import_refused(&node, &handle, MP_ERROR_PEER_GONE);
-    // What is still mapped shows nothing of it.
+    // The remaining mapping does not show the new contents.
     assert!(!holds(theirs, 65536, 2, 0));
     close(&node, theirs);
     import_refused(&node, &handle, MP_ERROR_PEER_GONE);
     let newer = import(&node, &from_hex(&peer.tell("export 1 0 65536")));
     assert!(holds(newer, 65536, 2, 0));
-    // A peer that destroys its context frees all of it.
+    // A peer that destroys its context frees all of its memory.
     let again = node.plan(&[transfer(ours, 1, newer, 0, 65536)]);
     peer.tell("destroy");
     // SAFETY: as above.
@@ -294,10 +294,10 @@ fn a_peer_that_was_killed_is_gone() {
             writeln!(peer.orders, "{order}").expect("the peer reads");
             peer.process.wait().expect("the peer was ours");
         }
-        // SAFETY: the mapping is still there.
+        // SAFETY: the mapping still exists.
         let message = refused(unsafe { mp_execute(plan, null_mut(), null_mut()) }, MP_ERROR_PEER_GONE);
         assert!(message.contains(&format!("process {}", peer.process.id())) && message.contains("has ended"), "{message}");
-        // Neither what is mapped nor what is not can be imported.
+        // Neither mapped nor unmapped memory can be imported.
         for handle in &handles {
             import_refused(&node, handle, MP_ERROR_PEER_GONE);
         }
@@ -315,7 +315,7 @@ fn an_importer_that_was_killed_leaves_nothing_behind() {
     let node = Node::new(c"beluga");
     let memory = node.alloc(0, 65536);
     let handle = export(&node, memory, 65536);
-    // A process that does nothing else exports, so that its descriptors can be counted.
+    // An idle process exports, so that its descriptors can be counted.
     let mut exporter = Peer::start();
     exporter.tell("alloc 0 65536 1");
     let theirs = exporter.tell("export 0 0 65536");
@@ -327,7 +327,7 @@ fn an_importer_that_was_killed_leaves_nothing_behind() {
         peer.tell(&format!("import {theirs}"));
         peer.kill();
     }
-    // A thread of the exporter sees them end, and closes the connections.
+    // A thread of the exporter detects their end, and closes the connections.
     let started = Instant::now();
     while number(exporter.tell("holdings")) > alone {
         assert!(started.elapsed() < 4 * PATIENCE, "descriptors are left: {} and {alone} before", exporter.tell("holdings"));
@@ -369,7 +369,7 @@ fn signals_do_not_prolong_the_wait_for_an_exporter() {
         scope.spawn(|| answered.send(importer.ask(&format!("import {handle}"))));
         let answer = answer.recv_timeout(12 * PATIENCE);
         if answer.is_err() {
-            // Its test ends where the peer does.
+            // The peer's test ends with the peer.
             rustix::process::kill_process(process, rustix::process::Signal::KILL).expect("the peer exists");
         }
         answer
@@ -381,7 +381,7 @@ fn signals_do_not_prolong_the_wait_for_an_exporter() {
     assert_eq!(importer.tell("look 0 4096 1 0"), "true");
 }
 
-/// Far more than a socket has room for.
+/// Far more than fit in a socket's buffer.
 const MANY: usize = 600;
 
 #[test]
@@ -400,7 +400,7 @@ fn an_importer_that_reads_nothing_learns_of_all_that_was_freed() {
     (1..MANY).for_each(|memory| _ = owner.tell(&format!("free {memory}")));
     node.run(plans[0].1);
     assert!(holds(ours, 4096, 0, 0));
-    // SAFETY: the mapping is still there.
+    // SAFETY: the mapping still exists.
     let accepted = plans[1..].iter().filter(|(_, plan)| unsafe { mp_execute(*plan, null_mut(), null_mut()) } != MP_ERROR_PEER_GONE).count();
     assert_eq!(accepted, 0, "executions of {MANY} imports whose owner has freed them");
     node.run(plans[0].1);
@@ -424,7 +424,7 @@ fn an_exporter_that_reads_nothing_learns_of_all_that_was_closed() {
         let answer = owner.ask(&format!("await {memory} {next}"));
         answer.split(' ').next().expect("a status").parse::<i32>().expect("a number")
     };
-    // The one that it has not closed.
+    // Waits for memory 0, the only one that the importer has not closed.
     let started = Instant::now();
     while waits(&mut owner, 0) != MP_ERROR_PEER_GONE as i32 {
         assert!(started.elapsed() < 12 * PATIENCE, "the importer's end goes unnoticed");
@@ -452,7 +452,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "exports nothing any more");
     refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");
     refuse(&|h| h.bytes = 0, MP_ERROR_INVALID_ARGUMENT, "0 bytes");
-    // A larger allocation than the file has room for.
+    // An allocation that is larger than its file.
     refuse(&|h| h.allocation_bytes = 1 << 40, MP_ERROR_DRIVER, "mapping memory of another process");
 
     let mut newer = handle;
@@ -461,7 +461,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     let message = import_refused(&node, &newer, MP_ERROR_VERSION_MISMATCH);
     assert!(message.contains("version 3, this library makes and reads version 2"), "{message}");
 
-    // Where it is mapped already, and where another context of this process has it, nothing is mapped that would be too small.
+    // A handle for a larger range is refused even if the memory is already mapped, also by another context of this process.
     let theirs = import(&node, &handle);
     refuse(
         &|h| (h.allocation_bytes, h.offset) = (1 << 40, 1 << 30),
@@ -540,7 +540,7 @@ fn strangers_at_the_socket_do_no_harm() {
         let stranger = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("a socket");
         rustix::net::connect(&stranger, &name).expect("the service listens");
         rustix::net::send(&stranger, packet, SendFlags::NOSIGNAL).expect("the service reads");
-        // It is hung up on, which is all that it hears.
+        // The connection is closed without an answer.
         let mut heard = [0_u8; 8];
         assert!(!matches!(rustix::net::recv(&stranger, &mut heard, RecvFlags::empty()), Ok((1.., _))), "an answer to {packet:?}");
     }
@@ -563,7 +563,7 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
         importer.tell(&format!("import {handle}"));
         assert_eq!(importer.tell(&format!("look {round} 19000 {round} 100")), "true");
         if round % 100 == 0 {
-            // A plan that stays in the importer's cache keeps nothing of the exporter.
+            // A plan in the importer's cache keeps no memory of the exporter.
             importer.tell(&format!("put {round} {} 0 1 19000", round % 4));
         }
         importer.tell(&format!("close {round}"));
@@ -572,12 +572,12 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
             let state = (importer.tell("holdings"), resident(&importer), resident(&exporter));
             let (before, importers, exporters) = first.get_or_insert_with(|| state.clone());
             assert_eq!(&state.0, before, "descriptors and mappings of the importer");
-            // Pages; the peers' own lists grow too. AddressSanitizer's allocator keeps what was freed.
+            // In pages; the peers' own lists also grow. AddressSanitizer's allocator keeps freed memory.
             let most = if std::env::var_os("ASAN_OPTIONS").is_some() { 50_000 } else { 500 };
             assert!(state.1 < *importers + most && state.2 < *exporters + most, "{state:?} after {importers} and {exporters}");
         }
     }
-    // A listener, a segment, and what every process has: once the exporter's thread, on a busy machine, has seen all connections end.
+    // A listener, a segment, and the descriptors of every process, after the exporter's thread has detected the end of all connections.
     let until = Instant::now() + Duration::from_secs(60);
     let left = || holdings(&exporter.process.id().to_string());
     let is_little = |(descriptors, mappings): (usize, usize)| descriptors < 16 && mappings == 0;
@@ -588,7 +588,7 @@ fn ten_thousand_rounds_of_export_and_import_leave_nothing_behind() {
     assert_eq!(names(), 0);
 }
 
-/// Pages in use by a process.
+/// Returns the number of resident pages of a process.
 fn resident(peer: &Peer) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{}/statm", peer.process.id())).expect("procfs");
     text.split_whitespace().nth(1).expect("two numbers").parse().expect("a number")
@@ -612,7 +612,7 @@ fn a_process_of_another_user_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return skip("only root can start a process of another user");
     }
-    // Where that user may not read: nobody reads a copy beside it.
+    // A copy in a folder that the other user can read, because the original may not be readable.
     let program = std::env::temp_dir().join(format!("mpgpu-share-{}", std::process::id()));
     std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("room for a copy");
     let node = Node::new(c"beluga");
@@ -624,7 +624,7 @@ fn a_process_of_another_user_is_refused() {
     std::fs::remove_file(&program).expect("the copy was the test's own");
     let answer = stranger.ask(&format!("import {}", hex(&handle)));
     assert!(answer.starts_with("8 ") && answer.contains("of another user"), "{answer}");
-    // A handle that lies about its user: the importer looks who answers, the exporter who asks.
+    // A handle with a false user: the importer checks who answers, and the exporter checks who asks.
     let lie = hex(&forged(&handle, |handle| handle.origin.user = 65534));
     let answer = stranger.ask(&format!("import {lie}"));
     assert!(answer.starts_with("8 ") && answer.contains("not trusted"), "{answer}");
@@ -661,11 +661,11 @@ fn an_export_costs_the_same_however_many_there_are() {
         let export = Export { backend: backend.clone(), allocation };
         let secret = service.export(key(allocation.id), export, None).expect("random numbers");
         if round % 3 == 0 {
-            // As `cudaFree` does, without a word.
+            // Freed like by `cudaFree`, without informing the library.
             backend.free(base).expect("once");
             freed.push((key(allocation.id), secret));
         }
-        // One is the test's own.
+        // One look-up is the test's own.
         assert!(backend.located() <= round * 4, "{} looks for {round} exports", backend.located());
     }
     assert!(freed.iter().all(|(key, secret)| service.find(*key, *secret).is_none()));
