@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Writes the pages of the Python API, by pdoc, into the folder that is named. For a Python that has the package; torch is not needed."""
+"""Writes the pages of the Python API into the given folder with pdoc. Requires a Python with the package, but not torch."""
 
 import pathlib
 import sys
 import unittest.mock
 
-# mpgpu.torch imports it. Its types are not looked at.
+# mpgpu.torch imports it. Its types are not used.
 sys.modules.setdefault("torch", unittest.mock.MagicMock(__spec__=None))
 
 import pdoc  # noqa: E402
