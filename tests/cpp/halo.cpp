@@ -286,7 +286,7 @@ TEST_CASE("left open, the form is the fastest of those that differ, and the desc
     CHECK(pushed.pushed());
     CHECK(pushed.measured().empty());
     CHECK(pushed.transfers() == nullptr);
-    CHECK(pushed.describe().find("pushed into the memory of their receivers") != std::string::npos);
+    CHECK(pushed.describe().find("pushed into the memory of the receivers") != std::string::npos);
 }
 
 TEST_CASE("forms that are compared take turns in rows, and neither a first exchange nor a lone one counts") {

@@ -37,15 +37,15 @@ class off_node {
 
     /// Enqueues, after the packs, what has to be done before the messages can be sent.
     virtual void packed(stream_view order) = 0;
-    /// Begins to send and to receive.
+    /// Starts sending and receiving.
     virtual void start() = 0;
-    /// Does what can be done now; never blocks.
+    /// Makes progress without blocking.
     virtual exchange_progress progress() = 0;
-    /// Enqueues, when all is done, what has to be done before messages can be unpacked.
+    /// Enqueues the work that must precede unpacking. Called after all messages have arrived.
     virtual void arrived(stream_view order) = 0;
 };
 
-/// What a plan of one process for each rank has mapped of the others.
+/// Memory of other processes that a plan with one process per rank has mapped.
 class imports {
   public:
     imports() = default;
@@ -55,18 +55,19 @@ class imports {
     imports &operator=(imports &&) = delete;
     virtual ~imports() = default;
 
-    /// Returns when all ranks of this node have called it.
+    /// Waits until all ranks of this node have called it.
     virtual void barrier() = 0;
     /// Unmaps everything.
     virtual void unmap() noexcept = 0;
 };
 
-/// Tells ranks whose kernels wait for this one's messages, when it goes, in how many exchanges this one takes part:
-/// whoever waits for more gets `peer_gone`. Captured exchanges count as any number, unless an exception ends them.
-/// None counts once another rank is lost, because this rank's kernels then send nothing more.
+/// Notification of the other ranks when this rank leaves the plan. It reports the number of exchanges in which this
+/// rank takes part to the ranks whose kernels wait for its messages; a rank that waits for a later exchange receives
+/// `peer_gone`. A plan with captured exchanges reports an unlimited number, unless an exception ends it. After the loss
+/// of another rank the number is 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
-    /// `gone` is raised when a rank is lost that this one waits for.
+    /// `gone` is set when a rank that this one waits for is lost.
     departure(mp_context_t context, const std::uint64_t *gone, std::vector<std::uint64_t *> there)
         : context_(context), gone_(gone), there_(std::move(there)) {}
     departure(const departure &) = delete;
@@ -76,19 +77,19 @@ class departure {
     ~departure() {
         const bool has_thrown = std::uncaught_exceptions() > exceptions_;
         const std::uint64_t last = !has_captured ? exchanges : has_thrown ? 0 : any_exchange;
-        for (std::uint64_t *const counter : there_) { // who has gone needs no word
+        for (std::uint64_t *const counter : there_) { // failures for ranks that have left are ignored
             static_cast<void>(mp_memory_leave(context_, counter, is_abandoned() ? 0 : last));
         }
     }
 
-    /// True if kernels of this rank wait for messages no longer, because another rank has ended, left or given up.
+    /// True if the kernels of this rank no longer wait for messages, because another rank has ended, left or given up.
     [[nodiscard]] bool is_abandoned() const noexcept {
         std::uint64_t stands = 0;
         static_cast<void>(mp_signal_read(context_, gone_, &stands));
         return stands != 0;
     }
 
-    /// Ends the waits of the other ranks' kernels for this rank's messages. It is no loss to them: nobody is told.
+    /// Ends the waits of the other ranks' kernels for messages of this rank. The other ranks receive no error.
     void give_up() const noexcept {
         for (std::uint64_t *const counter : there_) {
             static_cast<void>(mp_signal_raise(context_, counter, any_exchange));
@@ -97,7 +98,7 @@ class departure {
 
     static constexpr std::uint64_t any_exchange = std::uint64_t{1} << 62U;
 
-    std::uint64_t exchanges = 0; ///< that were enqueued outside of captures
+    std::uint64_t exchanges = 0; ///< number enqueued outside of captures
     bool has_captured = false;
 
   private:
@@ -112,69 +113,69 @@ template <class Node> struct processes;
 
 } // namespace detail
 
-/// A halo exchange: made once, run every time step.
+/// Halo exchange that is created once and executed in every time step.
 ///
-/// It refers to the context and to the arrays, which must outlive its last exchange, and owns messages, streams and
-/// events. Move-only. Its destructor waits until everything enqueued so far has finished, because it frees the
-/// messages. Not for use by several threads at once. Exchanges of one plan happen one after the other, in whatever
-/// streams they are asked for.
+/// The plan refers to the context and to the arrays, which must outlive its last exchange. It owns messages, streams
+/// and events. Move-only. The destructor waits until all enqueued work has finished, because it frees the messages.
+/// Several threads must not use a plan at the same time. Exchanges of one plan run one after the other, even in
+/// different streams.
 class plan {
   public:
-    /// No plan: `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
+    /// Creates an empty plan, whose `exchange`, `start`, `finish` and `destroy` throw `argument_error`.
     plan() noexcept = default;
 
-    /// All ranks of the grid in this process, `arrays[rank]` on the device of each; several ranks may share a device.
-    /// Exchanges a few times where `options::direct_pieces` is empty. Throws `argument_error` for a grid or arrays
-    /// that do not go together, `not_supported` when cells must be packed on the CUDA backend and there is no `copier`,
-    /// and what `mpgpu::plan` throws.
+    /// Creates a plan with all ranks of the grid in this process. `arrays[rank]` are on the device of the rank; several
+    /// ranks may share a device. If `options::direct_pieces` is empty, a few exchanges are executed to measure the
+    /// forms. Throws `argument_error` for a grid and arrays that do not match, `not_supported` if cells must be packed
+    /// on the CUDA backend without a `copier`, and the exceptions of `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
         : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
 
-    /// One process for each rank, which gives the arrays of its own; `node` is an `mpi::node`, and this takes
-    /// mpgpu/halo_mpi.hpp. Ranks have the numbers in the node's communicator that they have in the grid. Collective
-    /// over them. In the time loop, ranks of one node are ordered by their streams: no call into MPI, and no host
-    /// waits. With ranks on other nodes messages are exchanged by MPI: `start` waits for the packs and calls MPI, and
-    /// so does `finish`, which waits for the messages. MPI must then allow calls from the thread that calls these.
+    /// Creates a plan with one process per rank. Each process passes its own arrays. `node` is an `mpi::node`; include
+    /// mpgpu/halo_mpi.hpp. A rank has the same number in the node's communicator and in the grid. The call is
+    /// collective over these ranks. In the time loop, ranks of one node are ordered by their streams, without calls of
+    /// MPI and without host waits. Messages to ranks on other nodes are exchanged by MPI: `start` waits for the packed
+    /// messages and calls MPI; `finish` calls MPI and waits for the messages. MPI must permit calls from these threads.
     ///
-    /// Where `options::direct_pieces` is empty, it exchanges a few times, and all ranks take the form that is the
-    /// fastest on the slowest of them. A form that one of them is refused is out on all. Memory that cannot be mapped
-    /// by its neighbours (docs/reference/sharing.md) is exchanged by messages, `direct_pieces` or not. When a rank
-    /// cannot make its part, all throw: `argument_error` for arguments that do not go together or are not the same on
-    /// all ranks, `not_supported` as above, and what mpi.hpp throws. When a rank ends in the middle of an exchange, the
-    /// streams of its neighbours go on without its cells: whoever synchronizes with such a stream by mpgpu (`stream`,
-    /// `event`, `request`) gets `peer_gone`, and so does every later `start`.
+    /// If `options::direct_pieces` is empty, a few exchanges are executed, and all ranks use the form that is fastest
+    /// on the slowest rank. A form that is not possible on one rank is used on none. Memory that the neighbours cannot
+    /// map (docs/reference/sharing.md) is exchanged by messages, regardless of `direct_pieces`. If a rank cannot create
+    /// its part, all ranks throw: `argument_error` for arguments that do not match or differ between ranks,
+    /// `not_supported` as above, and the exceptions of mpi.hpp. If a rank ends during an exchange, the streams of its
+    /// neighbours continue without its cells. Synchronising such a stream by mpgpu (`stream`, `event`, `request`) then
+    /// throws `peer_gone`, and so does every later `start`.
     ///
-    /// In a stream that is being captured, `exchange` becomes part of the graph, which may be launched again and again:
-    /// on all ranks the same exchanges are captured, and launched in the same order. `not_supported` with ranks on
-    /// other nodes. The plan outlives the graph's last launch.
+    /// In a capturing stream, `exchange` becomes part of the graph, which may be launched repeatedly. All ranks must
+    /// capture the same exchanges and launch them in the same order. With ranks on other nodes this throws
+    /// `not_supported`. The plan must outlive the last launch of the graph.
     ///
-    /// Such a plan is given to `destroy` before the arrays are freed.
+    /// Call `destroy` of such a plan before the arrays are freed.
     template <class Node, std::enable_if_t<!std::is_same_v<Node, grid>, int> = 0>
     plan(const context &ctx, const Node &node, const grid &g, const rank_arrays &arrays, const options &how = {})
         : plan(detail::processes<Node>::make(ctx, node, g, arrays, how)) {}
 
-    /// Gives back what the plan holds, after its exchanges have finished: blocks. With one process for each rank it
-    /// frees no memory that another rank has mapped; it is then collective over the node's ranks, and is called before
-    /// the arrays are freed and before MPI_Finalize. In one process the destructor does the same. The plan is empty
-    /// afterwards, as one that was moved from: it may be destroyed or assigned to. Throws `driver_error`, `peer_gone`.
+    /// Waits until the exchanges of the plan have finished, and frees its resources. With one process per rank the call
+    /// is collective over the node's ranks, so that no rank frees memory that another has mapped; call it before the
+    /// arrays are freed and before MPI_Finalize. In one process the destructor does the same. The plan is empty
+    /// afterwards, like a moved-from plan: it may be destroyed or assigned to. Throws `driver_error`, `peer_gone`.
     void destroy() {
         check_made();
-        plan whole = std::move(*this); // everything goes with it
+        plan whole = std::move(*this); // destroyed at the end of the function
         whole.complete();
         detail::check(mp_stream_synchronize(whole.context_, whole.lanes_.front().order.get()));
-        if (whole.push_) { // also in streams of the caller's
+        if (whole.push_) { // its exchanges also run in streams of the caller
             whole.finished_.synchronize();
         }
         if (whole.imports_) {
             whole.leaving_.reset();
-            whole.imports_->barrier(); // nobody writes to anybody any more
+            whole.imports_->barrier(); // no rank writes to another from here on
             whole.transfers_.reset();
             whole.imports_->unmap();
-            whole.imports_->barrier(); // nobody has anybody's memory mapped any more
+            whole.imports_->barrier(); // no rank has memory of another mapped from here on
         }
     }
 
-    /// Enqueues an exchange: after all earlier work in `stream`, before all later work in it. Never blocks, but with
+    /// Enqueues an exchange after all earlier work in `stream` and before all later work. Blocks only if there are
     /// ranks on other nodes: see `start` and `finish`. Throws `argument_error`, `peer_gone`, `driver_error`.
     void exchange(stream_view stream) {
         check_made();
@@ -182,7 +183,7 @@ class plan {
             std::int32_t of = MP_DEVICE_HOST;
             look_at(stream, &of);
             if (!is_captured_ && of == lanes_.front().inbox.location().id()) {
-                push(stream); // where nothing has to join it
+                push(stream); // no other streams have to be joined
                 return;
             }
         }
@@ -190,11 +191,11 @@ class plan {
         finish(stream);
     }
 
-    /// Enqueues an exchange after all earlier work in `stream`, which later work in `stream` does not wait for. Until
-    /// `finish`, that work may use all cells but these: it may only read the computed cells that are a ghost width or
-    /// less from the edge of the array's computed cells, and must not touch ghost cells. Blocks, with ranks on other
-    /// nodes, until their messages are packed, because MPI knows nothing of streams, unless `options::progress` says
-    /// otherwise; else never. Throws as `exchange` does.
+    /// Enqueues an exchange after all earlier work in `stream`. Later work in `stream` does not wait for it. Until
+    /// `finish`, that work must not access ghost cells, and may only read computed cells that are within a ghost width
+    /// of the edge of the array's computed cells; it may use all other cells. With ranks on other nodes the call blocks
+    /// until their messages are packed, because MPI does not order by streams, unless `options::progress` selects
+    /// another way. Otherwise it never blocks. Throws the same exceptions as `exchange`.
     void start(stream_view stream) {
         check_made();
         complete();
@@ -220,7 +221,7 @@ class plan {
             fork([](const lane &l) -> const launch_function & { return l.unpack; });
         }
         finished_.record(order);
-        if (off_node_) { // last, so that what is enqueued for ranks of this node runs while the host waits
+        if (off_node_) { // last, so that the work enqueued for ranks of this node runs while the host waits
             off_node_->start();
             under_way_ = true;
             if (waits_) {
@@ -229,9 +230,9 @@ class plan {
         }
     }
 
-    /// Goes on with the exchange that was started, as far as messages to and from other nodes are packed or have
-    /// arrived, and says how far it is; nothing is left, where there are no such ranks. Never blocks. Throws as
-    /// `exchange` does.
+    /// Continues the started exchange as far as messages to and from other nodes are packed or have arrived. Returns
+    /// the progress; without ranks on other nodes the exchange is complete. Never blocks. Throws the same exceptions as
+    /// `exchange`.
     exchange_progress progress() {
         check_made();
         if (!under_way_) {
@@ -244,49 +245,51 @@ class plan {
         return now;
     }
 
-    /// Work enqueued in `stream` from now on starts after the last exchange that was started, on this process's ranks.
-    /// May be called for several streams. Blocks, with ranks on other nodes, until their messages are here; else never.
-    /// Throws `argument_error`, `driver_error`.
+    /// Makes later work in `stream` wait for the last started exchange on the ranks of this process. May be called for
+    /// several streams. Blocks with ranks on other nodes until their messages have arrived, and otherwise never. Throws
+    /// `argument_error`, `driver_error`.
     void finish(stream_view stream) {
         check_made();
         complete();
         detail::check(mp_stream_wait_event(context_, stream.get(), end_of_last().get()));
     }
 
-    /// Whether it can exchange.
+    /// True if the plan is not empty.
     explicit operator bool() const noexcept { return !lanes_.empty(); }
-    /// Bytes that this process's ranks send in one exchange, to themselves included: straight into ghost cells.
+    /// Bytes that the ranks of this process write directly into ghost cells in one exchange, including their own.
     [[nodiscard]] std::uint64_t direct_bytes() const noexcept { return direct_bytes_; }
-    /// The same: packed.
+    /// Bytes that the ranks of this process pack and send in one exchange, including messages to themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
-    /// `options::direct_pieces` as it is in force: given, or chosen by measurement. 0 where memory of other processes
-    /// could not be written to directly.
+    /// Active value of `options::direct_pieces`: passed by the caller, or chosen by measurement. 0 if memory of other
+    /// processes could not be written directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// `options::pushed` as it is in force.
+    /// Active value of `options::pushed`.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
-    /// The forms that were measured to choose it, with the same times on all ranks; empty where there was no choice.
+    /// Forms that were measured to choose the active one, with the same times on all ranks. Empty if there was no
+    /// choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
-    /// What is exchanged in which form, what was measured, and which forms were refused, for people.
+    /// Returns a description of the exchange for people: bytes and form, measured forms, and forms that are not
+    /// possible.
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
-               " bytes straight into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
+               " bytes directly into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
                (direct_pieces_ == 1 ? " piece" : " pieces") +
-               (pushed_ ? ", pushed into the memory of their receivers by the kernel that packs" : ", planned") +
+               (pushed_ ? ", pushed into the memory of the receivers by the packing kernel" : ", planned") +
                detail::text_of(measured_, refused_) + "\n";
     }
 
-    /// The plan of the transfers, for `describe` and `info`; `nullptr` where nothing is transferred.
+    /// Plan of the transfers, for `describe` and `info`; `nullptr` if nothing is transferred.
     [[nodiscard]] const mpgpu::plan *transfers() const noexcept { return transfers_ ? &*transfers_ : nullptr; }
 
   private:
     template <class Node> friend struct detail::processes;
 
-    /// A rank of this process.
+    /// Rank of this process.
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< its packs and unpacks; that of the first lane also orders everything else
+        stream order; ///< orders packing and unpacking; that of the first lane also orders all other work
         event done;
         memory outbox;
         memory inbox;
@@ -295,7 +298,7 @@ class plan {
         launch_function unpack_off_node;
     };
 
-    /// That the arguments have been looked at, before anything is made.
+    /// Proof that the arguments were checked before resources are created.
     struct valid {};
 
     plan(const context &ctx, valid) : context_(ctx.get()), begun_(ctx), finished_(ctx) {}
@@ -322,7 +325,7 @@ class plan {
         return {};
     }
 
-    /// One that has `direct_pieces` as given.
+    /// Creates a plan with the given `direct_pieces`.
     static plan with_limit(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how,
                            std::uint64_t direct_pieces) {
         const detail::schedule all =
@@ -349,7 +352,7 @@ class plan {
         return made;
     }
 
-    /// One in which messages are pushed, ordered by streams as the others are.
+    /// Creates a plan in which messages are pushed. Streams order it like the other forms.
     static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
                             const options &how) {
         detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
@@ -417,9 +420,10 @@ class plan {
 
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
-    /// Exchanges `exchanges` times to measure this form, and waits. If that fails on one rank, no rank waits for ever:
-    /// the rank still enqueues all transfers, which other ranks wait for, and ends the waits of pushing kernels. These
-    /// send nothing more, so each rank whose waits were ended does the same for its own neighbours.
+    /// Executes `exchanges` exchanges to measure this form, and waits for them. If this fails on one rank, no rank
+    /// waits forever: the failing rank still enqueues all transfers that other ranks wait for, and ends the waits of
+    /// pushing kernels. A kernel whose wait was ended sends nothing more, so its rank does the same for its own
+    /// neighbours.
     void run(const stream &order, int exchanges) {
 #if MPGPU_EXCEPTIONS
         const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
@@ -430,7 +434,7 @@ class plan {
             }
             order.synchronize();
             if (leaving_ && leaving_->is_abandoned()) {
-                detail::fail({status::rank_failed, 0, "", "refused on another rank; its own message says why"});
+                detail::fail({status::rank_failed, 0, "", "refused on another rank, whose message has the reason"});
             }
 #if MPGPU_EXCEPTIONS
         } catch (...) {
@@ -444,7 +448,8 @@ class plan {
     }
 
 #if MPGPU_EXCEPTIONS
-    /// Enqueues transfers alone, where all ranks make them together, or leaves the plan, which others then learn.
+    /// Enqueues only the transfers, which all ranks execute together. If that fails, leaves the plan and notifies the
+    /// others.
     void take_part(std::uint64_t until) noexcept {
         try {
             while (imports_ && transfers_ && transferred_ < until) {
@@ -457,8 +462,8 @@ class plan {
     }
 #endif
 
-    /// Which of several forms is taken: it gets all readings and refusals. Their number where none is left. `seconds`
-    /// is empty where there are no two to compare.
+    /// Returns the index of the fastest form, and stores all measurements and refusals in it. Returns the number of
+    /// forms if none is possible. `seconds` is empty if there are not two forms to compare.
     static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds,
                               const std::vector<detail::refused_form> &out) {
         constexpr double never = std::numeric_limits<double>::infinity();
@@ -476,8 +481,8 @@ class plan {
         return best;
     }
 
-    /// With `maps`, other processes map the messages' memory and MPI is given none of it: it is then memory that they
-    /// can map whatever MPI has open in the same process.
+    /// Adds a rank of this process. If `maps` is true, other processes map the memory of its messages, and MPI receives
+    /// none of it. The memory is then of a kind that they can map regardless of the memory that MPI has open.
     void add_lane(const context &ctx, const detail::schedule &all, int rank, const rank_arrays &arrays, bool maps) {
         const device where = arrays[0].location;
         const auto index = static_cast<std::size_t>(rank);
@@ -488,7 +493,7 @@ class plan {
                           make(all.inbox_bytes[index]), launch_function(), launch_function(), launch_function()});
     }
 
-    /// Packs and unpacks.
+    /// Adds the packing and unpacking.
     void add_copies(const context &ctx, const grid &g, const detail::schedule &all, const options &how) {
         const copier copy = how.copy ? how.copy : ctx.backend() == backend::host ? detail::cpu_copier() : copier();
         for (lane &l : lanes_) {
@@ -510,7 +515,7 @@ class plan {
             if ((!pack.empty() || !unpack.empty() || !unpack_off_node.empty()) && !copy) {
                 detail::fail(detail::refusal(status::not_supported, "how",
                                              "rank " + std::to_string(l.rank) +
-                                                 " has cells to pack, and on the CUDA backend that takes a "
+                                                 " has cells to pack, and on the CUDA backend that needs a "
                                                  "kernel: give options::copy one, or set options::direct_pieces "
                                                  "to the largest value to copy each row by itself"));
             }
@@ -543,7 +548,7 @@ class plan {
         }
     }
 
-    /// Launches the kernel that is the whole of an exchange, after the last exchange, in a stream of its device.
+    /// Launches the kernel that does a whole exchange, after the last exchange, in a stream of its device.
     void push(stream_view stream) {
         if (leaving_) {
             leaving_->has_captured = leaving_->has_captured || is_captured_;
@@ -561,8 +566,8 @@ class plan {
         end.record(stream);
     }
 
-    /// What stands for the end of the last exchange. Of a kernel that pushes, another event in a capture: exchanges
-    /// that are not captured come after each other, in whatever streams, and those of a capture are in one.
+    /// Event at the end of the last exchange. Pushing kernels use a separate event in a capture, because exchanges
+    /// outside of captures follow each other in any streams, and those of a capture are in one stream.
     [[nodiscard]] event &end_of_last() noexcept {
         return push_ && is_captured_ ? lanes_.front().done : finished_;
     }
@@ -573,7 +578,7 @@ class plan {
         }
     }
 
-    /// Brings an exchange with other nodes to its end, on the host; the rest is enqueued.
+    /// Completes an exchange with other nodes on the host. All other work is enqueued.
     void complete() {
         if (under_way_) {
             go_on_until([](const exchange_progress &now) { return now.is_done(); });
@@ -592,7 +597,7 @@ class plan {
         try {
             return off_node_->progress();
         } catch (...) {
-            under_way_ = false; // it does not go on
+            under_way_ = false; // a failed exchange is not continued
             throw;
         }
 #else
@@ -610,7 +615,8 @@ class plan {
         finished_.record(own.order);
     }
 
-    /// Lets every lane launch at the same time, between what came before and what follows in the first lane's stream.
+    /// Launches `which(rank)` for every rank of this process, in streams that fork from the first rank's stream and
+    /// join it again.
     template <class Which> void fork(Which &&which) {
         lane &first = lanes_.front();
         first.done.record(first.order);
@@ -633,7 +639,7 @@ class plan {
         }
     }
 
-    /// Whether the exchange is captured, which MPI's messages cannot be; and of which device the stream is.
+    /// Finds out if the stream is capturing, and sets `of` to its device. MPI messages cannot be captured.
     void look_at(stream_view stream, std::int32_t *of = nullptr) {
         if (!push_ && !off_node_) {
             return;
@@ -643,32 +649,32 @@ class plan {
         is_captured_ = capturing != 0;
         if (is_captured_ && off_node_) {
             detail::fail(detail::refusal(status::not_supported, "stream",
-                                         "an exchange with ranks on other nodes is not captured: MPI sends its "
-                                         "messages, and MPI knows nothing of graphs"));
+                                         "an exchange with ranks on other nodes cannot be captured: MPI sends its "
+                                         "messages, and MPI has no graphs"));
         }
     }
 
     mp_context_t context_ = nullptr;
-    std::shared_ptr<detail::imports> imports_; ///< of other processes' memory
+    std::shared_ptr<detail::imports> imports_; ///< memory of other processes
     event begun_;
     event finished_;
     std::vector<lane> lanes_;
     std::optional<mpgpu::plan> transfers_;
-    std::shared_ptr<detail::off_node> off_node_; ///< where there are ranks on other nodes
-    bool under_way_ = false;                     ///< an exchange with them
-    bool waits_ = true;                          ///< `start`, until their messages are packed
+    std::shared_ptr<detail::off_node> off_node_; ///< set if there are ranks on other nodes
+    bool under_way_ = false;                     ///< true during an exchange with them
+    bool waits_ = true;                          ///< true if `start` waits until their messages are packed
     bool packs_ = false;
-    std::uint64_t transferred_ = 0; ///< how often the transfers were enqueued
-    bool is_captured_ = false;      ///< the exchange that is being enqueued
+    std::uint64_t transferred_ = 0; ///< number of times that the transfers were enqueued
+    bool is_captured_ = false;      ///< true if the current exchange is captured
     std::uint64_t direct_pieces_ = 0;
     bool pushed_ = false;
-    launch_function push_;          ///< between processes, where messages are pushed
-    signal_value gone_{nullptr, 1}; ///< raised when a rank has ended: `push_` waits no longer
+    launch_function push_;          ///< set between processes if messages are pushed
+    signal_value gone_{nullptr, 1}; ///< set when a rank has ended: `push_` no longer waits
     std::vector<measured_form> measured_;
-    std::vector<detail::refused_form> refused_; ///< forms that were refused
+    std::vector<detail::refused_form> refused_; ///< forms that are not possible
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
-    std::unique_ptr<detail::departure> leaving_; ///< where messages are pushed; it goes first
+    std::unique_ptr<detail::departure> leaving_; ///< set if messages are pushed; destroyed first
 };
 
 } // namespace mpgpu::halo
