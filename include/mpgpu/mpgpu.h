@@ -389,8 +389,8 @@ typedef struct {
     uint64_t min_bytes;
     /// Maximum staging memory on each device, bytes. At most the context's limit.
     uint64_t staging_bytes;
-    /// Bit mask of the GPUs that may relay bytes for others. Bit `g` is GPU `g`; in plans of a node, the `g`-th of all
-    /// GPUs that its ranks list. `MP_RELAY_NONE` allows none.
+    /// Bit mask of the GPUs that may relay bytes for others. Bit `g` is GPU `g`. In plans of a node it is the `g`-th
+    /// GPU of the node, counted in the order in which the ranks list or see them. `MP_RELAY_NONE` allows none.
     uint64_t relay_gpus;
     /// `MP_ON` if executions choose among variants of the plan by their measured times, which is the default. The
     /// variants are all paths, half of the staged bytes, and plain copies. Plans of a node do not choose.
@@ -1386,7 +1386,8 @@ mp_status_t mp_node_fail(mp_node_t node, const char *reason);
 mp_status_t mp_node_allgather(mp_node_t node, const char *call, const void *send, void *receive, size_t bytes);
 
 /// Writes the GPUs that this rank uses, as its context numbers them. These are the GPUs of `options->devices`, or this
-/// rank's part of the visible GPUs. If several ranks list the same GPU, the first of them uses it.
+/// rank's part of the visible GPUs. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it,
+/// the lowest one among equals.
 ///
 /// `*count` receives the number of GPUs. If `devices` is NULL, nothing else is written; otherwise it has room for
 /// `capacity` numbers. May be called from any thread.

@@ -278,8 +278,8 @@ class node {
         return mpgpu::device::from_id(id);
     }
     /// Returns the GPUs that this rank uses: those that it listed, or its part of the visible GPUs. If several ranks
-    /// list the same GPU, the first of them uses it. Empty if there are fewer GPUs than ranks. Throws `argument_error`
-    /// if the node is empty.
+    /// list the same GPU, the rank with the fewest GPUs so far uses it. Empty if there are fewer GPUs than ranks.
+    /// Throws `argument_error` if the node is empty.
     [[nodiscard]] std::vector<mpgpu::device> devices(on_error failed = {}) const {
         std::size_t count = 0;
         failed.report(mp_node_devices(get(), nullptr, 0, &count));

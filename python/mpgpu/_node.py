@@ -215,7 +215,7 @@ class Node(_library.Owner):
                 (rank, window, offset), bytes)`` is accepted as a :class:`NodeTransfer`.
             engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: as for :class:`Plan`, equal on
                 all ranks.
-            relay_gpus: as for :class:`Plan`; indices in the list of all GPUs that the ranks use, in rank order.
+            relay_gpus: as for :class:`Plan`, counted in the order in which the ranks list or see their GPUs.
 
         The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
         receives in the step, and may overwrite the bytes that it sent. Every rank executes every step.

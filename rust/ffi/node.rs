@@ -186,7 +186,8 @@ pub unsafe extern "C" fn mp_node_allgather(
 }
 
 /// Writes the GPUs that this rank uses, as its context numbers them. These are the GPUs of `options->devices`, or this
-/// rank's part of the visible GPUs. If several ranks list the same GPU, the first of them uses it.
+/// rank's part of the visible GPUs. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it,
+/// the lowest one among equals.
 ///
 /// `*count` receives the number of GPUs. If `devices` is NULL, nothing else is written; otherwise it has room for
 /// `capacity` numbers. May be called from any thread.

@@ -272,8 +272,8 @@ pub struct mp_plan_options_t {
     pub min_bytes: u64,
     /// Maximum staging memory on each device, bytes. At most the context's limit.
     pub staging_bytes: u64,
-    /// Bit mask of the GPUs that may relay bytes for others. Bit `g` is GPU `g`; in plans of a node, the `g`-th of all
-    /// GPUs that its ranks list. `MP_RELAY_NONE` allows none.
+    /// Bit mask of the GPUs that may relay bytes for others. Bit `g` is GPU `g`. In plans of a node it is the `g`-th
+    /// GPU of the node, counted in the order in which the ranks list or see them. `MP_RELAY_NONE` allows none.
     pub relay_gpus: u64,
     /// `MP_ON` if executions choose among variants of the plan by their measured times, which is the default. The
     /// variants are all paths, half of the staged bytes, and plain copies. Plans of a node do not choose.
