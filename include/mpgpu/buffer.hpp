@@ -2,7 +2,8 @@
 #ifndef MPGPU_BUFFER_HPP
 #define MPGPU_BUFFER_HPP
 
-/// @file Buffers: memory of a device.
+/// @file
+/// Buffers: memory of a device.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/detail/memory_owner.hpp>

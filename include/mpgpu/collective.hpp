@@ -2,15 +2,20 @@
 #ifndef MPGPU_COLLECTIVE_HPP
 #define MPGPU_COLLECTIVE_HPP
 
-/// @file Collectives: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of
-/// a process or as descriptors of a rank. No collective reduces. If they are planned together, bytes that several
+/// @file
+/// Collectives: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of a
+/// process or as descriptors of a rank. No collective reduces. If they are planned together, bytes that several
 /// participants receive are forwarded by participants that already have them.
 ///
-/// @code // One process. Planning again is a look-up. mpgpu::plan weights(ctx, mpgpu::broadcast(model, copies));
+/// @code
+/// // One process. Planning again is a look-up.
+/// mpgpu::plan weights(ctx, mpgpu::broadcast(model, copies));
 /// weights.enqueue(stream);
 ///
-/// // Ranks of a node; all of them plan together. mpgpu::plan steps = node.plan_exchange(mpgpu::all_gather(node, own,
-/// all)); steps.enqueue(stream); // each time step @endcode
+/// // Ranks of a node; all of them plan together.
+/// mpgpu::plan steps = node.plan_exchange(mpgpu::all_gather(node, own, all));
+/// steps.enqueue(stream); // each time step
+/// @endcode
 ///
 /// Blocks of several participants are contiguous, in participant order. A block that is already at its destination is
 /// not copied, for example a source of `all_gather` inside the participant's own destination (`MPI_IN_PLACE`). An

@@ -2,7 +2,8 @@
 #ifndef MPGPU_CONTEXT_HPP
 #define MPGPU_CONTEXT_HPP
 
-/// @file Contexts: a machine and the resources that the library holds on it.
+/// @file
+/// Contexts: a machine and the resources that the library holds on it.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/detail/host_task.hpp>

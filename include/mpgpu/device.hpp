@@ -2,7 +2,8 @@
 #ifndef MPGPU_DEVICE_HPP
 #define MPGPU_DEVICE_HPP
 
-/// @file Devices: GPUs and host NUMA domains.
+/// @file
+/// Devices: GPUs and host NUMA domains.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>

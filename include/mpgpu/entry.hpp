@@ -2,17 +2,21 @@
 #ifndef MPGPU_ENTRY_HPP
 #define MPGPU_ENTRY_HPP
 
-/// @file Messages that call a function of their receiver, as entry methods of Charm++ do. Needs only message.hpp.
+/// @file
+/// Messages that call a function of their receiver, as entry methods of Charm++ do. Needs only message.hpp.
 ///
-/// @code mpgpu::entries entries(ctx, messages); entries.on_message(
+/// @code
+/// mpgpu::entries entries(ctx, messages);
+/// entries.on_message(
 ///     bar_tag,
 ///     [&](mpgpu::arrival &m) { m.into(0, grid, stream).into(1, list, stream); }, // on arrival: sets the destinations
 ///     [&](mpgpu::arrival &m) { bar(*m.arguments_as<int>(), grid, list); });      // when the buffers have arrived
 ///
-/// mpgpu::entry_request sent = entries.send(rank, bar_tag, mpgpu::entry_arguments(size), {grid, list}, stream); while
-/// (running) {
+/// mpgpu::entry_request sent = entries.send(rank, bar_tag, mpgpu::entry_arguments(size), {grid, list}, stream);
+/// while (running) {
 ///     entries.progress(); // calls these functions; never blocks
-/// } @endcode
+/// }
+/// @endcode
 ///
 /// After J. Choi et al., GPU-aware Communication with UCX in Parallel Programming Models, 2021: `post` and `entry` are
 /// its post and regular entry method, a part is its `CkDeviceBuffer`.

@@ -2,8 +2,9 @@
 #ifndef MPGPU_ERROR_HPP
 #define MPGPU_ERROR_HPP
 
-/// @file Errors: the statuses of the C API as `std::error_code`s, the exceptions, and `on_error`, which selects how a
-/// call reports errors.
+/// @file
+/// Errors: the statuses of the C API as `std::error_code`s, the exceptions, and `on_error`, which selects how a call
+/// reports errors.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>
@@ -295,8 +296,12 @@ template <class Exception> [[noreturn]] void fail_as(error_details &&details) {
 /// If the argument is omitted, a failure throws. If a `std::error_code` is passed, the call writes its outcome there,
 /// including success. It then throws only `std::bad_alloc`, and only if it creates a string or stores a callable.
 ///
-/// @code stream.synchronize();                   // throws std::error_code ec; stream.synchronize(ec);
-/// // does not throw if (ec == mpgpu::status::peer_gone) ... @endcode
+/// @code
+/// stream.synchronize();                   // throws
+/// std::error_code ec;
+/// stream.synchronize(ec);                 // does not throw
+/// if (ec == mpgpu::status::peer_gone) ...
+/// @endcode
 class on_error {
   public:
     /// Makes a failure throw.

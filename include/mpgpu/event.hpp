@@ -2,7 +2,8 @@
 #ifndef MPGPU_EVENT_HPP
 #define MPGPU_EVENT_HPP
 
-/// @file Events: points in streams.
+/// @file
+/// Events: points in streams.
 
 #include <mpgpu/context.hpp>
 

@@ -2,12 +2,17 @@
 #ifndef MPGPU_HALO_CUH
 #define MPGPU_HALO_CUH
 
-/// @file CUDA kernels for mpgpu/halo.hpp: one launch packs, or unpacks, for all neighbours and variables of a rank, or
+/// @file
+/// CUDA kernels for mpgpu/halo.hpp: one launch packs, or unpacks, for all neighbours and variables of a rank, or
 /// performs a whole exchange. For sources that nvcc compiles. This is the only header of mpgpu that needs the CUDA
 /// runtime.
 ///
-/// @code mpgpu::halo::options how; how.copy = mpgpu::halo::cuda_copier(); how.pushed_copy = mpgpu::halo::cuda_pushed();
-/// mpgpu::halo::plan halo(ctx, grid, arrays, how); @endcode
+/// @code
+/// mpgpu::halo::options how;
+/// how.copy = mpgpu::halo::cuda_copier();
+/// how.pushed_copy = mpgpu::halo::cuda_pushed();
+/// mpgpu::halo::plan halo(ctx, grid, arrays, how);
+/// @endcode
 
 #include <mpgpu/halo.hpp>
 

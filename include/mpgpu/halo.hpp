@@ -2,16 +2,22 @@
 #ifndef MPGPU_HALO_HPP
 #define MPGPU_HALO_HPP
 
-/// @file Halo exchange on structured grids of one, two and three dimensions. Needs only mpgpu.hpp.
+/// @file
+/// Halo exchange on structured grids of one, two and three dimensions. Needs only mpgpu.hpp.
 ///
-/// @code mpgpu::halo::grid grid; grid.cells = {256, 256, 256};                                     // of the whole
-/// mesh; x is contiguous grid.ranks = {1, 2, 2}; grid.periodic = {true, true, true}; grid.ghost = {1, 1, 1};
-/// std::vector<mpgpu::halo::rank_arrays> arrays(mpgpu::halo::rank_count(grid)); arrays[r] =
-/// {mpgpu::halo::array_of(density[r]), mpgpu::halo::array_of(energy[r])};
+/// @code
+/// mpgpu::halo::grid grid;
+/// grid.cells = {256, 256, 256};                                     // of the whole mesh; x is contiguous
+/// grid.ranks = {1, 2, 2};
+/// grid.periodic = {true, true, true};
+/// grid.ghost = {1, 1, 1};
+/// std::vector<mpgpu::halo::rank_arrays> arrays(mpgpu::halo::rank_count(grid));
+/// arrays[r] = {mpgpu::halo::array_of(density[r]), mpgpu::halo::array_of(energy[r])};
 ///
-/// mpgpu::halo::plan halo(ctx, grid, arrays);                        // once halo.exchange(stream);
-/// // each time step; or overlapped with other work: halo.start(stream);  interior(stream);  halo.finish(stream);
-/// boundary(stream); @endcode
+/// mpgpu::halo::plan halo(ctx, grid, arrays);                        // once
+/// halo.exchange(stream);                                            // each time step; or overlapped with other work:
+/// halo.start(stream);  interior(stream);  halo.finish(stream);  boundary(stream);
+/// @endcode
 ///
 /// A rank's array of a variable has `array_extents(grid, rank)` elements including ghost cells, without padding, x
 /// fastest. Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side.

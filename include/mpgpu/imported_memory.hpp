@@ -2,7 +2,8 @@
 #ifndef MPGPU_IMPORTED_MEMORY_HPP
 #define MPGPU_IMPORTED_MEMORY_HPP
 
-/// @file Memory of other processes of the node.
+/// @file
+/// Memory of other processes of the node.
 
 #include <mpgpu/buffer.hpp>
 

@@ -2,7 +2,8 @@
 #ifndef MPGPU_LOG_HPP
 #define MPGPU_LOG_HPP
 
-/// @file Log records of the library.
+/// @file
+/// Log records of the library.
 
 #include <mpgpu/error.hpp>
 

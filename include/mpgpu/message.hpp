@@ -2,13 +2,16 @@
 #ifndef MPGPU_MESSAGE_HPP
 #define MPGPU_MESSAGE_HPP
 
-/// @file Messages between the ranks of a node, matched by MPI's rules and ordered by streams: `messenger`.
+/// @file
+/// Messages between the ranks of a node, matched by MPI's rules and ordered by streams: `messenger`.
 ///
-/// @code mpgpu::messenger messages(node);                                        // collective mpgpu::message_request
-/// sent = messages.send(edge, right, tag, stream);  // after earlier work in the stream mpgpu::message_request got =
-/// messages.receive(ghost, left, tag, stream); got.wait(stream);
-/// // later work sees the bytes sent.wait(stream);                                                      // and may
-/// overwrite the edge @endcode
+/// @code
+/// mpgpu::messenger messages(node);                                        // collective
+/// mpgpu::message_request sent = messages.send(edge, right, tag, stream);  // after earlier work in the stream
+/// mpgpu::message_request got = messages.receive(ghost, left, tag, stream);
+/// got.wait(stream);                                                       // later work sees the bytes
+/// sent.wait(stream);                                                      // and may overwrite the edge
+/// @endcode
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/error.hpp>

@@ -2,12 +2,18 @@
 #ifndef MPGPU_HPP
 #define MPGPU_HPP
 
-/// @file C++ API of mpgpu. Headers over mpgpu.h alone: C++17, no CUDA headers, no additional library. This header
-/// includes all of them except those for MPI and halo exchanges.
+/// @file
+/// C++ API of mpgpu. Headers over mpgpu.h alone: C++17, no CUDA headers, no additional library. This header includes
+/// all of them except those for MPI and halo exchanges.
 ///
-/// @code mpgpu::context ctx; mpgpu::buffer<float> a(ctx, mpgpu::device::gpu(0), n), b(ctx, mpgpu::device::gpu(1), n);
-/// mpgpu::plan halo(ctx, {mpgpu::make_transfer(b, a)}); mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
-/// mpgpu::request done = halo.execute(stream); done.synchronize(); @endcode
+/// @code
+/// mpgpu::context ctx;
+/// mpgpu::buffer<float> a(ctx, mpgpu::device::gpu(0), n), b(ctx, mpgpu::device::gpu(1), n);
+/// mpgpu::plan halo(ctx, {mpgpu::make_transfer(b, a)});
+/// mpgpu::stream stream(ctx, mpgpu::device::gpu(0));
+/// mpgpu::request done = halo.execute(stream);
+/// done.synchronize();
+/// @endcode
 ///
 /// Errors. A function that can fail throws `mpgpu::error` or a class derived from it. If a `std::error_code` is passed
 /// as the last argument, the function reports there instead (`on_error`), and a constructor that fails leaves the

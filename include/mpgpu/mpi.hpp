@@ -2,12 +2,15 @@
 #ifndef MPGPU_MPI_HPP
 #define MPGPU_MPI_HPP
 
-/// @file MPI ranks of a node, which share memory and plan together. Needs only mpgpu.hpp and MPI.
+/// @file
+/// MPI ranks of a node, which share memory and plan together. Needs only mpgpu.hpp and MPI.
 ///
-/// @code mpgpu::context ctx; const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this
-/// node, and their GPUs const mpgpu::device gpu = node.device();                           // the GPU that this rank
-/// uses mpgpu::buffer<double> ghost(ctx, gpu, n); mpgpu::plan halo = node.plan_exchange(                             //
-/// all transfers of a step; collective
+/// @code
+/// mpgpu::context ctx;
+/// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this node, and their GPUs
+/// const mpgpu::device gpu = node.device();                           // the GPU that this rank uses
+/// mpgpu::buffer<double> ghost(ctx, gpu, n);
+/// mpgpu::plan halo = node.plan_exchange(                             // all transfers of a step; collective
 ///     {mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
 ///
 /// auto ghosts = node.exchange(mpgpu::device_span<double>(ghost));    // memory of all ranks, mapped here; collective
@@ -15,10 +18,10 @@
 ///     if (auto *there = ghosts.of(rank)) {
 ///         transfers.push_back(mpgpu::make_transfer(*there, edge));   // on this node: a copy into its memory
 ///     } else {
-///         by_mpi.push_back(rank);                                    // elsewhere: MPI; ghosts.why(rank) has the
-///         reason
+///         by_mpi.push_back(rank);                                    // elsewhere: MPI; see ghosts.why(rank)
 ///     }
-/// } @endcode
+/// }
+/// @endcode
 ///
 /// All ranks of the communicator from which the node was made call collective functions, in the same order. A function
 /// returns, or throws, on all ranks if its comment states so: a rank that cannot export its memory is reported to the

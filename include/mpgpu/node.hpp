@@ -2,12 +2,15 @@
 #ifndef MPGPU_NODE_HPP
 #define MPGPU_NODE_HPP
 
-/// @file Nodes: ranks, each in its own process, that plan together. `mpi::node` of mpgpu/mpi.hpp is a node made from a
+/// @file
+/// Nodes: ranks, each in its own process, that plan together. `mpi::node` of mpgpu/mpi.hpp is a node made from a
 /// communicator.
 ///
-/// @code mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective mpgpu::plan halo =
-/// node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)}); halo.enqueue(stream);
-/// // each time step, each rank its part @endcode
+/// @code
+/// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
+/// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
+/// halo.enqueue(stream);                                              // each time step, each rank its part
+/// @endcode
 
 #include <mpgpu/buffer.hpp>
 #include <mpgpu/context.hpp>

@@ -2,16 +2,19 @@
 #ifndef MPGPU_NOTIFY_CUH
 #define MPGPU_NOTIFY_CUH
 
-/// @file Notifications between a running kernel and CPU threads, the side of the kernel: a value that a kernel takes as
+/// @file
+/// Notifications between a running kernel and CPU threads, the side of the kernel: a value that a kernel takes as
 /// argument. Needs nothing of the library. mpgpu/notify.hpp creates it and is the side of the threads.
 ///
-/// @code __global__ void work(mpgpu::notifier tell) {
+/// @code
+/// __global__ void work(mpgpu::notifier tell) {
 ///     const auto block = mpgpu::notify_block::current();
 ///     ...                                     // the block's part
 ///     tell.raise_by_all(block, 0, step);      // set by the last block that calls it: a thread may read all parts
 ///     tell.wait(block, 1, step);              // all blocks, until a thread has set notification 1
 ///     ...
-/// } @endcode
+/// }
+/// @endcode
 ///
 /// A notification is a 64-bit counter in pinned host memory, alone in its cache line. One side sets it to increasing
 /// values and the other waits for them. Only `wait` blocks, and neither side calls the driver.

@@ -2,14 +2,17 @@
 #ifndef MPGPU_NOTIFY_HPP
 #define MPGPU_NOTIFY_HPP
 
-/// @file Notifications between a running kernel and CPU threads, the side of the threads. Needs only mpgpu.hpp.
+/// @file
+/// Notifications between a running kernel and CPU threads, the side of the threads. Needs only mpgpu.hpp.
 /// mpgpu/notify.cuh is the side of the kernel.
 ///
-/// @code mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2); work<<<blocks, threads, 0,
-/// stream>>>(told.in_kernel()); told.synchronize(0, step, std::chrono::seconds(10), "the first half"); // until the
-/// kernel has set notification 0 ...                                                                // reads data of
-/// the kernel told.raise(1, step);                                               // the kernel, still running,
-/// continues @endcode
+/// @code
+/// mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2);
+/// work<<<blocks, threads, 0, stream>>>(told.in_kernel());
+/// told.synchronize(0, step, std::chrono::seconds(10), "the first half"); // until the kernel has set notification 0
+/// ...                                                                // reads data of the kernel
+/// told.raise(1, step);                                               // the kernel, still running, continues
+/// @endcode
 
 #include <mpgpu/mpgpu.hpp>
 #include <mpgpu/notify.cuh>

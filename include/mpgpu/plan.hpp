@@ -2,7 +2,8 @@
 #ifndef MPGPU_PLAN_HPP
 #define MPGPU_PLAN_HPP
 
-/// @file Plans: batches of transfers that execute together.
+/// @file
+/// Plans: batches of transfers that execute together.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/request.hpp>

@@ -2,7 +2,8 @@
 #ifndef MPGPU_REGISTERED_MEMORY_HPP
 #define MPGPU_REGISTERED_MEMORY_HPP
 
-/// @file Host memory of the program, registered so that copies access it directly.
+/// @file
+/// Host memory of the program, registered so that copies access it directly.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/detail/memory_owner.hpp>
@@ -15,8 +16,11 @@ namespace mpgpu {
 /// Host memory of the program that is pinned for as long as this object exists: `size()` elements of `T`, as one end of
 /// transfers.
 ///
-/// @code std::vector<double> cells(n); mpgpu::registered_memory<double> pinned(ctx, cells); mpgpu::plan load(ctx,
-/// {mpgpu::make_transfer(on_gpu, pinned)}); @endcode
+/// @code
+/// std::vector<double> cells(n);
+/// mpgpu::registered_memory<double> pinned(ctx, cells);
+/// mpgpu::plan load(ctx, {mpgpu::make_transfer(on_gpu, pinned)});
+/// @endcode
 ///
 /// Owns the registration and is move-only. Does not own the memory, which must stay mapped. The destructor waits until
 /// all work enqueued so far has finished, and unpins the memory.

@@ -2,7 +2,8 @@
 #ifndef MPGPU_REQUEST_HPP
 #define MPGPU_REQUEST_HPP
 
-/// @file Requests: executions, sends and receives that can be waited for.
+/// @file
+/// Requests: executions, sends and receives that can be waited for.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/error.hpp>

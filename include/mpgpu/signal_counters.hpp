@@ -2,7 +2,8 @@
 #ifndef MPGPU_SIGNAL_COUNTERS_HPP
 #define MPGPU_SIGNAL_COUNTERS_HPP
 
-/// @file Memory for signals.
+/// @file
+/// Memory for signals.
 
 #include <mpgpu/buffer.hpp>
 

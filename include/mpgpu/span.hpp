@@ -2,7 +2,8 @@
 #ifndef MPGPU_SPAN_HPP
 #define MPGPU_SPAN_HPP
 
-/// @file Non-owning views of memory: `array_view`, and `device_span`, which knows the device.
+/// @file
+/// Non-owning views of memory: `array_view`, and `device_span`, which knows the device.
 
 #include <mpgpu/device.hpp>
 

@@ -2,7 +2,8 @@
 #ifndef MPGPU_STREAM_HPP
 #define MPGPU_STREAM_HPP
 
-/// @file Streams of a device.
+/// @file
+/// Streams of a device.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/event.hpp>

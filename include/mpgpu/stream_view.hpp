@@ -2,7 +2,8 @@
 #ifndef MPGPU_STREAM_VIEW_HPP
 #define MPGPU_STREAM_VIEW_HPP
 
-/// @file Non-owning views of streams.
+/// @file
+/// Non-owning views of streams.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>

@@ -2,7 +2,8 @@
 #ifndef MPGPU_TRANSFER_HPP
 #define MPGPU_TRANSFER_HPP
 
-/// @file Transfers: the copies of a plan.
+/// @file
+/// Transfers: the copies of a plan.
 
 #include <mpgpu/detail/memory_owner.hpp>
 #include <mpgpu/error.hpp>

@@ -2,19 +2,23 @@
 #ifndef MPGPU_TRIGGER_CUH
 #define MPGPU_TRIGGER_CUH
 
-/// @file Triggers, for kernels that produce or consume a transfer that moves in partitions. Needs nothing of the
-/// library except the values that a plan returns. A compiler without CUDA gets the same functions for CPU threads; each
-/// thread counts as a block of one thread.
+/// @file
+/// Triggers, for kernels that produce or consume a transfer that moves in partitions. Needs nothing of the library
+/// except the values that a plan returns. A compiler without CUDA gets the same functions for CPU threads; each thread
+/// counts as a block of one thread.
 ///
-/// @code __global__ void produce(mpgpu::trigger out) {
+/// @code
+/// __global__ void produce(mpgpu::trigger out) {
 ///     double *cells = static_cast<double *>(out.destination());
 ///     const auto [first, end] = my_cells(blockIdx.x, gridDim.x);
 ///     for (auto i = first + threadIdx.x; i < end; i += blockDim.x) { cells[i] = compute(i); }
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
 /// }
 ///
-/// plan.arm(stream);   // of mpgpu::node::plan, with partitions produce<<<blocks, threads, 0,
-/// stream>>>(mpgpu::trigger(plan.trigger(rank, 0))); plan.enqueue(stream); @endcode
+/// plan.arm(stream);   // of mpgpu::node::plan, with partitions
+/// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
+/// plan.enqueue(stream);
+/// @endcode
 
 #include <cstdint>
 #ifndef __CUDACC__

@@ -2,7 +2,8 @@
 #ifndef MPGPU_HALO_MEASURE_HPP
 #define MPGPU_HALO_MEASURE_HPP
 
-/// @file Selection of the fastest exchange method by measurement. Part of mpgpu/halo.hpp; include that header.
+/// @file
+/// Selection of the fastest form (method) of an exchange by measurement. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/schedule.hpp>
 
@@ -19,7 +20,7 @@
 
 namespace mpgpu::halo {
 
-/// Exchange method that was measured when a plan was made.
+/// Form of an exchange that was measured when a plan was made.
 struct measured_form {
     std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
     double seconds; ///< least time of one of several back-to-back exchanges, until the slowest rank has finished

@@ -2,7 +2,8 @@
 #ifndef MPGPU_HALO_MESH_HPP
 #define MPGPU_HALO_MESH_HPP
 
-/// @file The mesh, its division among ranks, and the arrays. Part of mpgpu/halo.hpp; include that header.
+/// @file
+/// The mesh, its division among ranks, and the arrays. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/mpgpu.hpp>
 

@@ -2,7 +2,8 @@
 #ifndef MPGPU_HALO_MESSAGES_HPP
 #define MPGPU_HALO_MESSAGES_HPP
 
-/// @file Messages to ranks of other nodes. Part of mpgpu/halo_mpi.hpp; include that header.
+/// @file
+/// Messages to ranks of other nodes. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/plan.hpp>

@@ -2,9 +2,9 @@
 #ifndef MPGPU_HALO_PERSISTENT_HPP
 #define MPGPU_HALO_PERSISTENT_HPP
 
-/// @file One kernel for all messages of a rank to and from other nodes. It packs messages, notifies a thread of each
-/// packed message, is notified of each message that has arrived, and unpacks it. Part of mpgpu/halo.hpp; include that
-/// header.
+/// @file
+/// One kernel for all messages of a rank to and from other nodes. It packs messages, notifies a thread of each packed
+/// message, is notified of each message that has arrived, and unpacks it. Part of mpgpu/halo.hpp; include that header.
 ///
 /// After B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC Asia 2024, whose
 /// two forms are `persistent_form::block_each` (there: stream approach) and `persistent_form::all_blocks` (stacked).

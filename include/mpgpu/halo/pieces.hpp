@@ -2,8 +2,8 @@
 #ifndef MPGPU_HALO_PIECES_HPP
 #define MPGPU_HALO_PIECES_HPP
 
-/// @file Cells that are packed into messages, and the functions that pack them. Part of mpgpu/halo.hpp; include that
-/// header.
+/// @file
+/// Cells that are packed into messages, and the functions that pack them. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/mesh.hpp>
 #include <mpgpu/notify.cuh>

@@ -3,7 +3,7 @@
 #define MPGPU_HALO_PLAN_HPP
 
 /// @file
-/// Part of mpgpu/halo.hpp, which programs include: the exchange itself.
+/// Plans of halo exchanges. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/pushed.hpp>
@@ -25,7 +25,7 @@ namespace mpgpu::halo {
 
 namespace detail {
 
-/// Messages between this process's rank and ranks of other nodes, moved by whatever reaches them.
+/// Messages between this process's rank and ranks of other nodes, independent of the method that moves them.
 class off_node {
   public:
     off_node() = default;
@@ -35,7 +35,7 @@ class off_node {
     off_node &operator=(off_node &&) = delete;
     virtual ~off_node() = default;
 
-    /// Enqueues, after the packs, what has to be done before the messages can be sent.
+    /// Enqueues the work that must precede sending. Called after packing is enqueued.
     virtual void packed(stream_view order) = 0;
     /// Starts sending and receiving.
     virtual void start() = 0;
@@ -108,7 +108,7 @@ class departure {
     int exceptions_ = std::uncaught_exceptions();
 };
 
-/// Makes plans of one process for each rank; defined for `mpi::node` in halo/processes.hpp.
+/// Creates plans with one process per rank. Defined for `mpi::node` in halo/processes.hpp.
 template <class Node> struct processes;
 
 } // namespace detail

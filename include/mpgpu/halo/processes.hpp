@@ -2,7 +2,8 @@
 #ifndef MPGPU_HALO_PROCESSES_HPP
 #define MPGPU_HALO_PROCESSES_HPP
 
-/// @file Plans with one process per rank. Part of mpgpu/halo_mpi.hpp; include that header.
+/// @file
+/// Plans with one process per rank. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/messages.hpp>
 #include <mpgpu/halo/plan.hpp>

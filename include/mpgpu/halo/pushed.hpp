@@ -2,9 +2,10 @@
 #ifndef MPGPU_HALO_PUSHED_HPP
 #define MPGPU_HALO_PUSHED_HPP
 
-/// @file One kernel for all messages of a rank to and from ranks of its node. It packs each message directly into the
-/// inbox of the receiving rank, sets that rank's flag for it, and unpacks the messages that others have packed into its
-/// own inbox, each when its flag is set. No copy and no stream operation is needed in between. Part of mpgpu/halo.hpp;
+/// @file
+/// One kernel for all messages of a rank to and from ranks of its node. It packs each message directly into the inbox
+/// of the receiving rank, sets that rank's flag for it, and unpacks the messages that others have packed into its own
+/// inbox, each when its flag is set. No copy and no stream operation is needed in between. Part of mpgpu/halo.hpp;
 /// include that header.
 ///
 /// **Numbers.** The kernel itself numbers the exchanges of a rank, in device memory, so that a captured kernel has no

@@ -2,7 +2,8 @@
 #ifndef MPGPU_HALO_SCHEDULE_HPP
 #define MPGPU_HALO_SCHEDULE_HPP
 
-/// @file Schedules: the cells that each rank sends to each other rank, directly or in messages. Part of mpgpu/halo.hpp;
+/// @file
+/// Schedules: the cells that each rank sends to each other rank, directly or in messages. Part of mpgpu/halo.hpp;
 /// include that header.
 
 #include <mpgpu/halo/pieces.hpp>
