@@ -32,11 +32,11 @@ struct ThreadGroup {
     static void lower(uint64_t flag) { __atomic_store_n(at(flag), 0, __ATOMIC_RELAXED); }
 
     static bool tell(bool said) { return said; }
-    static uint64_t depart(uint64_t words, uint32_t word) {
-        return __atomic_fetch_add(at(words + word * 8), 1, __ATOMIC_ACQ_REL);
+    static uint64_t depart(uint64_t words, uint32_t word, uint64_t by) {
+        return __atomic_fetch_add(at(words + word * 8), by, __ATOMIC_ACQ_REL);
     }
     static void open(uint64_t gate, uint64_t number) { __atomic_store_n(at(gate), number, __ATOMIC_RELEASE); }
-    static bool is_open(uint64_t gate, uint64_t number) { return load(gate) >= number; }
+    static uint64_t gate(uint64_t word) { return load(word); }
     static uint64_t read(uint64_t word) { return __atomic_load_n(at(word), __ATOMIC_RELAXED); }
     static void write(uint64_t word, uint64_t value) { __atomic_store_n(at(word), value, __ATOMIC_RELAXED); }
     static void clear(uint64_t words, uint32_t word) { lower(words + word * 8); }

@@ -32,10 +32,10 @@ constexpr uint32_t kWideLanes = 512;
 // Steps that alternate have two lists, one after the other, and a word that selects the next one.
 template <uint32_t Most> struct ActionListOf {
     Segment actions[Most];
-    // With several blocks: kActionWords words of this GPU's memory, which are 0 between successive launches.
+    // kActionWords words of this GPU's memory, which belong to successive launches.
     uint64_t words;
-    // Word in host memory that ends all waits once it is not 0. A launch that has waited for long sets the following
-    // word to 1.
+    // Word in host memory by which all waits end as lost once it is not 0. A launch that has waited for long sets the
+    // following word to 1.
     uint64_t stop;
     // Word in this GPU's memory that selects the next list, 0 or 1. Address 0 if there is only one list.
     uint64_t turn;
@@ -47,27 +47,35 @@ template <uint32_t Most> struct ActionListOf {
 using ActionList = ActionListOf<kActionsPerLaunch>;
 static_assert(sizeof(ActionList) == 24 * kActionsPerLaunch + 32, "the Rust side declares the same fields");
 
-// Words of a launch: the number of the last open gate, and the number of blocks that have finished.
-constexpr uint32_t kActionWords = 2;
+// Words of a launch: the number of the last open gate, the number of blocks that have finished, and whether steps are
+// abandoned. The first two are 0 between launches. The third is 1 after a launch with a lost wait.
+constexpr uint32_t kActionWords = 3;
+constexpr uint32_t kAbandonedWord = 2;
+// Gate that an abandoned launch opens, so that its blocks finish.
+constexpr uint64_t kLostGate = ~uint64_t{0};
+// Value that each block of an abandoned launch adds to the number of blocks that have finished.
+constexpr uint64_t kAbandons = uint64_t{1} << 32;
 
 // A `Group` provides:
 // - `lane()` of `lanes()` in `block()` of `blocks()`;
 // - `barrier()`, which all lanes of the block reach, and after which each sees what the others wrote;
 // - for flags: `load`, which acquires; `raise` and `add`, which release to the whole node what the lane has written and
 //   seen; and `lower`, which does neither. One lane acquires and releases for all, with a barrier in between;
-// - for words: `depart`, which adds one and returns the previous value; `open` and `is_open`, which release and
-//   acquire; `clear`; and `tell`, a barrier by which all lanes receive the value of lane 0;
-// - for the word that selects a list: `read` and `write`, the latter also for the word after `stop`;
+// - for words: `depart`, which adds a value and returns the previous one; `open` and `gate`, which release and acquire;
+//   `clear`; and `tell`, a barrier by which all lanes learn whether one of them has passed true;
+// - for the words that select a list and that abandon steps: `read` and `write`, the latter also for the word after
+//   `stop`;
 // - `let_next_begin`, which allows the GPU to start the next kernel, which waits until this one has ended.
 template <uint32_t Most, class Group> class ActionRun {
   public:
     MPGPU_HD ActionRun(const ActionListOf<Most> &actions, const Group &lanes)
         : list(actions), group(lanes), turn(actions.turn == 0 ? 0 : lanes.read(actions.turn)),
-          actions(actions.actions + turn * actions.count) {}
+          actions(actions.actions + turn * actions.count),
+          is_abandoned(lanes.read(actions.words + 8 * kAbandonedWord) != 0) {}
 
     MPGPU_HD void run() {
         uint32_t next = 0;
-        MPGPU_ROLLED while (next < list.count) {
+        MPGPU_ROLLED while (next < list.count && !is_abandoned) {
             const Segment action = actions[next];
             if (action.bytes > 0) {
                 copy(action);
@@ -101,6 +109,9 @@ template <uint32_t Most, class Group> class ActionRun {
     uint32_t tiles = 0; // modulo blocks
     uint32_t gates = 0;
     bool has_copied = false;
+    // A wait has ended as lost, in this launch or in an earlier one: from then on nothing is written, raised or
+    // awaited, because what the other ranks have not granted must not be written. All lanes of a block know alike.
+    bool is_abandoned;
 
     MPGPU_HD static bool is_take(const Segment &action) { return action.bytes == 0 && action.dst != 0; }
     MPGPU_HD static bool is_raise(const Segment &action) {
@@ -139,12 +150,17 @@ template <uint32_t Most, class Group> class ActionRun {
             pass([&] { return are_up(next, end); });
             return;
         }
+        bool is_lost = false;
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
-            await(actions[i]);
+            is_lost = !await(actions[i]) || is_lost;
+        }
+        is_abandoned = group.tell(is_lost);
+        if (is_abandoned) {
+            open(kLostGate);
+            return;
         }
         if (opens) {
-            group.barrier();
-            open();
+            open(++gates);
         }
         // Flags are reset after the gate is open, because other blocks may poll them until then.
         for (uint32_t i = next + group.lane(); i < end; i += group.lanes()) {
@@ -153,17 +169,19 @@ template <uint32_t Most, class Group> class ActionRun {
         group.barrier();
     }
 
-    MPGPU_HD void await(const Segment &flag) const {
+    // False if the wait has ended as lost.
+    MPGPU_HD bool await(const Segment &flag) const {
         for (uint32_t looks = 1; !is_up(flag); ++looks) {
             if (looks % kLooksPerStop == 0) {
                 if (group.load(list.stop) != 0) {
-                    return;
+                    return false;
                 }
                 if (looks == kLateLooks) {
                     group.write(list.stop + 8, 1);
                 }
             }
         }
+        return true;
     }
 
     MPGPU_HD bool is_up(const Segment &flag) const { return group.load(flag.dst) >= flag.src; }
@@ -193,34 +211,49 @@ template <uint32_t Most, class Group> class ActionRun {
         }
     }
 
-    MPGPU_HD void open() {
-        ++gates;
-        if (group.lane() == 0) {
-            group.open(list.words, gates);
+    MPGPU_HD void open(uint64_t gate) const {
+        if (group.blocks() > 1 && group.lane() == 0) {
+            group.open(list.words, gate);
         }
     }
 
     // Waits until the gate is open, or until `need_not` returns true.
     template <class Or> MPGPU_HD void pass(const Or &need_not) {
         ++gates;
+        uint64_t gate = 0;
         if (group.lane() == 0) {
-            while (!group.is_open(list.words, gates) && !need_not()) {
+            while ((gate = group.gate(list.words)) < gates && !need_not()) {
             }
         }
-        group.barrier();
+        is_abandoned = group.tell(gate == kLostGate);
     }
 
     // The last block to finish resets the words for the next launch.
     MPGPU_HD void leave() {
         group.barrier();
         group.let_next_begin();
-        if (group.blocks() == 1 || group.tell(group.lane() == 0 && group.depart(list.words, 1) + 1 == group.blocks())) {
-            clear();
+        bool is_last = group.blocks() == 1;
+        bool is_lost = is_abandoned;
+        if (!is_last) {
+            uint64_t left = 0;
+            if (group.lane() == 0) {
+                const uint64_t own = 1 + (is_abandoned ? kAbandons : 0);
+                left = group.depart(list.words, 1, own) + own;
+            }
+            is_lost = left >= kAbandons;
+            is_last = group.tell(static_cast<uint32_t>(left) == group.blocks());
+        }
+        if (is_last) {
+            clear(is_lost);
         }
     }
 
-    MPGPU_HD void clear() const {
-        for (uint32_t i = group.lane(); group.blocks() > 1 && i < kActionWords; i += group.lanes()) {
+    // `is_lost` counts of lane 0.
+    MPGPU_HD void clear(bool is_lost) const {
+        if (is_lost && group.lane() == 0) {
+            group.write(list.words + 8 * kAbandonedWord, 1);
+        }
+        for (uint32_t i = group.lane(); group.blocks() > 1 && i < kAbandonedWord; i += group.lanes()) {
             group.clear(list.words, i);
         }
         if (list.turn != 0 && group.lane() == 0) {

@@ -66,18 +66,21 @@ struct BlockGroup {
     __device__ void lower(uint64_t flag) const { *reinterpret_cast<volatile uint64_t *>(flag) = 0; }
     __device__ bool tell(bool said) const { return __syncthreads_or(said ? 1 : 0) != 0; }
     // A relaxed operation suffices, because data written by the blocks is for work after the kernel.
-    __device__ uint64_t depart(uint64_t words, uint32_t word) const {
+    __device__ uint64_t depart(uint64_t words, uint32_t word, uint64_t by) const {
         uint64_t before;
-        asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], 1;" : "=l"(before) : "l"(words + word * 8) : "memory");
+        asm volatile("atom.add.relaxed.gpu.u64 %0, [%1], %2;"
+                     : "=l"(before)
+                     : "l"(words + word * 8), "l"(by)
+                     : "memory");
         return before;
     }
     __device__ void open(uint64_t gate, uint64_t number) const {
         asm volatile("st.release.gpu.u64 [%0], %1;" : : "l"(gate), "l"(number) : "memory");
     }
-    __device__ bool is_open(uint64_t gate, uint64_t number) const {
+    __device__ uint64_t gate(uint64_t word) const {
         uint64_t value;
-        asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(gate) : "memory");
-        return value >= number;
+        asm volatile("ld.acquire.gpu.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+        return value;
     }
     __device__ uint64_t read(uint64_t word) const { return *reinterpret_cast<const volatile uint64_t *>(word); }
     __device__ void write(uint64_t word, uint64_t value) const { *reinterpret_cast<volatile uint64_t *>(word) = value; }

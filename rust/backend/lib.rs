@@ -35,7 +35,7 @@ pub use failed_waits::FailedWait;
 pub use plan_state::{PlanState, ProgramKey};
 pub use segment::Segment;
 pub use shared::{PAYLOAD_BYTES, Shared};
-pub use signallers::{Cause, Leave, LeftPlan, Line, LostPeer, Signallers, StepFate};
+pub use signallers::{Abandoned, Cause, Leave, LeftPlan, Line, LostPeer, Signallers, StepFate};
 
 use crate::headroom::NoHeadroom;
 use crate::plan::{Engine, Place, Program};
@@ -194,10 +194,10 @@ impl Action {
 /// Number of blocks of a kernel of actions, and the words that control it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActionGrid {
-    /// Address of [`ActionGrid::WORDS`] words of GPU memory for a kernel of several blocks. They are 0 between consecutive launches.
+    /// Address of [`ActionGrid::WORDS`] words of GPU memory, 0 before the first launch.
     pub words: u64,
-    /// Address of a counter as for [`Backend::kernel_wait_signals`], which ends all waits once it is not 0. A launch that has waited for
-    /// about 0.1 ms sets the next word to 1.
+    /// Address of a counter as for [`Backend::kernel_wait_signals`]. Once it is not 0, all waits end as lost, and this launch and later ones
+    /// with the same `words` write and set nothing more. A launch that has waited for about 0.1 ms sets the next word to 1.
     pub stop: u64,
     /// Address of a word of GPU memory, 0 or 1, that selects the half of the actions that the launch performs. The launch then toggles it.
     /// With address 0 all actions are one list.
@@ -213,7 +213,7 @@ impl ActionGrid {
     }
 
     /// Number of words of [`ActionGrid::words`].
-    pub const WORDS: u64 = 2;
+    pub const WORDS: u64 = 3;
     /// Maximum size for which one block is as fast as several, bytes.
     const NARROW_BYTES: u64 = 16 << 10;
     /// Bytes that one block copies: a word of 16 bytes for each thread.
@@ -610,14 +610,16 @@ pub trait Backend: Send + Sync {
     }
     /// Enqueues one kernel of `device` that performs one rank's part of a step with few bytes: [actions](Action::segment), whose copies use
     /// the addresses of [`action_reach`](Backend::action_reach). Returns false, and enqueues nothing, if the stream belongs to another GPU.
+    /// The step is abandoned if the signaller of a flag is lost.
     fn stream_run_actions(
         &self,
         stream: StreamHandle,
         device: DeviceId,
         actions: &[Segment],
         grid: ActionGrid,
+        fate: &StepFate,
     ) -> Result<bool, BackendError> {
-        let _ = (stream, device, actions, grid);
+        let _ = (stream, device, actions, grid, fate);
         Ok(false)
     }
     /// Returns the addresses with which a kernel of `device` accesses the ends of a program's transfers. Fails if it cannot access one of

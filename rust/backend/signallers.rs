@@ -62,25 +62,36 @@ impl Signallers {
 /// State of one rank's steps in a plan of several ranks: in progress or abandoned. The first wait that ends as lost abandons the steps. From then on
 /// they write nothing, raise nothing and wait for nothing, because other ranks have not granted access to the memory. Ranks that wait for this rank
 /// then lose it too.
+///
+/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so its steps continue.
 #[derive(Clone, Default)]
 pub struct StepFate(Arc<Fate>);
 
 #[derive(Default)]
 struct Fate {
     is_abandoned: AtomicBool,
-    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    tell: OnceLock<Box<dyn Fn(Abandoned) + Send + Sync>>,
+}
+
+/// The steps that a rank abandons.
+#[derive(Copy, Clone, Debug, PartialEq, Eq)]
+pub enum Abandoned {
+    /// All steps.
+    All,
+    /// Steps that kernels do. Streams do the enqueued steps.
+    OfKernels,
 }
 
 impl StepFate {
     /// Has `tell` called once the steps are abandoned, on the thread that ends the wait.
-    pub fn on_abandon(&self, tell: impl Fn() + Send + Sync + 'static) {
+    pub fn on_abandon(&self, tell: impl Fn(Abandoned) + Send + Sync + 'static) {
         let _ = self.0.tell.set(Box::new(tell));
     }
 
     /// A wait of a step has ended as lost.
-    pub fn abandon(&self) {
+    pub fn abandon(&self, steps: Abandoned) {
         if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
-            self.0.tell.get().into_iter().for_each(|tell| tell());
+            self.0.tell.get().into_iter().for_each(|tell| tell(steps));
         }
     }
 

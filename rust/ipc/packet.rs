@@ -66,11 +66,13 @@ pub struct Departure {
     pub has_ended: bool,
     /// Failure of another rank that made this importer leave.
     pub cause: Option<Cause>,
+    /// True if only kernels of the importer have stopped, and its streams still do all steps that it has enqueued.
+    pub streams_go_on: bool,
 }
 
 impl Departure {
     /// Departure of an importer that has ended without a notification.
-    pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None };
+    pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None, streams_go_on: false };
 }
 
 /// Magic number. The last character is the version.
@@ -105,7 +107,7 @@ impl Packet {
             put(32, &shared.offset.to_le_bytes());
             put(40, &shared.payload);
         } else if self.subject == Subject::Leave {
-            put(24, &u32::from(self.departure.has_failed).to_le_bytes());
+            put(24, &[self.departure.has_failed, self.departure.streams_go_on].map(u8::from));
             put(32, &self.departure.steps.to_le_bytes());
             put(40, &self.departure.order.to_le_bytes());
             if let Some(Cause { rank, process, why }) = self.departure.cause {
@@ -151,7 +153,8 @@ impl Packet {
         let departure = match subject {
             Subject::Leave => Departure {
                 steps: u64::from_le_bytes(array(bytes, 32)),
-                has_failed: array::<4>(bytes, 24) != [0; 4],
+                has_failed: bytes[24] != 0,
+                streams_go_on: bytes[25] != 0,
                 order: u64::from_le_bytes(array(bytes, 40)),
                 has_ended: false,
                 cause: cause(u32::from_le_bytes(array(bytes, 48)), u64::from_le_bytes(array(bytes, 64))).map(|why| Cause {

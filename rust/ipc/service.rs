@@ -478,7 +478,9 @@ impl ServiceState {
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
-            self.fail_waits(export, party.map(|party| party.number), LostPeer::of(process, left.flatten()));
+            // Streams wait for flags, whose signallers are named; kernels are stopped by a counter that anybody may raise.
+            let number = party.filter(|_| !departure.streams_go_on).map(|party| party.number);
+            self.fail_waits(export, number, LostPeer::of(process, left.flatten()));
         }
     }
 

@@ -518,7 +518,7 @@ impl BoundPart {
 
     fn enqueue_step(&self, stream: StreamHandle, backend: &dyn Backend) -> Result<(), BackendError> {
         if let Some(BoundKernel { actions, device, grid }) = &self.kernel {
-            let run = |stream| backend.stream_run_actions(stream, *device, actions, *grid);
+            let run = |stream| backend.stream_run_actions(stream, *device, actions, *grid, &self.fate);
             if run(stream)? {
                 return Ok(());
             }

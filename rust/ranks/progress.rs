@@ -68,7 +68,7 @@ impl Progress {
     /// Records that another rank has left; `process` is its process number. Returns the description of the loss if this rank's wait for it
     /// can no longer complete.
     pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
-        let Departure { steps, has_failed, order, has_ended, cause } = departure;
+        let Departure { steps, has_failed, order, has_ended, cause, streams_go_on: _ } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
         // A rank whose waits have failed did not keep in step, and may have set a flag again before it was reset.
         let own = self.steps.load(Ordering::SeqCst);

@@ -11,7 +11,7 @@ use super::partitioned::{PartitionWords, Trigger};
 use super::progress::Progress;
 use super::together::Together;
 use crate::adapt::variant_name;
-use crate::backend::{Backend, BackendError, Completion, Moment, Report, StreamHandle, no_completion};
+use crate::backend::{Abandoned, Backend, BackendError, Completion, Moment, Report, StreamHandle, no_completion};
 use crate::contexts::choosing::{Known, Moments};
 use crate::contexts::nvtx;
 use crate::contexts::state::LAST_PATIENCE;
@@ -125,9 +125,10 @@ impl NodePlan {
         let all = bound.into_iter().map(|one| one.part).collect();
         let together = variants.remove(0);
         let (flags, of, told) = (held.flags.clone(), Arc::downgrade(node), Arc::downgrade(&progress));
-        progress.fate.on_abandon(move || {
+        progress.fate.on_abandon(move |steps| {
             if let (Some(node), Some(progress)) = (of.upgrade(), told.upgrade()) {
-                node.leave(&flags, progress.departure(true));
+                let streams_go_on = steps == Abandoned::OfKernels;
+                node.leave(&flags, Departure { streams_go_on, ..progress.departure(true) });
             }
         });
         NodePlan {

@@ -167,6 +167,9 @@ fn zeros(count: u64) -> Vec<AtomicU64> {
     (0..count).map(|_| AtomicU64::new(0)).collect()
 }
 
+/// Index of the word of a launch that is 1 once steps are abandoned.
+const ABANDONED: usize = 2;
+
 /// Runs a launch: executes the actions with `blocks` blocks of one lane, each in a thread, in tiles of 4 KiB. `stop` has two words.
 fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn: u64) {
     let addresses = [address_of(words), stop, turn];
@@ -181,7 +184,7 @@ fn launch(actions: &[Segment], blocks: u32, words: &[AtomicU64], stop: u64, turn
         }
         run_block(0);
     });
-    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0), "ready for the next launch");
+    assert!(words[..ABANDONED].iter().all(|word| word.load(Ordering::Relaxed) == 0), "ready for the next launch");
 }
 
 fn segments(small: &SmallPart) -> Vec<Segment> {
@@ -381,12 +384,19 @@ impl Backend for AtOnce {
         }
         Ok(())
     }
-    fn stream_run_actions(&self, stream: StreamHandle, _: DeviceId, actions: &[Segment], _: ActionGrid) -> Result<bool, BackendError> {
+    fn stream_run_actions(
+        &self,
+        stream: StreamHandle,
+        _: DeviceId,
+        actions: &[Segment],
+        _: ActionGrid,
+        _: &StepFate,
+    ) -> Result<bool, BackendError> {
         if stream == ELSEWHERE {
             return Ok(false);
         }
         self.kernels.fetch_add(1, Ordering::Relaxed);
-        launch(actions, 1, &[], address_of(&zeros(2)), 0);
+        launch(actions, 1, &zeros(ActionGrid::WORDS), address_of(&zeros(2)), 0);
         Ok(true)
     }
     fn action_reach(&self, _: DeviceId, _: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
@@ -624,24 +634,47 @@ fn inboxes_are_for_few_bytes_that_go_straight_between_ranks() {
 }
 
 #[test]
-fn a_kernel_whose_peer_is_lost_ends_its_waits_and_leaves_its_words_ready() {
-    let (from, to) = (Memory::new(20_000), Memory::new(20_000));
-    let flags = zeros(4);
+fn a_kernel_whose_wait_is_lost_and_later_launches_write_and_raise_nothing() {
+    const BYTES: u64 = 20_000;
+    let (from, to, flags) = (Memory::new(BYTES), Memory::new(BYTES), zeros(4));
     let flag = |index: u64| address_of(&flags) + 8 * index;
-    let copy = Segment { dst: to.base, src: from.base, bytes: 20_000 };
-    let [one, other, raised] =
-        [Action::Take { flag: flag(0), blocks: 2 }, Action::Take { flag: flag(1), blocks: 1 }, Action::Raise(flag(2))]
-            .map(|action| action.segment(&[], &[]));
+    let copy = Segment { dst: to.base, src: from.base, bytes: BYTES };
+    let [lost, up, raised] = [Action::Take { flag: flag(0), blocks: 2 }, Action::Take { flag: flag(1), blocks: 1 }, Action::Raise(flag(2))]
+        .map(|action| action.segment(&[], &[]));
     for blocks in [1, 3] {
-        for actions in [&[one, copy, raised, other][..], &[other, one, copy, raised, one, copy], &[copy, raised, other, copy]] {
+        for actions in [&[up, lost, copy, raised][..], &[lost, copy, raised, up, copy], &[lost, copy, up, copy, raised], &[lost]] {
             let (words, stop) = (zeros(ActionGrid::WORDS), zeros(2));
-            flags[2].store(0, Ordering::Relaxed);
+            flags[1].store(1, Ordering::Relaxed);
+            to.each(|_, byte| *byte = 1);
             thread::scope(|scope| {
                 scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
                 stop[0].store(1, Ordering::Release);
             });
-            assert_eq!(flags[2].load(Ordering::Acquire), u64::from(blocks), "what follows the wait is done");
+            // The peer, or whoever has its flag now, raises what was lost: the step after it is abandoned all the same.
+            flags[0].store(2, Ordering::Release);
+            launch(&[copy, raised, lost, copy, raised], blocks, &words, address_of(&stop), 0);
+            to.each(|_, byte| assert_eq!(*byte, 1, "{blocks} blocks: memory that was not granted was written to"));
+            assert_eq!([0, 1, 2].map(|flag| flags[flag].load(Ordering::Acquire)), [2, 1, 0], "{blocks} blocks: nothing is taken or raised");
+            assert_eq!(words[ABANDONED].load(Ordering::Relaxed), 1);
+            flags[0].store(0, Ordering::Relaxed);
         }
+    }
+}
+
+#[test]
+fn what_comes_before_a_lost_wait_is_done() {
+    let (from, to, flags) = (Memory::new(20_000), Memory::new(20_000), zeros(2));
+    let [raised, lost] = [Action::Raise(address_of(&flags)), Action::Take { flag: address_of(&flags) + 8, blocks: 1 }]
+        .map(|action| action.segment(&[], &[]));
+    let copy = Segment { dst: to.base, src: from.base, bytes: 20_000 };
+    for blocks in [1, 3] {
+        to.each(|_, byte| *byte = 1);
+        flags[0].store(0, Ordering::Relaxed);
+        let stop = zeros(2);
+        stop[0].store(1, Ordering::Relaxed);
+        launch(&[copy, raised, lost], blocks, &zeros(ActionGrid::WORDS), address_of(&stop), 0);
+        to.each(|_, byte| assert_eq!(*byte, 0xEE));
+        assert_eq!(flags[0].load(Ordering::Acquire), u64::from(blocks));
     }
 }
 

@@ -249,8 +249,9 @@ impl Backend for CudaBackend {
         device: DeviceId,
         actions: &[Segment],
         grid: ActionGrid,
+        fate: &StepFate,
     ) -> Result<bool, BackendError> {
-        self.0.run_actions(stream, device, actions, grid)
+        self.0.run_actions(stream, device, actions, grid, fate)
     }
 
     fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {

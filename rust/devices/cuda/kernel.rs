@@ -396,10 +396,10 @@ mod tests {
         for (name, bytes) in [("mpgpu_copy_segments", size_of::<Many>()), ("mpgpu_copy_few_segments", size_of::<Few>())] {
             assert!(in_ptx(format!(".b8 {name}_param_0[{bytes}]")), "{name}: parameter of the PTX");
         }
-        for constant in ["kActionsPerLaunch = 120;", "kFewActions = 8;", "kWideLanes = 512;", "kActionWords = 2;"] {
+        for constant in ["kActionsPerLaunch = 120;", "kFewActions = 8;", "kWideLanes = 512;", "kActionWords = 3;"] {
             assert!(include_str!("../../../cpp/actions.hpp").contains(constant), "{constant}");
         }
-        assert_eq!((MOST_ACTIONS, ActionGrid::WORDS), (120, 2));
+        assert_eq!((MOST_ACTIONS, ActionGrid::WORDS), (120, 3));
         for (name, bytes) in [("actions", size_of::<ActionList<MOST_ACTIONS>>()), ("few_actions", size_of::<ActionList<FEW_ACTIONS>>())] {
             assert!(in_ptx(format!(".b8 mpgpu_run_{name}_param_0[{bytes}]")), "parameter of the PTX");
         }

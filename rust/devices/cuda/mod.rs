@@ -100,6 +100,8 @@ mod owner;
 mod parts;
 mod peers;
 mod pool;
+#[cfg(all(test, shuttle))]
+mod pool_model;
 mod pools;
 mod reach;
 mod reached;

@@ -26,7 +26,9 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+#[cfg(not(shuttle))]
+use std::time::Duration;
+use std::time::Instant;
 
 /// Work of the threads in one execution.
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
@@ -53,10 +55,13 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
 }
 
 /// Time during which a thread polls without pauses.
+#[cfg(not(shuttle))]
 const SPIN: Duration = Duration::from_micros(10);
 /// Minimum and maximum pause between two polls. A copy of the largest chunk takes about 80 us.
+#[cfg(not(shuttle))]
 const PAUSES: [Duration; 2] = [Duration::from_micros(15), Duration::from_millis(1)];
 /// Divisor of the time without a ready step that gives the length of a pause.
+#[cfg(not(shuttle))]
 const PAUSE_PART: u32 = 16;
 
 /// Pool of threads, which start as jobs need them, with the unfinished jobs.

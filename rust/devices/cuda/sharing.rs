@@ -12,7 +12,9 @@ use super::waits::Waits;
 use crate::backend::PAYLOAD_BYTES;
 use crate::backend::failed_waits::FailedWaits;
 use crate::backend::host_memory::PageRange;
-use crate::backend::{Allocation, BackendError, Endpoints, FailedWait, Line, LostPeer, MemoryKind, Shared, Signal, Signallers};
+use crate::backend::{
+    Abandoned, Allocation, BackendError, Endpoints, FailedWait, Line, LostPeer, MemoryKind, Shared, Signal, Signallers, StepFate,
+};
 use crate::ipc::segment::{Mapping, SharedRegion, why_none};
 use crate::ipc::signal;
 use crate::topology::DeviceId;
@@ -289,7 +291,7 @@ impl Sharing {
             let concerns = |held: &MappedImport| held.signallers.concerns(party, wanted.counter);
             allocation.has(wanted.counter) && peer.fails(wanted) && self.at(wanted.counter, concerns).unwrap_or(false)
         };
-        let Waits { pending, captured, failed } = &mut *waits;
+        let Waits { pending, captured, failed, stops } = &mut *waits;
         for wanted in pending.extract_if(.., |wanted| is_lost(*wanted)) {
             // The failure is recorded before the stream continues, so that a thread that sees the stream finished also sees the failure.
             if self.raise_here(wanted, |now| self.note_failed(wanted, now, peer)) {
@@ -302,6 +304,11 @@ impl Sharing {
             // Kept whether or not it was reached, because the program may reset the counter and launch the graph again.
             failed.push(wanted);
         }
+        let abandoned: Vec<StepFate> =
+            stops.extract_if(|&counter, _| is_lost(Signal { counter, value: 1 })).map(|(_, fate)| fate).collect();
+        drop(waits);
+        // Without the lock: other ranks are told, and those of this process fail their waits at once.
+        abandoned.iter().for_each(|fate| fate.abandon(Abandoned::OfKernels));
     }
 
     fn note_failed(&self, wanted: Signal, now: u64, peer: LostPeer) {

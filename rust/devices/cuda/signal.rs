@@ -21,7 +21,7 @@ use super::kernel::SIGNALS_PER_WAIT;
 use super::parts::Core;
 use super::streams::Found;
 use crate::backend::{
-    ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StreamHandle,
+    ActionGrid, ActionReach, BackendError, Endpoints, Execution, FailedWait, MOST_ACTIONS, Signal, SignalWait, StepFate, StreamHandle,
 };
 use crate::bridge::Segment;
 use crate::ipc::signal;
@@ -125,7 +125,14 @@ impl Core {
 
     /// Enqueues actions (flags and copies of one rank) as one kernel, which waits in place of the stream. Returns false if the kernel is
     /// not available or there are too many actions.
-    pub fn run_actions(&self, stream: StreamHandle, device: DeviceId, actions: &[Segment], grid: ActionGrid) -> Result<bool, BackendError> {
+    pub fn run_actions(
+        &self,
+        stream: StreamHandle,
+        device: DeviceId,
+        actions: &[Segment],
+        grid: ActionGrid,
+        fate: &StepFate,
+    ) -> Result<bool, BackendError> {
         if actions.len() > MOST_ACTIONS {
             return Ok(false);
         }
@@ -133,6 +140,8 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| device == DeviceId(primary.gpu() as i32)) else {
                 return Ok(false);
             };
+            // First, so that a loss in between abandons the steps, too.
+            lock(&self.sharing.waits).stops.entry(grid.stop).or_insert_with(|| fate.clone());
             self.enter_flags(stream, [grid.stop].into_iter())?;
             // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is pinned memory at one address
             // for the CPU and all GPUs (`sharing`). The caller keeps all of it as long as the stream works.

@@ -1,6 +1,6 @@
 //! Records the waits for signals on streams, so that those for an exited peer can be ended.
 
-use crate::backend::{Allocation, Signal};
+use crate::backend::{Allocation, Signal, StepFate};
 use crate::ipc::signal;
 use ahash::HashMap;
 
@@ -10,6 +10,8 @@ pub(super) struct Waits {
     pub pending: Vec<Signal>,
     /// Waits of graphs: for each counter the highest awaited value, which includes the others.
     pub captured: HashMap<u64, u64>,
+    /// Steps that kernels abandon once a counter is set, by the counter's address.
+    pub stops: HashMap<u64, StepFate>,
     /// Waits whose counters were set here in place of an exited process. Setting is a store, so another process that sets the same counter
     /// to a smaller value undoes it. A stream that reaches its wait after that would wait for ever.
     pub failed: Vec<Signal>,
@@ -36,6 +38,7 @@ impl Waits {
     /// Removes the waits in an allocation that is about to be released.
     pub fn forget(&mut self, allocation: &Allocation) {
         self.captured.retain(|counter, _| !allocation.has(*counter));
+        self.stops.retain(|counter, _| !allocation.has(*counter));
         self.pending.retain(|wanted| !allocation.has(wanted.counter));
         self.failed.retain(|wanted| !allocation.has(wanted.counter));
     }

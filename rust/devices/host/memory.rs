@@ -8,12 +8,12 @@ use crate::backend::{
 use crate::backend::{PAYLOAD_BYTES, REGISTERED_PIECE, Shared};
 use crate::ipc::segment::{Mapping, Private, SharedRegion, why_none};
 use crate::ipc::signal;
-use crate::sync::held;
+use crate::sync::{RwLock, held};
 use crate::topology::DeviceId;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
 
 /// Next allocation id. Ids are unique in the process, across all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);

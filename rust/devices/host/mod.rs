@@ -15,6 +15,8 @@
 
 mod chain;
 pub mod kernel;
+#[cfg(all(test, shuttle))]
+mod loss_model;
 mod memory;
 #[cfg(all(test, shuttle))]
 mod model;
@@ -46,7 +48,7 @@ use crate::topology::DeviceId;
 use crate::topology::Gpu;
 use ahash::RandomState;
 use std::collections::HashMap;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 /// State of an event.
 #[derive(Clone, Debug, Default)]
@@ -125,7 +127,7 @@ impl HostBackend {
             let lines = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.line_of(wanted.counter));
             self.failed_waits.wait(stream.0 as u64, lines);
             let (memory, failed_waits) = (Arc::clone(&self.memory), Arc::clone(&self.failed_waits));
-            let wait = Wait { signals, takes, fate: fate.cloned(), memory, failed_waits };
+            let wait = Wait { signals, takes, fate: fate.cloned(), lost: OnceLock::new(), memory, failed_waits };
             found.chain.append(&Node::new(HostWork::Wait(wait), &self.waits));
             Ok(())
         })

@@ -7,14 +7,14 @@ use super::node::Work;
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
-use crate::backend::{BackendError, Endpoints, HostFunction, OpTimes, Signal, StepFate, address};
+use crate::backend::{Abandoned, BackendError, Endpoints, FailedWait, HostFunction, OpTimes, Signal, StepFate, address};
 use crate::guarded;
 use crate::ipc::signal;
 use crate::plan::{Copy, Mechanism, Place, Program};
 use crate::sync::{Mutex, lock};
 use smallvec::SmallVec;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Work of a node.
 pub(super) enum HostWork {
@@ -43,6 +43,8 @@ pub(super) struct Wait {
     pub(super) takes: bool,
     /// State of the step to which the flags belong. The step is abandoned if the signaller of a flag is lost.
     pub(super) fate: Option<StepFate>,
+    /// The lost wait because of which the step is abandoned.
+    pub(super) lost: OnceLock<FailedWait>,
     pub(super) memory: Arc<HostMemory>,
     /// Record of failed waits.
     pub(super) failed_waits: Arc<FailedWaits>,
@@ -259,14 +261,18 @@ fn is_abandoned(fate: &Option<StepFate>) -> bool {
 
 impl Wait {
     /// True if each counter is reached or its signaller is lost. In a step one lost counter is enough, because the others are then not
-    /// used.
+    /// used. The loss is kept: if the counter is raised late, the others may still not be reached.
     fn may_end(&self) -> bool {
         let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
-        let is_lost = |wanted: &Signal| self.memory.failed_wait(wanted).is_some();
-        if self.fate.is_some() && (is_abandoned(&self.fate) || self.signals.iter().any(is_lost)) {
-            return true;
+        let failed = |wanted: &Signal| self.memory.failed_wait(wanted);
+        if self.fate.is_some() {
+            if let Some(wait) = self.signals.iter().find_map(failed) {
+                let _ = self.lost.set(wait);
+                return true;
+            }
+            return is_abandoned(&self.fate) || self.signals.iter().all(is_reached);
         }
-        self.signals.iter().all(|wanted| is_reached(wanted) || is_lost(wanted))
+        self.signals.iter().all(|wanted| is_reached(wanted) || failed(wanted).is_some())
     }
 
     /// Ends the wait: records failures, abandons the step, or resets flags.
@@ -276,8 +282,12 @@ impl Wait {
         }
         let mut is_lost = false;
         for wanted in &self.signals {
-            if !self.memory.is_reached(wanted)?
-                && let Some(wait) = self.memory.failed_wait(wanted)
+            let lost = match self.lost.get().filter(|lost| lost.wanted == *wanted) {
+                Some(lost) => Some(*lost),
+                None if self.memory.is_reached(wanted)? => None,
+                None => self.memory.failed_wait(wanted),
+            };
+            if let Some(wait) = lost
                 && let Some(line) = self.memory.line_of(wanted.counter)
             {
                 is_lost = true;
@@ -287,7 +297,7 @@ impl Wait {
             }
         }
         if let (true, Some(fate)) = (is_lost, &self.fate) {
-            fate.abandon();
+            fate.abandon(Abandoned::All);
             return Ok(());
         }
         if self.takes {

@@ -3,13 +3,13 @@
 use super::double::{self, calls};
 use super::{Backend, CudaBackend};
 use crate::backend::{
-    Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Segment, Signal, SignalWait, StepFate,
-    StreamHandle,
+    Abandoned, Action, ActionGrid, Allocation, BackendError, Completion, Endpoints, Execution, LostPeer, Segment, Signal, SignalWait,
+    StepFate, StreamHandle,
 };
 use crate::plan::{self, Copy, Engine, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const GPU0: DeviceId = DeviceId::gpu(0);
 const GPU1: DeviceId = DeviceId::gpu(1);
@@ -279,7 +279,13 @@ fn a_small_part_of_a_step_is_one_launch_of_the_streams_own_gpu() {
         let launches = || ["cuLaunchKernel", "cuLaunchKernelEx"].map(calls);
         let run = |stream, actions: &[Segment]| {
             let before = launches();
-            let ran = backend.stream_run_actions(stream, GPU0, actions, ActionGrid { stop: address, ..ActionGrid::default() });
+            let ran = backend.stream_run_actions(
+                stream,
+                GPU0,
+                actions,
+                ActionGrid { stop: address, ..ActionGrid::default() },
+                &StepFate::default(),
+            );
             let [plain, early] = launches();
             let all = plain + early - before.iter().sum::<u32>();
             assert_eq!(calls(launch), plain + early, "a driver that can brings it in early");
@@ -311,11 +317,18 @@ fn waits_of_a_kernel_for_flags_on_its_gpu_end_by_a_word_in_host_memory_and_are_t
         Action::Take { flag: own + 8, blocks: 1 },
     ]
     .map(|action| action.segment(&page.endpoints, &page.program.transfers));
-    let run = || backend.stream_run_actions(stream, GPU0, &actions, ActionGrid { stop: host, ..ActionGrid::default() });
+    let (fate, told_of) = (StepFate::default(), Arc::new(Mutex::new(Vec::new())));
+    let tells = Arc::clone(&told_of);
+    fate.on_abandon(move |steps| tells.lock().expect("no panic").push(steps));
+    let run = || backend.stream_run_actions(stream, GPU0, &actions, ActionGrid { stop: host, ..ActionGrid::default() }, &fate);
     assert!(matches!(run(), Ok(true)));
     backend.synchronize_stream(stream).expect("nobody has gone");
     assert!(matches!(run(), Ok(true)));
-    backend.fail_waits(&backend.locate(host).expect("known").expect("its own"), None, PEER);
+    assert!(!fate.is_abandoned());
+    for _ in 0..2 {
+        backend.fail_waits(&backend.locate(host).expect("known").expect("its own"), None, PEER);
+    }
+    assert_eq!(*told_of.lock().expect("no panic"), [Abandoned::OfKernels], "other ranks are told, once, before the caller looks");
     let now = [host, host + 8].map(|word| backend.read_signal(word).expect("a word"));
     assert_eq!(now, [1, 0], "the word ends all waits, and flags are left to ranks");
     told(backend.synchronize_stream(stream));

@@ -3,7 +3,7 @@
 use super::CudaBackend;
 use super::double::{self, calls, node};
 use super::driver::Driver;
-use crate::backend::{Action, ActionGrid, Allocation, Backend, Endpoints, Execution, MemoryKind, Shared};
+use crate::backend::{Action, ActionGrid, Allocation, Backend, Endpoints, Execution, MemoryKind, Shared, StepFate};
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, Place, Program};
 use crate::topology::DeviceId;
 use smallvec::smallvec;
@@ -173,7 +173,7 @@ fn a_kernel_of_each_gpu_has_opened_memory_at_its_own_address() {
             let endpoints: Arc<[Endpoints]> = Arc::new([Endpoints { dst: ours + at, src: src + at }]);
             let ends = backend.action_reach(gpu, &program, &endpoints).expect("it reaches them").ends;
             let actions = [Action::Copy(0), Action::Raise(flags)].map(|action| action.segment(&ends, &program.transfers));
-            backend.stream_run_actions(stream, gpu, &actions, grid)
+            backend.stream_run_actions(stream, gpu, &actions, grid, &StepFate::default())
         };
         (0..BYTES).for_each(|at| assert!(matches!(run(at), Ok(true))));
         assert_arrived(theirs);
