@@ -1,7 +1,7 @@
-//! The one table that says which waits a loss concerns: parties that raise the counters of an allocation, and lost ones among them.
+//! Table of the parties that set the counters of an allocation, and of those that are lost. It decides which waits a loss affects.
 //!
-//! A loss concerns exactly the counters that the lost party raises. Waits for them end as lost; every other wait goes on. Of a counter whose
-//! signaller nobody has named, every process that has mapped the allocation may be the one that was to raise it.
+//! A loss affects exactly the counters that the lost party sets. Waits for them end as lost; every other wait continues. If a counter has
+//! no recorded signaller, any process that has mapped the allocation may be the one that sets it.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -9,42 +9,42 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The counters of an allocation that one party raises: what a loss concerns.
+/// Counters of an allocation that one party sets: the unit that a loss affects.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
-    /// The allocation's number.
+    /// Number of the allocation.
     pub allocation: u64,
-    /// The number of the party among those of the allocation; `None` for counters whose signaller is not known.
+    /// Number of the party among those of the allocation; `None` for counters without a recorded signaller.
     pub signaller: Option<u32>,
 }
 
-/// The named signallers of an allocation and those of its parties that are lost.
+/// Recorded signallers of an allocation, and its lost parties.
 #[derive(Debug, Default)]
 pub struct Signallers {
-    /// Counters in the order of their addresses, each with the party that raises it.
+    /// Counters in the order of their addresses, each with the party that sets it.
     named: Arc<[(u64, u32)]>,
     lost: SmallVec<[(Option<u32>, LostPeer); 1]>,
 }
 
 impl Signallers {
-    /// Names who raises which counter; `by_address` is sorted.
+    /// Records the party that sets each counter. `by_address` must be sorted.
     pub fn name(&mut self, by_address: Arc<[(u64, u32)]>) {
         self.named = by_address;
     }
 
-    /// The party that raises a counter, where it is known.
+    /// Returns the party that sets a counter, if it is known.
     pub fn of(&self, counter: u64) -> Option<u32> {
         let place = self.named.binary_search_by_key(&counter, |(address, _)| *address).ok()?;
         Some(self.named[place].1)
     }
 
-    /// True if the loss of `party` concerns a counter.
+    /// Returns true if the loss of `party` affects a counter.
     pub fn concerns(&self, party: Option<u32>, counter: u64) -> bool {
         let of = self.of(counter);
         of.is_none() || of == party
     }
 
-    /// Notes that a party is lost. The first loss of each that concerns all values counts.
+    /// Records that a party is lost. The first loss of each party that affects all values counts.
     pub fn lose(&mut self, party: Option<u32>, peer: LostPeer) {
         let is_known = |(known, by): &(Option<u32>, LostPeer)| *known == party && (by.raises.is_none() || by.raises == peer.raises);
         if !self.lost.iter().any(is_known) {
@@ -52,18 +52,19 @@ impl Signallers {
         }
     }
 
-    /// The lost party that might have raised a counter to a value.
+    /// Returns the lost party that could have set a counter to a value.
     pub fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let concerns = |(party, peer): &&(Option<u32>, LostPeer)| self.concerns(*party, wanted.counter) && peer.fails(wanted);
         self.lost.iter().find(concerns).map(|(_, peer)| *peer)
     }
 }
 
-/// State of one rank's steps in a plan of several ranks: in progress or abandoned. The first wait that ends as lost abandons the steps. From then on
-/// they write nothing, raise nothing and wait for nothing, because other ranks have not granted access to the memory. Ranks that wait for this rank
-/// then lose it too.
+/// State of one rank's steps in a plan of several ranks: in progress or abandoned. The first wait that ends as lost abandons the steps.
+/// From then on they write nothing, set nothing and wait for nothing, because other ranks have not granted access to the memory. The rank
+/// then counts as lost to the ranks that wait for it.
 ///
-/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so its steps continue.
+/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so its steps
+/// continue.
 #[derive(Clone, Default)]
 pub struct StepFate(Arc<Fate>);
 
@@ -73,29 +74,29 @@ struct Fate {
     tell: OnceLock<Box<dyn Fn(Abandoned) + Send + Sync>>,
 }
 
-/// The steps that a rank abandons.
+/// Steps that a rank abandons.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Abandoned {
     /// All steps.
     All,
-    /// Steps that kernels do. Streams do the enqueued steps.
+    /// Steps that kernels perform. Streams still perform the enqueued steps.
     OfKernels,
 }
 
 impl StepFate {
-    /// Has `tell` called once the steps are abandoned, on the thread that ends the wait.
+    /// Registers a function that is called once when the steps are abandoned, on the thread that ends the wait.
     pub fn on_abandon(&self, tell: impl Fn(Abandoned) + Send + Sync + 'static) {
         let _ = self.0.tell.set(Box::new(tell));
     }
 
-    /// A wait of a step has ended as lost.
+    /// Abandons the steps, because a wait has ended as lost.
     pub fn abandon(&self, steps: Abandoned) {
         if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
             self.0.tell.get().into_iter().for_each(|tell| tell(steps));
         }
     }
 
-    /// True if a wait of this step, or of one before, has ended as lost.
+    /// Returns true if a wait of this step, or of an earlier one, has ended as lost.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned.load(Ordering::Acquire)
     }
@@ -107,51 +108,51 @@ impl fmt::Debug for StepFate {
     }
 }
 
-/// Party that no longer raises its counters, or only up to some value.
+/// Party that no longer sets its counters, or only up to some value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// The number of the process, which another process may get later.
+    /// Number of the process. Another process may get it later.
     pub process: i32,
-    /// The node plan that was left, if it is one.
+    /// Node plan that the party has left, if any.
     pub left: Option<LeftPlan>,
-    /// The value that a party which lives raises its counters to at most.
+    /// Maximum value of the counters of a party that is alive.
     pub raises: Option<u64>,
 }
 
 impl LostPeer {
-    /// A process that has ended, or has left node plans.
+    /// Creates the record of a process that has exited, or has left node plans.
     pub const fn of(process: i32, left: Option<LeftPlan>) -> LostPeer {
         LostPeer { process, left, raises: None }
     }
 
-    /// True if the party does not raise a counter of its own to a value.
+    /// Returns true if the party will not set a counter of its own to a value.
     pub fn fails(&self, wanted: Signal) -> bool {
-        // Counters run over.
+        // Counters may overflow.
         self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)
     }
 }
 
-/// A node plan that a rank takes no further part in, and in which this rank has come further.
+/// Node plan that a rank has left, while this rank has enqueued more steps.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
     /// Number of the plan on its node, from 1.
     pub plan: u64,
-    /// The first step whose waits fail on this rank, from 1, as far as is known.
+    /// First step whose waits fail on this rank, from 1, as far as it is known.
     pub step: u64,
-    /// The rank that has left.
+    /// Rank that has left.
     pub rank: u32,
-    /// The reason for which the rank has left.
+    /// Reason for which the rank has left.
     pub why: Leave,
-    /// The first failure, where the rank has left because of another's.
+    /// First failure, if the rank has left because of another rank's failure.
     pub cause: Option<Cause>,
 }
 
-/// The first of failures that follow from each other.
+/// First failure in a chain of failures.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The rank that has failed first.
+    /// Rank that has failed first.
     pub rank: u32,
-    /// The number of the rank's process.
+    /// Number of the rank's process.
     pub process: i32,
     /// The way in which the rank has failed.
     pub why: Leave,
@@ -171,7 +172,7 @@ pub enum Leave {
 }
 
 impl LeftPlan {
-    /// The failure that has led to this one, or this one.
+    /// Returns the failure that has caused this one, or this one.
     pub fn first(&self, process: i32) -> Cause {
         self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
     }
@@ -233,7 +234,7 @@ mod tests {
         );
         signallers.lose(Some(1), LostPeer::of(42, None));
         assert_eq!(signallers.lost_peer(Signal { counter: 0x1000, value: 1 }), Some(GONE), "the first loss counts");
-        // Memory whose signallers nobody has named.
+        // Memory without recorded signallers.
         let mut anybodys = Signallers::default();
         let leaves = |last| LostPeer { raises: Some(last), ..GONE };
         [7, 9, 9].iter().for_each(|last| anybodys.lose(None, leaves(*last)));
