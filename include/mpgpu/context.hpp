@@ -199,9 +199,9 @@ class context {
         return value;
     }
 
-    /// Sets a counter to its value now, from the calling thread; `raise` does so in stream order. A process that sees
-    /// the value also sees everything that this thread has written. Throws `argument_error`, `not_supported` for memory
-    /// that the CPU cannot access, `peer_gone` if the owner of the memory has exited or freed it.
+    /// Sets a counter to the value of `signal` now, from the calling thread; `raise` does so in stream order. A process
+    /// that sees the value also sees everything that this thread has written. Throws `argument_error`, `not_supported`
+    /// for memory that the CPU cannot access, `peer_gone` if the owner of the memory has exited or freed it.
     void raise_from_host(const signal_value &signal, on_error failed = {}) const {
         failed.report(mp_signal_raise(get(), signal.counter, signal.value));
     }

@@ -182,7 +182,7 @@ class arrival {
         return moving_.empty();
     }
 
-    /// Reads the head after it has arrived.
+    /// Reads a head that has arrived.
     void read() {
         const auto head = *info_.metadata_as<detail::entry_head>();
         const std::size_t table = head.parts * sizeof(detail::entry_part);

@@ -156,8 +156,8 @@ class message_request : public request {
         return matched != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Cancels the operation if it has not matched, and returns true in that case. The request must still be waited for
-    /// or destroyed; it ends with `status::cancelled`. Throws `argument_error` if the request is empty.
+    /// Cancels an operation that has not matched, and then returns true. The request must still be waited for or
+    /// destroyed; it ends with `status::cancelled`. Throws `argument_error` if the request is empty.
     bool cancel(on_error failed = {}) {
         std::int32_t cancelled = 0;
         failed.report(mp_request_cancel(handle_.get(), &cancelled));

@@ -129,7 +129,7 @@ class Message(Request):
         return MessageInfo(found.rank, found.tag & ~_CHANNEL, found.bytes, metadata)
 
     def cancel(self) -> bool:
-        """Cancels the message if it has not matched, and returns true in that case. Waiting for it then raises :class:`Cancelled`."""
+        """Cancels a message that has not matched, and then returns true. Waiting for it then raises :class:`Cancelled`."""
         cancelled = _new(_INT)
         self._check_unless_ended(lib.mp_request_cancel(self._request[0], cancelled))
         return bool(cancelled[0])

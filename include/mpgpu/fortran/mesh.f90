@@ -18,7 +18,7 @@ module mpgpu_mesh
     ! Number of directions to neighbours: 3 in each dimension. The middle direction is the rank itself.
     integer, parameter, public :: mpgpu_directions = 27
 
-    ! Mesh and its division among ranks. Leave dimensions that a problem does not have at their defaults.
+    ! Mesh, with the division among ranks. Leave dimensions that a problem does not have at their defaults.
     type :: mpgpu_grid
         ! Cells of the whole mesh, without ghost cells.
         integer(c_int64_t) :: cells(3) = 1

@@ -26,7 +26,7 @@ enum class neighbours : std::int32_t {
     corners = 3 ///< also those across corners: 26
 };
 
-/// Mesh and its division among ranks. Dimensions are x, y, z; x is contiguous in memory. Leave dimensions that a
+/// Mesh, with the division among ranks. Dimensions are x, y, z; x is contiguous in memory. Leave dimensions that a
 /// problem does not have at their defaults: one cell, no ghost cells. In y and z, 0 cells and 0 ranks also count as 1,
 /// so `g.cells = {nx, ny}` defines a plane. A plain value.
 struct grid {

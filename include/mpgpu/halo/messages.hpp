@@ -325,7 +325,7 @@ class persistent_messages final : public mpi_requests {
         });
     }
 
-    /// Sends each message when it is packed, and notifies the kernel of each that arrives. Receives are posted when the
+    /// Sends each packed message, and notifies the kernel of each that arrives. Receives are posted when the
     /// kernel begins, because the previous exchange has then ended and unpacked its messages. The exchange is done only
     /// when this rank's messages are sent too, because the next kernel may overwrite them.
     exchange_progress progress() override {
