@@ -1,5 +1,5 @@
-//! The pool of copy threads under the model checker: however threads and streams are scheduled, streams that wait for each other's copies go on,
-//! every step runs once and in its turn, slots are one job's at a time, and no wake-up is lost.
+//! Tests the pool of copy threads under the model checker. For every schedule, streams that wait for each other's copies continue, every step runs
+//! once and in order, a slot belongs to one job at a time, and no wake-up is lost.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
@@ -15,7 +15,7 @@ const SCHEDULES: usize = 1500;
 const SLOTS: u32 = 2;
 const COPIES: u32 = 4;
 
-/// Under random schedules alone: those of the PCT algorithm let a thread that polls starve the others.
+/// Runs a model under random schedules only, because those of the PCT algorithm let a polling thread starve the others.
 fn check(test: fn()) {
     shuttle::check_random(test, SCHEDULES);
 }
@@ -26,7 +26,7 @@ fn until(is_set: impl Fn() -> bool) {
     }
 }
 
-/// Copies through two slots: by threads into them and by a stream out of them, or the other way round.
+/// Copies through two slots: threads copy into the slots and a stream copies out of them, or the reverse.
 #[derive(Debug)]
 struct Copies {
     stream: u64,
@@ -39,13 +39,13 @@ struct Copies {
     by_threads: Vec<AtomicBool>,
     by_stream: Vec<AtomicBool>,
     runs: AtomicU32,
-    /// Whose copies are in the slots, which all jobs share.
+    /// Number of the job whose copies are in the slots, which all jobs share.
     owner: Arc<AtomicU32>,
     number: u32,
 }
 
 impl Copies {
-    /// Of a stream, on so many lanes.
+    /// Creates the copies of a stream on a number of lanes.
     fn new(number: u32, stream: u64, lanes: u32, is_written: bool, owner: &Arc<AtomicU32>) -> Arc<Copies> {
         let flags = || (0..COPIES).map(|_| AtomicBool::new(false)).collect();
         let flag = || AtomicBool::new(false);
@@ -64,13 +64,13 @@ impl Copies {
         })
     }
 
-    /// Nobody else's copies are in the slots.
+    /// Asserts that the slots contain no copies of another job.
     fn touch(&self) {
         let before = self.owner.swap(self.number, Ordering::SeqCst);
         assert!(before == 0 || before == self.number, "{} while the slots are used by {before}", self.number);
     }
 
-    /// What the stream does when it reaches them.
+    /// Runs the stream's part of the copies.
     fn pass(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
         if self.is_written {
@@ -126,7 +126,7 @@ impl PoolJob for Copies {
         assert!(self.has_begun() && self.is_ready(step));
         self.touch();
         thread::yield_now();
-        // Before the stream can be past them.
+        // Before the stream can have passed the copies.
         self.runs.fetch_add(1, Ordering::SeqCst);
         assert!(!self.by_threads[step as usize].swap(true, Ordering::SeqCst), "a step ran twice");
     }
@@ -136,7 +136,7 @@ fn below(n: u32) -> u32 {
     shuttle::rand::Rng::gen_range(&mut shuttle::rand::thread_rng(), 0..n)
 }
 
-/// The first stream waits for what comes behind the second one's copies, though its own were given first; all share their slots.
+/// The first stream waits for work behind the copies of the second stream, although its own copies were submitted first. All share their slots.
 fn streams_that_wait_for_each_other() {
     let (pool, owner) = (Arc::new(CopyPool::default()), Arc::default());
     let lanes = 1 + below(2);
