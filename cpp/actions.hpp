@@ -109,8 +109,9 @@ template <uint32_t Most, class Group> class ActionRun {
     uint32_t tiles = 0; // modulo blocks
     uint32_t gates = 0;
     bool has_copied = false;
-    // A wait has ended as lost, in this launch or in an earlier one: from then on nothing is written, raised or
-    // awaited, because what the other ranks have not granted must not be written. All lanes of a block know alike.
+    // True after a wait has ended as lost, in this launch or in an earlier one. From then on nothing is written, set or
+    // awaited, because memory to which other ranks have not granted access must not be written. Equal in all lanes of a
+    // block.
     bool is_abandoned;
 
     MPGPU_HD static bool is_take(const Segment &action) { return action.bytes == 0 && action.dst != 0; }
@@ -169,7 +170,7 @@ template <uint32_t Most, class Group> class ActionRun {
         group.barrier();
     }
 
-    // False if the wait has ended as lost.
+    // Returns false if the wait has ended as lost.
     MPGPU_HD bool await(const Segment &flag) const {
         for (uint32_t looks = 1; !is_up(flag); ++looks) {
             if (looks % kLooksPerStop == 0) {
@@ -248,7 +249,7 @@ template <uint32_t Most, class Group> class ActionRun {
         }
     }
 
-    // `is_lost` counts of lane 0.
+    // Resets the words of the launch. `is_lost` is only valid in lane 0.
     MPGPU_HD void clear(bool is_lost) const {
         if (is_lost && group.lane() == 0) {
             group.write(list.words + 8 * kAbandonedWord, 1);

@@ -478,7 +478,7 @@ impl ServiceState {
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
-            // Streams wait for flags, whose signallers are named; kernels are stopped by a counter that anybody may raise.
+            // Streams wait for flags with recorded signallers. Kernels are stopped by a counter that any process may raise.
             let number = party.filter(|_| !departure.streams_go_on).map(|party| party.number);
             self.fail_waits(export, number, LostPeer::of(process, left.flatten()));
         }

@@ -650,7 +650,7 @@ fn a_kernel_whose_wait_is_lost_and_later_launches_write_and_raise_nothing() {
                 scope.spawn(|| launch(actions, blocks, &words, address_of(&stop), 0));
                 stop[0].store(1, Ordering::Release);
             });
-            // The peer, or whoever has its flag now, raises what was lost: the step after it is abandoned all the same.
+            // The peer, or another process that now uses its flag, raises the lost flag. The next step is abandoned nevertheless.
             flags[0].store(2, Ordering::Release);
             launch(&[copy, raised, lost, copy, raised], blocks, &words, address_of(&stop), 0);
             to.each(|_, byte| assert_eq!(*byte, 1, "{blocks} blocks: memory that was not granted was written to"));

@@ -307,7 +307,7 @@ impl Sharing {
         let abandoned: Vec<StepFate> =
             stops.extract_if(|&counter, _| is_lost(Signal { counter, value: 1 })).map(|(_, fate)| fate).collect();
         drop(waits);
-        // Without the lock: other ranks are told, and those of this process fail their waits at once.
+        // Called without the lock: it notifies other ranks, and ranks of this process fail their waits immediately.
         abandoned.iter().for_each(|fate| fate.abandon(Abandoned::OfKernels));
     }
 

@@ -140,7 +140,7 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| device == DeviceId(primary.gpu() as i32)) else {
                 return Ok(false);
             };
-            // First, so that a loss in between abandons the steps, too.
+            // Marked first, so that a loss in the meantime also abandons the steps.
             lock(&self.sharing.waits).stops.entry(grid.stop).or_insert_with(|| fate.clone());
             self.enter_flags(stream, [grid.stop].into_iter())?;
             // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is pinned memory at one address

@@ -21,14 +21,14 @@ const SCHEDULES: usize = 2000;
 const LOST: u32 = 1;
 const LIVES: u32 = 2;
 
-/// Flags of two parties: the first is raised by the lost one, the others by the one that lives.
+/// Flags of two parties: the lost party sets the first, and the live party sets the others.
 struct Flags {
     memory: Arc<HostMemory>,
     failed_waits: Arc<FailedWaits>,
     allocation: Allocation,
-    /// True once the party that lives has granted what its flags stand for.
+    /// True once the live party has granted access to the memory that its flags protect.
     is_granted: Arc<AtomicBool>,
-    /// Waits that have gone on as if all of their flags had been raised.
+    /// Number of waits that have continued as if all of their flags had been set.
     passed: Arc<AtomicU32>,
 }
 
@@ -54,7 +54,7 @@ impl Flags {
         self.memory.fail_waits(&self.allocation, Some(LOST), LostPeer::of(41, None), note);
     }
 
-    /// Appends to a stream what a step does: it takes flags, and touches what these grant unless it is abandoned.
+    /// Appends the work of a step to a stream: it waits for flags and accesses the memory that they protect, unless it is abandoned.
     fn step(&self, stream: u64, flags: &[u64], queues: &Queues) -> (Chain<HostWork>, StepFate) {
         let (chain, fate) = (Chain::new(), StepFate::default());
         let signals: Signals = flags.iter().map(|flag| self.flag(*flag, 1)).collect();
@@ -73,7 +73,7 @@ impl Flags {
         (chain, fate)
     }
 
-    /// Waits for a step as `mp_stream_synchronize` does.
+    /// Waits for a step like `mp_stream_synchronize`.
     fn end(&self, stream: u64, chain: &Chain<HostWork>) -> Result<(), BackendError> {
         let began = self.failed_waits.begin();
         if let Some(tail) = chain.tail() {
@@ -102,7 +102,7 @@ impl Queues {
     }
 }
 
-/// Moment at which the lost party raises its flag: before its loss, after it, or never.
+/// Moment at which the lost party sets its flag: before its loss, after it, or never.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Raise {
     Before,
