@@ -552,7 +552,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         let (windows, transfers, options) = right(rank, context);
         (windows, transfers, if rank == 1 { PlanOptions { max_paths: Some(1), ..options } } else { options })
     });
-    said(&errors, 1, "max_paths=1, and rank 0 has max_paths=all: pass all ranks the same options");
+    said(&errors, 1, "max_paths=1, and rank 0 has max_paths=all: pass the same options and set the same MPGPU_* variables on all ranks");
     let errors = refused(|rank, context| {
         let (mut windows, transfers, options) = right(rank, context);
         if rank == 0 {

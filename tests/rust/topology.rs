@@ -311,7 +311,7 @@ bandwidth = 1e9
 #[test]
 fn an_unknown_name_is_answered_with_the_presets() {
     let message = topology::load("no-such-machine").expect_err("unknown").to_string();
-    assert!(message.contains("\"no-such-machine\"") && message.contains("TOML file"), "{message}");
+    assert!(message.contains("\"no-such-machine\"") && message.contains("no file with this path"), "{message}");
     for name in topology::preset_names() {
         assert!(message.contains(name), "{message}");
     }
