@@ -31,10 +31,10 @@ constexpr std::array<const char *, outcomes> texts = {
     "captured",
     "no memory of a GPU at either end",
     "managed memory",
-    "memory of a pool or a mapping that does not let the GPUs in",
+    "memory of a pool or mapping that the GPUs may not access",
     "unknown memory of another process",
     "memory of a GPU that the program does not use (MPGPU_PRELOAD_GPUS)",
-    "a context that is not primary, or not the memory's",
+    "a context that is not primary, or differs from that of the memory",
     "mpgpu has no context",
     "refused by mpgpu",
 };

@@ -65,21 +65,22 @@ bool read() {
         const std::string_view value = on;
         values.on = value == "1" || value == "on";
         if (!values.on && value != "0" && value != "off") {
-            std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD=%s: must be one of 0, 1, on, off; copies are left alone\n", on);
+            std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD=%s: must be one of 0, 1, on, off; copies are not accelerated\n",
+                         on);
         }
     }
     const char *bytes = std::getenv("MPGPU_PRELOAD_MIN_BYTES");
     if (bytes != nullptr && !read_size(bytes, values.min_bytes)) {
-        std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_MIN_BYTES=%s: must be a size, as in 4M; copies are left alone\n",
-                     bytes);
+        std::fprintf(
+            stderr, "mpgpu: MPGPU_PRELOAD_MIN_BYTES=%s: must be a size, as in 4M; copies are not accelerated\n", bytes);
         values.on = false;
     }
     const char *gpus = std::getenv("MPGPU_PRELOAD_GPUS");
     if (gpus != nullptr && !read_gpus(gpus, values.gpus)) {
-        std::fprintf(
-            stderr,
-            "mpgpu: MPGPU_PRELOAD_GPUS=%s: must be used, all, or numbers of GPUs, as in 0,3; copies are left alone\n",
-            gpus);
+        std::fprintf(stderr,
+                     "mpgpu: MPGPU_PRELOAD_GPUS=%s: must be used, all, or numbers of GPUs, as in 0,3; copies are not "
+                     "accelerated\n",
+                     gpus);
         values.on = false;
     }
     values.names_relays = std::getenv("MPGPU_RELAY_GPUS") != nullptr;

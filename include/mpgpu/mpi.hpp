@@ -180,7 +180,7 @@ template <class T> class shared_memory {
     }
     [[nodiscard]] const mapped &find(int rank, std::size_t range) const noexcept {
         static const mapped no_rank{
-            {}, mpgpu::status::invalid_argument, "it is no rank of the communicator that numbers these ranks"};
+            {}, mpgpu::status::invalid_argument, "it is not a rank of the communicator that numbers these ranks"};
         if (contains(rank, range)) {
             return peers_[static_cast<std::size_t>(rank)].ranges[range];
         }

@@ -97,7 +97,7 @@ template <class Memory, std::enable_if_t<!detail::is_end<const Memory>, int> = 0
 /// rank, the same tag and the same number of bytes.
 template <class T>
 [[nodiscard]] half_transfer receive_from(int rank, std::uint64_t tag, device_span<T> elements) noexcept {
-    static_assert(!std::is_const_v<T>, "mpgpu: what is received is written");
+    static_assert(!std::is_const_v<T>, "mpgpu: the destination of a receive must not be const");
     return {{elements.data(), elements.size_bytes()}, rank, tag, false};
 }
 /// Returns a descriptor that receives all bytes of a buffer.

@@ -234,7 +234,7 @@ def check_storage(memory: Memory) -> None:
     if not first <= address <= first + size - memory.nbytes:
         raise ArgumentError(
             f"{memory.name}: the storage of the tensor has {size} bytes at {first:#x}, and the tensor was at {address:#x}: storage.resize_ "
-            "has given its memory back, as FSDP does; name the tensor again",
+            "has released its memory, as FSDP does; name the tensor again",
             status="MP_ERROR_INVALID_POINTER",
         )
 
@@ -271,7 +271,7 @@ class Storages:
         (was_at, had), (is_at, has) = self.answers[2 * at : 2 * at + 2], now[2 * at : 2 * at + 2]
         raise ArgumentError(
             f"{self._names[at]}: the storage of the tensor had {had} bytes at {was_at:#x} when the plan was made, and has {has} at "
-            f"{is_at:#x} now: storage.resize_ has given the memory back, as FSDP does; make the plan again while the tensor has memory",
+            f"{is_at:#x} now: storage.resize_ has released the memory, as FSDP does; plan again while the tensor has memory",
             status="MP_ERROR_INVALID_POINTER",
         )
 

@@ -49,7 +49,7 @@ impl Drop for Inner {
         if self.keep.iter().any(|keep| keep.is_foreign)
             && let Err(error) = self.context.runtime.backend().synchronize()
         {
-            log::debug!("waiting for the executions of a plan that goes: {error}");
+            log::debug!("waiting for the executions of a dropped plan: {error}");
         }
     }
 }
@@ -173,7 +173,7 @@ impl Plan {
 
 /// Request of one execution. It keeps its plan alive. If it is dropped without a wait, the execution continues.
 #[derive(Debug)]
-#[must_use = "an execution that nobody waits for is enqueued at less cost"]
+#[must_use = "to execute without waiting, call Plan::enqueue, which costs less"]
 pub struct Request {
     completion: Completion,
     plan: Plan,

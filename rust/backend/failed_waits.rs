@@ -34,7 +34,7 @@ impl fmt::Display for FailedWait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let FailedWait { wanted: Signal { counter, value }, now, peer } = self;
         if peer.left.is_none() {
-            write!(f, "the signal at {counter:#x} stands at {now} and was waited for to reach {value}: ")?;
+            write!(f, "the signal at {counter:#x} has the value {now}, but the wait is for {value}: ")?;
         }
         peer.fmt(f)
     }
@@ -299,7 +299,7 @@ mod tests {
             failed.note(line(10), wait_for(41));
         }
         let text = said(report(&failed, 1));
-        assert_eq!(text.matches("stands at 3 and was waited for to reach 7: process 41").count(), 1, "{text}");
+        assert_eq!(text.matches("has the value 3, but the wait is for 7: process 41").count(), 1, "{text}");
         report(&failed, 1).expect("stream 1 was told");
         for stream in [2, 3] {
             report(&failed, stream).expect("it waits elsewhere, or not at all");

@@ -68,7 +68,7 @@ pub enum Error {
     )]
     WrongDevice { transfer: usize, end: End, address: u64, bytes: u64, device: i32, actual: i32, base: u64, size: u64 },
     /// The range extends beyond the end of its allocation.
-    #[error("transfer {transfer}: {end} {address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)")]
+    #[error("transfer {transfer}: {end} {address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfAllocation { transfer: usize, end: End, address: u64, bytes: u64, base: u64, size: u64 },
     /// Two transfers of the batch touch the same bytes and at least one writes them.
     #[error(
@@ -112,7 +112,7 @@ pub enum Error {
     )]
     NotShareable { address: u64, bytes: u64 },
     /// The range extends beyond the end of its allocation.
-    #[error("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)")]
+    #[error("{address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfMemoryRange { address: u64, bytes: u64, base: u64, size: u64 },
     /// The address was not returned by an import, or was closed as often as it was returned.
     #[error("{0:#x} was not imported by this context, or was closed already")]
@@ -121,7 +121,7 @@ pub enum Error {
     #[error("signal {index}: {counter:#x} {reason}")]
     BadSignal { index: usize, counter: u64, reason: &'static str },
     /// A counter did not reach its value in time.
-    #[error("the signal at {counter:#x} stands at {now} and has not reached {value} in {seconds} s")]
+    #[error("the signal at {counter:#x} has the value {now} and has not reached {value} in {seconds} s")]
     SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
     /// Partitions of a plan were not marked ready in time, or did not arrive in time.
     #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and the contents of its destinations are undefined" } else { "" })]
@@ -134,8 +134,8 @@ pub enum Error {
     ContextDestroyed,
     /// The context belongs to the process from which this one was forked.
     #[error(
-        "this is a child of fork, and the context is its parent's: a child has neither its threads nor its GPUs; create a context in the \
-         child, fork before the first context is created, or start the child as a program of its own (exec)"
+        "this is a child of fork, and the context belongs to its parent: a child has neither the threads nor the GPUs of its parent; \
+         create a context in the child, fork before the first context is created, or start the child as a program of its own (exec)"
     )]
     Forked,
     /// Another rank failed in a collective.

@@ -107,7 +107,7 @@ impl Context {
             let unknown = "is not memory that this context knows: allocate it as memory shared between processes";
             let allocation = self.shared.locate(counter)?.ok_or_else(|| bad(unknown))?;
             if allocation.bytes - (counter - allocation.base) < 8 {
-                return Err(bad("runs out of its allocation: a counter has 8 bytes"));
+                return Err(bad("extends past the end of its allocation: a counter has 8 bytes"));
             }
             if let Some(import) = self.shared.sharing.import_at(counter).filter(|import| import.is_foreign()) {
                 if purpose == SignalUse::Wait {

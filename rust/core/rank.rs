@@ -25,7 +25,7 @@ pub fn refuse(name: &str, number: u32, ranks: u32) -> Option<String> {
     let most = ranks.saturating_sub(1);
     refuse_elsewhere(number).or_else(|| {
         Some(match number.cast_signed() {
-            ANY => format!("{name}=any: receives and probes alone take it; must be 0 to {most}"),
+            ANY => format!("{name}=any: only receives and probes accept it; must be 0 to {most}"),
             negative if negative < 0 => {
                 format!("{name}={negative}: must be 0 to {most}, a rank of the node; make no call for a neighbour that does not exist")
             }
@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(text(4), "rank=4: must be 0 to 3, a rank of the node");
         assert_eq!(text(elsewhere(5)), "rank 5 is on another node: use MPI, or mpgpu's halo::plan");
         assert_eq!(text(elsewhere((1 << 30) - 2)), "rank 1073741822 is on another node: use MPI, or mpgpu's halo::plan");
-        assert_eq!(text(ANY), "rank=any: receives and probes alone take it; must be 0 to 3");
+        assert_eq!(text(ANY), "rank=any: only receives and probes accept it; must be 0 to 3");
         // MPI_PROC_NULL of Open MPI.
         assert_eq!(text(-2), "rank=-2: must be 0 to 3, a rank of the node; make no call for a neighbour that does not exist");
         assert_eq!(refuse_elsewhere(ANY.cast_unsigned()), None);

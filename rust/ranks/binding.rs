@@ -364,7 +364,7 @@ impl NodeGroup {
         let closed = held.imports.drain(..).map(|address| self.context.state().close_memory(address));
         let freed = held.allocations.drain(..).map(|address| self.context.state().free_unmapped(address));
         for error in closed.chain(freed).filter_map(Result::err) {
-            log::debug!("giving back memory of a node plan: {error}");
+            log::debug!("freeing memory of a node plan: {error}");
         }
     }
 }

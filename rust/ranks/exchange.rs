@@ -410,7 +410,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     let elsewhere = if other.node == mine.node { "" } else { " of another node" };
     let reason = format!(
         "it is in {}{elsewhere}, its call {}, and this rank in {}, its call {}: make the same calls on all ranks, in the same order; after an \
-         error of the allgather make the node again",
+         error of the allgather create the node again",
         other.call.name(),
         other.number,
         mine.call.name(),

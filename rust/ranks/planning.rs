@@ -156,7 +156,9 @@ impl NodeGroup {
                 None => (DeviceId::HOST, bytes > 0),
                 Some(allocation) if bytes > allocation.bytes - (address - allocation.base) => {
                     let (base, size) = (allocation.base, allocation.bytes);
-                    return refuse(format!("{address:#x} ({bytes} bytes) runs out of its allocation ({base:#x}, {size} bytes)"));
+                    return refuse(format!(
+                        "{address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)"
+                    ));
                 }
                 Some(allocation) => match self.number_of(allocation.device) {
                     Some(device) => (device, allocation.kind == MemoryKind::Pageable),

@@ -90,7 +90,7 @@ impl Rendezvous {
 impl Allgather for Rendezvous {
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String> {
         if let Some(reason) = &self.ended {
-            return Err(format!("the ranks have closed their connections ({reason}): make the node again on all"));
+            return Err(format!("the ranks have closed their connections ({reason}): create the node again on all"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
             // Notify the other ranks, so that they do not wait for this one.
@@ -157,7 +157,7 @@ fn check_kind(path: &Path) -> Result<(), Error> {
     let Ok(file) = symlink_metadata(path) else { return Ok(()) };
     let user = rustix::process::geteuid().as_raw();
     if !file.file_type().is_socket() {
-        return Err(refused(path, "a file that is no socket lies there, and is left alone: name a path at which nothing lies"));
+        return Err(refused(path, "the path is in use by a file that is not a socket: name an unused path"));
     }
     if file.uid() != user {
         return Err(refused(
@@ -192,7 +192,7 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
     let listens = Credentials::of_peer(&socket).map_err(|error| failed(path, &error.to_string()))?;
     if listens.user != rustix::process::geteuid().as_raw() {
         let user = listens.user;
-        let reason = format!("{listens} (user {user}) listens there, and gets no data: name a path in a folder of your own");
+        let reason = format!("{listens} (user {user}) listens there and receives no data: name a path in a folder of your own");
         return Err(refused(path, &reason));
     }
     Ok(socket)

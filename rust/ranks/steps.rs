@@ -335,7 +335,7 @@ impl NodePlan {
         }
         let blocks = lock(&self.parts).all.first().and_then(BoundPart::kernel_blocks);
         if let Some(blocks) = blocks {
-            let _ = writeln!(text, "  one kernel does this rank's part; blocks: {blocks}");
+            let _ = writeln!(text, "  one kernel executes this rank's part; blocks: {blocks}");
         }
         let holds: Vec<String> = self.holds().iter().map(|(device, bytes)| format!("{} on {device}", size(*bytes))).collect();
         if !holds.is_empty() {

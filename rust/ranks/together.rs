@@ -75,7 +75,7 @@ impl Together {
                 if !end.offset.checked_add(transfer.bytes).as_ref().is_some_and(is_within) {
                     let (window, size) = (end.window, window.bytes);
                     let reason = format!(
-                        "its {which} runs out of window {window} of rank {}: offset {}, {} bytes of {size}",
+                        "its {which} extends past the end of window {window} of rank {}: offset {}, {} bytes of {size}",
                         end.rank, end.offset, transfer.bytes
                     );
                     return Err(failed(index, which, reason));

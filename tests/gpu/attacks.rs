@@ -72,7 +72,7 @@ fn store(counter: u64, value: u64) {
 #[track_caller]
 fn told(result: Result<(), Error>) {
     let text = result.expect_err("it has waited in vain").to_string();
-    assert!(text.contains("waited for to reach"), "{text}");
+    assert!(text.contains("but the wait is for"), "{text}");
 }
 
 fn a_peer_is_killed_while_a_queue_is_full() {
@@ -84,7 +84,7 @@ fn a_peer_is_killed_while_a_queue_is_full() {
         let filling = scope.spawn(|| {
             for value in 1..=4096 {
                 if let Err(error) = context.stream_wait_signals(stream, &[Signal { counter, value }]) {
-                    assert!(error.to_string().contains("waited for to reach"), "{error}");
+                    assert!(error.to_string().contains("but the wait is for"), "{error}");
                     break;
                 }
                 enqueued.fetch_add(1, Ordering::SeqCst);

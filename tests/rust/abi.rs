@@ -681,7 +681,10 @@ fn ranges_outside_their_allocation_are_refused() {
     let mut own = vec![0_u8; 64];
     let outside = own.as_mut_ptr();
     let cases = [
-        (transfer(b, 1, a, 0, 4097), format!("transfer 0: destination {b:p} (4097 bytes) runs out of its allocation ({b:p}, 4096 bytes)")),
+        (
+            transfer(b, 1, a, 0, 4097),
+            format!("transfer 0: destination {b:p} (4097 bytes) extends past the end of its allocation ({b:p}, 4096 bytes)"),
+        ),
         (transfer(b.wrapping_add(4090), 1, a, 0, 8), "transfer 0: destination".to_owned()),
         (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) runs out", a.wrapping_add(1))),
         (transfer(b, 1, outside, 0, 8), format!("transfer 0: source {outside:p} (8 bytes) is not memory of device 0")),
@@ -740,7 +743,7 @@ fn messages_name_devices_in_words_of_no_language() {
     ok(unsafe { mp_messenger_create(ranks, null(), &mut messenger) });
     // SAFETY: nothing is sent.
     let sent = unsafe { mp_send(messenger, null(), 0, MP_ANY_RANK as u32, 0, null(), 0, null_mut(), null_mut()) };
-    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=any: receives and probes alone take it; must be 0 to 0");
+    assert_eq!(refused(sent, MP_ERROR_INVALID_ARGUMENT), "rank=any: only receives and probes accept it; must be 0 to 0");
     ranks_that_are_none_are_refused(ranks, messenger);
     ok(mp_messenger_destroy(messenger));
     ok(mp_node_destroy(ranks));
@@ -862,7 +865,7 @@ fn the_device_of_an_address_is_found_on_request() {
     // One end is inferred and the other has a wrong device; then an address outside its allocation; then NULL.
     for (t, status, expected) in [
         (transfer(b, MP_DEVICE_AUTO, a, 0, BYTES), MP_ERROR_INVALID_POINTER, "lies in memory of device 1"),
-        (transfer(b, MP_DEVICE_AUTO, a, 1, BYTES + 1), MP_ERROR_INVALID_POINTER, "runs out of its allocation"),
+        (transfer(b, MP_DEVICE_AUTO, a, 1, BYTES + 1), MP_ERROR_INVALID_POINTER, "extends past the end of its allocation"),
         (transfer(b, 4, null(), MP_DEVICE_AUTO, BYTES), MP_ERROR_INVALID_POINTER, "is null"),
     ] {
         let message = refused(node.try_plan(&[t], poison()).0, status);

@@ -177,7 +177,7 @@ fn a_rank_that_has_ended_is_noticed_though_its_child_lives() {
     assert!(error.contains("rank 1 has gone"), "{error}");
     assert!(waited < AT_ONCE, "its child kept its connection open");
     let error = node.plan(&[], &[], &PlanOptions::default()).expect_err("for good").to_string();
-    assert!(error.contains("rank 1 has gone") && error.contains("make the node again"), "{error}");
+    assert!(error.contains("rank 1 has gone") && error.contains("create the node again"), "{error}");
 }
 
 /// Runs `work` on a socket in a child of another user, and returns the output of the child, or `None` if this process may not change the

@@ -465,7 +465,11 @@ fn halves_that_do_not_meet_are_refused_on_all_ranks() {
         (|t| _ = t.remove(1), 0, "transfer 0: it is sent to rank 1 with tag 7, and that rank passes no receive for it"),
         (|t| _ = t.remove(0), 2, "transfer 1: it is received from rank 1 with tag 7, and that rank passes no send for it"),
         (|t| t[1].bytes = 1025, 1, "transfer 1: it receives 1025 bytes from rank 0 with tag 7, and transfer 0 there sends 1024"),
-        (|t| t[1].dst.offset = 4000, 1, "transfer 1: its destination runs out of window 0 of rank 1: offset 4000, 1024 bytes of 4096"),
+        (
+            |t| t[1].dst.offset = 4000,
+            1,
+            "transfer 1: its destination extends past the end of window 0 of rank 1: offset 4000, 1024 bytes of 4096",
+        ),
         (|t| t[0].src = end(1, NodeEnd::BY_TAG, 7), 1, "transfer 0 has a tag in place of both windows: name the window of this rank"),
         (|t| t[0].dst.rank = 3, 1, "transfer 0 names no rank of this node: rank=3: must be 0 to 2, a rank of the node"),
     ];
@@ -532,7 +536,7 @@ fn what_one_rank_does_wrong_is_refused_on_all_with_its_reason() {
         }
         (windows, transfers, options)
     });
-    said(&errors, 1, "transfer 0: its destination runs out of window 0 of rank 2: offset 0, 4097 bytes of 4096");
+    said(&errors, 1, "transfer 0: its destination extends past the end of window 0 of rank 2: offset 0, 4097 bytes of 4096");
     let errors = refused(|rank, context| {
         let (windows, mut transfers, options) = right(rank, context);
         if rank == 2 {

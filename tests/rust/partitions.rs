@@ -399,8 +399,8 @@ fn a_fault_of_one_rank_fails_on_all_also_where_the_library_chooses_the_agent() {
         context.free(address).expect("freed");
         [past_the_end, differing]
     });
-    assert!(errors[1][0].contains("runs out of its allocation"), "{errors:?}");
-    assert!(errors[0][0].contains("rank 1") && errors[0][0].contains("runs out of its allocation"), "{errors:?}");
+    assert!(errors[1][0].contains("extends past the end of its allocation"), "{errors:?}");
+    assert!(errors[0][0].contains("rank 1") && errors[0][0].contains("extends past the end of its allocation"), "{errors:?}");
     assert!(errors.iter().all(|errors| errors[1].contains("pass the same options")), "{errors:?}");
 }
 

@@ -225,7 +225,7 @@ fn what_cannot_be_exported_is_refused() {
         message
     };
     let message = refuse(memory.wrapping_add(1), 1000, MP_ERROR_INVALID_POINTER);
-    assert!(message.contains("(1000 bytes) runs out of its allocation"), "{message}");
+    assert!(message.contains("(1000 bytes) extends past the end of its allocation"), "{message}");
     refuse(memory, u64::MAX, MP_ERROR_INVALID_POINTER);
     let message = refuse(own.as_ptr(), 64, MP_ERROR_INVALID_POINTER);
     assert!(message.contains("allocate it in this context"), "{message}");

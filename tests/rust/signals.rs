@@ -48,7 +48,7 @@ fn a_thread_waits_for_a_signal_no_longer_than_it_says() {
     peer.tell(&format!("import {}", hex(&export(&node, flag.cast(), 8))));
     for seconds in [0.0, 0.02] {
         let message = refused(wait_for(&node, flag, 3, seconds), MP_ERROR_TIMEOUT);
-        assert!(message.contains(&format!("stands at 0 and has not reached 3 in {seconds} s")), "{message}");
+        assert!(message.contains(&format!("has the value 0 and has not reached 3 in {seconds} s")), "{message}");
     }
     let at = flag.expose_provenance();
     std::thread::scope(|scope| {
@@ -175,7 +175,7 @@ fn kernels_that_wait_for_a_process_that_ends_are_told_and_whoever_synchronises_t
     }
     assert_eq!((read(&node, at(1)), read(&node, at(2)), read(&node, others)), (6, 0, 0));
     let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
-    assert!(message.contains("stands at 3 and was waited for to reach 1099511627776"), "{message}");
+    assert!(message.contains("has the value 3, but the wait is for 1099511627776"), "{message}");
     ok(mp_stream_synchronize(node.context, stream));
     // From now on this is refused, whatever the counter's value.
     refused(kernels_wait(&node, &[signal(at(1), 5)]), MP_ERROR_PEER_GONE);
@@ -276,7 +276,7 @@ fn a_peer_that_dies_lets_nobody_wait_for_ever() {
         host.join().expect("no assertion failed")
     });
     assert_eq!(reached.0, MP_ERROR_PEER_GONE, "{}", reached.1);
-    assert!(reached.1.contains("stands at 4 and was waited for to reach 5: process") && reached.1.contains("has ended"), "{}", reached.1);
+    assert!(reached.1.contains("has the value 4, but the wait is for 5: process") && reached.1.contains("has ended"), "{}", reached.1);
     let message = refused(mp_stream_synchronize(node.context, stream), MP_ERROR_PEER_GONE);
     assert!(message.contains(&format!("process {}", dying.process.id())), "{message}");
     // The error is reported once. The stream continues, and later waits in this memory are refused.
@@ -500,7 +500,7 @@ fn counters_that_are_none_are_refused() {
     for (counter, expected) in [
         (null_mut(), "signal 1: 0x0 is not a counter: it is NULL"),
         (memory.wrapping_add(4), "is not aligned to 8 bytes"),
-        (memory.wrapping_add(16), "runs out of its allocation"),
+        (memory.wrapping_add(16), "extends past the end of its allocation"),
         (own.as_ptr().cast_mut().cast(), "allocate it as memory shared between processes"),
     ] {
         let signals = [good, signal(counter.cast(), 1)];

@@ -307,7 +307,7 @@ class persistent_messages final : public mpi_requests {
     void packed(stream_view order) override {
         if (released_) {
             fail(refusal(status::rank_failed, "stream",
-                         "an earlier exchange with ranks on other nodes has failed; make the plan anew"));
+                         "an earlier exchange with ranks on other nodes has failed; create a new plan"));
         }
         if (!alone_) { // concurrent with the exchange with ranks of this node
             forked_.record(order);

@@ -516,7 +516,7 @@ class plan {
                 detail::fail(detail::refusal(status::not_supported, "how",
                                              "rank " + std::to_string(l.rank) +
                                                  " has cells to pack, and on the CUDA backend that needs a "
-                                                 "kernel: give options::copy one, or set options::direct_pieces "
+                                                 "kernel: set options::copy, or set options::direct_pieces "
                                                  "to the largest value to copy each row by itself"));
             }
             if (!pack.empty()) {

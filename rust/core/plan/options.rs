@@ -168,7 +168,9 @@ pub enum PlanError {
     Staging { transfer: usize, staging_bytes: u64, ring_bytes: u64 },
     #[error("{0} transfers: a batch has at most {max}", max = u32::MAX)]
     TooManyTransfers(usize),
-    #[error("planning takes {bytes} bytes of host memory, which the system does not give: plan fewer transfers at once, or larger chunks")]
+    #[error(
+        "planning needs {bytes} bytes of host memory, which the system does not provide: plan fewer transfers at once, or larger chunks"
+    )]
     OutOfMemory { bytes: u64 },
 }
 

@@ -272,17 +272,17 @@ impl Parts {
 pub enum PartViolation {
     #[error("{parts} parts for {ranks} ranks")]
     PartCount { parts: usize, ranks: u32 },
-    #[error("rank {rank}, step {step}: its lane, its operation or a step that it comes after does not exist or does not stand before it")]
+    #[error("rank {rank}, step {step}: its lane, its operation or a step that it follows does not exist or is not earlier")]
     BadStep { rank: u32, step: u32 },
     #[error("rank {rank}, step {step}: operation {op} is the work of rank {worker}")]
     WrongRank { rank: u32, step: u32, op: u32, worker: u32 },
-    #[error("the copies of operation {op} are not all done, or not once")]
+    #[error("the copies of operation {op} must all be done, once each")]
     Copies { op: u32 },
-    #[error("flag {flag} is not raised once by rank {raiser} and taken once by rank {taker}")]
+    #[error("flag {flag} must be set once by rank {raiser} and waited for once by rank {taker}")]
     FlagUse { flag: u32, raiser: u32, taker: u32 },
-    #[error("rank {rank} waits in a circle")]
+    #[error("the waits of rank {rank} form a cycle")]
     Deadlock { rank: u32 },
-    #[error("flag {flag} may be raised again before rank {taker} has taken it")]
+    #[error("flag {flag} may be set again before rank {taker} has waited for it")]
     RaisedTwice { flag: u32, taker: u32 },
     #[error("operation {op} may run before operation {after}, on which it depends")]
     Unordered { op: u32, after: u32 },

@@ -28,7 +28,7 @@ pub enum Violation {
     TwoDevices { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} is a {mechanism:?} on lane {lane}: threads work on lanes of host memory")]
     NoThread { op: u32, lane: u32, mechanism: Mechanism },
-    #[error("operation {op} waits for operation {after}, which does not stand before it")]
+    #[error("operation {op} waits for operation {after}, which is not earlier")]
     NotBackwards { op: u32, after: u32 },
     #[error("operation {op} is a {mechanism:?} of {copies} copies")]
     CopyCount { op: u32, mechanism: Mechanism, copies: usize },
@@ -38,7 +38,7 @@ pub enum Violation {
     OutOfBounds { op: u32, place: Place, bytes: u64, size: u64 },
     #[error("operation {op} writes into the source of transfer {transfer}")]
     WritesSource { op: u32, transfer: u32 },
-    #[error("operation {op} reads byte {offset} of the destination of transfer {transfer}, which is not sure to be there")]
+    #[error("operation {op} reads byte {offset} of the destination of transfer {transfer}, which may not have arrived")]
     NotThere { op: u32, transfer: u32, offset: u64 },
     #[error("operations {first} and {second} use slot {slot} of ring {ring} in no defined order")]
     Race { first: u32, second: u32, ring: u32, slot: u32 },

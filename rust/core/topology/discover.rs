@@ -281,7 +281,7 @@ fn wire_nvlinks(
         }
     }
     if blind {
-        assumed.push("no NVLink, for want of NVML");
+        assumed.push("no NVLink, because NVML is not available");
     } else {
         known.push("NVLinks");
     }

@@ -28,8 +28,8 @@ pub enum TopologyError {
     Unwritable { path: PathBuf, reason: String },
     /// File that was probed on another machine, or on this machine before a change.
     #[error(
-        "topology file {} is not of this machine as it is now: {reason}; probe again with `mpgpu probe`, or take the table [probe] out of the \
-         file to use its figures all the same", path.display()
+        "topology file {} does not describe this machine in its present state: {reason}; probe again with `mpgpu probe`, or remove the \
+         table [probe] from the file to use its figures anyway", path.display()
     )]
     Stale { path: PathBuf, reason: String },
 }

@@ -235,7 +235,7 @@ impl Messenger {
             let (held, remedy) = if is_send {
                 (
                     "sends of this rank that have not been received",
-                    "receive what was sent to this rank, and send again when some were received",
+                    "receive the messages sent to this rank, and send again when some were received",
                 )
             } else {
                 ("receives of this rank that have not ended", "wait for some, or cancel them")
@@ -264,7 +264,7 @@ impl Messenger {
         for Bounce { address, .. } in pieces {
             lock(&self.held).allocations.retain(|held| *held != address);
             if let Err(error) = self.node.context.state().free_unused(address) {
-                log::debug!("giving back memory of a messenger: {error}");
+                log::debug!("freeing memory of a messenger: {error}");
             }
         }
     }

@@ -549,7 +549,7 @@ fn give_back(context: &Context, held: MessengerMemory) {
     let closed = held.imports.into_iter().map(|address| context.state().close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.state().free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {
-        log::debug!("giving back memory of a messenger: {error}");
+        log::debug!("freeing memory of a messenger: {error}");
     }
 }
 

@@ -98,8 +98,8 @@ impl Messenger {
             self.give_back_unused(kept);
             let full = || {
                 Error::QueueFull(format!(
-                    "{} messages of this rank wait for receives of rank {rank}, which has room for no more of it: receive what was sent to this \
-                     rank, and send again when rank {rank} has received some; or make the messenger with room for more messages",
+                    "{} messages of this rank wait for receives of rank {rank}, which has no room for more: receive the messages sent to this \
+                     rank, and send again when rank {rank} has received some; or create the messenger with room for more messages",
                     self.capacity.messages
                 ))
             };
@@ -208,7 +208,7 @@ impl Messenger {
             return refuse("it was made by another messenger: fetch by one that was made together with it".into());
         }
         if size > bytes {
-            let why = format!("the descriptor is of {size} bytes, and the buffer has {bytes}; it can be fetched into a larger one");
+            let why = format!("the descriptor is for {size} bytes, and the buffer has {bytes}; it can be fetched into a larger one");
             return Err(BackendError::Truncated(why).into());
         }
         if self.is_known_gone(theirs.rank) {
@@ -219,7 +219,7 @@ impl Messenger {
         let (slot, own, described) = (kept.slot, self.mailboxes.own(kept.slot), self.mailboxes.slot(theirs));
         if !described.take_described(uses, self.mailboxes.own_id(slot)) {
             self.give_back_unused(kept);
-            return refuse("what it describes was fetched already, or cancelled".into());
+            return refuse("the memory that it describes was already fetched, or cancelled".into());
         }
         described.match_taken(self.mailboxes.rank());
         own.meet(described);

@@ -85,7 +85,7 @@ impl Messenger {
             let most = (0..).zip(by_rank).max_by_key(|(_, count)| *count).filter(|(_, count)| *count > 0);
             let whose = most.map_or(String::new(), |(rank, count): (u32, _)| format!(", {count} of them by rank {rank}"));
             format!(
-                "{count} sends of this rank have not been received{whose}: receive what was sent to this rank, and send again when some were received"
+                "{count} sends of this rank have not been received{whose}: receive the messages sent to this rank, and send again when some were received"
             )
         } else {
             format!("{count} receives of this rank have not ended: wait for some, or cancel them")
@@ -94,9 +94,9 @@ impl Messenger {
             0 => String::new(),
             rest => format!("; {rest} more have ended, but not the work before them in their streams: synchronize these streams"),
         };
-        let lost = if torn > 0 { format!("; {torn} are lost to failures: make the messenger again") } else { String::new() };
+        let lost = if torn > 0 { format!("; {torn} are lost to failures: create the messenger again") } else { String::new() };
         let room = self.capacity.operations;
-        Error::QueueFull(format!("{full}{ended}{lost}; or make the messenger with room for more operations than {room}"))
+        Error::QueueFull(format!("{full}{ended}{lost}; or create the messenger with room for more operations than {room}"))
     }
 
     /// Frees the slots and resources of spent operations that no party reads or signals any more. Examines at most `most` operations.

@@ -75,7 +75,7 @@ fn ranks_that_have_filled_their_operations_with_buffered_sends_can_receive_and_g
         ranks(count, MessengerOptions { operations: 8, messages: 4096 }, |rank, barrier| {
             let refused = rank.fill(&sent_to);
             assert!(
-                refused.contains("8 sends of this rank have not been received") && refused.contains("receive what was sent"),
+                refused.contains("8 sends of this rank have not been received") && refused.contains("receive the messages sent"),
                 "{refused}"
             );
             barrier.wait();
