@@ -113,7 +113,7 @@ impl<'a> Mapped<'a> {
         // SAFETY: the first 8 bytes of memory that stays imported as long as `self`. Only the other process writes them.
         while !signal::reached(unsafe { signal::load(self.counter) }, value) {
             if start.elapsed().as_secs_f64() > PATIENCE_SECONDS {
-                return Err(format!("the signal {value} did not come within {PATIENCE_SECONDS} s").into());
+                return Err(format!("the signal {value} did not arrive within {PATIENCE_SECONDS} s").into());
             }
             std::hint::spin_loop();
         }

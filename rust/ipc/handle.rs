@@ -110,7 +110,7 @@ impl Handle {
             0 => MemoryKind::Device,
             1 => MemoryKind::Pinned,
             2 => MemoryKind::Pageable,
-            other => return Err(IpcError::Corrupt(format!("the handle speaks of memory of kind {other}, which does not exist"))),
+            other => return Err(IpcError::Corrupt(format!("the handle describes memory of kind {other}, which does not exist"))),
         };
         let handle = Handle {
             origin: ProcessIdentity {

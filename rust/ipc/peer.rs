@@ -75,7 +75,7 @@ impl Peer {
                 Err(Errno::INTR) if Instant::now() < until => {}
                 Err(Errno::CONNREFUSED) => {
                     let why = "it has exited, or has destroyed the context that exported; export again and send the new handle";
-                    return Err(IpcError::PeerGone(format!("{origin} exports nothing any more: {why}")));
+                    return Err(IpcError::PeerGone(format!("{origin} no longer exports anything: {why}")));
                 }
                 Err(Errno::AGAIN | Errno::INTR) => return Err(silent(origin)),
                 Err(error) => return Err(IpcError::system("connect")(error)),
@@ -147,7 +147,7 @@ impl Peer {
                 Err(Errno::AGAIN) => return Err(silent(&self.origin)),
                 Err(Errno::PROTO) => {
                     return Err(IpcError::Version(format!(
-                        "{} speaks another version of mpgpu: link both programs with the same one",
+                        "{} uses another version of mpgpu: link both programs with the same one",
                         self.origin
                     )));
                 }

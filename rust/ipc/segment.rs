@@ -104,7 +104,7 @@ pub fn why_none(reason: Errno) -> String {
             most_files()
         );
     }
-    format!("the system gave no memory file when it was allocated ({reason}); allow memfd_create, and look at ulimit -f")
+    format!("the system provided no memory file when it was allocated ({reason}); allow memfd_create, and check ulimit -f")
 }
 
 /// Creates a memory file of `bytes` (whole pages) with sealed size. Pages are allocated on first access.

@@ -355,7 +355,7 @@ impl ServiceState {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => return,
             Err(error) => {
-                log::warn!("an importer could not be let in: {error}; trying again");
+                log::warn!("the connection of an importer failed: {error}; trying again");
                 // The process is most likely out of descriptors. The listener stays readable until one is closed.
                 std::thread::sleep(std::time::Duration::from_millis(50));
                 return;
@@ -374,7 +374,7 @@ impl ServiceState {
         }
         let mut connections = lock(&self.connections);
         if connections.len() >= MOST_CONNECTIONS {
-            return refuse(&connection, format!("the exporter has {MOST_CONNECTIONS} importers, and takes no more"));
+            return refuse(&connection, format!("the exporter has {MOST_CONNECTIONS} importers, and accepts no more"));
         }
         connections.push(Arc::new(connection));
     }
@@ -392,7 +392,7 @@ impl ServiceState {
                 Err(Errno::MFILE) => {
                     // The request was lost, so its number is unknown. Number 0 answers the importer's pending request.
                     let text = "the exporter is out of file descriptors (EMFILE): raise `ulimit -n` for it".into();
-                    log::warn!("an importer could not be let in: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
+                    log::warn!("the connection of an importer failed: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
                     Some(Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) })
                 }
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,

@@ -449,7 +449,7 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(&|h| h.key.backend = 2, MP_ERROR_NOT_SUPPORTED, "MPGPU_BACKEND");
     refuse(&|h| h.device[15] ^= 1, MP_ERROR_NOT_SUPPORTED, "which this process does not see");
     refuse(&|h| h.key.allocation += 1, MP_ERROR_PEER_GONE, "freed");
-    refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "exports nothing any more");
+    refuse(&|h| h.origin.token[0] ^= 1, MP_ERROR_PEER_GONE, "no longer exports anything");
     refuse(&|h| h.offset = 1, MP_ERROR_INVALID_ARGUMENT, "4096 bytes from byte 1 of an allocation of 4096 bytes");
     refuse(&|h| h.bytes = 0, MP_ERROR_INVALID_ARGUMENT, "0 bytes");
     // An allocation that is larger than its file.
@@ -643,7 +643,7 @@ fn memory_that_the_system_gives_no_file_for_serves_and_is_not_shared() {
     peer.tell("alloc 1 500000 2");
     assert_eq!(peer.tell("check 1 2"), "true");
     let answer = peer.ask("refuse 1");
-    assert!(answer.starts_with("8 ") && answer.contains("gave no memory file") && answer.contains("ulimit -f"), "{answer}");
+    assert!(answer.starts_with("8 ") && answer.contains("provided no memory file") && answer.contains("ulimit -f"), "{answer}");
     peer.tell("free 1");
     peer.tell("free 0");
 }

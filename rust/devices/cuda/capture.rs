@@ -182,6 +182,6 @@ pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
     // SAFETY: created by `Box::into_raw` for this type, and dropped once.
     let kept = unsafe { Box::from_raw(kept.cast::<T>()) };
     if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
-        log::error!("what a graph has kept panicked when it was dropped");
+        log::error!("resources of a graph panicked when they were dropped");
     }
 }

@@ -134,6 +134,6 @@ pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
 
 /// Returns `None` for an error of a driver or platform that does not support this kind of memory.
 fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
-    log::debug!("memory that other processes map is of cuMemAlloc: {error}");
+    log::debug!("memory for other processes is allocated by cuMemAlloc: {error}");
     Ok(None)
 }

@@ -423,11 +423,7 @@ impl Primary {
             }
             self.access.fetch_or(bit, Ordering::AcqRel);
         } else {
-            log::info!(
-                "GPU {} has no peer access to GPU {}: the driver takes their copies through host memory",
-                self.ordinal,
-                peer.ordinal
-            );
+            log::info!("GPU {} has no peer access to GPU {}: the driver copies through host memory", self.ordinal, peer.ordinal);
         }
         self.peers.fetch_or(bit, Ordering::AcqRel);
         Ok(())

@@ -65,7 +65,7 @@ fn way(kind: MemoryKind, traits: Traits) -> Result<Way, &'static str> {
     if traits.handles & POSIX_FILE_DESCRIPTOR != 0 {
         return Ok(Way::Descriptor);
     }
-    Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; ask for that handle type, or allocate with \
+    Err("it was created by cuMemCreate without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; request that handle type, or allocate with \
          cudaMalloc or mpgpu")
 }
 
@@ -128,7 +128,7 @@ impl Core {
             Ok(Way::Ipc) => {
                 if allocation.bytes >= PAGED_FROM && !allocation.bytes.is_multiple_of(SHARED_PAGE) && !self.memory.is_own(allocation.base) {
                     log::info!(
-                        "{:#x}: {} bytes are no multiple of {SHARED_PAGE}, so other processes map them in small pages and some copies take 6 % \
+                        "{:#x}: {} bytes are not a multiple of {SHARED_PAGE}, so other processes map them in small pages and some copies take 6 % \
                          longer: make the allocation a multiple of that, or allocate it with mpgpu",
                         allocation.base,
                         allocation.bytes

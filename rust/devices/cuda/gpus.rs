@@ -35,7 +35,7 @@ pub(super) fn count_devices(driver: &Driver) -> Result<u32, BackendError> {
     // The driver returns "no device" (code 100) instead of a count of 0.
     match driver.device_count() {
         Ok(0) | Err(BackendError::Driver { code: 100, .. }) => {
-            Err(BackendError::NoDriver("the driver shows no GPU to this process; look at nvidia-smi and at CUDA_VISIBLE_DEVICES".into()))
+            Err(BackendError::NoDriver("the driver shows no GPU to this process; check nvidia-smi and CUDA_VISIBLE_DEVICES".into()))
         }
         other => other,
     }

@@ -199,7 +199,7 @@ impl Core {
         let repointed = if fits { exec.repoint(execution, &lanes) } else { Ok(()) };
         if !fits || repointed.is_err() {
             if let Err(error) = repointed {
-                log::debug!("a graph is instantiated anew, because the driver does not re-point it: {error}");
+                log::debug!("a graph is instantiated again, because the driver cannot update it: {error}");
             }
             let stale = pool.execs.remove(index);
             lock(&self.graphs.retired).push(stale.retired());
@@ -233,7 +233,7 @@ impl Core {
             }
             Err(error) => {
                 log::warn!(
-                    "a plan of {} operations runs on streams, because the driver makes no graph of it: {error}",
+                    "a plan of {} operations runs on streams, because the driver cannot create its graph: {error}",
                     pool.program.ops.len()
                 );
                 pool.refused = true;

@@ -29,7 +29,7 @@ unsafe extern "C" fn call_function(function: *mut c_void) {
     // SAFETY: created in `launch_host`, and freed after its last call.
     let function = unsafe { &*function.cast::<HostFunction>() };
     if catch_unwind(AssertUnwindSafe(function)).is_err() {
-        log::error!("a host function panicked; the stream goes on");
+        log::error!("a host function panicked; the stream continues");
     }
 }
 

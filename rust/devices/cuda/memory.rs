@@ -188,7 +188,7 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
         Err(error) if error.kind() == io::ErrorKind::OutOfMemory => return Err(error),
         Err(error) => error.to_string(),
     };
-    log::warn!("{size} bytes of host memory come from one socket, because spread pages could not be had: {refused}");
+    log::warn!("{size} bytes of host memory come from one socket, because pages cannot be spread over the sockets: {refused}");
     Ok(None)
 }
 

@@ -152,8 +152,8 @@ impl Checks {
             Ok(Tried::NoAccess) => {}
             Ok(Tried::Lost(loss)) => {
                 log::error!(
-                    "GPU {a} and GPU {b} report peer access and lose bytes: {loss}; plans keep off this pair from now on, which is slow. Turn the \
-                     IOMMU off or let devices pass it (intel_iommu=off or iommu=pt for the kernel), or turn ACS off on the PCIe switches between them; \
+                    "GPU {a} and GPU {b} report peer access and lose bytes: {loss}; plans avoid this pair from now on, which is slow. Disable the \
+                     IOMMU or set it to pass-through (intel_iommu=off or iommu=pt for the kernel), or disable ACS on the PCIe switches between them; \
                      `mpgpu doctor` tries all pairs"
                 );
                 for (one, other) in [(a, b), (b, a)] {
@@ -162,7 +162,7 @@ impl Checks {
                     }
                 }
             }
-            Err(error) => log::warn!("whether bytes arrive between GPU {a} and GPU {b} could not be tried: {error}"),
+            Err(error) => log::warn!("whether bytes arrive between GPU {a} and GPU {b} could not be tested: {error}"),
         }
         let loses = matches!(tried, Ok(Tried::Lost(_)));
         checks.loses.insert((a, b), loses);

@@ -157,7 +157,10 @@ impl<J: PoolJob> CopyPool<J> {
                 Ok(thread) => state.threads.push(thread),
                 // The pool works with fewer threads, but slower.
                 Err(error) if !state.threads.is_empty() => {
-                    log::warn!("{} threads copy pageable memory, because the system gives no more: {error}", state.threads.len());
+                    log::warn!(
+                        "{} threads copy pageable memory, because the system provides no more threads: {error}",
+                        state.threads.len()
+                    );
                     break;
                 }
                 Err(error) => {

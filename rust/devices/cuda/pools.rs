@@ -72,8 +72,8 @@ impl Pools {
         };
         exported.map_err(|error| match &error {
             BackendError::Driver { code, .. } if code::says_no(*code) => BackendError::NotSupported(format!(
-                "{base:#x} cannot be shared with another process: it is memory of a pool that was not created for that, as the one that \
-                 cudaMallocAsync takes from by default; create a pool with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and allocate with \
+                "{base:#x} cannot be shared with another process: it is memory of a pool that was not created for that, such as the \
+                 default pool of cudaMallocAsync; create a pool with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and allocate with \
                  cudaMallocFromPoolAsync, or allocate with cudaMalloc or mpgpu ({error})"
             )),
             _ => error,

@@ -133,7 +133,7 @@ impl Core {
             }
         }
         Err(BackendError::NotSupported(format!(
-            "no GPU may enter both {src:#x} and {dst:#x}: let the GPU of one into the pool or mapping of the other with cudaMemPoolSetAccess \
+            "no GPU may access both {src:#x} and {dst:#x}: give the GPU of one access to the pool or mapping of the other with cudaMemPoolSetAccess \
              or cuMemSetAccess"
         )))
     }

@@ -351,7 +351,7 @@ pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError
     let primary = gpus.primary(gpu)?;
     let same = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
     if gpus.driver.attribute(same, gpus.devices[gpu].ordinal) == 0 {
-        return Err(BackendError::NotSupported("GPUs see registered host memory at addresses of their own on this machine".into()));
+        return Err(BackendError::NotSupported("GPUs access registered host memory at different addresses on this machine".into()));
     }
     const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
     let _outside = OutsideCapture::enter(gpus.driver);

@@ -176,7 +176,7 @@ impl Core {
 /// Returns an error for an execution that a graph cannot contain.
 fn check_capture(execution: &Execution<'_>) -> Result<(), BackendError> {
     let why = if by_threads(execution.program) {
-        "threads copy its pageable memory, which a graph cannot ask for; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"
+        "threads copy its pageable memory, which a graph cannot do; use host memory that mpgpu has allocated, or set MPGPU_HOST_THREADS=0"
     } else if execution.report == Report::Times {
         "timestamps cannot be captured: time an execution outside of a capture"
     } else if !execution.after.is_empty() && execution.program.rings.is_empty() {

@@ -103,7 +103,7 @@ impl<W: Work> Queue<W> {
         while state.ready.len() > state.idle && state.threads.len() < self.limit {
             if let Err(error) = self.spawn(&mut state) {
                 // `start` has ensured that at least one thread runs, and the running threads will execute the steps.
-                log::warn!("{error}; going on with {} threads", state.threads.len());
+                log::warn!("{error}; continuing with {} threads", state.threads.len());
                 break;
             }
         }

@@ -40,7 +40,7 @@ pub enum TuningError {
     Foreign { made_for: String, made_digest: String, in_force: String, digest: String },
     /// The tuning was measured on another backend.
     #[error(
-        "made on the {made_on} backend, and this is the {backend} backend, whose times have nothing to do with it: tune again here \
+        "made on the {made_on} backend, and this is the {backend} backend, whose times do not describe it: tune again here \
          (`mpgpu tune --output FILE`), or unset MPGPU_TUNING_FILE"
     )]
     Backend { made_on: &'static str, backend: String },
