@@ -686,7 +686,7 @@ fn ranges_outside_their_allocation_are_refused() {
             format!("transfer 0: destination {b:p} (4097 bytes) extends past the end of its allocation ({b:p}, 4096 bytes)"),
         ),
         (transfer(b.wrapping_add(4090), 1, a, 0, 8), "transfer 0: destination".to_owned()),
-        (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) runs out", a.wrapping_add(1))),
+        (transfer(b, 1, a.wrapping_add(1), 0, 4096), format!("transfer 0: source {:p} (4096 bytes) extends past", a.wrapping_add(1))),
         (transfer(b, 1, outside, 0, 8), format!("transfer 0: source {outside:p} (8 bytes) is not memory of device 0")),
         (transfer(a, 1, b, 1, 8), format!("transfer 0: destination {a:p} (8 bytes) lies in memory of device 0")),
         (transfer(h, 1, a, 0, 8), format!("transfer 0: destination {h:p} (8 bytes) lies in memory of the host")),

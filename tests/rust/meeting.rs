@@ -45,9 +45,9 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     std::fs::write(&file, "results").expect("a file");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     std::fs::create_dir(&folder).expect("a folder");
-    is_refused(&file, &everybody, "a file that is no socket lies there");
-    is_refused(&link, &everybody, "a file that is no socket lies there");
-    is_refused(&folder, &everybody, "a file that is no socket lies there");
+    is_refused(&file, &everybody, "in use by a file that is not a socket");
+    is_refused(&link, &everybody, "in use by a file that is not a socket");
+    is_refused(&folder, &everybody, "in use by a file that is not a socket");
     assert_eq!(std::fs::read_to_string(&link).expect("it is there"), "results");
     // A process listens at the socket.
     let listener = UnixListener::bind(&left).expect("a socket");
