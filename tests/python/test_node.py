@@ -317,7 +317,7 @@ def test_a_rank_that_does_not_exist_is_refused_at_once(tmp_path):
 def test_a_file_where_ranks_would_meet_is_left_alone(tmp_path):
     file = tmp_path / "results"
     file.write_text("results")
-    with pytest.raises(mpgpu.ArgumentError, match="a file that is no socket lies there"):
+    with pytest.raises(mpgpu.ArgumentError, match="in use by a file that is not a socket"):
         mpgpu.Node(rank=0, ranks=1, socket=file)
     assert file.read_text() == "results"
 
