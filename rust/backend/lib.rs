@@ -444,10 +444,10 @@ pub trait Backend: Send + Sync {
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
     }
-    /// Returns true if executions may share the staging rings of copy threads without being ordered: the backend then lets one execution at
-    /// a time use them.
-    fn shares_thread_rings(&self) -> bool {
-        false
+    /// Returns the number of a program's first staging rings that executions may share only if the caller orders these executions. The
+    /// backend gives the other rings to one execution at a time, as streams reach them.
+    fn ordered_rings(&self, program: &Program) -> usize {
+        program.rings.len()
     }
     /// Returns true if [`free`](Backend::free) returns immediately. Otherwise the driver may first wait for all work of the device.
     fn frees_at_once(&self) -> bool {

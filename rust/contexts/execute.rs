@@ -336,11 +336,10 @@ impl Plan {
 /// inside the regions of the plan `of` if they fit there.
 fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> Result<(Arc<[u64]>, Regions), Error> {
     let backend = &*context.backend;
-    let own = |program: &plan::Program| if backend.shares_thread_rings() { program.own_rings() } else { program.rings.len() };
-    let within = of.map(|of| (&of.program.rings[..own(&of.program)], &of.regions));
-    let (rings, of_threads) = program.rings.split_at(own(program));
-    let (mut bases, regions) = context.staging.place(rings, RingUse::Devices, within, backend)?;
-    bases.extend(context.staging.place(of_threads, RingUse::Threads, None, backend)?.0);
+    let within = of.map(|of| (&of.program.rings[..backend.ordered_rings(&of.program)], &of.regions));
+    let (ordered, granted) = program.rings.split_at(backend.ordered_rings(program));
+    let (mut bases, regions) = context.staging.place(ordered, RingUse::Ordered, within, backend)?;
+    bases.extend(context.staging.place(granted, RingUse::Granted, None, backend)?.0);
     Ok((bases.into(), regions))
 }
 

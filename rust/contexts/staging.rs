@@ -3,13 +3,14 @@
 //! An arena is allocated when the first plan that stages on its device is made, with its full size, so that executing never allocates. A
 //! device on which no plan stages costs nothing. A cursor that wraps assigns the regions. When space runs out, regions of different plans
 //! overlap. An overlap costs concurrency but never corrupts bytes, because correctness does not depend on the placement: executions whose
-//! regions overlap are ordered ([`Staging::in_turn`]), whatever threads and streams they come from. The order is the order of submission,
-//! so executions cannot wait for each other in a cycle.
+//! regions overlap are ordered, whatever threads and streams they come from.
 //!
-//! An execution also runs after everything that the stream of an earlier execution waits for. Rings of copy threads fill the whole arena in
-//! almost every plan of pageable memory, so they would make streams wait for each other that the program has not joined. They therefore
-//! have arenas of their own. If the backend gives these rings to one execution after the other as their streams reach them
-//! ([`Backend::shares_thread_rings`]), they impose no order here.
+//! The order is the one in which streams reach the executions if the backend grants the rings to one execution at a time
+//! ([`Backend::ordered_rings`]). The host backend grants all rings and the CUDA backend those of copy threads, which fill the whole arena in
+//! almost every plan of pageable memory. Granted rings have arenas of their own and impose no order here.
+//!
+//! For other rings, those of relays on CUDA, the order is the order of submission ([`Staging::in_turn`]). An execution then runs after
+//! everything that the stream of an earlier one waits for, which only an execution with overlapping regions notices.
 //!
 //! Submitting may take long: a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal that
 //! another thread is about to set, behind an execution of its own. So no lock is held during submission. The submitting thread holds a turn
@@ -94,13 +95,13 @@ pub struct Staging {
     arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
 }
 
-/// Kind of copies that pass through a ring.
+/// Order of the executions that share bytes of a ring.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
-    /// Copies by devices only, or by threads whose executions are ordered in the same way.
-    Devices,
-    /// Copies by threads, for one execution at a time.
-    Threads,
+    /// The order of submission.
+    Ordered,
+    /// The order in which the backend grants the ring, to one execution at a time.
+    Granted,
 }
 
 #[derive(Debug)]

@@ -82,10 +82,10 @@ fn ring(gpu: u32, slot_bytes: u64, slots: u32) -> Ring {
 #[test]
 fn a_device_gets_its_arena_with_the_first_ring_on_it_and_no_second_one() {
     let (staging, backend) = (Staging::new(1 << 16), Addresses::default());
-    staging.place(&[], RingUse::Devices, None, &backend).expect("nothing to place");
+    staging.place(&[], RingUse::Ordered, None, &backend).expect("nothing to place");
     assert_eq!(backend.live(), []);
-    staging.place(&[ring(2, 1024, 4)], RingUse::Devices, None, &backend).expect("room");
-    staging.place(&[ring(2, 1024, 4), ring(0, 256, 1)], RingUse::Devices, None, &backend).expect("room");
+    staging.place(&[ring(2, 1024, 4)], RingUse::Ordered, None, &backend).expect("room");
+    staging.place(&[ring(2, 1024, 4), ring(0, 256, 1)], RingUse::Ordered, None, &backend).expect("room");
     let arenas: Vec<_> = backend.live().iter().map(|a| (a.device, a.bytes)).collect();
     assert_eq!(arenas, [(DeviceId::gpu(2), 1 << 16), (DeviceId::gpu(0), 1 << 16)]);
     assert_eq!([0, 1, 2].map(|gpu| staging.bytes(DeviceId::gpu(gpu))), [1 << 16, 0, 1 << 16]);
@@ -107,7 +107,7 @@ fn rings_of_a_plan_are_apart_inside_their_arena_and_aligned_while_they_fit() {
             let used = |gpu: u32, align: u64| -> u64 {
                 rings.iter().filter(|r| r.device == DeviceId::gpu(gpu)).map(|r| r.bytes().next_multiple_of(align)).sum()
             };
-            let placed = staging.place(&rings, RingUse::Devices, None, &backend);
+            let placed = staging.place(&rings, RingUse::Ordered, None, &backend);
             if (0..3).any(|gpu| used(gpu, 1) > bound) {
                 assert!(matches!(placed, Err(Error::StagingBound { .. })), "seed {seed}");
                 continue;
@@ -134,9 +134,9 @@ fn rings_of_a_plan_are_apart_inside_their_arena_and_aligned_while_they_fit() {
 fn a_variant_stages_in_the_regions_of_its_plan_where_it_fits_and_elsewhere_in_its_own() {
     let (staging, backend) = (Staging::new(1 << 16), Addresses::default());
     let plan = [ring(2, 4096, 2), ring(0, 1024, 4), ring(2, 1024, 1)];
-    let (_, regions) = staging.place(&plan, RingUse::Devices, None, &backend).expect("room");
+    let (_, regions) = staging.place(&plan, RingUse::Ordered, None, &backend).expect("room");
     let variant = [ring(0, 512, 4), ring(1, 256, 1), ring(2, 8192, 2), ring(0, 256, 3)];
-    let (bases, own) = staging.place(&variant, RingUse::Devices, Some((&plan, &regions)), &backend).expect("room");
+    let (bases, own) = staging.place(&variant, RingUse::Ordered, Some((&plan, &regions)), &backend).expect("room");
     let [of_0, of_2] = [regions[0], regions[1]];
     assert!(
         own[0].start == of_0.start && own[0].end <= of_0.end && bases[3] == bases[0] + 2048,
@@ -149,18 +149,18 @@ fn a_variant_stages_in_the_regions_of_its_plan_where_it_fits_and_elsewhere_in_it
 #[test]
 fn a_plan_may_fill_its_bound_to_the_last_byte_but_not_beyond() {
     let (staging, backend) = (Staging::new(1000), Addresses::default());
-    let (bases, regions) = staging.place(&[ring(0, 333, 1), ring(0, 667, 1)], RingUse::Devices, None, &backend).expect("exactly the bound");
+    let (bases, regions) = staging.place(&[ring(0, 333, 1), ring(0, 667, 1)], RingUse::Ordered, None, &backend).expect("exactly the bound");
     assert_eq!((bases[1] - bases[0], regions[0].end - regions[0].start), (333, 1000));
-    let error = staging.place(&[ring(0, 1001, 1)], RingUse::Devices, None, &backend).expect_err("one byte too many");
+    let error = staging.place(&[ring(0, 1001, 1)], RingUse::Ordered, None, &backend).expect_err("one byte too many");
     assert_eq!(error.to_string(), "internal error: a plan needs more than 1000 bytes of staging on device 0");
-    assert!(staging.place(&[ring(0, u64::MAX / 2, 1), ring(0, u64::MAX / 2, 1), ring(0, 2, 1)], RingUse::Devices, None, &backend).is_err());
+    assert!(staging.place(&[ring(0, u64::MAX / 2, 1), ring(0, u64::MAX / 2, 1), ring(0, 2, 1)], RingUse::Ordered, None, &backend).is_err());
 }
 
 #[test]
 fn plans_follow_each_other_through_the_arena_and_wrap() {
     let (staging, backend) = (Staging::new(1024), Addresses::default());
     let starts: Vec<u64> =
-        (0..5).map(|_| staging.place(&[ring(0, 400, 1)], RingUse::Devices, None, &backend).expect("room").1[0].start).collect();
+        (0..5).map(|_| staging.place(&[ring(0, 400, 1)], RingUse::Ordered, None, &backend).expect("room").1[0].start).collect();
     let base = starts[0];
     assert_eq!(starts.iter().map(|start| start - base).collect::<Vec<_>>(), [0, 512, 0, 512, 0]);
 }
@@ -170,11 +170,11 @@ fn a_device_without_memory_is_an_error_and_can_be_tried_again() {
     let (staging, backend) = (Staging::new(1024), Addresses::default());
     for _ in 0..2 {
         assert!(matches!(
-            staging.place(&[ring(9, 1, 1)], RingUse::Devices, None, &backend),
+            staging.place(&[ring(9, 1, 1)], RingUse::Ordered, None, &backend),
             Err(Error::Backend(BackendError::OutOfMemory { .. }))
         ));
     }
-    staging.place(&[ring(1, 1, 1)], RingUse::Devices, None, &backend).expect("other devices have some");
+    staging.place(&[ring(1, 1, 1)], RingUse::Ordered, None, &backend).expect("other devices have some");
 }
 
 #[test]

@@ -108,8 +108,9 @@ impl Backend for CudaBackend {
         self.0.register(address, bytes, huge)
     }
 
-    fn shares_thread_rings(&self) -> bool {
-        true
+    /// Returns the rings that copy threads do not use.
+    fn ordered_rings(&self, program: &Program) -> usize {
+        program.own_rings()
     }
 
     fn unregister(&self, address: u64) -> Result<(), BackendError> {

@@ -17,13 +17,19 @@ impl<W: Work> Chain<W> {
 
     /// Appends `node` and releases the node, which then starts after the chain's tail and after its other predecessors.
     pub(super) fn append(&self, node: &Arc<Node<W>>) {
-        // The lock covers only the exchange. A thread that appends next may find `node` as its tail before the predecessor of `node` is
-        // linked. This is harmless, because `node` cannot finish before it is released.
-        let previous = lock(&self.tail).replace(Arc::clone(node));
+        self.append_row(node, None);
+    }
+
+    /// Appends a row of nodes that ends with `last`, or only `first`. The last one must follow the first by way of others. Releases both.
+    pub(super) fn append_row(&self, first: &Arc<Node<W>>, last: Option<&Arc<Node<W>>>) {
+        // The lock covers only the exchange. A thread that appends next may find `last` as its tail before the predecessor of `first` is
+        // linked. This is harmless, because `last` cannot finish before `first` is released.
+        let previous = lock(&self.tail).replace(Arc::clone(last.unwrap_or(first)));
         if let Some(previous) = previous {
-            previous.precede(node);
+            previous.precede(first);
         }
-        node.release();
+        first.release();
+        last.into_iter().for_each(Node::release);
     }
 
     /// Returns the last node, or `None` if everything has finished. A finished tail is dropped together with its memory.

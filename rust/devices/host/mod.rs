@@ -23,6 +23,7 @@ mod model;
 mod moment;
 mod node;
 mod queue;
+mod rings;
 mod run;
 mod schedule;
 mod streams;
@@ -32,6 +33,7 @@ use self::memory::HostMemory;
 use self::moment::Passed;
 use self::node::Node;
 use self::queue::Queue;
+use self::rings::{RingBytes, Rings};
 use self::run::{HostWork, Run, Signals, Wait};
 use self::schedule::Schedule;
 use self::streams::{StreamTable, next_handle};
@@ -43,6 +45,7 @@ use crate::backend::{
     Allocation, Backend, BackendError, Completion, EventHandle, Execution, HostFunction, Identity, LostPeer, Moment, Report, Signal,
     SignalWait, StepFate, StreamHandle,
 };
+use crate::plan::Program;
 use crate::sync::{Mutex, held, lock};
 use crate::topology::DeviceId;
 use crate::topology::Gpu;
@@ -73,6 +76,8 @@ pub struct HostBackend {
     queue: Arc<Queue<HostWork>>,
     /// Queue that polls the counters that streams wait for.
     waits: Arc<Queue<HostWork>>,
+    /// Staging memory that executions use.
+    rings: Arc<Rings<HostWork>>,
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
     /// State of each event, by handle.
@@ -94,6 +99,7 @@ impl HostBackend {
             memory: Arc::default(),
             queue: Queue::new("mpgpu-copy", threads),
             waits: Queue::watching("mpgpu-signal"),
+            rings: Arc::new(Rings::new()),
             failed_waits: Arc::default(),
             streams: StreamTable::new(),
             events: RwLock::default(),
@@ -166,8 +172,17 @@ impl HostBackend {
             })?;
             earlier.precede(&node);
         }
+        let bytes: RingBytes =
+            (execution.rings.iter().zip(&execution.program.rings)).map(|(base, ring)| *base..base + ring.bytes()).collect();
         self.streams.with(execution.stream, |stream| {
-            stream.chain.append(&node);
+            if bytes.is_empty() {
+                stream.chain.append(&node);
+            } else {
+                let claim = Node::new(HostWork::Claim(Arc::clone(&self.rings), Arc::clone(&node), bytes), &self.queue);
+                let end = Node::new(HostWork::GiveBack(Arc::clone(&self.rings), Arc::clone(&node)), &self.queue);
+                node.precede(&end);
+                stream.chain.append_row(&claim, Some(&end));
+            }
             Ok(())
         })?;
         Ok(node)
@@ -235,6 +250,10 @@ impl Backend for HostBackend {
         self.streams.destroy(stream)?;
         self.failed_waits.forget(|| stream.0 as u64);
         Ok(())
+    }
+
+    fn ordered_rings(&self, _: &Program) -> usize {
+        0
     }
 
     fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, BackendError> {

@@ -3,7 +3,8 @@
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
 use super::moment::Passed;
-use super::node::Work;
+use super::node::{Node, Work};
+use super::rings::{RingBytes, Rings};
 use super::schedule::Schedule;
 use super::times::Times;
 use crate::backend::failed_waits::{Behind, FailedWaits};
@@ -24,6 +25,10 @@ pub(super) enum HostWork {
     Function(Mutex<Option<HostFunction>>),
     /// Execution of a program.
     Run(Box<Run>),
+    /// Arrival of a stream at an execution that needs the bytes of rings.
+    Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),
+    /// End of this execution.
+    GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
     /// Recording of the current time.
     Moment(Passed),
     /// Wait for counters. Its step goes to the watching queue.
@@ -72,7 +77,7 @@ pub(super) struct Run {
 impl Work for HostWork {
     fn roots(&self) -> impl Iterator<Item = u32> {
         let (own, run) = match self {
-            HostWork::Join => (0..0, None),
+            HostWork::Join | HostWork::Claim(..) | HostWork::GiveBack(..) => (0..0, None),
             HostWork::Function(_) | HostWork::Moment(_) | HostWork::Wait(_) | HostWork::Raise(..) => (0..1, None),
             HostWork::Run(run) => (0..0, Some(run.schedule.roots())),
         };
@@ -81,7 +86,7 @@ impl Work for HostWork {
 
     fn run(&self, step: u32) -> Result<(), BackendError> {
         match self {
-            HostWork::Join => {}
+            HostWork::Join | HostWork::Claim(..) | HostWork::GiveBack(..) => {}
             HostWork::Function(function) => {
                 // The function is removed first, because it may run for long and the lock must not be held during that time.
                 let function = lock(function).take();
@@ -128,9 +133,12 @@ impl Work for HostWork {
 
     fn conclude(&self) -> Result<(), BackendError> {
         match self {
-            HostWork::Run(run) if run.verify => run.verify(),
-            _ => Ok(()),
+            HostWork::Run(run) if run.verify => return run.verify(),
+            HostWork::Claim(rings, node, bytes) => rings.claim(node, bytes),
+            HostWork::GiveBack(rings, node) => rings.give_back(node),
+            _ => {}
         }
+        Ok(())
     }
 
     fn tell(&self) -> Result<(), BackendError> {
@@ -150,6 +158,7 @@ impl Work for HostWork {
     fn describe(&self, step: u32) -> String {
         match self {
             HostWork::Join => "a wait".into(),
+            HostWork::Claim(..) | HostWork::GiveBack(..) => "use of staging memory".into(),
             HostWork::Function(_) => "a host function".into(),
             HostWork::Run(_) => format!("operation {step} of a program"),
             HostWork::Moment(_) => "taking the time".into(),
@@ -246,6 +255,8 @@ impl fmt::Debug for HostWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             HostWork::Join => f.write_str("Join"),
+            HostWork::Claim(..) => f.write_str("Claim"),
+            HostWork::GiveBack(..) => f.write_str("GiveBack"),
             HostWork::Function(_) => f.write_str("Function"),
             HostWork::Run(run) => run.fmt(f),
             HostWork::Moment(moment) => moment.fmt(f),

@@ -1,5 +1,6 @@
 //! Tests pageable copies in streams that wait for each other, from one thread and from many, with a driver double whose queues are ordered.
-//! In any order of the streams, copy threads must never wait for later work.
+//! In any order of the streams, copy threads must never wait for later work. Random programs also run on the host backend, where copies
+//! share the rings of relays.
 //!
 //! `TEST_PROGRAMS` sets the number of random programs, and `TEST_SEED` the first seed.
 
@@ -7,11 +8,13 @@ use super::double::{self, node};
 use super::refusals::{assert_arrived, no_nvml, write};
 use super::{Backend, CudaBackend, discover};
 use crate::backend::{Endpoints, EventHandle, Execution, Signal, StreamHandle};
+use crate::host::HostBackend;
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use crate::topology::discover::topology;
-use crate::topology::{DeviceId, Machine};
+use crate::topology::{DeviceId, Machine, preset};
 use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
 use smallvec::smallvec;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::Scope;
@@ -46,37 +49,41 @@ fn nothing_was_stuck() {
     node(|node| assert!(node.stuck.is_empty(), "blocked for ever: {:?}", node.stuck));
 }
 
-/// Pageable memory that is copied to a GPU and back.
+/// Pageable memory that is copied to a GPU and back, or through two GPUs.
 struct Trip {
     back: Vec<u8>,
     seed: usize,
-    plans: [Arc<Plan>; 2],
+    plans: Vec<Arc<Plan>>,
     _there: Vec<u8>,
 }
 
 impl Trip {
     fn new(context: &Context, gpu: DeviceId, seed: usize) -> Trip {
-        let (there, back) = (vec![0_u8; BYTES], vec![0_u8; BYTES]);
+        let trip = Trip::through(context, &[gpu], BYTES, &PlanOptions::default(), seed);
+        trip.plans.iter().for_each(|plan| assert!(plan.planned().threads.is_some(), "{}", plan.describe()));
+        trip
+    }
+
+    /// Creates a trip from pageable memory through GPUs to pageable memory.
+    fn through(context: &Context, gpus: &[DeviceId], bytes: usize, options: &PlanOptions, seed: usize) -> Trip {
+        let (there, back) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         let [from, to] = [&there, &back].map(|bytes| bytes.as_ptr().expose_provenance() as u64);
-        write(from, BYTES, seed);
-        let memory = context.allocate(gpu, BYTES as u64).expect("memory");
-        let transfer = |dst, src| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: BYTES as u64 };
-        let plans = [transfer(memory, from), transfer(to, memory)].map(|transfer| {
-            let plan = context.plan(&[transfer], &PlanOptions::default()).expect("a plan");
-            assert!(plan.planned().threads.is_some(), "{}", plan.describe());
-            plan
-        });
+        write(from, bytes, seed);
+        let transfer = |src, dst| Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes: bytes as u64 };
+        let on_gpus = gpus.iter().map(|gpu| context.allocate(*gpu, bytes as u64).expect("memory"));
+        let ends: Vec<u64> = [from].into_iter().chain(on_gpus).chain([to]).collect();
+        let plans = ends.windows(2).map(|ends| context.plan(&[transfer(ends[0], ends[1])], options).expect("a plan")).collect();
         Trip { back, seed, plans, _there: there }
     }
 
-    /// Enqueues the copy to the GPU or back.
+    /// Enqueues one of its copies.
     fn go(&self, way: usize, stream: StreamHandle) {
         self.plans[way].enqueue(stream).expect("enqueued");
     }
 
     #[track_caller]
     fn check(&self) {
-        assert_arrived(self.back.as_ptr().expose_provenance() as u64, BYTES, self.seed);
+        assert_arrived(self.back.as_ptr().expose_provenance() as u64, self.back.len(), self.seed);
     }
 }
 
@@ -222,37 +229,31 @@ impl Random {
 
 /// Returns the operations of each stream, in order. There is a total order in which every operation follows its takes. The operations are
 /// enqueued in a different order.
-fn program(random: &mut Random, streams: usize, trips: usize) -> Vec<Vec<Do>> {
+fn program(random: &mut Random, streams: usize, trips: usize, copies: usize) -> Vec<Vec<Do>> {
     let mut program: Vec<Vec<Do>> = vec![Vec::new(); streams];
     let mut given: Vec<Vec<Link>> = vec![Vec::new(); streams];
-    // For each trip its stream, once it has started.
-    let mut trips: Vec<Option<usize>> = vec![None; trips];
-    let mut left = 2 * trips.len();
-    while left > 0 {
+    // For each trip its stream, and the number of its copies so far.
+    let mut trips: Vec<(usize, usize)> = (0..trips).map(|_| (random.below(streams), 0)).collect();
+    while trips.iter().any(|(_, made)| *made < copies) {
         let stream = random.below(streams);
         let trip = random.below(trips.len());
-        match (random.below(4), trips[trip]) {
-            (0, _) => {
+        match random.below(4) {
+            0 => {
                 let link = [Link::Signal, Link::Function, Link::Event][random.below(3)];
                 given[stream].push(link);
                 program[stream].push(Do::Give(link, given[stream].len() as u64));
             }
-            (1, _) => {
+            1 => {
                 let of = random.below(streams);
                 if of != stream && !given[of].is_empty() {
                     let count = 1 + random.below(given[of].len());
                     program[stream].push(Do::Take { link: given[of][count - 1], of, count: count as u64 });
                 }
             }
-            (_, None) => {
-                trips[trip] = Some(stream);
-                program[stream].push(Do::Go { trip, way: 0 });
-                left -= 1;
-            }
-            (_, Some(of)) if of < streams => {
-                trips[trip] = Some(usize::MAX);
-                program[of].push(Do::Go { trip, way: 1 });
-                left -= 1;
+            _ if trips[trip].1 < copies => {
+                let (of, way) = trips[trip];
+                trips[trip].1 += 1;
+                program[of].push(Do::Go { trip, way });
             }
             _ => {}
         }
@@ -302,52 +303,105 @@ impl Play<'_> {
         true
     }
 
-    /// Enqueues the operations of these streams in a random order.
-    fn enqueue_all(&self, mut lists: Vec<(usize, std::collections::VecDeque<Do>)>, mut random: Random) {
-        while !lists.is_empty() {
-            let at = random.below(lists.len());
-            let (of, list) = &mut lists[at];
+    /// Enqueues the work of all streams in a random order, beside other threads that do the same.
+    fn enqueue_all(&self, lists: &[Mutex<VecDeque<Do>>], mut random: Random) {
+        let mut is_empty = vec![false; lists.len()];
+        while is_empty.contains(&false) {
+            let of = random.below(lists.len());
+            let mut list = lists[of].lock().expect("no panic");
             match list.front() {
-                None => _ = lists.swap_remove(at),
-                Some(next) if self.enqueue(*of, *next) => _ = list.pop_front(),
-                Some(_) => std::thread::yield_now(),
+                None => is_empty[of] = true,
+                Some(next) if self.enqueue(of, *next) => _ = list.pop_front(),
+                Some(_) => {
+                    drop(list);
+                    std::thread::yield_now();
+                }
             }
         }
     }
 }
 
-fn play(seed: u64) {
-    let mut random = Random(seed);
-    let (host_threads, streams, callers) = (1 + random.below(4), 2 + random.below(4), 1 + random.below(4));
-    // Space for all rings, or for those of one plan at a time.
-    let context = context(host_threads as u32, [256 << 20, 1 << 20][random.below(2)]);
-    let program = program(&mut random, streams, 8);
+/// Has threads enqueue a random program of trips in streams that wait for each other, and checks every byte.
+fn play(seed: u64, context: &Context, trips: Vec<Trip>, mut random: Random) {
+    let (streams, callers) = (2 + random.below(4), 1 + random.below(4));
+    let program = program(&mut random, streams, trips.len(), trips[0].plans.len());
     let play = Play {
-        context: &context,
+        context,
         streams: (0..streams).map(|stream| context.create_stream(GPUS[stream % 2]).expect("a stream")).collect(),
-        trips: (0..8).map(|trip| Trip::new(&context, GPUS[trip % 2], trip)).collect(),
+        trips,
         counters: context.allocate_shared(DeviceId::HOST, 64).expect("memory"),
         counts: (0..streams).map(|_| Arc::default()).collect(),
         events: Mutex::default(),
     };
+    let lists: Vec<Mutex<VecDeque<Do>>> = program.iter().map(|list| Mutex::new(list.iter().copied().collect())).collect();
     std::thread::scope(|scope| {
         for caller in 0..callers {
-            let own: Vec<_> = (caller..streams).step_by(callers).map(|stream| (stream, program[stream].clone().into())).collect();
-            let (play, random) = (&play, Random(seed ^ (caller as u64) << 32));
-            beside(scope, move || play.enqueue_all(own, random));
+            let (play, lists, random) = (&play, &lists, Random(seed ^ (caller as u64) << 32));
+            beside(scope, move || play.enqueue_all(lists, random));
         }
     });
     play.streams.iter().for_each(|stream| context.synchronize_stream(*stream).expect("it goes on"));
-    node(|node| assert!(node.stuck.is_empty(), "seed {seed}: {:?} with {host_threads} threads: {program:?}", node.stuck));
+    node(|node| assert!(node.stuck.is_empty(), "seed {seed}: {:?}: {program:?}", node.stuck));
     play.trips.iter().for_each(Trip::check);
+}
+
+/// Plays so many programs as `TEST_PROGRAMS` says, or as usual.
+fn play_many(usual: u64, on: &str, play: impl Fn(u64)) {
+    let setting = |name: &str, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let (seed, programs) = (setting("TEST_SEED", 1), setting("TEST_PROGRAMS", usual));
+    (seed..seed + programs).for_each(play);
+    println!("{programs} programs from seed {seed} on {on}: every byte arrived");
 }
 
 #[test]
 fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_arrives() {
-    let setting = |name: &str, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
-    let (seed, programs) = (setting("TEST_SEED", 1), setting("TEST_PROGRAMS", 30));
-    (seed..seed + programs).for_each(play);
-    println!("{programs} programs from seed {seed}: every byte arrived");
+    play_many(30, "the double", |seed| {
+        let mut random = Random(seed);
+        // Staging memory has room for all rings, or for those of one plan at a time.
+        let context = context(1 + random.below(4) as u32, [256 << 20, 1 << 20][random.below(2)]);
+        let trips = (0..8).map(|trip| Trip::new(&context, GPUS[trip % 2], trip)).collect();
+        play(seed, &context, trips, random);
+    });
+}
+
+/// Creates a context of the host backend on four GPUs that are joined pairwise, where even few bytes take several paths.
+fn relaying_context(staging_bytes: u64) -> Context {
+    let mut topology = preset("beluga").expect("a preset");
+    topology.costs.copy = 1e-9;
+    topology.costs.issue = 1e-10;
+    (topology.costs.chunk_via_host, topology.costs.chunk_via_gpu) = (1e-9, 1e-9);
+    topology.links.iter_mut().for_each(|link| link.latency = 1e-9);
+    let machine = Machine::new(topology).expect("well formed");
+    let config = Config { staging_bytes, adapt: false, ..Config::default() };
+    Context::with_backend(Arc::new(machine), Arc::new(HostBackend::new(4, 2)), config).expect("a context")
+}
+
+/// Runs `work` beside the test, which fails if `work` has not ended after two minutes: then it waits for ever.
+fn ends(seed: u64, work: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        work();
+        let _ = sender.send(());
+    });
+    let waited = receiver.recv_timeout(Duration::from_secs(120));
+    assert!(!matches!(waited, Err(std::sync::mpsc::RecvTimeoutError::Timeout)), "seed {seed}: streams wait for each other for ever");
+    thread.join().expect("no panic; its text is above");
+}
+
+#[test]
+fn random_programs_whose_copies_share_the_rings_of_relays_end_on_the_host_backend_and_every_byte_arrives() {
+    play_many(30, "the host backend", |seed| {
+        ends(seed, move || {
+            let mut random = Random(seed);
+            let context = relaying_context([96 << 10, 1 << 20][random.below(2)]);
+            let options = PlanOptions { min_bytes: Some(1), ..PlanOptions::default() };
+            let trip =
+                |number: usize| Trip::through(&context, &[GPUS[number % 2], GPUS[1 - number % 2]], 150_000 + number, &options, number);
+            let trips: Vec<Trip> = (0..8).map(trip).collect();
+            assert!(trips.iter().any(|trip| trip.plans.iter().any(|plan| plan.staging_bytes() > 0)), "no plan uses a ring");
+            play(seed, &context, trips, random);
+        });
+    });
 }
 
 /// Returns a program of two lanes whose copies use two slots each. A thread fills the whole of lane 1 before it reaches lane 0.
