@@ -11,7 +11,7 @@ use crate::backend::{Endpoints, EventHandle, Execution, Signal, StreamHandle};
 use crate::host::HostBackend;
 use crate::plan::{self, Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId};
 use crate::topology::discover::topology;
-use crate::topology::{DeviceId, Machine, preset};
+use crate::topology::{CostUnit, Costs, DeviceId, Machine, preset};
 use mpgpu_contexts::{Config, Context, Plan, PlanOptions, Transfer};
 use smallvec::smallvec;
 use std::collections::VecDeque;
@@ -367,10 +367,9 @@ fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_
 /// Creates a context of the host backend on four GPUs that are joined pairwise, where even few bytes take several paths.
 fn relaying_context(staging_bytes: u64) -> Context {
     let mut topology = preset("beluga").expect("a preset");
-    topology.costs.copy = 1e-9;
-    topology.costs.issue = 1e-10;
-    (topology.costs.chunk_via_host, topology.costs.chunk_via_gpu) = (1e-9, 1e-9);
-    topology.links.iter_mut().for_each(|link| link.latency = 1e-9);
+    for cost in Costs::TABLE.iter().filter(|cost| cost.unit == CostUnit::Seconds) {
+        *(cost.of_mut)(&mut topology.costs) = 0.0;
+    }
     let machine = Machine::new(topology).expect("well formed");
     let config = Config { staging_bytes, adapt: false, ..Config::default() };
     Context::with_backend(Arc::new(machine), Arc::new(HostBackend::new(4, 2)), config).expect("a context")
@@ -394,11 +393,15 @@ fn random_programs_whose_copies_share_the_rings_of_relays_end_on_the_host_backen
         ends(seed, move || {
             let mut random = Random(seed);
             let context = relaying_context([96 << 10, 1 << 20][random.below(2)]);
-            let options = PlanOptions { min_bytes: Some(1), ..PlanOptions::default() };
+            let options = PlanOptions { min_bytes: Some(1), chunk_bytes: Some(8 << 10), ..PlanOptions::default() };
             let trip =
                 |number: usize| Trip::through(&context, &[GPUS[number % 2], GPUS[1 - number % 2]], 150_000 + number, &options, number);
             let trips: Vec<Trip> = (0..8).map(trip).collect();
-            assert!(trips.iter().any(|trip| trip.plans.iter().any(|plan| plan.staging_bytes() > 0)), "no plan uses a ring");
+            assert!(
+                trips.iter().any(|trip| trip.plans.iter().any(|plan| plan.staging_bytes() > 0)),
+                "no plan uses a ring: {}",
+                trips[0].plans[1].describe()
+            );
             play(seed, &context, trips, random);
         });
     });

@@ -50,7 +50,12 @@ fn child_goes_on() {
     let node = NodeGroup::at_socket(&context, rank, RANKS, words[2].as_ref(), &[]).expect("a node");
     let messenger = Arc::new(node).messenger(options()).expect("a messenger");
     super::refuse_mapping_where_asked(&messenger);
-    let room = |device| context.allocate_shared(device, MOST_BYTES * u64::from(RANKS)).expect("memory");
+    // Ranks with odd numbers use pageable memory.
+    let mut pageable = [0; 2].map(|_| vec![0_u8; (MOST_BYTES * u64::from(RANKS)) as usize]).into_iter();
+    let mut room = |device| match pageable.next().filter(|_| !rank.is_multiple_of(2)) {
+        Some(memory) => memory.leak().as_mut_ptr().expose_provenance() as u64,
+        None => context.allocate_shared(device, MOST_BYTES * u64::from(RANKS)).expect("memory"),
+    };
     let (outgoing, incoming) = (room(DeviceId::gpu(0)), room(DeviceId::HOST));
     let at = |base: u64, rank: u32| base + u64::from(rank) * MOST_BYTES;
     let stream = StreamHandle(0);
@@ -93,6 +98,11 @@ fn child_goes_on() {
             }
         }
         for (other, operation) in posted {
+            if step % 4 == 1 {
+                // Of a lost rank, the stream is told what the operation is told below.
+                let _ = operation.order_stream(stream);
+                let _ = context.synchronize_stream(stream);
+            }
             is_lost |= !check(operation.wait(), other);
             let met = operation.envelope().filter(|met| met.source == other && operation.is_done().is_ok());
             if let Some(met) = met {

@@ -146,6 +146,19 @@ impl Player {
         address
     }
 
+    /// Enqueues work before the next work of a stream: in it, or in another stream for which it then waits.
+    fn before(&self, stream: StreamHandle, number: usize, work: Box<dyn Fn() + Send + Sync>) {
+        let context = &self.context;
+        let worker = self.streams[if number.is_multiple_of(4) { (number + 1) % 3 } else { number % 3 }];
+        context.launch_host(worker, work).expect("enqueued");
+        if worker != stream {
+            let event = context.create_event().expect("an event");
+            context.record_event(event, worker).expect("recorded");
+            context.stream_wait_event(stream, event).expect("enqueued");
+            context.destroy_event(event).expect("it exists");
+        }
+    }
+
     fn meet(&mut self, turns: &Turns) {
         self.barriers += 1;
         turns.meet(self.barriers);
@@ -174,7 +187,7 @@ impl Player {
                     // Written in the stream, so that a message that is not ordered after its stream has wrong bytes.
                     let write =
                         move || bytes_at(address, bytes).iter_mut().zip(0..).for_each(|(place, at)| *place = byte(round, number, at));
-                    self.context.launch_host(stream, Box::new(write)).expect("enqueued");
+                    self.before(stream, number, Box::new(write));
                     let metadata = metadata(round, number, length);
                     let message = Outgoing { address, bytes, rank: to, tag, metadata: &metadata };
                     let operation = self.messenger.send(&message, stream).expect("there is room");
@@ -183,7 +196,7 @@ impl Player {
                 Action::Receive { wanted, capacity, memory } => {
                     let address = self.allocate(memory, capacity);
                     let write = move || bytes_at(address, capacity + 1).fill(UNTOUCHED);
-                    self.context.launch_host(stream, Box::new(write)).expect("enqueued");
+                    self.before(stream, number, Box::new(write));
                     let operation = self.messenger.receive(address, capacity, &pattern(&wanted), stream).expect("there is room");
                     posted[number] = Some(Posted { operation, address });
                 }
