@@ -202,6 +202,9 @@ impl Plan {
         self.validate()?;
         let submit = |after: &[Completion], report| self.context.backend.submit(&self.execution(stream, after, report));
         let submitted = if self.regions.is_empty() {
+            if !self.rings.is_empty() {
+                fault::point("staging");
+            }
             submit(&[], report)
         } else {
             // Executions that share staging memory run one after the other, so each needs a completion.

@@ -40,9 +40,12 @@ struct fake_stream {
     fake_graph *captured = nullptr;
 };
 
+// Recordings of an event end in any order, because they may be in different streams. Waits are for one of them.
 struct fake_event {
     std::uint64_t asked = 0;
-    std::uint64_t done = 0;
+    std::set<std::uint64_t> pending;
+
+    bool has_ended(std::uint64_t recording) const { return pending.count(recording) == 0; }
 };
 
 struct one_copy {
@@ -669,7 +672,7 @@ FAKE(cuStreamWaitEvent, (CUstream handle, CUevent event, unsigned), {
     }
     return enqueue(handle, [event, until] {
         std::unique_lock guard(all().lock);
-        all().changed.wait(guard, [&] { return event->done >= until; });
+        all().changed.wait(guard, [&] { return event->has_ended(until); });
     });
 })
 // Waits for words, and writes to words: operation, address, value and flags of each in six words.
@@ -727,24 +730,26 @@ FAKE(cuEventCreate, (CUevent * event, unsigned), {
 })
 FAKE(cuEventDestroy_v2, (CUevent), { return success; }) // Streams may still wait for it.
 FAKE(cuEventRecord, (CUevent event, CUstream handle), {
+    std::uint64_t recording = 0;
     {
         const std::lock_guard guard(all().lock);
-        ++event->asked;
+        recording = ++event->asked;
+        event->pending.insert(recording);
     }
-    return enqueue(handle, [event] {
+    return enqueue(handle, [event, recording] {
         const std::lock_guard guard(all().lock);
-        ++event->done;
+        event->pending.erase(recording);
         all().changed.notify_all();
     });
 })
 FAKE(cuEventQuery, (CUevent event), {
     const std::lock_guard guard(all().lock);
-    return event->done >= event->asked ? success : not_ready;
+    return event->has_ended(event->asked) ? success : not_ready;
 })
 FAKE(cuEventSynchronize, (CUevent event), {
     std::unique_lock guard(all().lock);
     const auto until = event->asked;
-    all().changed.wait(guard, [&] { return event->done >= until; });
+    all().changed.wait(guard, [&] { return event->has_ended(until); });
     return success;
 })
 
