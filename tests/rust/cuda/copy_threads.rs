@@ -303,7 +303,7 @@ impl Play<'_> {
         true
     }
 
-    /// Enqueues the work of all streams in a random order, beside other threads that do the same.
+    /// Enqueues the work of all streams in a random order, concurrently with other threads that do the same.
     fn enqueue_all(&self, lists: &[Mutex<VecDeque<Do>>], mut random: Random) {
         let mut is_empty = vec![false; lists.len()];
         while is_empty.contains(&false) {
@@ -321,7 +321,7 @@ impl Play<'_> {
     }
 }
 
-/// Has threads enqueue a random program of trips in streams that wait for each other, and checks every byte.
+/// Lets threads enqueue a random program of trips in streams that wait for each other, and checks every byte.
 fn play(seed: u64, context: &Context, trips: Vec<Trip>, mut random: Random) {
     let (streams, callers) = (2 + random.below(4), 1 + random.below(4));
     let program = program(&mut random, streams, trips.len(), trips[0].plans.len());
@@ -345,7 +345,7 @@ fn play(seed: u64, context: &Context, trips: Vec<Trip>, mut random: Random) {
     play.trips.iter().for_each(Trip::check);
 }
 
-/// Plays so many programs as `TEST_PROGRAMS` says, or as usual.
+/// Plays `TEST_PROGRAMS` programs, or the default number.
 fn play_many(usual: u64, on: &str, play: impl Fn(u64)) {
     let setting = |name: &str, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let (seed, programs) = (setting("TEST_SEED", 1), setting("TEST_PROGRAMS", usual));
@@ -364,7 +364,7 @@ fn random_programs_whose_streams_wait_for_each_others_copies_end_and_every_byte_
     });
 }
 
-/// Creates a context of the host backend on four GPUs that are joined pairwise, where even few bytes take several paths.
+/// Creates a context of the host backend on four GPUs that are joined pairwise, where even few bytes use several paths.
 fn relaying_context(staging_bytes: u64) -> Context {
     let mut topology = preset("beluga").expect("a preset");
     for cost in Costs::TABLE.iter().filter(|cost| cost.unit == CostUnit::Seconds) {
@@ -375,7 +375,7 @@ fn relaying_context(staging_bytes: u64) -> Context {
     Context::with_backend(Arc::new(machine), Arc::new(HostBackend::new(4, 2)), config).expect("a context")
 }
 
-/// Runs `work` beside the test, which fails if `work` has not ended after two minutes: then it waits for ever.
+/// Runs `work` concurrently with the test, which fails if `work` has not ended after two minutes.
 fn ends(seed: u64, work: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

@@ -99,7 +99,7 @@ fn child_goes_on() {
         }
         for (other, operation) in posted {
             if step % 4 == 1 {
-                // Of a lost rank, the stream is told what the operation is told below.
+                // The stream reports the loss of a rank like the operation below.
                 let _ = operation.order_stream(stream);
                 let _ = context.synchronize_stream(stream);
             }
