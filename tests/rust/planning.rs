@@ -1,4 +1,4 @@
-//! The tests of the pure layers, core and measure, as one program. No line in them is unsafe, so sanitizers have nothing to find here.
+//! Tests the pure layers, core and measure, as one program. They contain no unsafe code, so sanitizers are not needed here.
 
 mod common;
 

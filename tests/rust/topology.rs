@@ -1,4 +1,4 @@
-//! The machine model: what a file may say, what a preset says, and which way a copy goes.
+//! Tests the machine model: valid files, presets, and the routes of copies.
 
 use mpgpu_core::topology::{
     self, CostUnit, Costs, DeviceId, Link, LinkId, LinkKind, MAX_FILE_BYTES, Machine, Node, NodeId, NodeKind, Route, SharedResource,
@@ -25,7 +25,7 @@ fn refused(text: &str) -> String {
     topology::parse(text).expect_err("the text is wrong").to_string()
 }
 
-/// `gpu0>nvswitch nvswitch>gpu1`
+/// Returns a route in the form `gpu0>nvswitch nvswitch>gpu1`.
 fn way(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
     let name = |link: &LinkId| machine.resources()[link.0 as usize].name.clone();
     machine.route(from, to).map(|route| route.links.iter().map(name).collect::<Vec<_>>().join(" "))
@@ -44,7 +44,7 @@ fn every_preset_compiles_and_joins_every_gpu_to_host_memory() {
         assert_eq!(machine.topology().name, name);
         assert!(machine.gpu_count() >= 4 && machine.host_count() >= 1, "{name}");
         for gpu in (0..machine.gpu_count()).map(DeviceId::gpu) {
-            // Behind switches of several servers a GPU reaches the memory of its own alone.
+            // Behind switches of several servers a GPU only reaches the memory of its own server.
             let is_near = |host: &DeviceId| name != "gb200-nvl72" || !host.0 == gpu.0 / 2;
             for host in (0..machine.host_count()).map(DeviceId::host).filter(is_near) {
                 assert!(machine.route(gpu, host).is_some() && machine.route(host, gpu).is_some(), "{name}: {gpu} and {host}");
@@ -97,11 +97,11 @@ fn hgx_h200_has_the_readings() {
     let bandwidth = |from, to| machine.route(from, to).expect("joined").bandwidth;
     assert_eq!(bandwidth(GPU0, GPU1), 396e9);
     assert_eq!((bandwidth(GPU0, HOST), bandwidth(HOST, GPU1)), (55e9, 55e9));
-    // A hop of 4 MiB chunks through the host, one after the other: read as 50 to 51 GB/s.
+    // Hops of 4 MiB chunks through the host, in sequence: measured as 50 to 51 GB/s.
     let chunk = 4.0 * 1024.0 * 1024.0;
     let host_path = chunk / (chunk / bandwidth(GPU0, HOST) + machine.costs().chunk_via_host);
     assert!((50e9..53e9).contains(&host_path), "{host_path}");
-    // GPUs 0 and 1 share a way to host memory, GPUs 0 and 4 only the memory.
+    // GPUs 0 and 1 share a path to host memory, GPUs 0 and 4 only the memory.
     let drawn = |gpu| resource_names(&machine, machine.route(HOST, DeviceId::gpu(gpu)).expect("joined"));
     let both = |a: u32, b: u32| drawn(a).into_iter().filter(|name| drawn(b).contains(name)).collect::<Vec<_>>();
     assert_eq!(both(0, 1), ["host0>root0", "root0.read", "host0.read", "host0"]);
@@ -425,7 +425,7 @@ fn the_page_lists_every_preset_and_the_default_costs() {
         assert!(DOC.contains(&format!("| `{name}` |")), "{name}");
     }
     for cost in Costs::TABLE {
-        // 6.7e-6 is not quite 6.7 millionths in binary: rounded to a picosecond it prints as written.
+        // 6.7e-6 is not exactly 6.7 millionths in binary; rounded to a picosecond it is printed as written.
         let value = match cost.unit {
             CostUnit::Seconds => format!("{}e-6", (cost.default * 1e12).round() / 1e6),
             CostUnit::Part => cost.default.to_string(),
@@ -470,7 +470,7 @@ fn any_kind() -> impl Strategy<Value = NodeKind> {
     ]
 }
 
-/// Few distinct bandwidths, so that ties are common.
+/// Returns few distinct bandwidths, so that ties are common.
 fn any_bandwidth() -> impl Strategy<Value = f64> {
     prop_oneof![5 => (1..3u32).prop_map(|n| f64::from(n) * 1e9), 1 => 1e3..1e15f64]
 }
@@ -484,7 +484,7 @@ fn any_latency() -> impl Strategy<Value = f64> {
 }
 
 prop_compose! {
-    /// A valid topology of up to `most` nodes: links missing in one direction, parallel kinds, shared resources.
+    /// Returns a valid topology of up to `most` nodes, with links missing in one direction, parallel kinds, and shared resources.
     fn any_topology(most: usize)(
         kinds in prop::collection::vec(any_kind(), 1..most),
         name in any::<String>(),
@@ -535,7 +535,7 @@ prop_compose! {
             kernel,
             kernel_segment,
             kernel_efficiency,
-            // A number that a file keeps as any other part.
+            // Any number that a file preserves like other values.
             pageable_to_gpu: kernel_efficiency / 3.0,
             pageable_from_gpu: kernel_efficiency / 2.0,
             thread_copy: kernel_efficiency,
@@ -544,7 +544,7 @@ prop_compose! {
     }
 }
 
-/// The best route by trying every one: bandwidth, then number of links, then nodes in order.
+/// Returns the best route by trying every one, compared by bandwidth, then number of links, then nodes in order.
 fn best_by_trial(topology: &Topology, from: NodeId, to: NodeId) -> Option<(f64, Vec<NodeId>)> {
     let gpu = |node: NodeId| topology.nodes[node.0 as usize].kind == NodeKind::Gpu;
     let peer_only = gpu(from) && gpu(to);
@@ -641,13 +641,13 @@ proptest! {
     }
 }
 
-/// One careless or malicious edit of a file.
+/// Careless or malicious edit of a file.
 #[derive(Clone, Debug)]
 enum Edit {
     Delete(usize, usize),
     Repeat(usize, usize),
     Insert(usize, String),
-    /// Puts this in place of the n-th number, string, or bracketed thing.
+    /// Replaces the n-th number, string or bracketed value by this text.
     Value(usize, &'static str),
     DeleteLine(usize),
     SwapLines(usize, usize),
@@ -734,7 +734,7 @@ fn apply(text: &mut String, edit: &Edit) {
     }
 }
 
-/// Whatever the text: an error of bounded length, or a topology that compiles and survives the way into a file and back.
+/// Checks that any text causes an error of limited length, or yields a topology that compiles and survives writing and reading.
 fn refused_or_sound(text: &str) -> Result<(), TestCaseError> {
     match topology::parse(text) {
         Err(error) => prop_assert!(error.to_string().len() < 2_000, "{}", error),
