@@ -393,7 +393,6 @@ impl Driver {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
 
-    #[cold]
     /// Returns the number of a stream, unique in the process for all time. `None` while the stream is being captured, because a query would
     /// end the capture with an error, and if the driver has no stream numbers.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
@@ -421,6 +420,7 @@ impl Driver {
     }
 
     /// Returns the error for a function that this driver does not have.
+    #[cold]
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
         BackendError::NotSupported(format!(
