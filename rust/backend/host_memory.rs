@@ -31,7 +31,7 @@ const PIECE: usize = 2 << 20;
 /// Size of a thread's turn when making pages resident, bytes.
 const TURN: usize = 64 << 20;
 
-/// Support of the system for such memory.
+/// Support of the system for huge pages and for placing pages on NUMA nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFacts {
     /// Setting for huge pages, `always`, `madvise` or `never`, if the system reports it.
@@ -501,7 +501,7 @@ fn cpu_list(text: &str) -> Vec<usize> {
     ranges.flatten().collect()
 }
 
-/// Returns the allowed CPUs of each node that has some. Returns one group if nodes are not visible.
+/// Returns the allowed CPUs of each NUMA node that has any. Returns a single group if the nodes are not visible.
 fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>)> {
     let of_node = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect::<Vec<_>>();
     let groups = nodes.iter().map(|(number, cpus)| (*number, of_node(cpus))).filter(|(_, cpus)| !cpus.is_empty());

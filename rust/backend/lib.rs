@@ -191,7 +191,7 @@ impl Action {
     }
 }
 
-/// Number of blocks of a kernel of actions, and the words that control it.
+/// Number of blocks of a kernel that executes actions, and the words that control it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActionGrid {
     /// Address of [`ActionGrid::WORDS`] words of GPU memory, 0 before the first launch.

@@ -41,11 +41,11 @@ pub struct Measured {
 pub(super) struct KeptShape {
     /// Hash of the machine, the library version, the transfers and their options.
     pub key: String,
-    /// Bytes of all transfers together; for people who read the file.
+    /// Total bytes of all transfers, only for human readers of the file.
     pub bytes: u64,
     /// Time of the measurement, in seconds since 1970.
     pub at: u64,
-    /// Index of the variant that was active; for people who read the file.
+    /// Index of the variant that was active, only for human readers of the file.
     pub in_force: usize,
     /// Median of each variant in nanoseconds, if measured.
     pub medians: Vec<Option<u64>>,
@@ -301,7 +301,7 @@ impl<M: Measurement> Choosing<M> {
 }
 
 impl Known {
-    /// Describes the variant in one line for people, without a newline.
+    /// Returns a human-readable description of the variant in one line, without a newline.
     pub fn sentence(&self) -> String {
         let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {}", time(median), times(self.measured)));

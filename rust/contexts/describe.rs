@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 impl Context {
-    /// Describes the backend, the machine and the active settings, for people.
+    /// Returns a human-readable description of the backend, the machine and the active settings.
     pub fn describe(&self) -> String {
         let mut text = String::new();
         let machine = self.machine();

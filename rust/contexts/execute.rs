@@ -296,7 +296,7 @@ impl Plan {
         self.variants.as_ref().map_or(Measured::default(), |variants| variants.measured())
     }
 
-    /// Describes the plan for people.
+    /// Returns a human-readable description of the plan.
     pub fn describe(&self) -> String {
         let mut text = self.planned.describe(&self.context.machine_now());
         text += self.context.backend.nature();

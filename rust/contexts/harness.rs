@@ -16,13 +16,13 @@ use std::time::Instant;
 
 /// Bytes of destination memory on each device, and of source memory; halved if a device has less.
 const ROOM: u64 = 1 << 30;
-/// Bytes of each on the host backend, whose CPU threads move every byte within a few milliseconds.
+/// Bytes of destination memory and of source memory on the host backend, whose CPU threads move every byte within a few milliseconds.
 const ROOM_ON_CPU: u64 = 16 << 20;
 /// Smallest usable size in bytes. With less memory a probe would measure only start-up times.
 const LEAST_ROOM: u64 = 16 << 20;
 /// Bytes of a test pattern; more than the caches between a GPU and its bus can hold.
 const PATTERN: u64 = 4 << 20;
-/// Segments of one operation start at multiples of this.
+/// Alignment of the segments of one operation, bytes.
 const ALIGNMENT: u64 = 256;
 /// Number of host buffers, which repetitions use in turn. Virtual machines hide the socket on which the pages of a buffer lie (four H200: 1
 /// GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).

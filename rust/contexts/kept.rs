@@ -107,7 +107,7 @@ impl KeptTimes {
 /// Times and caches of the contexts that are not destroyed.
 static OPEN: Mutex<Vec<(Weak<KeptTimes>, Weak<Cache>)>> = Mutex::new(Vec::new());
 
-/// Generation of the process that they belong to.
+/// Generation of the process to which the entries of [`OPEN`] belong.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn at_exit() {

@@ -143,27 +143,27 @@ impl Context {
         Ok(Context { cache, shared, defaults, tuning, kept, probed: Mutex::new(None) })
     }
 
-    /// The machine that plans are made for.
+    /// Returns the machine that plans are made for.
     pub fn machine(&self) -> &Machine {
         &self.shared.machine
     }
 
-    /// The backend that the context uses.
+    /// Returns the backend that the context uses.
     pub fn backend(&self) -> &dyn Backend {
         &*self.shared.backend
     }
 
-    /// The state that the context shares with its plans.
+    /// Returns the state that the context shares with its plans.
     pub fn state(&self) -> &ContextState {
         &self.shared
     }
 
-    /// The active configuration.
+    /// Returns the active configuration.
     pub fn config(&self) -> &Config {
         &self.shared.config
     }
 
-    /// The active tuning.
+    /// Returns the active tuning, if any.
     pub fn tuning(&self) -> Option<&Tuning> {
         self.tuning.as_ref()
     }

@@ -167,7 +167,7 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
     }
 }
 
-/// A file that contexts read.
+/// File that contexts read: a topology, a probe or a tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     /// `topology`, `probe` or `tuning`.
@@ -180,7 +180,7 @@ pub struct File {
     pub state: Result<(), String>,
 }
 
-/// Returns the files that a context here reads with this configuration, each with the reason if it is unusable.
+/// Returns the files that a context on this machine reads with this configuration, each with the reason if it is unusable.
 pub fn files_here(config: &Config) -> Vec<File> {
     let mut files = Vec::new();
     let mut note = |what, path: String, is_named, state: Result<(), String>| {

@@ -38,9 +38,9 @@ pub struct Import {
 
 /// Origin of an import.
 pub(super) enum ImportSource {
-    /// This context. Freeing is noticed as for any other of its memory.
+    /// This context, which detects that the memory was freed as for its other memory.
     Here,
-    /// Another context of this process. The count kept here shows that context that its memory is in use.
+    /// Another context of this process. The reference count kept here shows the other context that its memory is in use.
     Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
     /// Another process, which reports here the memory that it has freed.
     Process(Arc<Peer>, BoardSlot),

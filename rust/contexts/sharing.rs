@@ -331,7 +331,7 @@ impl ContextState {
     }
 }
 
-/// Formats a device's identity for people.
+/// Formats a device's identity for messages.
 fn name_of(identity: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&identity[..4], &identity[4..6], &identity[6..8], &identity[8..10], &identity[10..]];

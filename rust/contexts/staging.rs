@@ -32,7 +32,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Rings start at multiples of this if they fit, so that copies run at full speed.
+/// Alignment of rings in bytes, so that copies run at full speed. Rings that do not fit otherwise are not aligned.
 const ALIGNMENT: u64 = 256;
 
 /// Staging bytes of one plan on one device. Addresses are unique across all devices of a context, so the device need not be stored.

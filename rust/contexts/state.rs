@@ -158,7 +158,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Calls `function` soon on the callback thread.
+    /// Queues `function` for the callback thread.
     pub fn call_soon(&self, function: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         drop(self.enter()?);
         self.callbacks.add(Awaited { completion: None, callback: Box::new(|_| function()) })

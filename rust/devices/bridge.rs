@@ -20,8 +20,9 @@ mod cpp {
         /// # Safety
         ///
         /// `actions` points to `count` actions, at most 120. The requirements of `copy_segments_on_cpu` hold for copies. Flags live until
-        /// the call returns, and threads access them only through atomics. The same holds for the three `addresses`: with several blocks
-        /// the words of all blocks, `stop`, and `turn` or 0. Each of the `blocks` blocks runs once. `tile_shift` lies in 4..=30.
+        /// the call returns, and threads access them only through atomics. The same holds for the words at the three `addresses`: the
+        /// counters that the blocks share (used only if there are several blocks), the counter `stop`, and the word `turn`, whose address
+        /// may be 0. Each of the `blocks` blocks runs once. `tile_shift` lies in 4..=30.
         unsafe fn run_actions_on_cpu(
             actions: *const Segment,
             count: usize,

@@ -237,9 +237,9 @@ pub(super) struct StepVariants {
 /// Rule by which this rank proposes a variant.
 #[derive(Debug)]
 enum Rule {
-    /// The variant with the shortest measured time.
+    /// Proposes the variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Kernel or streams, for a part that one kernel can execute; with the number of steps executed in each form.
+    /// Proposes a kernel or streams, for a part that one kernel can execute. The second value is the number of steps executed in each form.
     Lateness(Lateness, [u64; 2]),
 }
 

@@ -148,8 +148,8 @@ impl NodeGroup {
         &self.context
     }
 
-    /// Returns how a small part waits for other ranks. The default is a kernel only if each rank has a GPU of its own: on a shared GPU, the
-    /// waiting kernel of one rank may keep the kernel of another from running.
+    /// Returns the mechanism by which a part that is small enough for one kernel waits for other ranks. By default it is a kernel only if
+    /// each rank has a GPU of its own: on a shared GPU, the waiting kernel of one rank may keep the kernel of another from running.
     pub(super) fn signal_wait(&self) -> SignalWait {
         let has_own = |rank| self.gpus.iter().any(|gpu| gpu.owner == rank);
         let by_default = if (0..self.ranks()).all(has_own) { SignalWait::Kernel } else { SignalWait::Operation };

@@ -226,7 +226,7 @@ impl SmallPart {
             .then_some(device)
     }
 
-    /// Returns the part as a kernel. Returns `None` in the cases of [`device_of`](SmallPart::device_of), and if a kernel would copy too
+    /// Converts the part to a single kernel. Returns `None` if [`device_of`](SmallPart::device_of) does, or if a kernel would copy too
     /// slowly.
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let device = SmallPart::device_of(part, at)?;

@@ -26,7 +26,8 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which flags that no producer has set are set again when a plan is destroyed.
+/// Interval at which the destruction of a plan sets the missing ready flags again, because a stream that reaches its wait late resets them
+/// first.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Addresses and layout of one transfer for the kernels of its producer or receiver.

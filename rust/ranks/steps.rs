@@ -310,7 +310,7 @@ impl NodePlan {
         by_device.into_values().max().unwrap_or(0)
     }
 
-    /// Returns a description of the plan for people: the transfers, and the work of each rank.
+    /// Returns a human-readable description of the plan: the transfers, and the work of each rank.
     pub fn describe(&self) -> String {
         let mut text = self.together.plan.describe(&self.node.machine);
         text += self.node.context.backend().nature();

@@ -67,14 +67,14 @@ pub fn machine(topology: &Topology) -> String {
         let (from, to) = (places[left], places[right]);
         let text = label(cable, left == cable.a);
         if row != other_row {
-            // Straight down from the narrower node, next to other links between the same two nodes.
+            // Draw the link straight down from the narrower node, next to other links between the same two nodes.
             let same = |other: &&Cable| [(other.a, other.b), (other.b, other.a)].contains(&(cable.a, cable.b));
             let aside = 40.0 * cables[..index].iter().filter(same).count() as f64;
             let x = aside + if from.half < to.half { from.x } else { to.x };
             let within = |place: Place| x.clamp(place.x - place.half + 4.0, place.x + place.half - 4.0);
             let (upper, lower) = ((within(from), from.y + BOX), (within(to), to.y));
             svg.line(class, thick, upper, lower);
-            // Nearer to the lower end, where the arcs above it leave room.
+            // Place the label near the upper end, because the arcs above the lower row need the room at the lower end.
             labels.push((((upper.0 + lower.0) / 2.0, upper.1 + 28.0), text));
         } else if a.abs_diff(b) == 1 {
             let y = from.y + BOX / 2.0;

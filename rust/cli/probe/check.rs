@@ -36,7 +36,7 @@ pub struct Checked {
     bytes: u64,
     paths: usize,
     predicted: f64,
-    /// Times of each turn, in it of each round, in order.
+    /// Times of all rounds, in order, for each turn.
     rounds: Vec<Vec<f64>>,
     /// Paths of the executed plan.
     plan: Value,

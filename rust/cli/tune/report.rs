@@ -1,4 +1,4 @@
-//! Reports the results of tuning, for people and as JSON.
+//! Reports the results of tuning, as tables and as JSON.
 
 use crate::text::table;
 use mpgpu_core::plan::Engine;

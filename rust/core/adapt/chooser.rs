@@ -5,19 +5,20 @@ use super::times::{News, Times};
 /// Largest number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// Fraction of the elapsed time that tries may cost. It is less than 1 %; the difference covers tries that cost more than expected.
+/// Fraction of the elapsed time that may be spent on tries, which are executions of inactive variants. It is less than 1 %; the difference
+/// covers tries that cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
 /// Upper limit of the saved budget, in executions of the active variant.
 const SAVED: f64 = 8.0;
 
-/// Time that may be spent in advance of the budget, in executions of the active variant: after a detected change or for a variant with few
-/// times (`ADVANCE`), and otherwise (`LITTLE`), because tries are made at random moments.
+/// Amount by which tries may exceed the budget, in executions of the active variant: `ADVANCE` after a detected change or for a variant
+/// with few times, otherwise `LITTLE`. Both are above 0 because tries are made at random moments.
 const ADVANCE: f64 = 6.0;
 const LITTLE: f64 = 2.0;
 
 /// Conditions for a variant to become active: its gain in standard errors (`SIGNIFICANT`), and the smallest relative gain of a variant that
-/// uses more of what others use (`LEAST_GAIN`), because others may lose what it gains.
+/// uses more of the links that others use too (`LEAST_GAIN`), because others may lose what it gains.
 const SIGNIFICANT: f64 = 2.0;
 const LEAST_GAIN: f64 = 0.02;
 
@@ -27,23 +28,23 @@ const PROMISING: u64 = 12;
 /// Smallest ratio of the interval between tries of another variant to the interval between measurements of the active one.
 const SELDOM: u64 = 4;
 
-/// Number of executions after which a missing time of a try is given up. It is also the number of first executions in which tries of
-/// unmeasured variants do not count against the budget, because that loss occurs only once.
+/// Number of executions after which the chooser stops waiting for the time of a try. It is also the number of first executions in which
+/// tries of unmeasured variants do not count against the budget, because that loss occurs only once.
 const OVERDUE: u64 = 32;
 
-/// Ratio of a time of the active variant to its expected time at which the chooser reacts before a second time confirms the change.
+/// Ratio of measured to expected time of the active variant above which the chooser reacts before a second time confirms the change.
 const ALARM: f64 = 1.25;
 
 /// Number of expected times of the active variant after which it is measured half as often.
 const QUIET: u32 = 8;
 
-/// Number of switches without delay (`FREE_SWITCHES`). Each further switch doubles the mean delay, which starts at `DELAY` executions, up
-/// to `MOST_SWITCHES`.
+/// Number of changes of the active variant ("switches") that are made without delay. Each further switch doubles the mean delay, which
+/// starts at `DELAY` executions, up to `MOST_SWITCHES`.
 const FREE_SWITCHES: u32 = 3;
 const DELAY: u64 = 16;
 const MOST_SWITCHES: u32 = 9;
 
-/// Number of executions after which one switch is forgotten.
+/// Number of executions after which one switch no longer counts.
 const FORGOTTEN: u64 = 1024;
 
 /// Decision for one execution.
@@ -273,7 +274,7 @@ impl Chooser {
         Some(variant)
     }
 
-    /// Returns the variant with the shortest expected time. The plain copies count as fastest while no time of them is known.
+    /// Returns the variant with the shortest expected time. The plain copies count as fastest until one of their times is known.
     fn seems_fastest(&self) -> usize {
         let is_open = |&v: &usize| self.times[v].count() > 0 || v == self.variants - 1;
         (0..self.variants).filter(is_open).min_by_key(|&v| self.times[v].expected()).unwrap_or(self.in_force)
@@ -284,7 +285,7 @@ impl Chooser {
         self.times[self.in_force].median() as f64
     }
 
-    /// Returns the time that an execution of `ns` loses to one of the active variant.
+    /// Returns the time by which an execution of `ns` nanoseconds is slower than one of the active variant.
     fn cost_of(&self, ns: u64) -> f64 {
         ns.saturating_sub(self.times[self.in_force].expected()) as f64
     }
@@ -322,7 +323,7 @@ impl Chooser {
                 self.alarm = is_alarming && self.budget > -SAVED * self.unit();
                 self.noticed();
             }
-            // No alarm if many earlier alarms were false: their cost has put the budget into debt.
+            // No alarm is raised if many earlier alarms were false, because their cost has then made the budget strongly negative.
             News::Outlier if is_alarming && !self.alarm && self.budget > -SAVED * self.unit() => {
                 self.alarm = true;
                 self.noticed();
@@ -401,7 +402,7 @@ impl Chooser {
         }
     }
 
-    /// Returns a random number of executions with this mean, from half to one and a half of it, so that independent choosers do not act in
+    /// Returns a random number of executions between half and one and a half times this mean, so that independent choosers do not act in
     /// step.
     fn around(&mut self, mean: u64) -> u64 {
         mean / 2 + split_mix(&mut self.random) % (mean + 1)

@@ -15,11 +15,11 @@ const NOISE: (f64, f64) = (0.015, 0.003);
 /// Classification of a new time.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// Within the noise, or one of the first times.
+    /// Time within the noise band, or one of the first few times.
     Expected,
-    /// Outside of the noise. The next time confirms or rejects a change.
+    /// Time outside of the noise band. The next time confirms or rejects a change.
     Outlier,
-    /// Second time in succession outside of the noise, on the same side. The earlier times are forgotten.
+    /// Second successive time outside of the noise band, on the same side of it. All earlier times are discarded.
     Changed,
 }
 
@@ -42,7 +42,7 @@ impl Times {
         Times { ring: [0; KEPT], count: 0, next: 0, median: 0, noise: NOISE.0, fresh: false, outlier: None }
     }
 
-    /// Returns times of which only the median is known.
+    /// Creates a record of which only the median is known.
     pub fn known(median: u64) -> Times {
         let mut times = Times::new();
         (0..3).for_each(|_| times.push(median));
@@ -80,7 +80,7 @@ impl Times {
         if self.count >= 2 && deviation > band.max(LEAST_BAND) {
             let fresh = std::mem::replace(&mut self.fresh, true);
             match self.outlier.take() {
-                // A change was detected since, so the old times are obsolete.
+                // A change has been detected since the old times were taken, so they are obsolete.
                 None if !fresh => self.forget(),
                 Some(before) if (before > self.median) == (ns > self.median) => {
                     self.forget();

@@ -134,7 +134,7 @@ struct Rates {
     all: f64,
 }
 
-/// Joint choices with which a game is compared.
+/// Rates of the joint choices with which a game is compared: the best one, all plain copies, and the model's choice for each player.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,

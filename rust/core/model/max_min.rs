@@ -125,7 +125,7 @@ mod tests {
         let machine: Vec<Resource> = capacity.iter().map(|&capacity| resource(capacity, 1.0)).collect();
         let mut fair = MaxMin::new(&machine);
         fair.share(&mut active);
-        // Twice, so that what the first time left behind would show.
+        // The second call fails if the first one has left any state behind.
         fair.share(&mut active);
         active.iter().map(|flow| flow.rate).collect()
     }

@@ -13,13 +13,13 @@ use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
 
 /// Largest relative difference of the transfers' rates per byte at which they still end together. If it is larger, the linear program must
-/// divide the capacity that the early ones leave.
+/// divide the capacity that becomes free when the first transfers end.
 const ALIKE: f64 = 0.1;
 
 /// Number of iterations between chunk counts, which depend on shares, and shares, which depend on chunk counts.
 const COUNTS: usize = 2;
 
-/// Relative gain in time by removing a path above which the path is removed: it takes more from others than it carries.
+/// Relative gain in time above which a path is removed. Such a path takes more capacity from others than it carries.
 const IN_THE_WAY: f64 = 5e-3;
 
 /// Fraction of a capacity above which a resource counts as full, because rates are rounded.

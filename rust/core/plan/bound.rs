@@ -22,7 +22,7 @@ use crate::units::time;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Smallest part of the bound at which a resource is named.
+/// Smallest fraction of the bound for which a resource is listed as a limit.
 const LEAST_PART: f64 = 0.01;
 
 /// Relative distance from the time of plain copies below which no better bound is sought.
@@ -134,8 +134,8 @@ fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2
     [of(&|flow, number| flow.src == number), of(&|flow, number| flow.to.contains(&number))]
 }
 
-/// Returns the seconds for which each resource is busy at least, for any flow. Bytes that leave a device use the resources that all copies
-/// out of it use. Bytes that it wants use the resources that all copies into it use.
+/// Returns the minimum time for which each resource is busy under any flow, in seconds. Bytes that leave a device use the resources that
+/// all copies out of it use. Bytes that it wants use the resources that all copies into it use.
 fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let devices = network.devices.len();
     let always = |copies: &dyn Fn(usize) -> (usize, usize)| {
@@ -170,8 +170,8 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     loads
 }
 
-/// Returns the time for which the busiest resource is busy if everything is copied directly, in seconds. Returns infinity if that is
-/// impossible or not optimal.
+/// Returns the busy time of the busiest resource if everything is copied directly, in seconds. Returns infinity if that is impossible or
+/// not optimal.
 fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     let mut loads = vec![0.0; network.resources];
     for flow in flows {

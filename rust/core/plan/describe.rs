@@ -1,4 +1,4 @@
-//! Description of a plan for people.
+//! Human-readable description of a plan.
 
 use super::options::Tuned;
 use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
@@ -150,12 +150,12 @@ impl PathPlan {
         format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
-    /// Returns the devices that the bytes pass, in order from the source.
+    /// Returns the devices through which the bytes pass, in order from the source.
     pub fn vias(&self) -> impl Iterator<Item = DeviceId> {
         self.earlier.iter().copied().chain(self.via)
     }
 
-    /// Returns how the bytes are moved.
+    /// Describes the mechanism that moves the bytes.
     fn manner(&self) -> String {
         match (self.mechanism, self.slots, self.chunks) {
             (Mechanism::Batch, ..) => "part of a batched call".into(),

@@ -21,7 +21,7 @@ pub(super) type Tree = Vec<(usize, usize)>;
 /// Seconds per byte on resources, sorted by resource.
 pub(super) type Draws = Vec<(u32, f64)>;
 
-/// Draws of a byte for a plain copy (`plain`), and for a copy from or to a host memory that the byte only passes (`passing`).
+/// Draws of a byte for a plain copy (`plain`), and for a copy from or to host memory through which the byte only passes (`passing`).
 struct Edge {
     plain: Draws,
     passing: Draws,
@@ -40,15 +40,15 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Creates the network of a machine. Bytes may pass the devices for which `may_pass` is true. Bytes staged in host memory draw like
-    /// staged bytes.
+    /// Creates the network of a machine. Bytes may pass through the devices for which `may_pass` is true. Bytes staged in host memory draw
+    /// like staged bytes.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }
 
     /// Creates the network of a machine with the smallest draw that any copy of a byte has on each resource: in host memory the byte may be
-    /// staged or not. Bytes may pass all devices. With `is_staged`, bytes that begin or end in host memory are staged there too, like those
-    /// of pageable memory.
+    /// staged or not. Bytes may pass through all devices. With `is_staged`, bytes that begin or end in host memory are staged there too,
+    /// like those of pageable memory.
     pub fn of_least_draws(machine: &Machine, is_staged: bool) -> Network {
         Network::drawing(machine, |_| true, is_staged, |staged| staged.min(1.0))
     }
@@ -95,7 +95,7 @@ impl Network {
     }
 
     /// Returns the draws of a byte that is copied between two devices; empty if no copy engine copies between them. `is_passing` is true if
-    /// the byte only passes the host at either end.
+    /// the byte only passes through the host memory at either end.
     pub fn draws(&self, from: usize, to: usize, is_passing: bool) -> &[(u32, f64)] {
         let edge = self.edges[from * self.devices.len() + to].as_ref();
         edge.map_or(&[], |edge| if is_passing { &edge.passing } else { &edge.plain })

@@ -30,7 +30,7 @@ pub struct PartitionForecast {
 /// Variant of a partitioned plan: a way in which partitions reach their destination.
 #[derive(Clone, Debug)]
 pub struct PartitionVariant {
-    /// Name for people.
+    /// Human-readable name.
     pub name: &'static str,
     /// Plan with the program of this variant.
     pub plan: Plan,
@@ -92,7 +92,7 @@ pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
 fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
     let (mut direct, mut staged) = (Vec::new(), Vec::new());
     for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
-        // The path that carries the bytes that the others leave.
+        // Find the path that carries the bytes that the other paths leave.
         let Some(main) = transfer.paths.iter().max_by_key(|path| (path.via.is_none(), path.bytes)) else { continue };
         let others: SmallVec<[&PathPlan; 4]> = transfer.paths.iter().filter(|path| *path != main && helps(path)).collect();
         let mut owed: SmallVec<[u64; 4]> = smallvec![0; others.len()];

@@ -1,7 +1,8 @@
 //! Cheapest ways and trees through a [`Network`] under prices of resources.
 //!
 //! The ways between all devices are computed once for each set of prices (Floyd 1962). Bytes that begin in host memory leave it at the
-//! price of a plain copy, and bytes that only pass the host leave it at that of a staged copy. So a host that is a source has its own rows.
+//! price of a plain copy, and bytes that only pass through the host leave it at that of a staged copy. So a host that is a source has its
+//! own rows.
 //!
 //! A cheapest tree may branch in any device. For at most [`MOST_MEMBERS`] destinations, it is computed exactly (Dreyfus and Wagner 1971).
 //! For more, each destination is connected to the tree by its cheapest way (Takahashi and Matsuyama 1980). A lower bound of any tree is
@@ -25,7 +26,7 @@ pub(super) struct Ways<'n> {
     ending: Table,
     /// Price of the cheapest copy into each device.
     nearest: Vec<f64>,
-    /// True for devices that bytes may pass.
+    /// True for devices that may forward bytes that they do not want.
     may_pass: Vec<bool>,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct WaysFrom<'w> {
 }
 
 impl<'n> Ways<'n> {
-    /// Computes the cheapest ways. Bytes may also pass the devices `also`.
+    /// Computes the cheapest ways. Bytes may also pass through the devices `also`.
     pub fn new(network: &'n Network, prices: &[f64], also: &[usize]) -> Ways<'n> {
         let count = network.devices.len();
         let is_host: Vec<bool> = network.devices.iter().map(|device| device.is_host()).collect();
@@ -101,7 +102,7 @@ impl<'n> Ways<'n> {
                 ending.device[at] = before as u32;
             }
         }
-        // A tree branches only in devices that bytes may pass.
+        // A tree branches only in devices that bytes may pass through.
         for (from, to) in all().filter(|(from, to)| from != to && !may_pass[*to]) {
             passing.price[from * count + to] = f64::INFINITY;
         }
@@ -133,7 +134,7 @@ impl<'n> Ways<'n> {
 }
 
 impl Table {
-    /// Extends the copies between every two devices to ways over any number of devices that bytes may pass.
+    /// Extends the copies between every two devices to ways over any number of devices that bytes may pass through.
     fn close(&mut self, count: usize, may_pass: &[bool]) {
         for by in (0..count).filter(|by| may_pass[*by]) {
             let row: Vec<f64> = self.price[by * count..][..count].to_vec();

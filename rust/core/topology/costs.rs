@@ -17,7 +17,7 @@ pub enum CostUnit {
 pub struct Cost {
     /// Name in code, in files and in reports.
     pub name: &'static str,
-    /// One line of description for people.
+    /// Human-readable description in one line.
     pub meaning: &'static str,
     /// Unit of the value.
     pub unit: CostUnit,
@@ -26,7 +26,7 @@ pub struct Cost {
     /// Measurement by which a probe determines the value. `None` if a probe does not measure it; the value is then that of the preset or
     /// file, or the default.
     pub probe: Option<&'static str>,
-    /// Source of the default.
+    /// Source of the default value, as text: a measurement or an assumption.
     pub source: &'static str,
     /// Returns the value.
     pub of: fn(&Costs) -> f64,

@@ -174,7 +174,7 @@ pub struct SharedResource {
 pub struct Topology {
     /// Name: that of a preset, such as `beluga`, or the name in the file.
     pub name: String,
-    /// One line of description for people.
+    /// Human-readable description in one line.
     pub description: String,
     /// Devices and switches.
     pub nodes: Vec<Node>,

@@ -72,7 +72,7 @@ pub struct Record {
     pub format: u32,
     /// Version of the library.
     pub version: String,
-    /// Date of the probe, for people.
+    /// Date of the probe, for human readers.
     pub date: Option<String>,
     /// Machine that was probed.
     pub fingerprint: Fingerprint,

@@ -1,5 +1,5 @@
-//! Calls the CPU build of the fused copy kernel (`cpp/segment_copy.hpp`) and of the kernel of actions (`cpp/actions.hpp`), which only tests
-//! run.
+//! Calls the CPU build of the fused copy kernel (`cpp/segment_copy.hpp`) and of the kernel that executes a list of actions
+//! (`cpp/actions.hpp`), which only tests run.
 
 pub use crate::bridge::Segment;
 
@@ -34,12 +34,14 @@ pub unsafe fn copy_segments(segments: &[Segment], grid: Grid) {
     }
 }
 
-/// Runs one of the `blocks` blocks of a kernel of actions ([`Action::segment`](mpgpu_backend::Action::segment)) on the calling thread.
+/// Runs block number `block` of a kernel that executes a list of actions ([`Action::segment`](mpgpu_backend::Action::segment)) on the
+/// calling thread. The kernel has `blocks` blocks.
 ///
 /// # Safety
 ///
 /// The requirements of [`copy_segments`] hold for copies. Flags live until the call returns, and threads access them only through atomics.
-/// The same holds for the three `addresses`: with several blocks the words of all blocks, `stop`, and `turn` or 0. Each block runs once.
+/// The same holds for the words at the three `addresses`: the counters that the blocks share (used only if there are several blocks), the
+/// counter `stop`, and the word `turn`, whose address may be 0. Each block runs once.
 pub unsafe fn run_actions(actions: &[Segment], addresses: &[u64; 3], tile_shift: u32, block: u32, blocks: u32) {
     // SAFETY: the pointers are those of a slice with its length and of an array of three. The caller guarantees the rest.
     unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), tile_shift.clamp(4, 30), block, blocks) }

@@ -214,8 +214,8 @@ impl HostMemory {
         self.change(allocation, |entry| entry.signallers.name(by_address));
     }
 
-    /// Fails the waits for a party that sets no more counters in this allocation. Counters that kernels wait for are set here, after each
-    /// failed wait is recorded, because kernels observe nothing else.
+    /// Fails the waits for counters of this allocation that `party` should have set, after the loss of that party. Counters that kernels
+    /// wait for are set here, because a kernel observes nothing else. Each failed wait is recorded first.
     pub(super) fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer, note: impl Fn(Line, FailedWait)) {
         self.change(allocation, |entry| {
             entry.signallers.lose(party, peer);

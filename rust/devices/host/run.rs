@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Work of a node.
+/// Work of a node in the dependency graph of this backend.
 pub(super) enum HostWork {
     /// No work: the node only joins its predecessors.
     Join,
@@ -27,7 +27,7 @@ pub(super) enum HostWork {
     Run(Box<Run>),
     /// Arrival of a stream at an execution that needs the bytes of rings.
     Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),
-    /// End of this execution.
+    /// End of that execution, which gives the bytes back.
     GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
     /// Recording of the current time.
     Moment(Passed),

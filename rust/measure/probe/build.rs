@@ -55,7 +55,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
             Some(ports) => ports.links(resource, hops, &draft),
             None => Some(resource.hops().filter_map(|hop| draft.of_hop[hop]).collect()),
         };
-        // A port is already a link.
+        // A capacity with a single link is that link's own, so it needs no shared resource.
         let links = links.unwrap_or_default();
         if links.len() > 1 {
             shared.push(SharedResource { name, capacity: rounded(resource.capacity), staged: resource.staged.map(rounded), links });
@@ -178,7 +178,7 @@ impl Ports {
             self.gpus.iter().copied().filter(|gpu| peers.iter().filter(|hop| of(hop) == *gpu).all(|hop| hop.2)).collect()
         };
         let (out, into) = (all(&|hop| hop.0), all(&|hop| hop.1));
-        // If all outgoing copies use it, all incoming ones do too, so one list is enough.
+        // If all outgoing copies of every GPU use the resource, all incoming ones do too, so one list is enough.
         let into = if out.len() == self.gpus.len() { Vec::new() } else { into };
         let said = |hop: &(DeviceId, DeviceId, bool)| out.contains(&hop.0) || into.contains(&hop.1);
         peers.iter().all(|hop| hop.2 == said(hop)).then_some([out, into])

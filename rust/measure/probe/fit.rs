@@ -28,7 +28,7 @@ const LEAST_REPEATS: usize = 2;
 /// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention.
 /// Buffers of host memory differ, and other programs use host memory.
 const HOST_SLACK: f64 = 2.0;
-/// Relative difference below which capacities and rates are merged. Links of the same make differ less than measurements do.
+/// Relative difference below which capacities and rates are merged. Links of the same type differ less than measurements do.
 const ALIKE: f64 = 0.05;
 
 /// Rank of the sample of a set from which a capacity is derived: the middle one, or the lower of the two middle ones.

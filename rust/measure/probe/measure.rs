@@ -8,7 +8,7 @@ use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 
-/// Sizes of copies are multiples of this, so that engines get page-aligned pieces.
+/// Granularity of the sizes of copies in bytes, so that copy engines get page-aligned pieces.
 const GRAIN: f64 = 4096.0;
 /// Bytes of a copy whose time is only start-up time.
 pub(super) const TINY: u64 = 4096;
@@ -157,7 +157,7 @@ impl<'a, H: Harness> Session<'a, H> {
                 self.fit.rates[index] = slope(small, first, large, last);
             }
         }
-        // Links of the same make differ by less than measurements do.
+        // Links of the same type differ by less than measurements do.
         let class = |&(from, to): &Ends| (from.is_host(), to.is_host());
         for class_of in [(false, false), (true, false), (false, true), (true, true)] {
             let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();

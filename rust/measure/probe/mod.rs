@@ -48,7 +48,7 @@ pub enum Work<'a> {
     Together(&'a [Hop]),
     /// `count` copies like `hop` on one internal stream, made as plain copies, one batched call, or one kernel.
     Many {
-        /// One of the copies.
+        /// Copy that is repeated.
         hop: Hop,
         /// Number of copies.
         count: u32,

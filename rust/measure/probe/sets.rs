@@ -57,7 +57,7 @@ pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
                 pairs.push([first, second]);
                 continue;
             }
-            // Only the first of each kind for each GPU.
+            // Take only the first pair of each kind for each GPU.
             let (peer, host) = if is_between_gpus(*a) { (a, b) } else { (b, a) };
             if !is_between_gpus(*peer) || is_between_gpus(*host) {
                 continue;
@@ -125,7 +125,7 @@ pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
 /// Returns copies that cross from one host domain to another. A GPU belongs to the domain with which it copies fastest. A link between
 /// sockets serves these copies. GPUs may have links of their own, so there are two sets: without copies between GPUs, and with them.
 pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[DeviceId]) -> Vec<Vec<usize>> {
-    /// A host memory is near a GPU if the rate of every other is below this fraction of its rate.
+    /// Fraction that defines near host memory: it is near a GPU if the rate of every other host memory is below this fraction of its rate.
     const NEAR: f64 = 0.9;
     let hosts: Vec<DeviceId> = devices.iter().copied().filter(|device| device.is_host()).collect();
     let rate = |a, b| hops.iter().zip(rates).filter(|(hop, _)| **hop == (a, b) || **hop == (b, a)).map(|(_, rate)| rate).sum::<f64>();

@@ -13,11 +13,11 @@ pub enum Case {
     H2d,
     /// One copy from a GPU to pinned host memory.
     D2h,
-    /// Two GPUs, in both directions at the same time.
+    /// Two GPUs send to each other at the same time.
     Bidir,
-    /// Every GPU to the next, the last to the first.
+    /// Every GPU sends to the next one, and the last to the first.
     Ring,
-    /// Every GPU to every other.
+    /// Every GPU sends to every other.
     AllToAll,
 }
 
