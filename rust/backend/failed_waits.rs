@@ -137,7 +137,8 @@ impl FailedWaits {
 
     /// Records that a stream is about to wait on these lines. `stream` is a number that no other stream has.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
-        // Collected before locking: finding them accesses memory tables, and a thread that records a failure there holds their lock.
+        // The lines are collected before locking: finding them accesses memory tables, and a thread that records a failure there holds
+        // their lock.
         let lines: Lines = lines.collect();
         self.with(|state| state.note(stream, lines.into_iter()));
     }

@@ -6,7 +6,7 @@ mod armed {
     use std::cell::RefCell;
 
     thread_local! {
-        // Per thread, so that tests in one process do not affect each other.
+        // The variable is thread-local, so that tests in one process do not affect each other.
         static ARMED: RefCell<Option<&'static str>> = const { RefCell::new(None) };
     }
 

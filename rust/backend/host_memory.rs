@@ -106,7 +106,7 @@ impl HostPages {
     fn map(length: usize, align: usize, page: usize) -> io::Result<HostPages> {
         let whole = length.checked_add(align - page).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping at an address of the system's choice.
+        // SAFETY: the call creates a new mapping at an address that the system chooses.
         let start = unsafe { libc::mmap(null_mut(), whole, access, kind, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -115,7 +115,7 @@ impl HostPages {
         let base = start.next_multiple_of(align);
         let unmap = |from: usize, to: usize| {
             if to > from {
-                // SAFETY: whole pages of the mapping just created, which no other code uses.
+                // SAFETY: the range consists of whole pages of the mapping just created, which no other code uses.
                 unsafe { libc::munmap(with_exposed_provenance_mut(from), to - from) };
             }
         };
@@ -310,7 +310,7 @@ impl PageRange {
 
     /// Gives advice to the system. Without it the memory may be slower, but remains correct.
     fn advise(&self, advice: libc::c_int, name: &str) {
-        // SAFETY: whole pages of a mapping.
+        // SAFETY: the range consists of whole pages of a mapping.
         if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } != 0 {
             log::debug!("madvise({name}): {}", io::Error::last_os_error());
         }
@@ -318,14 +318,14 @@ impl PageRange {
 
     /// Places the pages on a NUMA node as long as it has room. `MPOL_BIND` is not used, because it ends the process if the node is full.
     fn prefer(&self, node: u32) -> io::Result<()> {
-        // As wide as a register, like every number here, because the system call reads whole registers.
+        // All numbers here are as wide as a register, because the system call reads whole registers.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         const NO_FLAGS: libc::c_ulong = 0;
         let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
         // The kernel uses one bit less than the given number.
         let bits = mask.len() * BITS + 1;
-        // SAFETY: whole pages of a mapping, and a mask of that many bits, which is read during the call.
+        // SAFETY: the range consists of whole pages of a mapping. The mask has that many bits and is read during the call.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_mbind,
@@ -347,7 +347,7 @@ impl PageRange {
         let turns = |worker: usize| {
             for first in (worker..pieces).step_by(workers).map(|turn| turn * piece) {
                 for at in (first..self.bytes.min(first + piece)).step_by(page) {
-                    // SAFETY: inside the mapping, in a piece that only this worker uses. No other code uses the mapping yet.
+                    // SAFETY: the address is inside the mapping, in a piece that only this worker uses. No other code uses the mapping yet.
                     unsafe { with_exposed_provenance_mut::<u8>(self.base + at).write_volatile(0) };
                 }
             }
@@ -359,7 +359,7 @@ impl PageRange {
 impl Drop for HostPages {
     fn drop(&mut self) {
         let PageRange { base, bytes } = self.0;
-        // SAFETY: the whole mapping, which only this object owns.
+        // SAFETY: the range is the whole mapping, which only this object owns.
         if unsafe { libc::munmap(with_exposed_provenance_mut(base), bytes) } != 0 {
             log::error!("munmap of {bytes} bytes at {base:#x}: {}", io::Error::last_os_error());
         }
@@ -473,7 +473,7 @@ fn node_of(address: u64) -> Option<u32> {
     let page: *mut u8 = with_exposed_provenance_mut(usize::try_from(address).ok()? / page_bytes() * page_bytes());
     let (one, itself, stay): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (1, 0, 0);
     let mut node: libc::c_int = -1;
-    // SAFETY: one address and one result, valid for the call. Without a list of nodes nothing is moved.
+    // SAFETY: the call gets one address and room for one result, both valid for the call. Without a list of nodes nothing is moved.
     let told = unsafe { libc::syscall(libc::SYS_move_pages, itself, one, &raw const page, null_mut::<u8>(), &raw mut node, stay) };
     u32::try_from(node).ok().filter(|_| told == 0)
 }

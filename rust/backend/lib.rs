@@ -680,7 +680,7 @@ pub trait Backend: Send + Sync {
 }
 
 impl BackendError {
-    /// Creates the error for missing host memory of a size that the caller's counts require.
+    /// Creates the error for a lack of host memory, if the amount depends on numbers that the caller has chosen.
     pub fn no_headroom(NoHeadroom { bytes }: NoHeadroom) -> Self {
         BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes }
     }

@@ -53,9 +53,9 @@ fn set() -> libc::sigset_t {
 
 /// Returns a descriptor that is readable while one of the signals is pending. No thread reads it.
 fn ending_signals() -> io::Result<OwnedFd> {
-    // SAFETY: a set that is valid for the call.
+    // SAFETY: the set is valid for the call.
     let descriptor = unsafe { libc::signalfd(-1, &set(), libc::SFD_CLOEXEC) };
-    // SAFETY: a new descriptor that this function owns.
+    // SAFETY: the descriptor is new, and this function owns it.
     if descriptor < 0 { Err(io::Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }) }
 }
 
@@ -85,7 +85,7 @@ fn is_program(stat: &str) -> bool {
 
 /// Delivers pending signals to this thread.
 fn accept() {
-    // SAFETY: a set that is valid for the calls. A handler of the program may run, as it would on any thread that accepts the signal.
+    // SAFETY: the set is valid for the calls. A handler of the program may run, as it would on any thread that accepts the signal.
     unsafe {
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set(), std::ptr::null_mut());
         libc::pthread_sigmask(libc::SIG_BLOCK, &set(), std::ptr::null_mut());

@@ -18,12 +18,12 @@ pub fn check_can_load() -> Result<(), &'static str> {
 fn is_static() -> bool {
     /// Records in `*data` whether the first object, which is the program, names a loader.
     unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
-        // SAFETY: valid for the call, as `dl_iterate_phdr` guarantees. `data` is the caller's Option.
+        // SAFETY: the pointers are valid for the call, as `dl_iterate_phdr` guarantees. `data` is the caller's Option.
         let (object, named) = unsafe { (&*object, &mut *data.cast::<Option<bool>>()) };
         if object.dlpi_phdr.is_null() {
             return 1;
         }
-        // SAFETY: the program's headers, which stay mapped for as long as it runs.
+        // SAFETY: the range holds the program's headers, which stay mapped for as long as the program runs.
         let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
         *named = Some(headers.iter().any(|header| header.p_type == libc::PT_INTERP));
         1

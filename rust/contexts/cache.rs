@@ -140,7 +140,7 @@ impl Cache {
 
     /// Caches a plan and returns the plan to use. If another thread has cached a plan of this request meanwhile, that plan is returned.
     pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
-        // Declared before the guard, so that evicted plans are dropped after the lock is released.
+        // The list is declared before the guard, so that evicted plans are dropped after the lock is released.
         let evicted;
         let mut state = lock(&self.state);
         let kept = state.plans.keep(self.bound, request, plan);
@@ -217,9 +217,9 @@ impl<K: Key, V> Lru<K, V> {
         if bound == 0 {
             return Insertion { value, evicted };
         }
-        // Counted before the key is moved.
+        // The transfers are counted before the key is moved.
         let transfers = key.transfers();
-        // A single look-up, because the key may be long.
+        // Make a single look-up, because the key may be long.
         if let Some(earlier) = self.entries.put(key, value.clone()) {
             self.entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
             return Insertion { value: earlier, evicted };

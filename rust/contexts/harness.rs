@@ -77,7 +77,7 @@ impl<'a> TransferHarness<'a> {
     fn allocate(&mut self, devices: &[DeviceId]) -> Result<(), BackendError> {
         for &device in devices {
             for index in 0..if device.is_host() { HOST_BUFFERS } else { 1 } {
-                // Recorded in `self` one by one, so that earlier allocations are freed after an error.
+                // Allocations are recorded in `self` one by one, so that they are freed if a later one fails.
                 let out = self.backend.allocate(device, self.room)?;
                 let of_device = self.memory.entry(device).or_default();
                 of_device.push(Arenas { out, into: 0 });
@@ -109,8 +109,8 @@ impl<'a> TransferHarness<'a> {
             let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;
             inside(arenas.out) || inside(arenas.into)
         }));
-        // SAFETY: the range is inside an arena, which lives as long as `self`. No copy is in flight, because every method waits for its
-        // own.
+        // SAFETY: the range is inside an arena, which lives as long as `self`. No copy is in flight, because every method waits for the
+        // copies that it enqueues.
         unsafe { Words::new(address, first, words) }
     }
 
@@ -184,7 +184,7 @@ impl<'a> TransferHarness<'a> {
             Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
-        // Engines as the planner chooses them.
+        // Use the engine that the planner would choose.
         let engine = if mechanism == Mechanism::Kernel { Engine::Graph } else { Engine::Stream };
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), engine)
     }

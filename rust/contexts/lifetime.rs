@@ -238,7 +238,7 @@ impl Context {
             return Ok(planned);
         }
         fault::point("planner");
-        // Each round but the last excludes one more pair of devices from the machine.
+        // Each iteration except the last excludes one more pair of devices from the machine.
         let planned = loop {
             let machine = self.shared.machine_now();
             let planned = plan::plan(&machine, &shape.batch, &shape.options)?;

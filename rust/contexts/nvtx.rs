@@ -50,7 +50,7 @@ impl Drop for NvtxRange {
     #[inline]
     fn drop(&mut self) {
         if let Some(profiler) = self.profiler {
-            // SAFETY: the function and the domain belong to the profiler; the range on top of this thread's stack is ours.
+            // SAFETY: the function and the domain belong to the profiler; the innermost open range of this thread belongs to this library.
             unsafe { (profiler.pop)(profiler.domain) };
         }
     }
@@ -62,7 +62,7 @@ pub fn attach() {
     ATTACH.call_once(|| {
         let Some(path) = std::env::var_os("NVTX_INJECTION64_PATH") else { return };
         match Profiler::load(&path) {
-            // Leaked, because the library also stays loaded for the rest of the process.
+            // The profiler is leaked, because its library also stays loaded for the rest of the process.
             Ok(profiler) => PROFILER.store(Box::into_raw(Box::new(profiler)), Ordering::Release),
             Err(why) => log::info!("no NVTX ranges, because the profiler of NVTX_INJECTION64_PATH={} {why}", path.display()),
         }

@@ -40,7 +40,7 @@ impl Context {
                 Ok(_) => cuda(config),
                 Err(reason) => {
                     let context = host(config)?;
-                    // Once: a program may open a context for each of its threads.
+                    // Warn only once, because a program may open a context for each of its threads.
                     static WARN: Once = Once::new();
                     WARN.call_once(|| {
                         log::warn!(

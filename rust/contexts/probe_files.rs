@@ -139,7 +139,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
         match fs::File::create_new(&beside) {
-            // Left by a process with the same number: one in another container, or an earlier one that was killed.
+            // The file was left by a process with the same number: one in another container, or an earlier one that was killed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
             created => Some((beside, created)),
         }

@@ -40,7 +40,7 @@ impl ContextState {
             let why = format!("{address:#x} is memory of another process, imported here; export it there");
             return Err(ipc::IpcError::NotSupported(why).into());
         }
-        // Tried now, not when an importer asks, so that the caller gets the error for memory that cannot be shared.
+        // The export is tried now, not when an importer requests it, so that the caller gets the error for memory that cannot be shared.
         drop(backend.export(&allocation)?);
         let service = {
             let mut started = lock(&sharing.service);

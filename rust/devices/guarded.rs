@@ -202,10 +202,10 @@ mod tests {
     fn memory_that_is_not_there_is_an_error_and_the_rest_is_copied() {
         let page = 4096;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: new mappings.
+        // SAFETY: the call creates a new mapping.
         let ordinary = unsafe { libc::mmap(std::ptr::null_mut(), 4 * page, access, kind, -1, 0) };
         assert_ne!(ordinary, libc::MAP_FAILED);
-        // SAFETY: whole pages of the mapping just made.
+        // SAFETY: the range consists of whole pages of the mapping just made.
         unsafe {
             ordinary.cast::<u8>().write_bytes(7, 4 * page);
             // The page is not unmapped, because another thread could map memory into the gap, which would then be overwritten.
@@ -225,7 +225,7 @@ mod tests {
             assert_eq!(copy(to, from, 3 * page, [true; 2]), Ok(()));
         }
         assert!(own[..3 * page].iter().all(|byte| *byte == 7));
-        // SAFETY: the whole mapping.
+        // SAFETY: the range is the whole mapping, which is not used any more.
         unsafe { libc::munmap(ordinary, 4 * page) };
     }
 }

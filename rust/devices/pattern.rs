@@ -30,7 +30,7 @@ impl<'a> Words<'a> {
     fn write(&self, value: impl Fn(u64) -> u64) {
         let start = with_exposed_provenance_mut::<u64>(self.address as usize);
         for index in 0..self.count {
-            // SAFETY: one of the words that the caller of `new` guarantees.
+            // SAFETY: the index is below `count`, and the caller of `new` guarantees these words.
             unsafe { start.add(index as usize).write(value(self.first + index)) }
         }
     }
@@ -65,12 +65,12 @@ mod tests {
     fn a_wrong_a_missing_and_a_misplaced_word_are_counted() {
         let mut memory = [0_u64; 16];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
-        // SAFETY: all of `memory`, which nothing else uses meanwhile.
+        // SAFETY: the words cover `memory`, which nothing else uses meanwhile.
         let words = |first| unsafe { Words::new(address, first, 16) };
         words(100).fill();
         assert_eq!(words(100).wrong_bytes(), 0);
         let at = std::ptr::with_exposed_provenance_mut::<u8>(address as usize + 9);
-        // SAFETY: a byte of `memory`.
+        // SAFETY: the address is that of a byte of `memory`.
         unsafe { at.write(!at.read()) };
         assert_eq!(words(100).wrong_bytes(), 1);
         words(100).spoil();

@@ -34,7 +34,7 @@ pub fn generation() -> u32 {
 /// Registers `work` to be called when the process ends by `exit` or returns from `main`. A child of `fork` inherits the registration, so
 /// `work` must check the generation first.
 pub fn at_exit(work: extern "C" fn()) {
-    // SAFETY: a function that lives as long as the program.
+    // SAFETY: the function lives as long as the program.
     if unsafe { libc::atexit(work) } != 0 {
         log::debug!("atexit: no room for one more");
     }

@@ -83,7 +83,7 @@ impl MappedPages {
 impl Drop for MappedPages {
     fn drop(&mut self) {
         let base: *mut c_void = with_exposed_provenance_mut(self.base as usize);
-        // SAFETY: `map` created the mapping with this length, and the owner guarantees on drop that it is no longer used.
+        // SAFETY: `map` created the mapping with this length. The owner drops it only when it is no longer used.
         let unmapped = unsafe { rustix::mm::munmap(base, self.bytes as usize) };
         debug_assert_eq!(unmapped, Ok(()), "a mapping of our own");
     }

@@ -88,7 +88,7 @@ fn tag(span: u64) -> u64 {
 
 impl SharedWords {
     fn word(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: aligned and in the memory of `Spans::at`, which every process accesses only through atomics.
+        // SAFETY: the address is aligned and in the memory passed to `Spans::at`, which every process accesses only through atomics.
         unsafe { &*with_exposed_provenance(self.base as usize + index as usize * size_of::<AtomicU64>()) }
     }
 

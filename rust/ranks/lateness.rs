@@ -58,7 +58,8 @@ impl Lateness {
     /// True if a kernel has reported a long wait since the last call.
     fn has_waited(&self) -> bool {
         self.word.is_some_and(|word| {
-            // SAFETY: aligned, in memory that stays mapped for as long as the plan lives, and accessed only through atomics on the CPU.
+            // SAFETY: the address is aligned and in memory that stays mapped for as long as the plan lives. CPU threads access it only
+            // through atomics.
             let word: &AtomicU64 = unsafe { &*with_exposed_provenance(word as usize) };
             // Swap only if the word is set, because until then the cache line belongs to the GPU.
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0

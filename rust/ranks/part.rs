@@ -534,7 +534,7 @@ impl BoundPart {
             backend.record_event(joined, own)?;
             return backend.stream_wait_event(stream, joined);
         }
-        // Set together with the next wait of the stream, or before its next work.
+        // Signals that are set together with the next wait of the stream, or before its next work.
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),

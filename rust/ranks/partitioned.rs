@@ -114,7 +114,7 @@ impl PartitionWords {
                 let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
                 trigger.counters = allocate(device, counted + STEP_BYTES)?;
                 cleared.push((device, trigger.counters, counted));
-                // Ready flags of bytes that producers store are in the receiver's memory.
+                // If producers store the bytes, the ready flags are in the receiver's memory.
                 trigger.ready = if at.together.is_stored() { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
                 trigger.step = trigger.counters + counted;
                 steps.push(StepWords { transfer: index as u32, device, address: trigger.step, choices: 0 });
@@ -177,7 +177,7 @@ impl PartitionWords {
                 source
             };
             let choice = choices + how as u64 * STEP_BYTES;
-            // SAFETY: aligned, in host memory that lives as long as this plan. All readers read the same type.
+            // SAFETY: the address is aligned and in host memory that lives as long as this plan. All readers read the same type.
             unsafe { with_exposed_provenance_mut::<[u64; 2]>(choice as usize).write([to, u64::from(partitioned.counts())]) };
             Ok((STEP_BYTES, Endpoints { dst: address, src: choice }))
         });

@@ -473,7 +473,7 @@ impl Drop for NodePlan {
     fn drop(&mut self) {
         let held = lock(&self.held);
         if !held.allocations.is_empty() {
-            // Streams that wait for producers would keep the context from closing.
+            // Streams that still wait for producers would prevent the context from closing.
             if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
                 log::debug!("a node plan is dropped: {error}");
             }

@@ -12,7 +12,7 @@ use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// Largest number of players, because the simulator runs their joint choices.
+/// Largest number of players. The limit exists because the simulator runs every joint choice of the players that occurs.
 const MOST_PLAYERS: usize = 16;
 
 /// Number of executions over which the worst loss is determined.

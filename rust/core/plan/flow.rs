@@ -289,7 +289,7 @@ mod tests {
         (Network::of_edges(devices, &pairs), edges.iter().map(|edge| f64::from(edge.2)).collect())
     }
 
-    /// The least price of all sets of edges that lead from device 0 to some others, by trying them.
+    /// Returns the smallest price of a set of edges that connects device 0 to the devices `to`, found by trying all sets.
     fn by_trying(network: &Network, prices: &[f64], to: &[usize]) -> f64 {
         let count = network.devices.len();
         let pairs = (0..count * count).map(|at| (at / count, at % count)).filter(|(from, to)| network.joins(*from, *to));

@@ -101,7 +101,7 @@ pub fn parse_probed(text: &str) -> Result<(Topology, Option<Record>), TopologyEr
         shared: Vec::new(),
         costs: file.costs,
     };
-    // Checked before names are looked up, so that no name exists twice.
+    // The topology is checked before names are looked up, so that no name exists twice.
     topology.check()?;
 
     let nodes = topology.nodes.iter().enumerate().map(|(index, node)| (node.name.as_str(), NodeId(index as u32)));

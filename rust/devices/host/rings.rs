@@ -51,7 +51,7 @@ impl<W: Work> Rings<W> {
                 claims[at].is_granted = true;
             }
         }
-        // Without the lock, because a node may end at once.
+        // The lock is released first, because a node may end immediately and then take it.
         drop(claims);
         granted.iter().for_each(Node::release);
     }

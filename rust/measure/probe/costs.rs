@@ -51,7 +51,7 @@ fn calls<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Cost
 fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let Some(index) = first(session) else { return Ok(()) };
     let (from, to) = session.hops[index];
-    // Long enough to make the start negligible, and short enough to be typical of messages for which kernels are used.
+    // The size is large enough to make the start-up time negligible, and small enough to be typical of messages for which kernels are used.
     let bytes = (session.fit.rates[index] * session.options.copy_seconds / 4.0) as u64;
     let bytes = bytes.clamp(16 * TINY, session.harness.room().max(16 * TINY));
     let mut moving = |mechanism, start: f64| -> Result<f64, H::Error> {

@@ -100,7 +100,7 @@ pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine
         longer.push((both - alone).max(0.0));
     }
     costs.fork_join_staged = median(&mut longer).unwrap_or(costs.fork_join_staged);
-    // Several GPUs also wait for an event of another stream, and another stream waits for one of theirs.
+    // Copies of several GPUs are forked and joined by events too, so that cannot cost less.
     costs.fork_join_gpus = costs.fork_join_gpus.max(costs.fork_join_staged);
     Ok(())
 }

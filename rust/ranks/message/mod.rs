@@ -355,7 +355,8 @@ impl Messenger {
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
-            // Withdrawn under the mailbox's lock, because that rank may be ending the send itself, or may have died during a match.
+            // The operation is withdrawn under the mailbox's lock, because that rank may be ending the send itself, or may have died during
+            // a match.
             self.mailboxes.withdraw(rank, slot, SlotStatus::PeerGone, &|rank| self.is_gone(rank));
         }
         if self.presence(rank) != Presence::Died || rank == self.mailboxes.rank() {
@@ -505,7 +506,7 @@ impl Messenger {
         let mut round = 0;
         loop {
             let has_passed = Instant::now() >= until;
-            // Taken before the pool's lock: elsewhere the pool's lock is taken while an operation's lock is held.
+            // These locks are taken before the pool's lock, because elsewhere the pool's lock is taken while an operation's lock is held.
             operations.iter().filter_map(|operation| operation.take_kept()).for_each(|kept| self.spend(kept));
             let is_quiet = |slots: &Mutex<SlotPool>| {
                 let slots = lock(slots);
