@@ -54,8 +54,7 @@ pub struct Slice<T> {
 impl<T: Element> Buffer<T> {
     /// Allocates `len` elements on `device`, all of whose bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
     ///
-    /// # Errors
-    /// For a device that does not exist, and if it has no memory left.
+    /// # Errors Returns an error for a device that does not exist, and for a device without enough free memory.
     pub fn zeroed(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, false)?.cleared()
     }
@@ -64,7 +63,7 @@ impl<T: Element> Buffer<T> {
     /// [`zeroed`](Buffer::zeroed).
     ///
     /// # Errors
-    /// The errors of `zeroed`, and an error if the system provides no memory file.
+    /// Returns the errors of `zeroed`, and an error if the system provides no memory file.
     pub fn shared(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, true)?.cleared()
     }
@@ -72,7 +71,7 @@ impl<T: Element> Buffer<T> {
     /// Copies the elements of a slice into a new buffer on `device`.
     ///
     /// # Errors
-    /// The errors of `zeroed`.
+    /// Returns the errors of `zeroed`.
     pub fn from_slice(ctx: &Context, device: DeviceId, elements: &[T]) -> Result<Buffer<T>, Error> {
         let buffer = Buffer::allocate(ctx, device, elements.len(), false)?;
         buffer.write(&Stream::new(ctx, device)?, elements)?;
@@ -113,7 +112,7 @@ impl<T: Element> Buffer<T> {
     /// Returns the elements of a range, as an end of transfers.
     ///
     /// # Panics
-    /// If the range exceeds the buffer, as slices do.
+    /// Panics if the range exceeds the buffer, as slices do.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice<T> {
         // Uses a wider type than an index, because the end of `0..=usize::MAX` would overflow.
         let start = match range.start_bound() {
@@ -132,8 +131,8 @@ impl<T: Element> Buffer<T> {
 
     /// Copies elements into the buffer, after all earlier work in `stream`, and waits for the copy.
     ///
-    /// # Errors
-    /// For a wrong number of elements, a stream of another context or one that is being captured, and the errors of work in the stream.
+    /// # Errors Returns an error for a wrong number of elements, for a stream of another context, and for a stream that is being captured.
+    /// Also returns the errors of work in the stream.
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         self.slice(..).write(stream, elements)
     }
@@ -141,7 +140,7 @@ impl<T: Element> Buffer<T> {
     /// Copies the buffer's elements into a slice, after all earlier work in `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// The errors of [`write`](Buffer::write).
+    /// Returns the errors of [`write`](Buffer::write).
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
         self.slice(..).read(stream, elements)
     }
@@ -149,7 +148,7 @@ impl<T: Element> Buffer<T> {
     /// Copies the buffer's elements into a new vector, after all earlier work in `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// The errors of [`write`](Buffer::write).
+    /// Returns the errors of [`write`](Buffer::write).
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         self.slice(..).to_vec(stream)
     }
@@ -215,7 +214,7 @@ impl<T: Element> Slice<T> {
     /// Copies elements into this range, as [`Buffer::write`] does.
     ///
     /// # Errors
-    /// The errors of [`Buffer::write`].
+    /// Returns the errors of [`Buffer::write`].
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         // SAFETY: `copy_now` returns when the elements have been read.
         let here = unsafe { End::of_host(elements.as_ptr().cast(), size_of_val(elements)) };
@@ -225,7 +224,7 @@ impl<T: Element> Slice<T> {
     /// Copies the elements of this range into a slice, as [`Buffer::read`] does.
     ///
     /// # Errors
-    /// The errors of [`Buffer::write`].
+    /// Returns the errors of [`Buffer::write`].
     pub fn read(&self, stream: &Stream, elements: &mut [T]) -> Result<(), Error> {
         // SAFETY: `copy_now` returns when the elements have been written, and any bytes are valid elements.
         let here = unsafe { End::of_host(elements.as_mut_ptr().cast_const().cast(), size_of_val(elements)) };
@@ -235,7 +234,7 @@ impl<T: Element> Slice<T> {
     /// Copies the elements of this range into a new vector, as [`Buffer::to_vec`] does.
     ///
     /// # Errors
-    /// The errors of [`Buffer::write`].
+    /// Returns the errors of [`Buffer::write`].
     pub fn to_vec(&self, stream: &Stream) -> Result<Vec<T>, Error> {
         let mut elements = vec![T::new_zeroed(); self.len()];
         self.read(stream, &mut elements)?;

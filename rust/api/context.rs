@@ -19,7 +19,7 @@ impl Context {
     /// Discovers the machine and reads the environment. Allocates nothing on a device.
     ///
     /// # Errors
-    /// For a malformed `MPGPU_` variable, an invalid topology, or a requested backend that is not available.
+    /// Returns an error for a malformed `MPGPU_` variable, an invalid topology, or a requested backend that is not available.
     pub fn new() -> Result<Context, Error> {
         Context::with_options(&ContextOptions::default())
     }
@@ -62,9 +62,8 @@ impl Context {
     /// The transfers of a plan run in no particular order: no destination may overlap another destination or a source. Blocks for some
     /// microseconds.
     ///
-    /// # Errors
-    /// For ends of different size, ends that overlap, ends of another context, and if no path connects the devices. The text names the
-    /// transfer.
+    /// # Errors Returns an error for ends of different size, for ends that overlap, for ends of another context, and if no path connects
+    /// the devices. The text names the transfer.
     pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
         self.plan_with(transfers, &PlanOptions::default())
     }
@@ -128,7 +127,7 @@ impl Context {
     /// Returns the resources that the context currently holds on a device.
     ///
     /// # Errors
-    /// For a device that does not exist.
+    /// Returns an error for a device that does not exist.
     pub fn device_statistics(&self, device: DeviceId) -> Result<DeviceStatistics, Error> {
         self.runtime.device_statistics(device)
     }

@@ -55,7 +55,7 @@ impl Node {
     /// and wait for each other for one minute.
     ///
     /// # Errors
-    /// The errors of `new`, and an error if the path is in use.
+    /// Returns the errors of `new`, and an error if the path is in use.
     pub fn at_socket(ctx: &Context, rank: u32, ranks: u32, path: &Path, devices: &[DeviceId]) -> Result<Node, Error> {
         let group = NodeGroup::at_socket(&ctx.runtime, rank, ranks, path, devices)?;
         Ok(Node { context: ctx.clone(), group: Arc::new(group) })
@@ -64,7 +64,7 @@ impl Node {
     /// Creates a node of this process alone.
     ///
     /// # Errors
-    /// The errors of `new`.
+    /// Returns the errors of `new`.
     pub fn alone(ctx: &Context) -> Result<Node, Error> {
         Node::new(ctx, 0, 1, Box::new(Alone), &[])
     }
@@ -81,8 +81,7 @@ impl Node {
 
     /// Returns the first GPU that this rank uses.
     ///
-    /// # Errors
-    /// If there is none, because there are more ranks than GPUs or another rank has listed the same GPU.
+    /// # Errors Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank has listed the same GPU.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.group.device()
     }
@@ -140,7 +139,7 @@ impl Node {
     /// Joins the current or next collective call of the other ranks as a failed rank. They receive the reason.
     ///
     /// # Errors
-    /// If the other ranks are in different calls.
+    /// Returns an error if the other ranks are in different calls.
     pub fn fail(&self, reason: &str) -> Result<(), Error> {
         self.group.refuse(Collective::FAIL, reason)
     }

@@ -23,7 +23,7 @@ impl End {
     /// cudarc does not know of executions. Order them with its own work by a common stream ([`Stream::of_cudarc`]) or by waiting.
     ///
     /// # Errors
-    /// On the host backend, and errors of the driver.
+    /// Returns an error on the host backend, and errors of the driver.
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();
@@ -38,7 +38,7 @@ impl Stream {
     /// Refers to a stream of cudarc, and keeps it alive.
     ///
     /// # Errors
-    /// On the host backend.
+    /// Returns an error on the host backend.
     pub fn of_cudarc(ctx: &Context, stream: &Arc<CudaStream>) -> Result<Stream, Error> {
         check(ctx)?;
         Ok(Stream::kept(ctx, stream.cu_stream().addr(), stream.clone()))

@@ -76,8 +76,8 @@ impl Plan {
     /// Enqueues one execution, after all earlier work in `stream` and before all later work. Does not wait. For a plan of a node every rank
     /// enqueues every step.
     ///
-    /// # Errors
-    /// For a stream of another context, or a cudarc stream that is being captured; if a peer has exited; errors of the driver.
+    /// # Errors Returns an error for a stream of another context, for a cudarc stream that is being captured, and if a peer has exited.
+    /// Also returns errors of the driver.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -93,7 +93,7 @@ impl Plan {
     /// The plan must outlive the graph and all of its executables.
     ///
     /// # Errors
-    /// The errors of `enqueue`, and an error for operations that a captured stream cannot hold.
+    /// Returns the errors of `enqueue`, and an error for operations that a captured stream cannot hold.
     pub unsafe fn enqueue_captured(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -105,7 +105,7 @@ impl Plan {
     /// Enqueues one execution as [`enqueue`](Plan::enqueue), and returns a request for its end.
     ///
     /// # Errors
-    /// The errors of `enqueue`.
+    /// Returns the errors of `enqueue`.
     pub fn execute(&self, stream: &Stream) -> Result<Request, Error> {
         stream.refuse_shared_capture()?;
         let handle = stream.handle_in(&self.inner.context)?;
@@ -119,7 +119,7 @@ impl Plan {
     /// Prepares the first execution in `stream`, so that it takes no longer than later ones. Call it before a time loop.
     ///
     /// # Errors
-    /// The errors of `enqueue`.
+    /// Returns the errors of `enqueue`.
     pub fn prepare(&self, stream: &Stream) -> Result<(), Error> {
         let handle = stream.handle_in(&self.inner.context)?;
         match &self.inner.planned {
@@ -183,7 +183,7 @@ impl Request {
     /// Blocks until the execution has ended.
     ///
     /// # Errors
-    /// The error of the execution, which has then ended too.
+    /// Returns the error of the execution, which has then ended too.
     pub fn wait(self) -> Result<(), Error> {
         Ok(self.completion.wait()?)
     }
@@ -191,7 +191,7 @@ impl Request {
     /// Returns true if the execution has ended, without blocking.
     ///
     /// # Errors
-    /// The error of the execution, which has then ended.
+    /// Returns the error of the execution, which has then ended.
     pub fn is_done(&self) -> Result<bool, Error> {
         Ok(self.completion.is_done()?)
     }
@@ -200,7 +200,7 @@ impl Request {
     /// `function` is caught and logged as an error; functions of other requests are still called.
     ///
     /// # Errors
-    /// If the context has been closed.
+    /// Returns an error if the context has been closed.
     pub fn then(self, function: impl FnOnce(Result<(), Error>) + Send + 'static) -> Result<(), Error> {
         let Request { completion, plan } = self;
         plan.inner.context.runtime.call_when_done(completion, Box::new(move |outcome| function(outcome.map_err(Error::from))))

@@ -32,7 +32,7 @@ impl Stream {
     /// Creates a stream of `device`, which is not ordered with any other stream.
     ///
     /// # Errors
-    /// For a device that does not exist.
+    /// Returns an error for a device that does not exist.
     pub fn new(ctx: &Context, device: DeviceId) -> Result<Stream, Error> {
         Ok(Stream { context: ctx.clone(), handle: ctx.runtime.create_stream(device)?, owner: Owner::Own })
     }
@@ -67,7 +67,7 @@ impl Stream {
     /// Returns the device of the stream; host memory for a default stream of CUDA.
     ///
     /// # Errors
-    /// For an invalid stream handle.
+    /// Returns an error for an invalid stream handle.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.context.runtime.stream_device(self.handle)
     }
@@ -75,7 +75,7 @@ impl Stream {
     /// Returns true if the stream is being captured into a graph.
     ///
     /// # Errors
-    /// For an invalid stream handle.
+    /// Returns an error for an invalid stream handle.
     pub fn is_capturing(&self) -> Result<bool, Error> {
         self.context.runtime.is_capturing(self.handle)
     }
@@ -96,7 +96,7 @@ impl Stream {
     /// Blocks until all work enqueued so far has finished.
     ///
     /// # Errors
-    /// The errors of that work, each once.
+    /// Returns the errors of that work, each once.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_stream(self.handle)
     }
@@ -104,7 +104,7 @@ impl Stream {
     /// Makes later work wait for the work that is currently recorded in `event`. Does not block.
     ///
     /// # Errors
-    /// For an event of another context.
+    /// Returns an error for an event of another context.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
         self.context.runtime.stream_wait_event(self.handle_in(&event.context)?, event.handle)
     }
@@ -112,7 +112,7 @@ impl Stream {
     /// Makes later work wait for an execution. Does not block.
     ///
     /// # Errors
-    /// For a request of another context.
+    /// Returns an error for a request of another context.
     pub fn wait_for(&self, request: &Request) -> Result<(), Error> {
         let handle = self.handle_in(request.context())?;
         self.context.runtime.order_stream(handle, request.completion())
@@ -122,7 +122,7 @@ impl Stream {
     /// library, nor drop the last handle of a buffer or plan. In a stream that is being captured it runs at every launch of the graph.
     ///
     /// # Errors
-    /// For an invalid stream handle.
+    /// Returns an error for an invalid stream handle.
     pub fn launch_host(&self, work: impl Fn() + Send + Sync + 'static) -> Result<(), Error> {
         self.context.runtime.launch_host(self.handle, Box::new(work))
     }
@@ -150,7 +150,7 @@ impl Event {
     /// Creates an event for streams of all devices.
     ///
     /// # Errors
-    /// Errors of the driver.
+    /// Returns errors of the driver.
     pub fn new(ctx: &Context) -> Result<Event, Error> {
         Ok(Event { context: ctx.clone(), handle: ctx.runtime.create_event()? })
     }
@@ -158,7 +158,7 @@ impl Event {
     /// Records all work enqueued in `stream` so far.
     ///
     /// # Errors
-    /// For a stream of another context.
+    /// Returns an error for a stream of another context.
     pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         self.context.runtime.record_event(self.handle, stream.handle_in(&self.context)?)
     }
@@ -166,7 +166,7 @@ impl Event {
     /// Blocks until the recorded work has finished.
     ///
     /// # Errors
-    /// The errors of that work.
+    /// Returns the errors of that work.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.context.runtime.synchronize_event(self.handle)
     }

@@ -87,7 +87,7 @@ fn positive_size(text: &str) -> Result<u64, String> {
 }
 
 impl CaseArguments {
-    /// Returns true if cases are to be listed or measured instead of the overview.
+    /// Returns true if the command line asks for the list of cases or for single cases, not for the overview.
     pub fn are_named(&self) -> bool {
         self.list || !self.case.is_empty()
     }
@@ -186,7 +186,7 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
         let measured = (case.run)(&bench, case, *bytes).map_err(|error| format!("{what}: {error}"))?;
         measured.iter().for_each(|result| eprintln!("{what}: {}", result.line()));
         results.extend(measured);
-        // Saved after each measurement, so that an interrupted run leaves its results.
+        // The results are saved after each measurement, so that an interrupted run leaves its results.
         save(&results)?;
     }
     if as_json {

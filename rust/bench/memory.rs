@@ -101,7 +101,7 @@ impl<'a> Buffers<'a> {
         if !(pageable && device.is_host()) {
             return Ok(self.context.allocate(device, bytes)?);
         }
-        // The memory is written, so that its pages exist.
+        // The memory is written so that its pages exist.
         let mut memory = vec![POISON; usize::try_from(bytes)?];
         let address = memory.as_mut_ptr().expose_provenance() as u64;
         self.ordinary.push(memory);

@@ -55,7 +55,7 @@ impl Bench<'_> {
     }
 }
 
-/// Four GPUs, of which each pair is connected by a narrow link.
+/// Four GPUs with a narrow link between every two.
 struct Narrow {
     context: Context,
     backend: Arc<dyn Backend>,

@@ -141,7 +141,7 @@ fn handle_of(text: &str) -> Result<Handle, Failure> {
 /// Executes orders until standard input ends. The memory is filled with the pattern of this seed, and the inbox has `bytes` bytes.
 pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     let mut plain = plain::of(context);
-    // Created first, so that host memory is pinned with this GPU and the benchmark's memory is mapped through it.
+    // The stream is created first, so that host memory is pinned with this GPU and the benchmark's memory is mapped through it.
     let stream = context.create_stream(THERE)?;
     let pattern = Pattern::of_seed(context, bytes, 1, seed)?;
     let side = Side::new(context, &mut *plain, &pattern, THERE, bytes)?;
@@ -155,8 +155,8 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
             match words[..] {
                 ["join", inbox, counter] => {
                     let mapped = Mapped::new(context, &format!("{inbox} {counter}"))?;
-                    // Executed once now, because setting up the first execution may wait for the device, which waits for the benchmark
-                    // during `echo`.
+                    // The put is executed once now, because setting up the first execution may wait for the device, which waits for the
+                    // benchmark during `echo`.
                     mapped.put(&side.buffers.transfers[0], PlanOptions::default())?.enqueue(stream)?;
                     context.synchronize_stream(stream)?;
                     bench = Some(mapped);

@@ -155,7 +155,7 @@ impl Bench<'_> {
         let [stream, opener] = [self.context.create_stream(HERE)?, self.context.create_stream(HERE)?];
         let put = peer.memory.put(&side.buffers.transfers[0], PlanOptions::default())?;
 
-        // Executed once before the gate is closed, because setting up the first execution may wait for the device.
+        // The put is executed once before the gate is closed, because setting up the first execution may wait for the device.
         put.enqueue(stream)?;
         self.context.synchronize_stream(stream)?;
         side.buffers.poison(&mut **self.plain.borrow_mut())?;

@@ -118,7 +118,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
         return Ok(finish(arguments, &reports));
     }
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
-    // The search ignores options of the environment. It also ignores an earlier tuning, unless that is to be judged.
+    // The search ignores options of the environment. It also ignores an earlier tuning, except if `--judge` evaluates that tuning.
     let mut config = Config::from_environment()?;
     if !arguments.judge {
         config.tuning_file = Some(NO_TUNING.into());

@@ -1,9 +1,9 @@
 //! Tracks which streams of a context copy now, as far as is known without querying a device.
 //!
 //! Copies of several streams take bandwidth from each other. The variant that is fastest for one isolated stream may be slow for all,
-//! because a relay's link may be another stream's direct link. So plans are told whether other streams copy, and to or from which GPUs
-//! ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because programs keep
-//! several in flight. A wrong answer costs no byte; it only files the time of an execution under the wrong kind.
+//! because a relay's link may be another stream's direct link. So each execution of a plan learns if other streams copy, and to or from
+//! which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because
+//! programs keep several in flight. A wrong answer costs no byte; it only files the time of an execution under the wrong kind.
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};

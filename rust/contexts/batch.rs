@@ -238,7 +238,7 @@ pub struct ByteRange {
     pub end: End,
 }
 
-/// Finds two overlapping ranges of which at least one is written. Returns the range of the earlier transfer first. Takes O(n log n).
+/// Finds two overlapping ranges, at least one of them written. Returns the range of the earlier transfer first. Takes O(n log n).
 pub fn first_overlap(
     written: impl Iterator<Item = ByteRange> + Clone,
     read: impl Iterator<Item = ByteRange>,

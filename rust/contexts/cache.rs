@@ -68,8 +68,8 @@ pub struct CacheStatistics {
     pub entries: u64,
 }
 
-/// Largest number of transfers in all entries. It limits long lists, of which a program with a paged cache sends a different one each time,
-/// to about ten entries instead of hundreds. A transfer takes about 90 bytes.
+/// Largest number of transfers in all entries. A program with a paged cache sends a different long list each time. The limit keeps about
+/// ten such lists instead of hundreds. A transfer takes about 90 bytes.
 const MOST_TRANSFERS: usize = 1 << 20;
 
 /// Entries in order of use, from which the least recently used are evicted.

@@ -63,7 +63,7 @@ pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
-/// State of choosing that all plans of one shape share.
+/// State of the choice among variants, shared by all plans of one shape.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
     /// State for isolated executions; `beside` is for executions while other streams copy.

@@ -129,7 +129,7 @@ impl Default for Config {
     }
 }
 
-/// Value instead of the path of a tuning file that disables tuning, including the tuning beside a kept probe.
+/// Value instead of the path of a tuning file that disables tuning, including the tuning that is kept with a probe.
 pub const NO_TUNING: &str = "none";
 
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
@@ -391,7 +391,7 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
     })
 }
 
-/// Returns the variable of which `name` is probably a misspelling.
+/// Returns the variable that was probably meant by the misspelt `name`.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (distance, near) = VARIABLES.iter().chain(&PRELOAD).map(|v| (edits(&upper, v), *v)).min()?;

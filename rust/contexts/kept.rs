@@ -1,4 +1,4 @@
-//! Keeps measured times of plans for later runs on the same machine, in a file beside the active tuning file.
+//! Keeps measured times of plans for later runs on the same machine, in a file in the folder of the active tuning file.
 //!
 //! Plans of a later context start from these times: the fastest variant is active immediately and is still measured as usual. The file is
 //! read when a context is created, and written when a context is destroyed or the process ends. Failures are logged and have no other
@@ -43,7 +43,7 @@ pub(super) struct KeptTimes {
 }
 
 impl KeptTimes {
-    /// Reads the times that are kept beside a tuning file. Returns `None` for virtual devices, whose probes are not kept either, and if the
+    /// Reads the times that are kept with a tuning file. Returns `None` for virtual devices, whose probes are not kept either, and if the
     /// backend cannot identify its hardware.
     pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<KeptTimes> {
         if backend.is_virtual() {

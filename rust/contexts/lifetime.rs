@@ -89,7 +89,7 @@ pub struct Context {
     defaults: Options,
     /// Path of the file that the last probe wrote.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// Tuning from `MPGPU_TUNING_FILE`, or the one kept beside the probe.
+    /// Tuning from `MPGPU_TUNING_FILE`, or the one kept with the probe.
     tuning: Option<Tuning>,
     /// Times that earlier runs measured, if a tuning is in use.
     kept: Option<Arc<KeptTimes>>,
@@ -304,7 +304,7 @@ impl Context {
         if !self.shared.is_here() {
             return Ok(());
         }
-        // Objects that would register from here on are refused: nobody would wait for them before their memory is freed.
+        // Objects that try to register from here on are refused: the context would free their memory without waiting for them.
         let first = lock(&self.shared.ends_first).take().unwrap_or_default();
         let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
         let until = Instant::now() + LAST_PATIENCE;

@@ -60,8 +60,8 @@ impl Context {
         }
     }
 
-    /// Opens a context on the topology of a kept probe, with the tuning that is kept beside it. `MPGPU_TUNING_FILE` has precedence, even if
-    /// it is `none`.
+    /// Opens a context on the topology of a kept probe, with the tuning that is kept in the same folder. `MPGPU_TUNING_FILE` has
+    /// precedence, even if it is `none`.
     pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, kept: &Path) -> Result<Context, Error> {
         if config.tuning_file.is_some() {
             return Context::with_backend(machine, backend, config);

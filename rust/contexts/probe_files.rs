@@ -4,8 +4,8 @@
 //! context on CUDA for which no topology is named uses the file of its GPUs, if there is one. A file that no longer fits the driver or the
 //! library is ignored with a warning; if it was named explicitly, the context is refused.
 //!
-//! The tuning that was found with the probe, if any, lies beside it. The probe is written first, then the tuning is written or removed. If
-//! the process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
+//! The tuning that was found with the probe, if any, is in the same folder. The probe is written first, then the tuning is written or
+//! removed. If the process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
 
 use super::error::Error;
 use crate::backend::Identity;
@@ -25,7 +25,7 @@ pub fn tuning_beside(probe: &Path) -> PathBuf {
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
 
-/// Returns the tuning kept beside a probe, and its path, if it was made for this machine's figures and backend.
+/// Returns the tuning kept with a probe, and its path, if the tuning was made for this machine's figures and backend.
 pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
     let path = tuning_beside(probe);
     if !path.exists() {
@@ -126,7 +126,7 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
     topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not match".into())
 }
 
-/// Largest number of left-over temporary files, written under the same process number, that are tolerated beside the target.
+/// Largest number of left-over temporary files, written under the same process number, that are tolerated in the folder of the target.
 const MOST_LEFT_OVER: u32 = 1000;
 
 /// Writes all of `text` or nothing: first into a temporary file in the same directory, which is then renamed.

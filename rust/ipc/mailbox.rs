@@ -325,8 +325,8 @@ impl Mailboxes {
         self.header(rank).is_closed.load(Ordering::Acquire) != 0
     }
 
-    /// Locks a mailbox. The lock is held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if nobody has
-    /// unlocked it for [`PATIENCE`], because its holder is stopped or the memory is damaged.
+    /// Locks a mailbox. The lock is held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if it stays
+    /// locked for [`PATIENCE`], because its holder is stopped or the memory is damaged.
     fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Option<Locked<'_>> {
         let (word, mine) = (&self.header(rank).lock, self.rank + 1);
         let (mut round, mut until) = (0u32, None);

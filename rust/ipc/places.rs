@@ -1,6 +1,6 @@
 //! Publishes the positions of a node plan's steps in the streams of a rank.
 //!
-//! The words lie beside the flags for which this rank waits. Only this rank writes them. The ranks that set these flags read them.
+//! The words are stored with the flags for which this rank waits. Only this rank writes them. The ranks that set these flags read them.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -6,7 +6,7 @@
 //! If the orders of two ranks differ, at least one of them detects it.
 //!
 //! Orders that once agreed continue to agree until a rank changes its order. So the neighbours' positions are compared in detail only after
-//! a change. Otherwise a step costs a few loads from cache lines that nobody writes.
+//! a change. Otherwise a step costs a few loads from cache lines that no rank writes.
 
 use crate::ipc::{PLACES, StepPlace, StepPlaces};
 use crate::sync::{Mutex, lock};

@@ -109,7 +109,7 @@ const NARROW_BYTES: u64 = 64 << 10;
 pub(super) struct Armed {
     /// Flags to wait for and reset.
     pub takes: Vec<u64>,
-    /// Copy that resets the flags of partitions, if anybody reads them.
+    /// Copy that resets the flags of partitions; `None` if no rank and no kernel reads them.
     pub reset: Option<Copies>,
     /// Instructions for the producers; `None` if this rank has no producers.
     pub orders: Option<ProducerOrders>,

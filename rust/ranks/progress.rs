@@ -133,7 +133,7 @@ mod tests {
         progress.begin(true).expect("nobody has left");
         // The number of launches of the graph is unknown, unless the plan has failed and the graph runs no more.
         assert_eq!((progress.departure(false), progress.departure(true)), (left(u64::MAX, false), left(1, true)));
-        // A rank that captures reports the same, which delays nobody.
+        // A rank that captures reports the same number, which delays no other rank.
         assert_eq!(progress.leave(1, left(u64::MAX, false), 41), None);
         progress.begin(true).expect("nobody is known to have left");
         assert_eq!(progress.leave(1, left(1, false), 41), None);

@@ -138,7 +138,7 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Refuses everything except a socket of this user at which nobody listens, as left behind by a killed job.
+/// Refuses everything except a socket of this user that no process listens on, as left behind by a killed job.
 fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     check_kind(path)?;
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
@@ -219,7 +219,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
         }
         let has_news: Vec<bool> = watched.iter().map(|polled| !polled.revents().is_empty()).collect();
         drop(watched);
-        // A connected rank sends nothing until all are connected, so data here means that it has gone.
+        // A connected rank sends nothing until all are connected, so a readable socket here means that the rank has closed the connection.
         if let Some(gone) = seated.iter().zip(&has_news[1..]).position(|(_, has_news)| *has_news) {
             return Err(lost(seated[gone] + 1, Errno::CONNRESET));
         }

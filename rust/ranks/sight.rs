@@ -1,4 +1,4 @@
-//! Lookup of GPUs by UUID, and the topology of GPUs of which some are not visible to this process.
+//! Lookup of GPUs by UUID, and the topology of a set of GPUs that may include GPUs not visible to this process.
 
 use crate::backend::uuid_of_number;
 use crate::contexts::{Context, Error, PROBED, probe_files};

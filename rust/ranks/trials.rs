@@ -112,7 +112,8 @@ struct CandidateTrials<'a, 'n> {
 }
 
 impl CandidateTrials<'_, '_> {
-    /// Returns the fastest candidate, and writes the trials to the file if one is given. `told` holds each rank's options.
+    /// Returns the fastest candidate, and writes the trials to the file if one is given. `told` contains the options that each rank has
+    /// sent.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.agents)?;

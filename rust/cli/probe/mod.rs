@@ -53,7 +53,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
 
     let context = open(None)?;
     let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
-    // Contexts find a tuning only beside a probe in the default place.
+    // Contexts look for a tuning only in the folder of a probe in the default place.
     let is_kept = context.keeps_probes() && !arguments.stdout && arguments.output.is_none();
     if !is_kept {
         options.tuned_bytes.clear();

@@ -42,7 +42,7 @@ impl Times {
         Times { ring: [0; KEPT], count: 0, next: 0, median: 0, noise: NOISE.0, fresh: false, outlier: None }
     }
 
-    /// Creates a record of which only the median is known.
+    /// Creates a record for a variant with a known median but no known single times.
     pub fn known(median: u64) -> Times {
         let mut times = Times::new();
         (0..3).for_each(|_| times.push(median));

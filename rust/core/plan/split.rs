@@ -97,7 +97,7 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     bytes
 }
 
-/// Groups, and their seconds per byte.
+/// Groups of paths, each with its seconds per byte on a resource.
 type Terms = SmallVec<[(u32, f64); 8]>;
 
 /// Inequality of one resource.

@@ -40,7 +40,7 @@ fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
     all.values().filter(|pipelines| pipelines.via == via).map(|pipelines| pipelines.rings).sum::<u64>().max(1)
 }
 
-/// Ring before the size of its slots is known.
+/// Staging ring whose slot size is not known yet.
 struct Draft {
     via: DeviceId,
     /// First share that uses the ring.

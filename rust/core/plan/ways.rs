@@ -30,7 +30,7 @@ pub(super) struct Ways<'n> {
     may_pass: Vec<bool>,
 }
 
-/// Prices with a device each, indexed by two devices or by one.
+/// Table of prices with one device for each price, indexed by two devices or by one.
 struct Table {
     price: Vec<f64>,
     device: Vec<u32>,

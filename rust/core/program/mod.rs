@@ -224,7 +224,7 @@ impl Program {
         }
     }
 
-    /// Returns the pairs of GPUs of which one may access the other's memory, without duplicates. They follow from the ends of copies and
+    /// Returns the pairs of GPUs in which one may access the other's memory, without duplicates. They follow from the ends of copies and
     /// the devices that work on them.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);

@@ -11,7 +11,7 @@ use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResourc
 pub struct Seen {
     /// GPUs, in the order of their device numbers.
     pub gpus: Vec<SeenGpu>,
-    /// Ordered pairs of GPUs of which the first can access the second's memory directly.
+    /// Ordered pairs of GPUs: the first can access the second's memory directly.
     pub peers: Vec<(u32, u32)>,
 }
 

@@ -1,4 +1,4 @@
-//! Implements stream order as a chain of nodes, of which only the last is stored.
+//! Implements stream order as a chain of nodes. Only the last node is stored.
 
 use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};

@@ -253,7 +253,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Returns the lost peer because of which a counter may never reach a value.
+    /// Returns the lost peer whose loss may keep a counter from ever reaching a value.
     pub(super) fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         self.at(wanted.counter, |entry| entry.signallers.lost_peer(wanted)).flatten()
     }

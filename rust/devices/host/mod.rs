@@ -90,7 +90,7 @@ impl HostBackend {
         HostBackend::showing((0..gpus).collect(), hosts)
     }
 
-    /// Creates a node of which only these GPUs are visible, in this order.
+    /// Creates a node with only these of its GPUs visible, in this order.
     pub fn showing(gpus: Vec<u32>, hosts: u32) -> HostBackend {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
         HostBackend {

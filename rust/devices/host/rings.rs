@@ -1,7 +1,7 @@
 //! Grants the bytes of staging rings to one execution at a time, in the order in which streams reach the executions.
 //!
 //! The order of submission could deadlock: the stream of an earlier execution may wait for work behind a later execution in another stream.
-//! An execution gets all of its bytes at once, after which it waits for nothing but itself.
+//! An execution gets all of its bytes together and waits for no other execution after that.
 
 use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};

@@ -48,7 +48,7 @@ pub(super) struct Wait {
     pub(super) takes: bool,
     /// State of the step to which the flags belong. The step is abandoned if the signaller of a flag is lost.
     pub(super) fate: Option<StepFate>,
-    /// The lost wait because of which the step is abandoned.
+    /// Failed wait that made this node abandon the step.
     pub(super) lost: OnceLock<FailedWait>,
     pub(super) memory: Arc<HostMemory>,
     /// Record of failed waits.

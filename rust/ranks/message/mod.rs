@@ -221,7 +221,7 @@ impl Messenger {
         });
         let _ = found.set(Arc::downgrade(&messenger));
         let first: Weak<dyn EndsFirst> = Arc::<Messenger>::downgrade(&messenger);
-        // If the context closes meanwhile, its memory may be gone, so mailboxes must no longer be accessed.
+        // If the context closes meanwhile, its memory may have been freed, so mailboxes must no longer be accessed.
         node.context.state().end_first(first).inspect_err(|_| messenger.close())?;
         // A rank may have ended before the notification could reach the new messenger.
         for rank in 0..node.ranks() {
@@ -341,8 +341,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Checks, after a post, whether the peer is gone. Either this check sees it, or the thread that detects the peer's end sees the posted
-    /// operation.
+    /// Checks after a post if the peer has ended or left, and then ends the operation. Either this check detects it, or the thread that
+    /// detects the peer's end sees the posted operation.
     fn check_gone(&self, slot: u32, rank: u32) {
         fence(Ordering::SeqCst);
         if self.is_known_gone(rank) {
@@ -350,8 +350,8 @@ impl Messenger {
         }
     }
 
-    /// Ends an operation that waits for a rank that is gone, including a send that is queued in that rank's mailbox. A rank that has left
-    /// has finished its movements before. A rank that is about to leave still moves what has matched.
+    /// Ends an operation that waits for a rank that has ended or left, including a send that is queued in that rank's mailbox. A rank that
+    /// has left has finished its movements before. A rank that is about to leave still moves what has matched.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
@@ -546,7 +546,7 @@ impl Messenger {
 /// Unmaps imported memory, and frees own memory once no other rank has it mapped.
 fn give_back(context: &Context, held: MessengerMemory) {
     // All work of this messenger has finished, so the mappings are closed without a wait for other streams of the context. Those may wait
-    // for messages that another rank sends after its own messenger is gone.
+    // for messages that another rank sends after it has destroyed its messenger.
     let closed = held.imports.into_iter().map(|address| context.state().close_idle(address));
     let freed = held.allocations.into_iter().map(|address| context.state().free_unmapped(address));
     for error in closed.chain(freed).filter_map(Result::err) {

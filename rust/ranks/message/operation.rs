@@ -109,7 +109,7 @@ impl OperationOutcome {
         OperationOutcome { result, envelope: has_met.then_some(envelope) }
     }
 
-    /// Returns the outcome of an operation whose messenger is gone.
+    /// Returns the outcome of an operation whose messenger no longer exists.
     fn ended() -> OperationOutcome {
         OperationOutcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
     }
