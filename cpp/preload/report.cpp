@@ -202,7 +202,7 @@ void write_report() {
     const int file = is_stderr ? STDERR_FILENO : open_report(to);
     if (file < 0 || write(file, text.data(), text.size()) < 0) {
         std::fprintf(stderr, "mpgpu: MPGPU_PRELOAD_REPORT=%s: %s\n", to,
-                     errno == ENXIO ? "is no regular file; name one, or stderr" : std::strerror(errno));
+                     errno == ENXIO ? "is not a regular file; name one, or stderr" : std::strerror(errno));
     }
     if (file >= 0 && !is_stderr) {
         close(file);

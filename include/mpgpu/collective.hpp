@@ -364,7 +364,7 @@ template <class Sources, class Destinations,
 }
 
 /// Returns this rank's descriptors for a broadcast in a node, which copies `elements` of the root to `elements` of the
-/// same size on all other ranks. Pass them to `node::plan_exchange`, as those of the collectives below.
+/// same size on all other ranks. Pass them to `node::plan_exchange`, like those of the collectives below.
 ///
 /// This and the collectives below throw `argument_error` for an empty node, a root that is not a rank, memory whose
 /// size differs from the bytes that move there, and sizes that are not one per rank or whose sum overflows. The other

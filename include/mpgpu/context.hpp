@@ -48,7 +48,8 @@ enum class description : std::int32_t {
     json = MP_FORMAT_JSON  ///< one JSON object
 };
 
-/// Options of a new context. A field with its default value is decided by the environment, then by the library.
+/// Options of a new context. A field that keeps its default takes its value from the environment, otherwise from the
+/// library's defaults.
 struct context_options {
     /// Execution backend.
     mpgpu::backend backend = mpgpu::backend::automatic;
@@ -69,8 +70,8 @@ struct context_options {
 
 /// Options of a probe.
 struct probe_options {
-    /// Path of the file to write. Empty: a file in the user's cache directory, where contexts on these GPUs find it
-    /// together with its tuning file.
+    /// Path of the file to write. Empty: a file in the user's cache directory. Contexts on these GPUs read it there,
+    /// and the tuning file beside it.
     std::string file;
     /// True if the probe writes a file.
     bool keep = true;

@@ -119,7 +119,7 @@ enum class agent : std::int32_t {
     producer = MP_AGENT_PRODUCER,       ///< producing kernels, which store their bytes at the destination
 };
 
-/// Options of transfers that move in partitions.
+/// Options of transfers that are divided into partitions.
 struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 lets the model choose
     agent mover = agent::automatic; ///< agent that moves ready partitions

@@ -25,8 +25,8 @@ enum class engine : std::int32_t {
     kernel = MP_ENGINE_KERNEL   ///< direct copies, in fused kernels
 };
 
-/// Options of a plan. A field with its default value is decided by the environment, then by the tuning file, then by
-/// the model.
+/// Options of a plan. A field that keeps its default takes its value from the environment, otherwise from the tuning
+/// file, otherwise from the cost model.
 struct plan_options {
     /// Mechanism that executes the plan.
     mpgpu::engine engine = mpgpu::engine::automatic;

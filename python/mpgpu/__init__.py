@@ -7,7 +7,7 @@
         plan.execute()                        # in the current stream; does not wait
 
 Units are bytes and seconds. Devices are numbers (GPUs from 0 up, host memory ``HOST``) or names (``"cuda:0"``, ``"cpu"``). Every object may
-be used from any thread. Failures raise an :class:`mpgpu.Error` with the library's own text. Without a GPU everything runs on virtual
+be used from any thread. Failures raise an :class:`mpgpu.Error` with the library's message. Without a GPU everything runs on virtual
 devices (``MPGPU_BACKEND=host``).
 """
 

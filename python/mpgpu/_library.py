@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Shared library of the wheel, and helpers for every call: statuses as exceptions, texts, options."""
+"""Shared library of the wheel, and helpers for every call: statuses as exceptions, strings, options."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """Messages that tasks of an asyncio event loop await.
 
-A message that arrives within microseconds should cost no more than polling for it; while a later one is awaited, the loop should run other
-tasks. Therefore a task that awaits alone polls in place for a few microseconds. Then the loop polls between its other tasks for some
-hundred microseconds. Then the library calls back, on its own thread.
+A message that arrives within microseconds should cost no more than polling for it. If it takes longer, the loop should run other tasks.
+Waiting therefore has three phases. A task that is the only one to await polls in place for a few microseconds. Then the loop polls between
+its other tasks for a few hundred microseconds. Then the library calls back, on its own thread.
 """
 
 from __future__ import annotations

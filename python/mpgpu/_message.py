@@ -74,7 +74,7 @@ class MessageInfo(NamedTuple):
 class Message(Request):
     """Request of a send or a receive: ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
 
-    Awaiting polls for some microseconds and then yields to the event loop. Many messages may be awaited concurrently. If a task is
+    Awaiting polls for a few microseconds and then yields to the event loop. Many messages may be awaited concurrently. If a task is
     cancelled while it awaits, the message is cancelled; if it has already matched, the task first waits for its bytes. The caller may then
     reuse the memory. May be used from any thread.
 

@@ -106,7 +106,7 @@ class Node(_library.Owner):
         context: the context of this rank; by default :func:`default_context`.
 
     Raises:
-        RankError: another rank has failed, for the reason in the text, or the allgather has; its exception is then the ``__cause__``.
+        RankError: another rank has failed, for the reason in the message, or the allgather has; its exception is then the ``__cause__``.
         NotSupported: ranks on other machines, or no rank knows how the GPUs are connected.
         ArgumentError: an invalid argument.
     """
@@ -458,7 +458,7 @@ class _Gathering:
 
 
 def _text(reason: object) -> Any:
-    """Returns the reason of a rank's failure as a C text for the others."""
+    """Returns the reason of a rank's failure as a C string for the others."""
     return ffi.new("char[]", (str(reason) or type(reason).__name__).encode("utf-8", "replace"))
 
 

@@ -288,7 +288,7 @@ class Plan(_library.Owner):
         NotSupported: no path connects two devices.
         OutOfMemory: a device or the host has run out of memory.
 
-    May be used from several threads concurrently. Planning blocks for some microseconds; planning the same request again is a look-up.
+    May be used from several threads concurrently. Planning blocks for a few microseconds; planning the same request again is a look-up.
     """
 
     __slots__ = (

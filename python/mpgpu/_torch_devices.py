@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Devices of torch, as its functions take them."""
+"""Conversion between torch devices and device numbers of mpgpu."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def torch_device(device: Any) -> Any:
 
 
 def host_number(device: Device) -> int:
-    """Returns mpgpu's number of a host domain.
+    """Returns the number by which mpgpu identifies a host NUMA domain.
 
     Raises:
         ArgumentError: a GPU.

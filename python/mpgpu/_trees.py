@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, texts and other values without memory stay unchanged."""
+"""Trees of tensors: a tensor, or a dict, list or tuple of trees. Numbers, strings and other values without memory stay unchanged."""
 
 from __future__ import annotations
 

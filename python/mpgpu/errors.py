@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Exceptions of mpgpu. The text is the library's own: it names the invalid value and the remedy.
+"""Exceptions of mpgpu. The message comes from the library: it names the invalid value and the remedy.
 
 Every class derives from :class:`Error`. Some also derive from the corresponding built-in exception.
 """
@@ -78,7 +78,7 @@ class Timeout(Error, builtins.TimeoutError):
 
 
 class RankError(Error):
-    """Failure of a call that all ranks of a node make: on another rank, whose reason the text contains, or in the allgather function."""
+    """Failure of a call that all ranks of a node make: on another rank, whose reason the message contains, or in the allgather function."""
 
 
 class MessageTruncated(Error):

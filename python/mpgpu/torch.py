@@ -7,7 +7,7 @@
 
     weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file, each byte once
 
-A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, texts and other values in it stay unchanged. Objects that may hold tensors
+A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged. Objects that may hold tensors
 but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``), an array
 of NumPy (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other wrappers).
 Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.

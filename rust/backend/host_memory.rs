@@ -301,7 +301,7 @@ impl PageRange {
         match code {
             libc::ENOMEM | libc::EFAULT | libc::EINVAL => BackendError::NotMapped(address),
             code => BackendError::Driver {
-                what: format!("bringing in host memory at {address:#x}"),
+                what: format!("allocating the pages of host memory at {address:#x}"),
                 reason: io::Error::from_raw_os_error(code).to_string(),
                 code: i64::from(code),
             },

@@ -306,7 +306,7 @@ pub fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place:
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has run out of memory.
-    #[error("{}: out of memory: {bytes} bytes asked for", DeviceId(*device).in_words())]
+    #[error("{}: out of memory: {bytes} bytes requested", DeviceId(*device).in_words())]
     #[allow(missing_docs)]
     OutOfMemory { device: i32, bytes: u64 },
     /// The device does not exist.

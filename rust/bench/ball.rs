@@ -75,7 +75,7 @@ impl Ball {
 
     /// Returns an error if the bytes that have come back differ.
     pub fn has_come(&self, bytes: &[u8]) -> Result<(), Failure> {
-        if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans have brought back other bytes".into()) }
+        if self.caught.to_vec(&self.stream)? == bytes { Ok(()) } else { Err("node plans returned wrong bytes".into()) }
     }
 }
 

@@ -289,7 +289,7 @@ impl Case {
 pub fn find(name: &str) -> Result<&'static Case, String> {
     CASES.iter().find(|case| case.name == name).ok_or_else(|| {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
-        format!("no such case; there are {}", names.join(", "))
+        format!("unknown case; the cases are {}", names.join(", "))
     })
 }
 

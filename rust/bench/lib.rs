@@ -80,7 +80,7 @@ pub struct CaseArguments {
 
 fn positive_size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
-        Ok(0) => Err("a size to measure is 1 byte or more".into()),
+        Ok(0) => Err("a size must be 1 byte or more".into()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
     }

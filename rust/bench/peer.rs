@@ -88,7 +88,8 @@ pub struct Mapped<'a> {
 
 impl<'a> Mapped<'a> {
     fn new(context: &'a Context, described: &str) -> Result<Mapped<'a>, Failure> {
-        let (inbox, counter) = described.split_once(' ').ok_or_else(|| format!("{described}: no two handles"))?;
+        let (inbox, counter) =
+            described.split_once(' ').ok_or_else(|| format!("{described}: must be two handles, separated by a space"))?;
         let inbox = context.state().import_memory(&handle_of(inbox)?)?;
         let (counter, _) = context.state().import_memory(&handle_of(counter)?)?;
         Ok(Mapped { context, inbox, counter })
@@ -179,7 +180,7 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
                 ["meet", socket] => ball = Some(Ball::new(context, 1, Path::new(socket), bytes)?),
                 ["pass", trips] => ball.as_ref().ok_or("pass before meet")?.enqueue(trips.parse()?)?,
                 ["rest"] => ball.as_ref().ok_or("rest before meet")?.synchronize()?,
-                _ => return Err(format!("{line}: there is no such order").into()),
+                _ => return Err(format!("{line}: unknown command").into()),
             }
             Ok(())
         };
@@ -230,7 +231,7 @@ impl<'a> Neighbour<'a> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
         let done = part();
         let answer = self.process.answer(order)?;
-        if answer == "done" { done } else { Err(format!("the other process of the benchmark failed at {order:.20}: {answer}").into()) }
+        if answer == "done" { done } else { Err(format!("the other process of the benchmark failed during {order:.20}: {answer}").into()) }
     }
 
     /// Makes the peer map the memory that its answers go to.
@@ -243,7 +244,7 @@ impl Peer {
     fn answer(&self, order: &str) -> Result<String, Failure> {
         let mut line = String::new();
         if self.answers.borrow_mut().read_line(&mut line)? == 0 {
-            return Err(format!("the other process of the benchmark ended at {order:.20}; see the error that it printed").into());
+            return Err(format!("the other process of the benchmark ended during {order:.20}; see the error that it printed").into());
         }
         Ok(line.trim_end().to_owned())
     }

@@ -47,7 +47,7 @@ pub struct BenchArguments {
 
 fn positive(text: &str) -> Result<u64, String> {
     match bytes(text)? {
-        0 => Err("a size to measure is 1 byte or more".into()),
+        0 => Err("must be 1 byte or more".into()),
         bytes => Ok(bytes),
     }
 }

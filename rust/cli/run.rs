@@ -58,7 +58,11 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
         None => find()?,
     };
     if library.to_string_lossy().contains([' ', ':']) {
-        return Err(format!("{}: the loader accepts no path with a blank or a colon; copy the library elsewhere", library.display()).into());
+        return Err(format!(
+            "{}: the loader does not accept a path with a space or a colon; copy the library elsewhere",
+            library.display()
+        )
+        .into());
     }
     let mut program = Command::new(&arguments.program[0]);
     program.args(&arguments.program[1..]).env("LD_PRELOAD", before("LD_PRELOAD", &library));

@@ -88,7 +88,7 @@ pub enum Error {
     },
     /// The source and the destination of one transfer overlap.
     #[error(
-        "transfer {transfer}: its destination ({dst:#x}, {bytes} bytes) overlaps its own source ({src:#x}); source and destination of a transfer must be apart"
+        "transfer {transfer}: its destination ({dst:#x}, {bytes} bytes) overlaps its own source ({src:#x}); source and destination of a transfer must not overlap"
     )]
     OverlapsItself { transfer: usize, dst: u64, src: u64, bytes: u64 },
     /// The plan's memory has been freed or unregistered since the plan was made.

@@ -64,7 +64,7 @@ impl<'a> TransferHarness<'a> {
             harness.streams.insert(device, stream);
         }
         let Some(host) = devices.iter().copied().find(|device| device.is_host()) else {
-            return Err(BackendError::NotSupported("a probe needs host memory to check bytes with, and the topology has none".into()));
+            return Err(BackendError::NotSupported("a probe checks bytes in host memory, but the topology has no host memory".into()));
         };
         harness.words(harness.arenas(host, 0)?.out, 0, harness.room / 8).fill();
         for &device in devices.iter().filter(|device| **device != host) {

@@ -107,7 +107,7 @@ pub(super) fn check_size(handle: &Handle, bytes: u64) -> Result<(), Error> {
         return Ok(());
     }
     let named = handle.allocation_bytes;
-    Err(ipc::IpcError::Corrupt(format!("the handle names an allocation of {named} bytes, and the allocation has {bytes}")).into())
+    Err(ipc::IpcError::Corrupt(format!("the handle names an allocation of {named} bytes, but the allocation has {bytes}")).into())
 }
 
 impl fmt::Debug for Import {

@@ -149,7 +149,7 @@ pub unsafe extern "C" fn mp_memory_adopt(
         }
         let device = DeviceId(device);
         if device.is_host() {
-            return Err(Failure::invalid(c"device", format!("{} is no GPU, and CUDA IPC maps only memory of GPUs", device.in_words())));
+            return Err(Failure::invalid(c"device", format!("{} is not a GPU, and CUDA IPC maps only memory of GPUs", device.in_words())));
         }
         let [payload] = array(ipc_handle.cast::<[u8; 64]>(), 1, c"ipc_handle", c"ipc_handle")? else {
             return Err(Failure::invalid(c"ipc_handle", "ipc_handle is NULL"));

@@ -67,7 +67,7 @@ pub enum mp_status_t {
     MP_ERROR_PEER_GONE = 16,
     /// The time limit of a wait has passed.
     MP_ERROR_TIMEOUT = 17,
-    /// Another rank failed in a call that all ranks make. The error text has its reason.
+    /// Another rank failed in a call that all ranks make. The error text contains its reason.
     MP_ERROR_RANK_FAILED = 18,
     /// The allgather function of a node failed.
     MP_ERROR_ALLGATHER = 19,
@@ -220,13 +220,13 @@ pub type mp_event_t = *mut CUevent_st;
 /// Context: a machine, a backend, and all state that is kept between calls. The handle is a number, not an address, so
 /// the library recognises destroyed contexts.
 pub type mp_context_t = *mut mp_context;
-/// Plan for a batch of transfers between fixed addresses. A number, not an address.
+/// Plan for a batch of transfers between fixed addresses. The handle is a number, not an address.
 pub type mp_plan_t = *mut mp_plan_s;
-/// Node: ranks that plan together. A number, not an address.
+/// Node: ranks that plan together. The handle is a number, not an address.
 pub type mp_node_t = *mut mp_node_s;
-/// Endpoint of one rank for the messages of a node. A number, not an address.
+/// Endpoint of one rank for the messages of a node. The handle is a number, not an address.
 pub type mp_messenger_t = *mut mp_messenger_s;
-/// Execution of a plan, or a send or receive, that can be waited for. A number, not an address.
+/// Execution of a plan, or a send or receive, that can be waited for. The handle is a number, not an address.
 pub type mp_request_t = *mut mp_request;
 
 /// Options of a new context. Initialise with `MP_CONTEXT_OPTIONS_INIT`. A field that is 0 or NULL takes its value from
@@ -472,7 +472,7 @@ pub enum mp_agent_t {
     MP_AGENT_PRODUCER = 2,
 }
 
-/// Options of transfers that move in partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
+/// Options of transfers that are divided into partitions. Initialise with `MP_PARTITION_OPTIONS_INIT`.
 #[repr(C)]
 #[derive(Copy, Clone, Debug)]
 pub struct mp_partition_options_t {

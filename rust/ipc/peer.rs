@@ -84,7 +84,7 @@ impl Peer {
         // Any process can read the name and use it once it is free. It must not be able to provide memory to this process.
         let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
         if peer.user != origin.user {
-            return Err(IpcError::NotSupported(format!("{origin} is answered for by a process of user {}: not trusted", peer.user)));
+            return Err(IpcError::NotSupported(format!("a process of user {} answers for {origin}: not trusted", peer.user)));
         }
         Ok(Peer {
             socket,
@@ -163,7 +163,7 @@ impl Peer {
         }
         if slots.next == SLOTS {
             let why = "close some, or import fewer and larger ones";
-            return Err(IpcError::NotSupported(format!("{SLOTS} allocations of {} are mapped, and no more can be: {why}", self.origin)));
+            return Err(IpcError::NotSupported(format!("{SLOTS} allocations of {} are mapped, which is the maximum: {why}", self.origin)));
         }
         slots.next += 1;
         Ok(slots.next - 1)

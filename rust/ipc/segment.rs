@@ -99,8 +99,8 @@ fn most_files() -> u64 {
 pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
-            "there was no descriptor for it when it was allocated. Each allocation that can be shared takes one, and {} of them at most are \
-             for that, half of the limit (ulimit -n) at the first such allocation: raise the limit, or make fewer and larger allocations",
+            "no file descriptor was available for it when it was allocated. Each allocation that can be shared takes one, at most {} in all \
+             (half of ulimit -n at the first such allocation): raise the limit, or make fewer and larger allocations",
             most_files()
         );
     }

@@ -213,7 +213,7 @@ impl Hello {
         let all: Vec<DeviceId> = (0..context.machine().gpu_count()).map(DeviceId::gpu).collect();
         let uuid = |gpu: &DeviceId| {
             if gpu.is_host() {
-                return Err(Error::NodeArgument { argument: c"devices", reason: format!("{} is no GPU", gpu.in_words()) });
+                return Err(Error::NodeArgument { argument: c"devices", reason: format!("{} is not a GPU", gpu.in_words()) });
             }
             context.state().device_uuid(*gpu)
         };

@@ -45,7 +45,7 @@ impl Rendezvous {
         let until = Instant::now() + PATIENCE;
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let bytes = path.as_os_str().len();
-            refused(path, &format!("its {bytes} bytes are no path of a socket ({error}), which has from 1 to 107: name a shorter one"))
+            refused(path, &format!("it has {bytes} bytes, but the path of a socket has 1 to 107 ({error}): name a shorter one"))
         })?;
         let peers = if rank == 0 {
             let listener = Listener::bind(path, &address)?;
@@ -146,9 +146,9 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
         Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         Ok(()) => {
             let who = Credentials::of_peer(&socket).map_or("a process".into(), |peer| peer.to_string());
-            Err(refused(path, &format!("{who} listens there, rank 0 of another job perhaps: give each job a path of its own")))
+            Err(refused(path, &format!("{who} listens there, perhaps rank 0 of another job: give each job a path of its own")))
         }
-        Err(error) => Err(refused(path, &format!("somebody may listen there ({error}): give each job a path of its own"))),
+        Err(error) => Err(refused(path, &format!("another process may listen there ({error}): give each job a path of its own"))),
     }
 }
 
@@ -381,7 +381,7 @@ fn lost(rank: usize, error: Errno) -> String {
 }
 
 fn failed(path: &Path, reason: &str) -> Error {
-    Error::Allgather(format!("meeting the other ranks at {}: {reason}", path.display()))
+    Error::Allgather(format!("connecting to the other ranks at {}: {reason}", path.display()))
 }
 
 fn refused(path: &Path, reason: &str) -> Error {

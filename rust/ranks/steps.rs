@@ -438,7 +438,8 @@ impl NodePlan {
         }
         let whole = self.together.partitioned.as_ref().and_then(|partitioned| partitioned.halves.get(&name)).unwrap_or(&name);
         words.triggers.get(whole).copied().ok_or_else(|| {
-            let reason = format!("transfer {index} of rank {rank}: there is none, or rank {} has no end of it", self.node.rank());
+            let reason =
+                format!("transfer {index} of rank {rank}: it does not exist, or rank {} neither sends nor receives it", self.node.rank());
             Error::NodeArgument { argument: c"transfer", reason }
         })
     }

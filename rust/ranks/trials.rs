@@ -177,7 +177,7 @@ impl CandidateTrials<'_, '_> {
             Ok(plan) => Ok(Some(plan)),
             Err(error @ Error::Allgather(_)) => Err(error),
             Err(error) => {
-                log::debug!("tuning leaves {partitioning:?} out: {error}");
+                log::debug!("tuning skips {partitioning:?}: {error}");
                 self.refusal.get_or_insert(error);
                 Ok(None)
             }
@@ -229,8 +229,10 @@ impl CandidateTrials<'_, '_> {
 
     fn step(&mut self, plan: &NodePlan, triggers: &[Trigger]) -> Result<(), Error> {
         plan.arm(self.stream)?;
-        (self.produce)(triggers, self.stream)
-            .map_err(|reason| Error::NodeArgument { argument: c"produce", reason: format!("what launches the producers {reason}") })?;
+        (self.produce)(triggers, self.stream).map_err(|reason| Error::NodeArgument {
+            argument: c"produce",
+            reason: format!("the function that launches the producers {reason}"),
+        })?;
         plan.enqueue(self.stream)?;
         self.node.context().synchronize_stream(self.stream)
     }

@@ -150,7 +150,7 @@ REFUSED = [
     (
         lambda: mpgpu.Node(rank=0, ranks=1, allgather=lambda own: [own], devices=[mpgpu.HOST]),
         mpgpu.ArgumentError,
-        r"^the host is no GPU",
+        r"^the host is not a GPU",
     ),
     (lambda: mpgpu.NodePlan(), TypeError, r"made by Node\.plan"),
     (lambda: CHANNEL._messenger.send(A, mpgpu.ANY), ValueError, r"rank=-2147483647: must be from 0 to 0"),

@@ -197,7 +197,7 @@ def one_makes_no_node(rank, ranks, pipes, folder):
         for devices in (["metal"], [1 << 40], 7):
             with refused(rank, (TypeError, ValueError), ""):
                 mpgpu.Node(rank=rank, ranks=ranks, devices=devices if rank == 1 else None, **found)
-        with refused(rank, mpgpu.ArgumentError, "is no GPU"):
+        with refused(rank, mpgpu.ArgumentError, "is not a GPU"):
             mpgpu.Node(rank=rank, ranks=ranks, devices=[mpgpu.HOST] if rank == 1 else None, **found)
         ring(mpgpu.Node(rank=rank, ranks=ranks, **found), 100, rank)
 

@@ -727,7 +727,7 @@ fn messages_name_devices_in_words_of_no_language() {
     let mut options =
         mp_node_options_t { size: size_of::<mp_node_options_t>(), devices: null(), device_count: 1, socket: null(), failure: null() };
     let host = [MP_DEVICE_HOST];
-    for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "the host is no GPU")] {
+    for (devices, message) in [(null(), "devices is NULL"), (host.as_ptr(), "the host is not a GPU")] {
         options.devices = devices;
         // SAFETY: the output is valid for the call.
         let status = unsafe { mp_node_create(node.context, 0, 1, None, null_mut(), &options, &mut ranks) };

@@ -53,7 +53,7 @@ fn a_fifo_in_the_place_of_a_file_is_refused_at_once() {
     for (name, path) in [("MPGPU_TOPOLOGY", &*fifo), ("MPGPU_TUNING_FILE", &*fifo), ("MPGPU_TOPOLOGY", Path::new("/dev/zero"))] {
         let path = path.to_str().expect("UTF-8");
         let (said, _) = contexts_in(&[("MPGPU_BACKEND", "host"), (name, path)]);
-        assert_eq!(said.matches("is no regular file").count(), 2, "{name}: {said}");
+        assert_eq!(said.matches("is not a regular file").count(), 2, "{name}: {said}");
         assert!(said.contains(path), "{said}");
     }
     std::fs::remove_dir_all(&folder).expect("a folder");

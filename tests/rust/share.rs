@@ -466,12 +466,12 @@ fn handles_from_elsewhere_are_refused_with_the_reason() {
     refuse(
         &|h| (h.allocation_bytes, h.offset) = (1 << 40, 1 << 30),
         MP_ERROR_INVALID_ARGUMENT,
-        "1099511627776 bytes, and the allocation has 4096",
+        "1099511627776 bytes, but the allocation has 4096",
     );
     let other = Node::new(c"beluga");
     let near = forged(&export(&other, other.alloc(0, 4096), 4096), |h| h.allocation_bytes = 4097);
     let message = import_refused(&node, &near, MP_ERROR_INVALID_ARGUMENT);
-    assert!(message.contains("4097 bytes, and the allocation has 4096"), "{message}");
+    assert!(message.contains("4097 bytes, but the allocation has 4096"), "{message}");
     close(&node, theirs);
     node.still_works();
 }

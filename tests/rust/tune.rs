@@ -474,7 +474,7 @@ fn what_a_file_says_of_partitions_is_checked() {
         ("count = 24", "count = 4097", "count = 4097: must be 1 to 4096"),
         ("count = 77", "count = 4097", "count = 4097: must be 1 to 4096"),
         ("producer", "kernel", "unknown variant `kernel`"),
-        ("[[partitions]]", "[[partitions]]\nshape = \"00000000000000aa\"\nbytes = 1\ncount = 1\n[[partitions]]", "is there twice"),
+        ("[[partitions]]", "[[partitions]]\nshape = \"00000000000000aa\"\nbytes = 1\ncount = 1\n[[partitions]]", "occurs twice"),
     ] {
         let error = parse(&text.replacen(from, to, 1)).expect_err(to).to_string();
         assert!(error.contains(said), "{error}");

@@ -86,9 +86,10 @@ struct persistent_kernel {
     std::function<void(stream_view)> check;
 };
 
-/// Function that creates a `persistent_kernel` for one device. Its arguments are the lists, which are in host memory
-/// and invalid after the call, the number of messages that are sent (the first ones in the lists), the notifications of
-/// the kernel, its form, and the number of processes that share the device.
+/// Function that creates a `persistent_kernel` for one device. Its arguments are the lists of messages, the number of
+/// messages that are sent (the first ones in the lists), the notifier between kernel and CPU thread, the form of the
+/// kernel, and the number of processes that share the device. The lists are in host memory and are invalid after the
+/// call.
 using persistent_copier = std::function<persistent_kernel(const context &, device, const detail::persistent_lists &,
                                                           std::uint32_t, notifier, persistent_form, int)>;
 

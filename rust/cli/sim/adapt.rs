@@ -41,7 +41,10 @@ fn players(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     let processes: Vec<&[Shape]> = shapes.chunks(if arguments.apart { 1 } else { shapes.len() }).collect();
     let count = processes.len() * window as usize;
     if count > MOST_PLAYERS {
-        return Err(format!("{count} players: at most {MOST_PLAYERS} are played; give fewer transfers or a smaller --window").into());
+        return Err(format!(
+            "{count} plans that choose variants, but at most {MOST_PLAYERS} can be simulated; give fewer transfers or a smaller --window"
+        )
+        .into());
     }
     let options = arguments.staged.options();
     let mut players = Vec::with_capacity(count);
@@ -127,7 +130,7 @@ impl Played<'_> {
     fn title(&self) -> String {
         let players = match self.players.len() {
             1 => "one plan chooses".to_owned(),
-            more => format!("{more} plans choose, each alone"),
+            more => format!("{more} plans choose independently"),
         };
         format!(
             "{}: {players}; {} executions, seed {}",

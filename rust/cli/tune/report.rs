@@ -32,11 +32,11 @@ fn chooser(tuned: bool) -> &'static str {
 pub fn line(point: &TunedPoint, tuned: bool) -> String {
     let (engine, seconds) = point.choice();
     let grid = match (point.exhaustive(), point.grid_evaluations()) {
-        (Some(best), Some(scores)) => format!("; exhaustive {} by {scores} scores", time(best)),
+        (Some(best), Some(scores)) => format!("; exhaustive search {} after {scores} evaluations", time(best)),
         _ => String::new(),
     };
     let scores = point.short_evaluations();
-    format!("{} {}, tuned {} ({}) by {scores} scores{grid}", chooser(tuned), time(point.chosen), time(seconds), engine.name())
+    format!("{} {}, tuned {} ({}) after {scores} evaluations{grid}", chooser(tuned), time(point.chosen), time(seconds), engine.name())
 }
 
 fn way(point: &TunedPoint) -> String {

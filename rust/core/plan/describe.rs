@@ -164,7 +164,7 @@ impl PathPlan {
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
-                format!("passed on by it, {chunks} chunks of {}", size(self.chunk_bytes))
+                format!("forwarded by it, {chunks} chunks of {}", size(self.chunk_bytes))
             }
             (Mechanism::Copy, 0, chunks) => format!("{chunks} chunks of {}", size(self.chunk_bytes)),
             (Mechanism::Copy, _, 1) => "one chunk".into(),

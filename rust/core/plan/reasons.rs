@@ -88,9 +88,9 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
     let (src, dst) = (shape.src_device, shape.dst_device);
     match (&rejection.reason, rejection.via) {
         (Reason::NoRoute, _) if among_many => "no copy engine can copy along it".into(),
-        (Reason::NoRoute, None) => format!("no copy engine can copy from {src} to {dst} in one go"),
-        (Reason::NoRoute, Some(via)) if machine.route(src, via).is_none() => format!("no copy engine can copy from {src} to there"),
-        (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from there to {dst}"),
+        (Reason::NoRoute, None) => format!("no copy engine can copy from {src} to {dst} directly"),
+        (Reason::NoRoute, Some(via)) if machine.route(src, via).is_none() => format!("no copy engine can copy from {src} to this device"),
+        (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from this device to {dst}"),
         (Reason::SharesDirect { .. }, _) if among_many => "passes a link of the direct path, and adds no capacity".into(),
         (Reason::SharesDirect { resource: at }, _) => {
             format!("passes {} like the direct path, and adds no capacity", resource(at.0 as usize))
@@ -105,7 +105,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             Some((at, busy)) if busy >= IN_USE => {
                 format!("{} is busy for {:.0} % of the time with paths that make better use of it", resource(at), 100.0 * busy.min(1.0))
             }
-            _ => "what it could carry is not worth its fixed cost".into(),
+            _ => "its bytes would not outweigh its fixed cost".into(),
         },
         (Reason::NotFaster { seconds, one_path }, _) => {
             format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))

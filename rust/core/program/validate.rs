@@ -30,7 +30,7 @@ pub enum Violation {
     NoThread { op: u32, lane: u32, mechanism: Mechanism },
     #[error("operation {op} waits for operation {after}, which is not earlier")]
     NotBackwards { op: u32, after: u32 },
-    #[error("operation {op} is a {mechanism:?} of {copies} copies")]
+    #[error("operation {op} is a {mechanism:?}, which cannot have {copies} copies")]
     CopyCount { op: u32, mechanism: Mechanism, copies: usize },
     #[error("operation {op} copies no bytes")]
     Empty { op: u32 },

@@ -162,7 +162,7 @@ pub fn open_regular(path: &Path) -> std::io::Result<File> {
     /// Value of `O_NONBLOCK` on Linux, on all architectures that have a GPU driver.
     const NONBLOCK: i32 = 0o4000;
     let file = File::options().read(true).custom_flags(NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is no regular file; name one")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file; name one")) }
 }
 
 /// Reads and parses a file. Reads at most [`MAX_FILE_BYTES`], so that a wrong path does no harm.

@@ -115,7 +115,7 @@ impl Entry {
         }
         let texts = [&self.version, &self.backend, &self.host, &self.driver].into_iter().chain(&self.date).chain(&self.notes);
         if texts.chain(self.gpus.iter().flat_map(|gpu| [&gpu.uuid, &gpu.name])).any(|text| text.len() > MAX_TEXT) {
-            return refuse(format!("a text is longer than {MAX_TEXT} bytes; shorten it"));
+            return refuse(format!("a string is longer than {MAX_TEXT} bytes; shorten it"));
         }
         if self.notes.len() > MAX_NOTES {
             return refuse(format!("{} notes; at most {MAX_NOTES} are kept", self.notes.len()));

@@ -424,7 +424,7 @@ impl Driver {
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
         BackendError::NotSupported(format!(
-            "the driver, of CUDA {}.{}, has no {what}: install a newer one",
+            "the driver for CUDA {}.{} has no {what}: install a newer one",
             version / 1000,
             version % 1000 / 10
         ))

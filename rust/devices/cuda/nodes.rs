@@ -92,7 +92,7 @@ impl GraphLane<'_> {
 
 /// Returns the error for a node without work, which a validated program cannot produce.
 fn nothing_to_do() -> BackendError {
-    BackendError::NotSupported("a kernel of no bytes, or on a GPU without the kernel, is no node of a graph".into())
+    BackendError::NotSupported("a graph node needs a kernel that copies bytes, on a GPU that has the copy kernel".into())
 }
 
 /// Returns the direct predecessors of each operation without duplicates: the previous one of its lane, and [`Op::after`].

@@ -259,8 +259,8 @@ impl Sharing {
         let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
         self.at(counter, touched).flatten().ok_or_else(|| {
             BackendError::NotSupported(format!(
-                "the signal at {counter:#x} is not in host memory that other processes can map, where GPUs of all processes and the CPU reach \
-                 signals; allocate it as host memory shared between processes"
+                "the signal at {counter:#x} is not in host memory shared between processes, which the CPU and the GPUs of all processes can \
+                 access; allocate it there"
             ))
         })
     }

@@ -151,7 +151,7 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
         let line = lines.of(entry.span().start);
         let tuned = class(&lines, entry.into_inner())?;
         if let Some((earlier, _)) = classes.iter().find(|(_, known)| known.class.is_like(&tuned.class)) {
-            return Err(TuningError::Invalid(format!("line {line}: this class is like the one in line {earlier}; remove one of them")));
+            return Err(TuningError::Invalid(format!("line {line}: this class equals the one in line {earlier}; remove one of them")));
         }
         classes.push((line, tuned));
     }
@@ -160,7 +160,7 @@ pub fn parse(text: &str) -> Result<Tuning, TuningError> {
         let line = lines.of(entry.shape.span().start);
         let tuned = of_partitions(&lines, entry)?;
         if partitions.iter().any(|known| known.shape == tuned.shape) {
-            return Err(TuningError::Invalid(format!("line {line}: shape = {} is there twice; remove one of them", tuned.shape)));
+            return Err(TuningError::Invalid(format!("line {line}: shape = {} occurs twice; remove one of them", tuned.shape)));
         }
         partitions.push(tuned);
     }

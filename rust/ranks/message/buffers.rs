@@ -241,7 +241,7 @@ impl Messenger {
                 ("receives of this rank that have not ended", "wait for some, or cancel them")
             };
             return Err(Error::QueueFull(format!(
-                "the pageable memory of {held} takes {all} bytes of shared memory, and {bytes} more are above {most}: {remedy}; or use memory shared between processes"
+                "the pageable memory of {held} takes {all} bytes of shared memory, and {bytes} more would exceed {most}: {remedy}; or use memory shared between processes"
             )));
         }
         let made = self.node.context.allocate_shared(DeviceId::HOST, bytes);

@@ -87,7 +87,7 @@ pub enum SimulationError {
     Transfers { program: usize, shapes: usize },
     #[error("operation {op}: no copy engine can copy from {from} to {to} on this machine: plan for the topology that is simulated")]
     NoRoute { op: usize, from: DeviceId, to: DeviceId },
-    #[error("operation {op} moves nothing, or names a transfer, ring, lane or earlier operation that there is not: validate the program")]
+    #[error("operation {op} moves nothing, or names a transfer, ring, lane or earlier operation that does not exist: validate the program")]
     Invalid { op: usize },
     #[error("{device}: the program's rings exceed the staging bound of {bound} bytes: plan with the bound that is simulated")]
     Staging { device: DeviceId, bound: u64 },
