@@ -156,7 +156,7 @@ def all_gather(
     """Copies all of ``sources`` into each of ``destinations``. There are as many destinations as sources, and each has the size of all
     sources together.
 
-    A source that is already at its position inside the own destination is not copied there. Arguments and errors are those of
+    A source that is already at its position inside its own destination is not copied there. Arguments and errors are those of
     :func:`broadcast`.
     """
     of, to = _blocks(sources, "source"), _blocks(destinations, "destination")

@@ -442,8 +442,8 @@ class Channel(_library.Owner):
         await channel.send(x)
         await channel.receive(y)                  # or .synchronize() instead of await
 
-    The first channels that two ranks create to each other form one channel, the second ones another, and so on. A channel to the own rank
-    receives its own messages.
+    The first channels that two ranks create to each other form one channel, the second ones another, and so on. A channel to the calling
+    rank itself receives the messages that it sends.
 
     Args:
         messenger: the messenger that moves the messages. With a :class:`Node`, the node's own messenger, which all ranks create together at

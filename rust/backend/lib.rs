@@ -438,7 +438,7 @@ pub trait Backend: Send + Sync {
     ///
     /// A copy must not cross an address in the memory that is a multiple of [`REGISTERED_PIECE`].
     fn register(&self, _address: u64, _bytes: u64, _huge: bool) -> Result<bool, BackendError> {
-        Err(BackendError::NotSupported(format!("the {} backend registers no memory", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend cannot register memory", self.name())))
     }
     /// Unpins memory that `register` pinned. Work that uses it must have finished.
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
@@ -500,7 +500,7 @@ pub trait Backend: Send + Sync {
     /// Marks the moment at which all work enqueued in `stream` so far has finished. Not allowed in a stream that is being captured.
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
         let _ = stream;
-        Err(BackendError::NotSupported(format!("the backend {} does not time streams", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not time streams", self.name())))
     }
     /// Prepares the first such execution: creates graphs, streams and events, loads kernels and enables access to memory. Enqueues nothing
     /// and moves no data. May wait for work of the devices. Ignores `after` and `report`.
@@ -540,13 +540,13 @@ pub trait Backend: Send + Sync {
     /// [`BackendError::NotSupported`] with the remedy for memory that cannot be mapped there.
     fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let _ = allocation;
-        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
     }
     /// Maps an allocation that another process, or another context of this process, has exported, and returns its first byte. Ignores the
     /// id and the base of `allocation`. The backend then locates the memory as memory of its device.
     fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         let _ = (shared, allocation);
-        Err(BackendError::NotSupported(format!("the backend {} shares no memory", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
     }
     /// Unmaps memory that [`Backend::map`] has returned. Work that uses it must have finished.
     fn unmap(&self, base: u64) -> Result<(), BackendError> {
@@ -557,7 +557,7 @@ pub trait Backend: Send + Sync {
     /// this backend locates. Returns [`BackendError::PeerGone`] for a counter that may never be set; nothing is then enqueued.
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         let _ = (stream, signals, by);
-        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
     /// Returns a number of a stream that is unique while the stream exists.
     fn stream_number(&self, stream: StreamHandle) -> u64 {
@@ -590,7 +590,7 @@ pub trait Backend: Send + Sync {
     /// Sets counters after all work enqueued in `stream` so far. An observer of the value sees all writes of that work.
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         let _ = (stream, signals);
-        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
     /// Sets counters as [`stream_raise_signals`](Backend::stream_raise_signals) does. Then makes work enqueued in `stream` from now on wait
     /// until every flag is 1, and resets each flag to 0. Both are one call, because the driver accepts them as one operation.
@@ -600,13 +600,13 @@ pub trait Backend: Send + Sync {
     /// set a flag is lost, the wait ends as lost and the step is abandoned.
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, raises, flags, fate);
-        Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
     /// Makes work enqueued in `stream` from now on wait until every flag is 1. Flags as for
     /// [`stream_take_flags`](Backend::stream_take_flags), but they are not reset; a step resets them before it begins.
     fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, flags, fate);
-        Err(BackendError::NotSupported(format!("the backend {} has no flags", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
     /// Enqueues one kernel of `device` that performs one rank's part of a step with few bytes: [actions](Action::segment), whose copies use
     /// the addresses of [`action_reach`](Backend::action_reach). Returns false, and enqueues nothing, if the stream belongs to another GPU.
@@ -626,7 +626,7 @@ pub trait Backend: Send + Sync {
     /// them, or if this backend has no such kernel.
     fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         let _ = (device, program, ends);
-        Err(BackendError::NotSupported(format!("the backend {} has no kernel that waits for flags", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend has no kernel that waits for flags", self.name())))
     }
     /// Records that kernels of the caller wait for these counters, from now until their memory is freed.
     /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below its value, as for other waits. Fails, and records nothing,
@@ -634,7 +634,7 @@ pub trait Backend: Send + Sync {
     /// failure; otherwise every stream reports it.
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         let _ = (signals, streams_wait);
-        Err(BackendError::NotSupported(format!("the backend {} has no signals", self.name())))
+        Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
     /// Returns the address with which kernels of a device access `address`, which is in memory of another process that is mapped here.
     fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {

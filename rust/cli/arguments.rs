@@ -45,7 +45,7 @@ pub struct StagedPaths {
     /// Number of chunks on each path through host memory, instead of --chunk-bytes
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub host_chunks: Option<u32>,
-    /// Largest amount of staging memory on each device
+    /// Maximum amount of staging memory on each device
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub staging_bytes: Option<u64>,
 }

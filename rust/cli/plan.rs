@@ -28,10 +28,10 @@ pub struct Request {
     /// Executor to plan for
     #[arg(long, value_parser = engine())]
     pub engine: Option<Engine>,
-    /// Largest number of paths for one transfer; 1 gives the plain copy
+    /// Maximum number of paths for one transfer; 1 gives the plain copy
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Option<u32>,
-    /// Let no copy between GPUs pass through host memory
+    /// Do not copy between GPUs through host memory
     #[arg(long)]
     pub no_host_path: bool,
     #[command(flatten)]

@@ -170,7 +170,7 @@ fn tune<S: Score<Error: Display>>(
                 }
                 Ok(None) => {}
                 // The pair has no connecting path.
-                Err(TuneError::Plan(error)) => eprintln!("{what}: left out, {error}"),
+                Err(TuneError::Plan(error)) => eprintln!("{what}: skipped, {error}"),
                 Err(error) => return Err(format!("{what}: {error}").into()),
             }
         }
@@ -241,7 +241,7 @@ mod tests {
         }
         let refused = std::fs::write(&file, &written).map(|()| tune(&["partitions", path])).expect("written").expect_err("no program");
         std::fs::remove_file(&file).expect("it was there");
-        assert!(refused.to_string().contains("no program has kept trials"), "{refused}");
+        assert!(refused.to_string().contains("no program has stored trials"), "{refused}");
         let text = tune(&["--simulate", "--topology", "beluga", "--cases", "d2d", "--sizes", "16M"]).expect("it runs");
         assert!(text.contains("16.0 MiB") && text.contains("Nothing was written"), "{text}");
     }

@@ -49,7 +49,7 @@ impl KeptTimes {
         if backend.is_virtual() {
             return None;
         }
-        let identity = backend.identity().inspect_err(|error| log::debug!("measured times are not kept: {error}")).ok()?;
+        let identity = backend.identity().inspect_err(|error| log::debug!("measured times are not stored: {error}")).ok()?;
         let now = fingerprint(backend.name(), identity);
         let machine = format!("{} {} {now:?}", env!("CARGO_PKG_VERSION"), tune::digest(machine.topology()));
         let path = tuning.with_extension("measured.json");
@@ -99,7 +99,7 @@ impl KeptTimes {
         shapes.truncate(MOST_SHAPES);
         let written = serde_json::to_string(&KeptFile { shapes }).map_err(std::io::Error::from).and_then(|text| write(&self.path, &text));
         if let Err(error) = written {
-            log::info!("measured times are not kept: {}: {error}", self.path.display());
+            log::info!("measured times are not stored: {}: {error}", self.path.display());
         }
     }
 }
@@ -124,7 +124,7 @@ extern "C" fn at_exit() {
         }
     };
     if catch_unwind(write).is_err() {
-        log::debug!("measured times are not kept");
+        log::debug!("measured times are not stored");
     }
 }
 

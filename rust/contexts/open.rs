@@ -122,7 +122,7 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
             None => Err(Error::Option {
                 name: "topology",
                 value: PROBED.into(),
-                reason: "no valid probe of these GPUs is kept; run `mpgpu probe` first, or leave the topology to discovery".into(),
+                reason: "no valid probe of these GPUs is stored; run `mpgpu probe` first, or leave the topology to discovery".into(),
             }),
         },
         Some(name) => Ok((probe::named(name, &now)?, Origin::Named)),
@@ -218,7 +218,7 @@ pub fn files_here(config: &Config) -> Vec<File> {
                     machine = Some(topology);
                 }
                 None if asked.is_some() && own.is_none() => {
-                    note("probe", PROBED.into(), true, Err("no probe of these GPUs is kept".into()))
+                    note("probe", PROBED.into(), true, Err("no probe of these GPUs is stored".into()))
                 }
                 None => machine = cuda::discover::discover().ok(),
             }

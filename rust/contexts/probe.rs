@@ -134,13 +134,13 @@ impl Context {
             return refuse("a probe of virtual devices describes no GPU, and contexts do not use it by default: name a file for it".into());
         }
         if let Err(reason) = record.residuals.check(Residuals::MOST) {
-            return refuse(format!("the probe is not kept, and an earlier one stays active: {reason}, or name a file to store it"));
+            return refuse(format!("the probe is not stored, and an earlier one stays active: {reason}, or name a file to store it"));
         }
         match &self.config().cache_dir {
             Some(directory) => Ok(directory.join(record.fingerprint.file_name())),
-            None => {
-                refuse("there is no directory to keep the probe in: set XDG_CACHE_HOME or HOME to an absolute path, or name a file".into())
-            }
+            None => refuse(
+                "there is no directory in which to store the probe: set XDG_CACHE_HOME or HOME to an absolute path, or name a file".into(),
+            ),
         }
     }
 
@@ -157,7 +157,7 @@ impl Context {
                 None => fs::remove_file(&beside).or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) }),
             };
             if let Err(error) = done {
-                log::warn!("the probe is kept, but its tuning is not: {}: {error}", beside.display());
+                log::warn!("the probe is stored, but its tuning is not: {}: {error}", beside.display());
             }
         }
         Ok(path)

@@ -42,7 +42,7 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
             None
         }
         Err(error) => {
-            log::warn!("the kept tuning of this machine is not used; probe again with `mpgpu probe`: {error}");
+            log::warn!("the stored tuning of this machine is not used; probe again with `mpgpu probe`: {error}");
             None
         }
     }

@@ -68,7 +68,7 @@ pub enum CollectiveError {
 }
 
 fn root_refused(root: u32, participants: u32) -> String {
-    let none = || format!("root {} is none of the {participants} participants: they are numbered from 0", root.cast_signed());
+    let none = || format!("root {} is not one of the {participants} participants: they are numbered from 0", root.cast_signed());
     refuse_elsewhere(root).unwrap_or_else(none)
 }
 

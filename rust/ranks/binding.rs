@@ -242,7 +242,7 @@ impl NodeGroup {
                 Ok(())
             });
             if let Err(error) = mapped {
-                log::debug!("flags of rank {taker} lie in host memory, because this rank does not reach its GPU: {error}");
+                log::debug!("flags of rank {taker} are in host memory, because this rank cannot access its GPU: {error}");
             }
         }
         Some(small)

@@ -208,7 +208,7 @@ impl PartitionWords {
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
         match state.armed {
             None => refuse("its transfers move in partitions, and it is not armed: arm the plan before the work that makes them ready"),
-            Some(armed) if armed != is_captured => refuse("it was armed outside of this capture: arm and execute it in one"),
+            Some(armed) if armed != is_captured => refuse("it was armed outside of this capture: arm and execute it in the same capture"),
             Some(_) => {
                 state.armed = None;
                 Ok(())

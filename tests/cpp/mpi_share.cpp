@@ -346,8 +346,8 @@ void collectives_stay_within_their_memory(const mpgpu::context &ctx, const mpgpu
     sizes.assign(ranks + 1, 4);
     all(sizes, "elements has " + std::to_string(ranks + 1) + " sizes, and " + std::to_string(ranks) + " are needed");
     refused([&] { static_cast<void>(mpgpu::all_to_all(node, whole, whole, sizes)); }, "sent has");
-    refused([&] { static_cast<void>(mpgpu::broadcast(node, node.size(), part)); }, "is none of the");
-    refused([&] { static_cast<void>(mpgpu::broadcast(node, -1, part)); }, "root -1 is none of the");
+    refused([&] { static_cast<void>(mpgpu::broadcast(node, node.size(), part)); }, "is not one of the");
+    refused([&] { static_cast<void>(mpgpu::broadcast(node, -1, part)); }, "root -1 is not one of the");
     // Only one rank has an error; the others, which are in their call, get it too.
     const bool is_wrong = node.rank() == node.size() - 1;
     refused(

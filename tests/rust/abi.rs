@@ -791,7 +791,7 @@ fn ranks_that_are_none_are_refused(ranks: mp_node_t, messenger: mp_messenger_t) 
         let status = unsafe { mp_collective(0, 1, rank as u32, 8, null(), pieces.as_mut_ptr(), 0, &mut count) };
         let message = refused(status, MP_ERROR_INVALID_ARGUMENT);
         assert!(rank > -3 || message == expected, "{message}");
-        assert!(rank < -3 || message.starts_with(&format!("root {rank} is none of the 1 participants")), "{message}");
+        assert!(rank < -3 || message.starts_with(&format!("root {rank} is not one of the 1 participants")), "{message}");
     }
 }
 

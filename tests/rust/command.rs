@@ -407,7 +407,7 @@ fn a_probe_of_virtual_devices_is_written_where_it_is_asked_for_and_nowhere_else(
     let (done, text, _) = probe(&["--stdout"]);
     assert!(done && text.contains("[probe]") && !text.contains("tuned"));
     let (done, text, said) = probe(&[]);
-    assert!(done && text.contains("fixed costs") && !text.contains("tuned") && said.contains("not kept: --output FILE"), "{said}");
+    assert!(done && text.contains("fixed costs") && !text.contains("tuned") && said.contains("not stored: --output FILE"), "{said}");
     let (done, text, said) = probe(&["--quick", "--json"]);
     let quick: Value = serde_json::from_str(&text).expect("JSON");
     assert!(done && quick["probe"]["tuning"].is_null() && quick["probe"]["file"].is_null(), "{said}");

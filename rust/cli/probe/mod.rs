@@ -79,7 +79,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     };
     match &path {
         Some(path) => eprintln!("{seconds:.1} s; written to {}", path.display()),
-        None => eprintln!("{seconds:.1} s; not kept: --output FILE writes it"),
+        None => eprintln!("{seconds:.1} s; not stored: --output FILE writes it"),
     }
     if !context.keeps_probes() {
         eprintln!("these are copies by CPU threads between virtual devices; they do not describe any GPU");

@@ -20,7 +20,7 @@ pub struct SimArguments {
     /// Executors to compare
     #[arg(long, value_parser = engine(), value_delimiter = ',', default_value = "auto")]
     pub engine: Vec<Engine>,
-    /// Largest number of paths of one transfer, one column for each value; by default one path, and the number that the model chooses
+    /// Maximum number of paths of one transfer, one column for each value; by default one path, and the number that the model chooses
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     pub max_paths: Vec<u32>,
     /// Allow copies between GPUs to pass through host memory

@@ -44,7 +44,7 @@ impl Topology {
             if count > most {
                 return refuse(format!(
                     "the topology has {count} {what}; at most {MAX_DEVICES} devices, {MAX_SWITCHES} switches, {MAX_LINKS} directed links and \
-                     {MAX_SHARED} shared resources are allowed, a topology describes one node"
+                     {MAX_SHARED} shared resources are allowed: a topology describes one node"
                 ));
             }
         }
