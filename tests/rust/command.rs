@@ -280,7 +280,7 @@ fn plan_says_what_is_done_and_why_not_more() {
         assert!(text.contains(part), "{part} in {text}");
     }
     let small = output(&["plan", "--topology", "dgx1-v100", "gpu0:gpu5:4M"]);
-    assert!(small.contains("not via gpu6, gpu7: no copy engine can copy from gpu0 to this device"), "{small}");
+    assert!(small.contains("not via gpu6, gpu7: no copy engine can copy from gpu0 to the relay"), "{small}");
     let both = output(&["plan", "--topology", "beluga", "gpu0:gpu1:4M", "gpu1:gpu0:4M", "gpu0:gpu1:4M", "gpu1:gpu0:4M"]);
     assert!(both.contains("not via gpu2: gpu2>gpu1 is busy for "), "{both}");
     let ring = ["gpu0:gpu1:128M", "gpu1:gpu2:128M", "gpu2:gpu3:128M", "gpu3:gpu0:128M"];

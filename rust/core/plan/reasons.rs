@@ -89,8 +89,8 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
     match (&rejection.reason, rejection.via) {
         (Reason::NoRoute, _) if among_many => "no copy engine can copy along it".into(),
         (Reason::NoRoute, None) => format!("no copy engine can copy from {src} to {dst} directly"),
-        (Reason::NoRoute, Some(via)) if machine.route(src, via).is_none() => format!("no copy engine can copy from {src} to this device"),
-        (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from this device to {dst}"),
+        (Reason::NoRoute, Some(via)) if machine.route(src, via).is_none() => format!("no copy engine can copy from {src} to the relay"),
+        (Reason::NoRoute, Some(_)) => format!("no copy engine can copy from the relay to {dst}"),
         (Reason::SharesDirect { .. }, _) if among_many => "passes a link of the direct path, and adds no capacity".into(),
         (Reason::SharesDirect { resource: at }, _) => {
             format!("passes {} like the direct path, and adds no capacity", resource(at.0 as usize))
