@@ -54,7 +54,8 @@ pub struct Slice<T> {
 impl<T: Element> Buffer<T> {
     /// Allocates `len` elements on `device`, all of whose bytes are 0. With `Device::HOST` this is pinned host memory that GPUs can access.
     ///
-    /// # Errors Returns an error for a device that does not exist, and for a device without enough free memory.
+    /// # Errors
+    /// Returns an error for a device that does not exist, and for a device without enough free memory.
     pub fn zeroed(ctx: &Context, device: DeviceId, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::allocate(ctx, device, len, false)?.cleared()
     }
@@ -109,7 +110,7 @@ impl<T: Element> Buffer<T> {
         Ok(self)
     }
 
-    /// Returns the elements of a range, as an end of transfers.
+    /// Returns a view of a range of elements, as the source or destination of transfers.
     ///
     /// # Panics
     /// Panics if the range exceeds the buffer, as slices do.
@@ -131,7 +132,8 @@ impl<T: Element> Buffer<T> {
 
     /// Copies elements into the buffer, after all earlier work in `stream`, and waits for the copy.
     ///
-    /// # Errors Returns an error for a wrong number of elements, for a stream of another context, and for a stream that is being captured.
+    /// # Errors
+    /// Returns an error for a wrong number of elements, for a stream of another context, and for a stream that is being captured.
     /// Also returns the errors of work in the stream.
     pub fn write(&self, stream: &Stream, elements: &[T]) -> Result<(), Error> {
         self.slice(..).write(stream, elements)

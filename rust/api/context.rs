@@ -62,7 +62,8 @@ impl Context {
     /// The transfers of a plan run in no particular order: no destination may overlap another destination or a source. Blocks for some
     /// microseconds.
     ///
-    /// # Errors Returns an error for ends of different size, for ends that overlap, for ends of another context, and if no path connects
+    /// # Errors
+    /// Returns an error for ends of different size, for ends that overlap, for ends of another context, and if no path connects
     /// the devices. The text names the transfer.
     pub fn plan<T: Into<Transfer>>(&self, transfers: impl IntoIterator<Item = T>) -> Result<Plan, Error> {
         self.plan_with(transfers, &PlanOptions::default())

@@ -81,7 +81,8 @@ impl Node {
 
     /// Returns the first GPU that this rank uses.
     ///
-    /// # Errors Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank has listed the same GPU.
+    /// # Errors
+    /// Returns an error if this rank uses no GPU, because there are more ranks than GPUs or another rank has listed the same GPU.
     pub fn device(&self) -> Result<DeviceId, Error> {
         self.group.device()
     }

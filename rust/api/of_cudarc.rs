@@ -13,7 +13,7 @@ fn check(ctx: &Context) -> Result<(), Error> {
     if ctx.backend() == "cuda" {
         return Ok(());
     }
-    Err(Error::NotSupported("memory and streams of cudarc are of GPUs, and this context has virtual devices on CPU threads".into()))
+    Err(Error::NotSupported("memory and streams of cudarc are on GPUs, but this context has virtual devices on CPU threads".into()))
 }
 
 impl End {

@@ -76,7 +76,8 @@ impl Plan {
     /// Enqueues one execution, after all earlier work in `stream` and before all later work. Does not wait. For a plan of a node every rank
     /// enqueues every step.
     ///
-    /// # Errors Returns an error for a stream of another context, for a cudarc stream that is being captured, and if a peer has exited.
+    /// # Errors
+    /// Returns an error for a stream of another context, for a cudarc stream that is being captured, and if a peer has exited.
     /// Also returns errors of the driver.
     pub fn enqueue(&self, stream: &Stream) -> Result<(), Error> {
         stream.refuse_shared_capture()?;
