@@ -26,7 +26,7 @@ pub struct FailedWait {
     pub wanted: Signal,
     /// Current value of the counter.
     pub now: u64,
-    /// Peer that could have set it.
+    /// Peer that could have set the counter.
     pub peer: LostPeer,
 }
 

@@ -214,7 +214,7 @@ impl ActionGrid {
 
     /// Number of words of [`ActionGrid::words`].
     pub const WORDS: u64 = 3;
-    /// Maximum size for which one block is as fast as several, bytes.
+    /// Maximum size in bytes for which a kernel of one block is as fast as one of several blocks.
     const NARROW_BYTES: u64 = 16 << 10;
     /// Bytes that one block copies: a word of 16 bytes for each thread.
     const BLOCK_BYTES: u64 = 8 << 10;

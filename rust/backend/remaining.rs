@@ -22,7 +22,7 @@ const STACK_BYTES: usize = 128 << 10;
 /// Time between two checks of a signal that stays pending because the program blocks it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Process that has the thread. A child of `fork` has none.
+/// Process in which the watching thread runs. A child of `fork` has no such thread.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// Starts the thread if this process has none. The caller must have blocked all signals. After a failure the next call tries again.

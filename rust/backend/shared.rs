@@ -10,7 +10,7 @@ pub const PAYLOAD_BYTES: usize = 64;
 pub struct Shared {
     /// Method of sharing, in the backend's numbering.
     pub form: u32,
-    /// File, if the method has one.
+    /// File to send to the other process, if the method of sharing uses one.
     pub descriptor: Option<OwnedFd>,
     /// Offset of the allocation in the file, or in the object that the payload names.
     pub offset: u64,

@@ -172,7 +172,7 @@ pub enum Leave {
 }
 
 impl LeftPlan {
-    /// Returns the failure that has caused this one, or this one.
+    /// Returns the first failure of the chain that led to this failure, or this failure if it is the first.
     pub fn first(&self, process: i32) -> Cause {
         self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
     }

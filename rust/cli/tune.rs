@@ -177,7 +177,7 @@ fn tune<S: Score<Error: Display>>(
     }
     // Sorted from small to large within a case and class, for readers.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
-    // Thresholds also take executions, and a judgement does not need them.
+    // Finding thresholds takes further executions, which `--judge` does not need.
     let tuning = match arguments.judge {
         true => None,
         false => Some(campaign.tuning(&points, origin, score).map_err(|error| error.to_string())?),

@@ -42,7 +42,7 @@ impl GpuEnds {
     }
 }
 
-/// Set of GPUs with one bit each; those from 63 on share the last bit.
+/// Set of GPUs with one bit for each GPU. All GPUs from number 63 on share the last bit.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuSet(u64);
 
@@ -57,7 +57,8 @@ impl GpuSet {
     }
 }
 
-/// Entry for one stream, written by the executing thread. If two threads take one entry concurrently, one of them is lost.
+/// Entry for one stream, written by the executing thread. If two threads claim the same entry at the same time, the entry of one of them is
+/// lost.
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,

@@ -150,7 +150,7 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     if address == 0 {
         return Err(Error::NullPointer { transfer, end, bytes });
     }
-    // The end of the range may be one past the last address, but not more.
+    // The end of the range may be one past the last address of the address space, but not more.
     if address.checked_add(bytes - 1).is_none() {
         return Err(Error::AddressOverflow { transfer, end, address, bytes });
     }
@@ -264,7 +264,7 @@ pub fn first_overlap(
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
     order.sort_unstable();
-    // Sorted by first byte, a range overlaps an earlier one exactly if it overlaps the earlier range with the greatest end.
+    // In a list sorted by first byte, a range overlaps some earlier range exactly if it overlaps the earlier range with the greatest end.
     let mut reach: Option<&ByteRange> = None;
     let mut most_written: Option<&ByteRange> = None;
     for range in order.into_iter().map(|number| &ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
@@ -312,7 +312,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-        /// Pieces one after the other with gaps, as in paged caches, and some at random places.
+        /// The test uses consecutive pieces with gaps, as in paged caches, and some pieces at random places.
         #[test]
         fn an_overlap_is_found_where_one_is_and_nowhere_else(
             gaps in prop::collection::vec((0_u64..3, 1_u64..20), 0..40),

@@ -39,7 +39,7 @@ pub struct ShapeRequest {
     pub options: Options,
 }
 
-/// The hash leaves the options out: few programs use one batch with many options, and equality compares them.
+/// The hash excludes the options. Few programs use one batch with many options, and equality does compare the options.
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);

@@ -76,7 +76,7 @@ pub struct Config {
     pub adapt: bool,
     /// `MPGPU_VERIFY`.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`. `None` selects stream memory operations, and kernels in node plans in which each rank has its own GPU.
+    /// `MPGPU_SIGNAL_WAIT`. `None` selects kernels for node plans if each rank has its own GPU, and stream memory operations otherwise.
     pub signal_wait: Option<SignalWait>,
     /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. With 0 the
     /// driver makes such copies.
@@ -160,7 +160,7 @@ pub const VARIABLES: [&str; 22] = [
     "MPGPU_LOG",
 ];
 
-/// Variables of the interposer (`cpp/preload`), which reads them itself when it is loaded. Contexts ignore them.
+/// Variables of the interposer (`cpp/preload`), which reads them itself when it is loaded. Contexts ignore these variables.
 pub const PRELOAD: [&str; 5] =
     ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT", "MPGPU_PRELOAD_SUMS"];
 

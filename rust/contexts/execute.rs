@@ -156,8 +156,8 @@ impl Plan {
         Ok(Trace { timeline: self.planned.timeline(name, false, &times.ops), precision: times.precision })
     }
 
-    /// Creates everything that the first execution in `stream` would otherwise create, so that it takes no longer than later ones. Enqueues
-    /// nothing and moves no byte.
+    /// Creates everything that the first execution in `stream` would otherwise create, so that the first execution takes no longer than
+    /// later ones. Enqueues nothing and moves no byte.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
         let prepare =
@@ -196,7 +196,8 @@ impl Plan {
         Ok(completion)
     }
 
-    /// Submits one execution to the backend: immediately if the plan has no staging memory, otherwise in turn with others that share it.
+    /// Submits one execution to the backend: immediately if the plan has no staging memory, otherwise in turn with other executions that
+    /// share its staging memory.
     pub(super) fn run(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         headroom(self.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
         self.validate()?;
@@ -248,7 +249,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Fails if some memory of the plan is no longer the allocation for which it was made.
+    /// Fails if some memory of the plan no longer belongs to the allocation for which the plan was made.
     fn look_for_freed(&self) -> Result<(), Error> {
         for held in &self.allocations {
             if self.context.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
@@ -430,7 +431,8 @@ impl Variants {
         Ok(completion)
     }
 
-    /// Returns the [medians](Choosing::medians) of isolated executions, or of those while other streams copy if there are more of them.
+    /// Returns the [medians](Choosing::medians) of isolated executions, or of executions while other streams copied if there are more of
+    /// those.
     pub fn measured(&self) -> Measured {
         let (alone, beside) = (lock(&self.choice.alone), lock(&self.choice.beside));
         if beside.all_executions() > alone.all_executions() { beside.medians() } else { alone.medians() }

@@ -81,7 +81,8 @@ impl KeptTimes {
         open.push((Arc::downgrade(self), Arc::downgrade(cache)));
     }
 
-    /// Writes the active variant and the medians of each shape, merged with entries that others have written meanwhile. Calls no driver.
+    /// Writes the active variant and the medians of each shape, merged with entries that other processes have written meanwhile. Calls no
+    /// driver.
     pub fn write(&self, cache: &Cache) {
         let Some(now) = now() else { return };
         let new = cache.choices().into_iter().filter_map(|(shape, choice)| {

@@ -110,7 +110,7 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     }
 
     for (span, colour) in timeline.spans.iter().zip(&colours) {
-        // No span is narrower than a hair, so that none vanishes.
+        // Spans have a minimum width, so that short ones stay visible.
         let (begin, wide) = (x(span.begin), (x(span.end) - x(span.begin)).max(0.6));
         let row = rows[span.lane];
         let class = colour.map_or("o".into(), |colour| format!("c{}", colour % COLOURS.len()));

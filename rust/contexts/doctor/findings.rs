@@ -66,7 +66,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
 }
 
 fn no_driver(facts: &Facts, reason: &str) -> Finding {
-    // The reason ends with a general remedy; the one below is specific.
+    // The reason ends with a general remedy. It is removed, because the remedy below is specific.
     let reason = reason.split("; ").next().unwrap_or_default();
     if facts.on_node > 0 && facts.wants_cuda != Some(false) {
         if let Some(visible) = facts.visible.as_deref().filter(|visible| visible.is_empty() || visible.starts_with('-')) {

@@ -31,7 +31,7 @@ pub struct Player {
     pub variants: Rc<[Plan]>,
 }
 
-/// Foreign load that takes a share of resources for a while.
+/// External load that temporarily uses a share of some resources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
     /// Resources that the tenant uses.
@@ -68,7 +68,7 @@ impl Default for Conditions {
 pub struct Moment {
     /// Time in seconds.
     pub time: f64,
-    /// Bytes that the choosers have moved.
+    /// Bytes moved with the variants that the choosers have selected.
     pub did: f64,
     /// Bytes that the best joint choice of each moment would have moved by now.
     pub best: f64,

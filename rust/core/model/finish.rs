@@ -27,7 +27,7 @@ impl<'a> Flow<'a> {
         Flow { path, bytes, alike: (1, bytes as f64), chunks, head, efficiency: 1.0 }
     }
 
-    /// Adds a flow that starts together with these.
+    /// Adds a flow that starts together with the flows already contained.
     pub fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.max(bytes);
         self.alike = (self.alike.0 + 1, self.alike.1 + bytes as f64);

@@ -157,7 +157,8 @@ mod tests {
     fn staged_bytes_draw_their_own_part_of_a_capacity() {
         let [both, own] = [[ResourceId(0)], [ResourceId(0)]];
         let mut flows = [FlowRate { staged: 1.0, ..FlowRate::new(&both) }, FlowRate::new(&own)];
-        // 12 for plain bytes, 24 for staged ones: 8 each are 4 and 8 of it.
+        // The capacity is 12 for plain bytes and 24 for staged ones. So a rate of 8 draws 8 if the bytes are plain, and 4 if they are
+        // staged.
         let machine = [resource(12.0, 0.5)];
         let mut fair = MaxMin::new(&machine);
         fair.share(&mut flows);

@@ -341,7 +341,7 @@ mod tests {
                 let (cost, trees) = network.cheapest(&[flow(&to)], &prices);
                 let least = by_trying(&network, &prices, &to);
                 prop_assert_eq!(cost, least);
-                // The tree costs that, and reaches each device once.
+                // The cost of the tree equals that price, and the tree reaches each device once.
                 let work = network.work(&flow(&to), &trees[0]);
                 prop_assert_eq!(work.iter().map(|(edge, _)| prices[*edge as usize]).sum::<f64>(), least);
                 for (at, (from, to)) in trees[0].iter().enumerate() {

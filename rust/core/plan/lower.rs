@@ -86,7 +86,7 @@ struct Pipeline<'a> {
     /// Remaining pieces. The next chunk belongs to the first one.
     pieces: &'a [Piece],
     chunk_bytes: u64,
-    /// Bytes of the first piece that are in the program.
+    /// Bytes of the first piece that the program already contains.
     begin: u64,
     lanes: [LaneId; 2],
     ring: RingId,

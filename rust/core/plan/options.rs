@@ -42,10 +42,10 @@ pub struct Options {
 pub enum Passing {
     /// No forwarding. Bytes go from their source to their destination over at most one relay.
     Off,
-    /// Copies by copy engines.
+    /// Copy engines copy the received bytes on.
     #[default]
     CopyEngines,
-    /// Kernels of the ranks to which the GPUs belong.
+    /// Kernels copy the received bytes on. They run in the ranks that own the forwarding GPUs.
     Kernels,
 }
 

@@ -122,7 +122,7 @@ struct Unit {
     progress: f64,
 }
 
-/// Ring of one lane while the program is made.
+/// Ring of one lane during the transformation of the program.
 struct LaneRing {
     ring: RingId,
     slots: u32,

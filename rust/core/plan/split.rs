@@ -41,7 +41,7 @@ pub(super) struct Unsolved(pub String);
 /// must not trade finishing time for link time, and 10⁻⁴ of it is below any measurement.
 const TIE_BREAK: f64 = 1e-4;
 
-/// Fraction of a transfer that the solver's tolerance may add.
+/// Fraction of a transfer by which the solver may exceed its bytes because of rounding.
 const WHOLE: f64 = 1e-7;
 
 /// Returns the bytes of each column. `demands` are the bytes of each transfer; every transfer has at least one column.

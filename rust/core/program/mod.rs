@@ -181,7 +181,7 @@ pub struct Op {
     pub lane: LaneId,
     /// Mechanism of the copies.
     pub mechanism: Mechanism,
-    /// Copies of the operation; exactly one for [`Mechanism::Copy`], one or more otherwise. They are unordered.
+    /// Copies of the operation, in no particular order: exactly one for [`Mechanism::Copy`], one or more otherwise.
     pub copies: SmallVec<[Copy; 1]>,
     /// Operations on other lanes that must finish first. Each comes earlier in [`Program::ops`].
     pub after: SmallVec<[OpId; 2]>,

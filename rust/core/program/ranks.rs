@@ -46,7 +46,7 @@ pub struct Flag {
 /// Operation of a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
-    /// Operation of the program that this one executes, entirely or in part.
+    /// Operation of the program that this step executes, entirely or in part.
     pub op: OpId,
     /// Index into [`Part::lanes`].
     pub lane: u32,

@@ -200,7 +200,7 @@ struct Slot {
     origin: Origin,
     bytes: u64,
     writer: u32,
-    /// Operations that have read the slot since that write.
+    /// Operations that have read the slot since `writer` has written it.
     readers: Vec<u32>,
 }
 

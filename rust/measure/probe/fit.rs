@@ -219,7 +219,7 @@ fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
 pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut left = members.to_vec();
     while !left.is_empty() {
-        // The value with the most others near it, the first of several.
+        // Find the value that has the most other values near it; the first one if there are several.
         let near =
             |middle: f64| left.iter().copied().filter(|index| (values[*index] / middle).ln().abs() <= within).collect::<Vec<usize>>();
         let around = left.iter().map(|index| near(values[*index])).rev().max_by_key(Vec::len).unwrap_or_default();
@@ -269,7 +269,7 @@ mod tests {
         let fit = |sets: &[(&[(usize, f64)], f64)]| found(&Capacities::fit(vec![10.0; 4], &ends(4), &samples(sets), 0.05));
         assert_eq!(fit(&[(a, 12.5), (free, 10.3)]), [(vec![0, 1], 16.0)]);
         assert_eq!(fit(&[(a, 12.5), (all, 18.75)]), [(vec![0, 1, 2], 16.0)]);
-        // The memory slows down before it is saturated: two capacities.
+        // The memory slows down before it is saturated, so the fit finds two capacities.
         assert_eq!(fit(&[(a, 12.5), (all, 15.0)]), [(vec![0, 1], 16.0), (vec![0, 1, 2], 20.0)]);
         // A capacity is at least the rate that some set reached.
         let both: &[(usize, f64)] = &[(0, 100.0), (1, 100.0), (3, 10.0)];

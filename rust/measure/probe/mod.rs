@@ -105,7 +105,7 @@ pub struct Reading {
     pub direct: Vec<Hop>,
     /// Pipelines that start together with the plain copies; see [`Work::Paths`].
     pub staged: Vec<Pipeline>,
-    /// Mechanism and number of copies of [`Work::Many`]; `direct` then holds one of the copies.
+    /// Mechanism and number of copies of [`Work::Many`]; `direct` then holds the copy that is repeated.
     pub many: Option<(Mechanism, u32)>,
     /// True if the work was executed in the same way as a plan ([`Work::Paths`]).
     pub as_plan: bool,

@@ -24,7 +24,7 @@ const STAGED: f64 = 0.125;
 /// Plans use a pipeline only if at least this fraction of its rate adds to the rate of its direct copy.
 const ADDED: f64 = 0.75;
 
-/// A pipeline, and the plain copy together with which plans run it.
+/// Pipeline, and the plain copy that plans run together with it.
 struct PipelinePath {
     from: DeviceId,
     via: DeviceId,

@@ -38,7 +38,7 @@ impl Side {
 pub enum Pattern {
     /// One transfer.
     Single,
-    /// Two transfers, there and back.
+    /// Two transfers in opposite directions between two devices.
     BothWays,
     /// Several transfers; no device sends or receives more than one.
     Shift,
@@ -72,8 +72,8 @@ pub struct Class {
     pub direct: f64,
 }
 
-/// Relative difference allowed between rates of one class. It is less than the difference between links of one and two lanes, and more than
-/// between two readings.
+/// Relative difference allowed between rates of one class. It is less than the difference between a link of one lane and a link of two, and
+/// more than the difference between two measurements of one link.
 const ALIKE: f64 = 0.05;
 
 impl Class {

@@ -31,7 +31,7 @@ pub enum TuningError {
     /// The text is not a tuning. The message names the line, the key, the value and the accepted values.
     #[error("{0}")]
     Invalid(String),
-    /// The tuning was made for another machine, or for other figures of this one.
+    /// The tuning was made for another machine, or for this machine with other bandwidths or costs.
     #[error(
         "made for topology {made_for} (digest {made_digest}), and the active one is {in_force} (digest {digest}): tuned values correct the \
          figures of one topology and mean nothing for others. Tune again (`mpgpu tune --output FILE`), set MPGPU_TOPOLOGY to the topology \

@@ -92,7 +92,7 @@ mod tests {
         let mut rounds = vec![(1.0, 0.95); 10];
         rounds.push((1.0, 50.0));
         assert!(verdict(&rounds));
-        // A machine that gets slower from round to round affects both plans, so it decides nothing either.
+        // A machine that gets slower from round to round slows both plans down, so no plan wins.
         let drifts: Vec<_> = (1..=21).map(|round| (f64::from(round), 0.95 * f64::from(round))).collect();
         assert!((Verdict::of(&drifts, 0.01).ratio - 0.95).abs() < 1e-12);
     }

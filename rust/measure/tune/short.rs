@@ -117,8 +117,8 @@ struct Climb<'t, 'a, S> {
 }
 
 impl<S: Score> Climb<'_, '_, S> {
-    /// Returns the seconds with the setting, which becomes the best if it is a step faster. Returns infinity if the planner leaves a path
-    /// out, because that plan belongs to another outline, which is searched separately.
+    /// Returns the time of the plan with this setting in seconds. The setting becomes the best one if the plan is faster by at least a
+    /// step. Returns infinity if the planner leaves a path out, because that plan belongs to another outline, which is searched separately.
     fn seconds(&mut self, setting: Setting) -> Result<f64, TuneError<S::Error>> {
         let Some(trial) = self.trials.at(setting)?.filter(|trial| trial.paths() >= self.best.paths()) else {
             return Ok(f64::INFINITY);
@@ -130,7 +130,7 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(seconds)
     }
 
-    /// Returns true if chunks of this size are faster by a step; they are then kept.
+    /// Tries chunks of this size. Keeps the size and returns true if the plan is faster by at least a step.
     fn chunk(&mut self, bytes: u64) -> Result<bool, TuneError<S::Error>> {
         let bound = self.best.seconds * (1.0 - self.step);
         Ok(self.seconds(Setting { chunk_bytes: Some(bytes), ..self.best.setting })? < bound)

@@ -114,7 +114,7 @@ pub struct PartitionTrial {
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// The mover that steps had found to be fastest.
+    /// Mover that an adaptive plan has found to be the fastest.
     Automatic,
     /// Copy engines.
     CopyEngine,

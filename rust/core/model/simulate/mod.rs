@@ -56,11 +56,13 @@ use staging::{Arenas, Regions, Users};
 /// Way in which operations are issued.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Executor {
-    /// One by one on a stream: `issue` seconds of the host thread for each.
+    /// Operations are issued one by one on streams, with `issue` seconds of the host thread for each.
     Streams,
-    /// One graph with all operations, instantiated before: `graph_launch` for the launch and `graph_node` for each further copy.
+    /// All operations are launched as one graph that was instantiated before: `graph_launch` for the launch and `graph_node` for each
+    /// further copy.
     Graph,
-    /// One graph that is built and instantiated first: `graph_instantiate` for each copy comes before the launch.
+    /// All operations are launched as one graph that is built and instantiated first: `graph_instantiate` for each copy comes before the
+    /// launch.
     FirstGraph,
 }
 
@@ -133,7 +135,7 @@ struct Submitted {
     executor: Executor,
     /// Executions that must end first, with true if they are in the same stream.
     after: Vec<(usize, bool)>,
-    /// Time of a kernel in front of it in its stream, seconds; 0 for none.
+    /// Time of a kernel that precedes the execution in its stream, seconds; 0 for none.
     kernel: f64,
 }
 

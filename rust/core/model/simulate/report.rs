@@ -21,9 +21,9 @@ pub struct Simulation {
 /// Times of an execution, in seconds from the start of the scenario.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct ExecutionTimes {
-    /// Time at which the host thread begins to issue it.
+    /// Time at which the host thread begins to issue the execution.
     pub issue: f64,
-    /// Time at which the host thread has issued it and continues.
+    /// Time at which the host thread has issued the execution and continues.
     pub issued: f64,
     /// Time at which the host sees the execution done: the last byte has arrived, and the lanes have joined the stream.
     pub done: f64,
@@ -36,7 +36,7 @@ pub struct ResourceUse {
     pub resource: ResourceId,
     /// Bytes that passed the resource.
     pub bytes: u64,
-    /// Time in which bytes passed it, seconds.
+    /// Time for which bytes passed the resource, seconds.
     pub busy: f64,
     /// Capacity drawn at the busiest moment, bytes/s. It exceeds the rate of the bytes if a kernel does not use all the capacity that it
     /// occupies.

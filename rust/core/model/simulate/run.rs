@@ -34,7 +34,7 @@ struct Links {
     next_on_lane: Option<u32>,
     /// Range of [`OpOrder::waiting`].
     awaited_by: std::ops::Range<usize>,
-    /// Number of operations of other lanes that it waits for.
+    /// Number of operations on other lanes that the operation waits for.
     awaits: u32,
     /// True if the operation waits for another lane, or another lane waits for the operation.
     hands_over: bool,
@@ -105,7 +105,7 @@ struct ExecutionState {
     /// Index of the execution's first operation in [`Run::ops`].
     base: usize,
     ops_left: usize,
-    /// Number of conditions that are not met yet: executions that it waits for, and the launch of its kernel.
+    /// Number of conditions of the execution that are not met yet: executions that it waits for, and the launch of its kernel.
     conditions: usize,
     /// Start of the first lane, which is the caller's stream, and start of the other lanes.
     start: (f64, f64),
@@ -196,7 +196,7 @@ pub(super) struct Run<'s, 'a> {
     /// Flows in progress. Their rates have been constant since `since`.
     active: Vec<Active<'a>>,
     since: f64,
-    /// Time at which the first of them arrives at the current rates.
+    /// Time at which the first of the active flows arrives at the current rates.
     arrival: f64,
     changed: bool,
     rates: MaxMin<'a>,

@@ -11,7 +11,7 @@ pub struct Rank {
     pub program: Arc<Program>,
     /// Executor of the program.
     pub engine: Engine,
-    /// Limit of that staging memory on each device, bytes.
+    /// Limit of this rank's staging memory on each device, bytes.
     pub staging_bytes: u64,
     /// Transfers of the program.
     pub shapes: Vec<Shape>,
