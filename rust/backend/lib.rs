@@ -602,8 +602,8 @@ pub trait Backend: Send + Sync {
         let _ = (stream, raises, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
-    /// Makes work enqueued in `stream` from now on wait until every flag is 1. Flags as for
-    /// [`stream_take_flags`](Backend::stream_take_flags), but they are not reset; a step resets them before it begins.
+    /// Makes work enqueued in `stream` from now on wait until every flag is 1. The requirements for flags are those of
+    /// [`stream_take_flags`](Backend::stream_take_flags). This call does not reset the flags; each step resets them before it begins.
     fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))

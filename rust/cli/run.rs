@@ -178,7 +178,7 @@ fn find() -> Result<PathBuf, Failure> {
 
 /// Returns the library's path from the loader's cache. This finds it on systems whose libraries are not near their commands.
 fn known_to_loader() -> Option<PathBuf> {
-    // Users do not have sbin in PATH.
+    // `ldconfig` is in an sbin folder, which is usually not in the PATH of users.
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let cache = Command::new("ldconfig").arg("-p").env("PATH", path).output().ok()?;
     // "	libmpgpu_preload.so (libc6,x86-64) => /usr/local/lib/libmpgpu_preload.so"

@@ -207,7 +207,7 @@ fn links(topology: &Topology) -> String {
 
 fn costs(costs: &Costs) -> String {
     let part = |cost: &Cost| match cost.unit {
-        // A segment takes less than a tenth of a microsecond.
+        // Small costs need two decimals: that of a segment is less than a tenth of a microsecond.
         CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
         CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
         CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),

@@ -175,7 +175,7 @@ fn tune<S: Score<Error: Display>>(
             }
         }
     }
-    // Sorted from small to large within a case and class, for readers.
+    // Sort the points from small to large within a case and class, which is easier to read.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
     // Finding thresholds takes further executions, which `--judge` does not need.
     let tuning = match arguments.judge {

@@ -77,8 +77,8 @@ impl Place {
 /// Function that looks up the allocation that contains an address.
 type Find<'a> = &'a dyn Fn(u64) -> Result<Option<Allocation>, BackendError>;
 
-/// Looks up both ends of every transfer and appends them to `batch`. Refuses transfers that cannot be planned. Checks that are needed only
-/// the first time a request is seen are in [`check`].
+/// Looks up both ends of every transfer and appends them to `batch`. Refuses transfers that cannot be planned. [`check`] makes further
+/// checks, which are needed only for the first of equal requests.
 pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: &mut Batch) -> Result<(), Error> {
     if u32::try_from(transfers.len()).is_err() {
         return Err(Error::TooManyTransfers(transfers.len()));

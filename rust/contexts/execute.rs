@@ -67,7 +67,7 @@ pub struct Trace {
     pub precision: f64,
 }
 
-/// Allocation of the backend that the plan uses, with the first transfer end in it.
+/// Allocation of the backend that the plan uses, with the first end of a transfer that lies in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,

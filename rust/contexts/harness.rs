@@ -146,7 +146,7 @@ impl<'a> TransferHarness<'a> {
         match *work {
             Work::Together(hops) => self.prepare_paths(hops, &[], Engine::Stream, buffer),
             Work::Many { hop, count, mechanism } => self.prepare_many(hop, count, mechanism, buffer),
-            // The planner also runs staged paths as graphs.
+            // Use graphs, because the planner also runs staged paths as graphs.
             Work::Paths { direct, staged } => self.prepare_paths(direct, staged, Engine::Graph, buffer),
         }
     }

@@ -59,7 +59,7 @@ pub struct Statistics {
     pub cache: CacheStatistics,
     /// Executions enqueued.
     pub executions: u64,
-    /// Bytes of all transfers of these executions. Each byte counts once, however many hops it takes.
+    /// Bytes of all transfers of these executions. Each byte counts once, whatever the number of its hops.
     pub bytes: u64,
     /// Statistics of the backend's graphs.
     pub graphs: GraphStatistics,

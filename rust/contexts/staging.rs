@@ -279,7 +279,7 @@ struct Users {
     sweep_at: usize,
 }
 
-/// Last execution of a plan. The entry exists while that execution is the last user of some byte.
+/// Last execution of a plan. The entry exists as long as that execution is the last user of at least one staging byte.
 #[derive(Debug)]
 struct Use {
     completion: Completion,

@@ -26,7 +26,7 @@ pub struct Board {
 }
 
 impl Board {
-    /// Creates a board and returns it with the file by which the other side opens it.
+    /// Creates a board. Returns the board and the file with which the other side opens it.
     pub fn new() -> Result<(Board, OwnedFd)> {
         let file = segment::file(BYTES)?;
         Ok((Board::open(&file)?, file))

@@ -66,7 +66,7 @@ pub struct Departure {
     pub has_ended: bool,
     /// Failure of another rank that made this importer leave.
     pub cause: Option<Cause>,
-    /// True if only kernels of the importer have stopped, and its streams still do all steps that it has enqueued.
+    /// True if only kernels of the importer have stopped, and its streams still perform all steps that the importer has enqueued.
     pub streams_go_on: bool,
 }
 

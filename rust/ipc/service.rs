@@ -518,7 +518,8 @@ mod tests {
         let mut imported = ImportTable::default();
         imported.insert(key(1), 0, 1);
         imported.insert(key(2), 1, 2);
-        // Both are closed; the first comes back in another slot, and its old one goes to a third.
+        // The importer has closed both allocations. It imports the first one again in the slot of the second, and a third one in the slot
+        // of the first.
         imported.insert(key(1), 1, 3);
         imported.insert(key(3), 0, 4);
         assert_eq!((imported.by_key.len(), imported.by_slot.len()), (2, 2));

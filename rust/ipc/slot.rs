@@ -142,7 +142,7 @@ pub struct Envelope {
     pub metadata: Vec<u8>,
 }
 
-/// Point at which a test may end the simulated rank while it holds locks.
+/// Marks a point at which a test may end the simulated rank while that rank holds locks.
 #[cfg(not(test))]
 pub(super) fn mortal() {}
 #[cfg(test)]

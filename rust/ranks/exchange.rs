@@ -258,8 +258,8 @@ pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Data of one rank in an exchange: a value, or the reason why it has none. The flag is true if the reason is that something is not
-/// supported.
+/// Data of one rank in an exchange: a value, or the reason why the rank has no value. The flag is true if the reason is that something is
+/// not supported.
 type Said<T> = Result<T, (bool, String)>;
 
 /// Bytes of all ranks, in rank order.

@@ -84,7 +84,7 @@ pub(super) struct PartitionWords {
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
-    /// True if producers store the bytes.
+    /// True if producers store the bytes at the destination themselves.
     is_stored: bool,
     state: Mutex<ArmedState>,
 }

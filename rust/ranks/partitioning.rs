@@ -183,7 +183,7 @@ impl Partitioned {
         let names = handed.iter().map(|handed| handed.name).collect();
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
-        // Later flags mark the beginning and the end of a step in which producers store.
+        // In a variant in which producers store, the later flags mark the beginning and the end of a step.
         let ready = u32::from(how == PartitionMove::Early);
         let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + ready));
         let own = first..first + all.sum::<u32>();

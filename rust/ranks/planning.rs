@@ -62,7 +62,7 @@ impl NodeGroup {
         // All ranks compute the same from here on and fail in the same way, so they all assign the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
-            // Except for lack of memory, which concerns one rank only.
+            // A lack of memory is the exception: it concerns one rank only.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,
         };
@@ -80,7 +80,7 @@ impl NodeGroup {
             let Some(together) = variants.get(kernels.len()) else { break Ok(kernels) };
             match bind(call, together, false, &mut held) {
                 Ok(kernel) => kernels.push(kernel),
-                // The variants bound before replace it. All ranks have received the error.
+                // The plan then has only the variants that were bound before. All ranks have received the error.
                 Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
                     log::debug!("producers do not store in steps of node plan {number}: {error}");
                     variants.truncate(kernels.len());
@@ -89,7 +89,7 @@ impl NodeGroup {
             }
         };
         let made = kernels.and_then(|kernels| match kernels[..] {
-            // A part that one kernel executes also has streams, in case ranks are late.
+            // Bind a part that one kernel executes to streams too, which execute it if ranks are late.
             [Some(late)] if self.adapts(own.options) => {
                 bind(call, &variants[0], true, &mut held)?;
                 Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))

@@ -70,7 +70,7 @@ impl Progress {
     pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
         let Departure { steps, has_failed, order, has_ended, cause, streams_go_on: _ } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
-        // A rank whose waits have failed did not keep in step, and may have set a flag again before it was reset.
+        // A rank whose waits have failed has not waited for this rank, and may have set a flag again before it was reset.
         let own = self.steps.load(Ordering::SeqCst);
         let waits = has_failed || own > steps;
         self.has_failed.fetch_or(waits, Ordering::SeqCst);

@@ -59,7 +59,7 @@ struct RankParts {
     last_run: usize,
     /// Rule that chooses the variant of a step, if there are several.
     variants: Option<StepVariants>,
-    /// Variant of a measured step that has begun, and its start time.
+    /// Variant of a measured step that has begun, and the start time of the step.
     begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 

@@ -185,7 +185,7 @@ impl Together {
     }
 }
 
-/// True if ranks forward bytes that they have received, and all parts are small enough for kernels.
+/// True if ranks forward bytes that they have received and all parts are small enough for kernels.
 fn kernels_pass_on(plan: &plan::Plan, batch: &RankedBatch<'_>) -> bool {
     let stays = |transfer: u32| stays(&batch.shapes[transfer as usize], batch.ends[transfer as usize]);
     let passes = plan.program.ops.iter().flat_map(|op| &op.copies).any(|copy| matches!(copy.from, Place::Destination { .. }));

@@ -14,7 +14,7 @@ pub struct Facts {
     pub rank: Option<Rank>,
     /// Facts about the GPUs, or the reason why there are none.
     pub cuda: Result<gpus::GpuFacts, String>,
-    /// Number of NVIDIA GPUs in the node that the system shows, whether or not this process can use them.
+    /// Number of NVIDIA GPUs of the node that the system lists, including GPUs that this process cannot use.
     pub on_node: u32,
     /// Value of `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,

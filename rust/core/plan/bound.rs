@@ -117,7 +117,7 @@ impl Proof {
         }
         let all: f64 = prices.iter().map(|price| price.1).sum();
         let parts = || prices.iter().map(|(resource, price)| (ResourceId(*resource), price / all));
-        // Hundreds of equally busy resources have a small part each.
+        // If hundreds of resources are equally busy, each one has a small fraction, so the limit is relative to the largest fraction.
         let least = LEAST_PART.min(0.5 * parts().map(|part| part.1).fold(0.0, f64::max));
         let mut limits: Vec<(ResourceId, f64)> = parts().filter(|(_, part)| *part >= least).collect();
         limits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -155,7 +155,7 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let into: Vec<Draws> = (0..devices).map(|device| always(&|from| (from, device))).collect();
     let mut loads = vec![0.0; network.resources];
     for flow in flows {
-        // The first copy may be the only one into a destination.
+        // The first copy out of the source may also be the only copy into a destination. So the draws of the two are not added.
         let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for (resource, draw) in flow.to.iter().flat_map(|to| &into[*to]) {
             let (sum, most) = own.entry(*resource).or_default();

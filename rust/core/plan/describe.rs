@@ -160,7 +160,7 @@ impl PathPlan {
         match (self.mechanism, self.slots, self.chunks) {
             (Mechanism::Batch, ..) => "part of a batched call".into(),
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
-            // A thread belongs to no path; threads copy the ends of paths.
+            // No path has this mechanism: threads copy only at the ends of paths.
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {

@@ -82,7 +82,7 @@ pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Opti
     let through = Through { program: &pinned.program, batch, threads, chunk_bytes, staging_bytes: options.staging_bytes };
     let (program, ring_bytes) = through.insert()?;
     let rate = thread_rate(machine);
-    // A source of several transfers may pass only once.
+    // Threads may copy a source that several transfers share only once, so the bytes are counted in the program.
     let copies = through.program.ops.iter().flat_map(|op| &op.copies).filter(|copy| through.passes(copy));
     let by_threads = copies.map(|copy| copy.bytes as f64).sum::<f64>() / (rate * f64::from(threads));
     let first = chunk_bytes.min(bytes) as f64 / rate + 2.0 * machine.costs().hand_over;

@@ -28,8 +28,8 @@ pub struct PathPlan {
     pub slots: u32,
     /// Mechanism that moves the bytes.
     pub mechanism: Mechanism,
-    /// Modelled time in seconds from the start of the plan until this path is done, including work that passes its ring before it, if these
-    /// had their links to themselves.
+    /// Modelled time in seconds from the start of the plan until this path is done, if no other path used its links. Includes earlier work
+    /// that passes through the same staging ring.
     pub seconds: f64,
 }
 

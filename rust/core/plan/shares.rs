@@ -51,7 +51,8 @@ impl Selection<'_> {
         shares
     }
 
-    /// Sets the `part` of each path of a transfer from the bytes that its demand has `left` for them.
+    /// Divides the bytes of a transfer among its paths and writes them to `part`. `left` holds the bytes that the demand still has for each
+    /// path.
     fn take(&self, mut bytes: f64, of: &Range<usize>, left: &mut [f64], part: &mut [f64]) {
         let mut first = None;
         for at in of.clone() {
@@ -66,7 +67,7 @@ impl Selection<'_> {
             bytes -= part[at];
             first = first.or((part[at] > 0.0).then_some(at));
         }
-        // Bytes left over by rounding.
+        // Bytes that rounding has left over go to the first path.
         if let Some(first) = first.or_else(|| self.open(of).next()) {
             part[first] += bytes;
         }

@@ -110,7 +110,7 @@ impl Selection<'_> {
                 bytes.div_ceil(u64::from(chunks)).next_multiple_of(GRAIN).min(bytes)
             }
         };
-        // Several chunks need two slots to overlap their hops.
+        // A path with several chunks needs two slots, so that its two hops overlap.
         let half = draft.room / 2 / GRAIN * GRAIN;
         let most = if wanted < draft.bytes || draft.paths > 1 { half } else { draft.room };
         if wanted <= most { wanted } else { half }.min(draft.largest.next_multiple_of(GRAIN))

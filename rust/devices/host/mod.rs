@@ -123,7 +123,7 @@ impl HostBackend {
         self.failed_waits.behind(|| stream.0 as u64)
     }
 
-    /// Enqueues a wait for signals in a stream, and their reset if `takes` is set.
+    /// Makes a stream wait for signals, and then reset them if `takes` is set.
     fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool, fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
@@ -139,7 +139,7 @@ impl HostBackend {
         })
     }
 
-    /// Enqueues setting of signals in a stream. They are not set if the step that they belong to is abandoned.
+    /// Makes a stream set signals after its earlier work. If the signals belong to a step that is abandoned, they are not set.
     fn raise(&self, stream: StreamHandle, signals: &[Signal], fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {

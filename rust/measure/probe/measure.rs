@@ -189,7 +189,7 @@ impl<'a, H: Harness> Session<'a, H> {
         self.refit(&[]);
     }
 
-    /// Makes a sample from a reading of several long copies, if it is one.
+    /// Makes a sample from a reading if the reading is one of several long copies.
     fn take_set(&mut self, reading: &Reading) {
         let copies: Option<Vec<(usize, f64)>> = reading.direct.iter().map(|hop| Some((self.number(hop)?, hop.bytes as f64))).collect();
         let Some(mut copies) = copies.filter(|copies| copies.len() > 1 && reading.direct.iter().any(|hop| hop.bytes > TINY)) else {

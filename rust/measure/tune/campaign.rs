@@ -151,8 +151,8 @@ impl Campaign<'_> {
                 }
             };
             let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
-            // The best of many noisy scores was partly lucky, and it was scored at another time than the currently chosen plan. So results
-            // are taken from direct comparisons.
+            // The best of many noisy scores is partly luck, and the currently chosen plan was scored at another time. So results are taken
+            // from direct comparisons.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
                 let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
                 trial.seconds = chosen.seconds * verdict.ratio;

@@ -384,7 +384,7 @@ impl<'s, 'a> Run<'s, 'a> {
                 Mechanism::Copy | Mechanism::Batch if as_graph => (copy, graph_node * copies),
                 Mechanism::Copy => (copy, issue),
                 Mechanism::Batch => (batch + batch_segment * copies, issue + batch_segment * copies),
-                // Nothing is issued, because a running thread makes the copies.
+                // The host thread issues nothing here, because copy threads that already run make the copies.
                 Mechanism::Thread => (0.0, 0.0),
                 Mechanism::Kernel => (kernel + kernel_segment * copies, if as_graph { graph_node } else { issue }),
             };
