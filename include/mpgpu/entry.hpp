@@ -187,7 +187,7 @@ class arrival {
         const auto head = *info_.metadata_as<detail::entry_head>();
         const std::size_t table = head.parts * sizeof(detail::entry_part);
         if (head_.size() != table + head.argument_bytes) {
-            detail::refuse_entry("bytes", std::to_string(head_.size()) + ": no head of an entry message");
+            detail::refuse_entry("bytes", std::to_string(head_.size()) + ": not the head of an entry message");
         }
         parts_.resize(head.parts);
         if (table > 0) {

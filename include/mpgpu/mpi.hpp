@@ -330,7 +330,7 @@ class node : public mpgpu::node {
                     mapped.why = ours ? failures[i]
                                       : "rank " + std::to_string(rank) + " could not export its memory (" +
                                             mp_status_string(static_cast<mp_status_t>(offer.status)) +
-                                            "); its own error has the reason";
+                                            "); its own error gives the reason";
                     continue;
                 }
                 std::error_code ec;

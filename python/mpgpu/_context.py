@@ -319,7 +319,7 @@ class Buffer(_library.Owner):
     def __getitem__(self, rows: slice) -> Buffer:
         """Returns rows of the first dimension, as a view: ``buffer[2:5]``."""
         if not isinstance(rows, slice) or rows.step not in (None, 1) or not self.shape:
-            raise TypeError("a buffer is cut by a slice of its first dimension with step 1; for more make an array of it (numpy.asarray)")
+            raise TypeError("a buffer supports slices of its first dimension with step 1; for others use numpy.asarray(buffer)")
         first, last, _ = rows.indices(self.shape[0])
         count = max(last - first, 0)
         row = self.nbytes // self.shape[0] if self.shape[0] else 0
@@ -416,7 +416,7 @@ class Buffer(_library.Owner):
     def _must_be_on_host(self, what: str) -> None:
         if not self.on_host:
             raise AttributeError(
-                f"{what}: memory of GPU {self.device} is not reached by the CPU: copy it to memory of HOST, or use __cuda_array_interface__"
+                f"{what}: memory of GPU {self.device} is not accessible to the CPU: copy it to HOST memory, or use __cuda_array_interface__"
             )
 
     def _mpgpu_memory(self) -> Memory:

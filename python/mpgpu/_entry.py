@@ -48,7 +48,7 @@ class Arrival:
             return
         _, count, size = _HEAD.unpack(info.metadata)
         if len(head) != count * _PART.size + size:
-            raise ArgumentError(f"a message of rank {self.rank}, tag {self.tag}: {len(head)} bytes are no head of an entry message")
+            raise ArgumentError(f"a message of rank {self.rank}, tag {self.tag}: {len(head)} bytes are not the head of an entry message")
         table = [_PART.unpack_from(head, at * _PART.size) for at in range(count)]
         self.arguments = head[count * _PART.size :]
         self.sizes = tuple(size for _, size in table)

@@ -314,7 +314,7 @@ def _of_interface(value: Any, interface: dict[str, Any], name: str, immutable: b
         # The protocol allows this: the memory is that of the buffer protocol.
         whole, offset = _of_buffer(data if data is not None else value, name, immutable, is_written), int(interface.get("offset") or 0)
         if whole is None or not 0 <= offset <= whole.nbytes - nbytes:
-            raise ArgumentError(f"{name}: the data of its array interface is no buffer with {nbytes} bytes from offset {offset}")
+            raise ArgumentError(f"{name}: the data of its array interface is not a buffer with {nbytes} bytes from offset {offset}")
         start = int(_cast("uintptr_t", whole.pointer)) + offset
         return Memory(start, nbytes, whole.keep, readonly=whole.readonly, elements=elements)
     current = None
@@ -405,7 +405,7 @@ _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memory:
     kind, number = (int(part) for part in value.__dlpack_device__())
     if kind not in (_DL_CPU, _DL_CUDA, _DL_CUDA_HOST):
-        raise ArgumentError(f"{name}: memory on DLPack's device type {kind} is not reached: move it to the CPU or to a CUDA device")
+        raise ArgumentError(f"{name}: memory on DLPack's device type {kind} cannot be accessed: move it to the CPU or to a CUDA device")
     on_gpu = kind == _DL_CUDA
     # Orders pending work of the producer before later work of the legacy default stream of its GPU.
     arguments: dict[str, Any] = {"stream": 1} if on_gpu else {}
@@ -421,7 +421,7 @@ def _of_dlpack(value: Any, name: str, immutable: bool, is_written: bool) -> Memo
     elif _is_valid(capsule, b"dltensor"):
         tensor, readonly = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_Tensor)).contents, False
     else:
-        raise ArgumentError(f"{name}: __dlpack__ of {type(value).__name__} gave no DLPack capsule")
+        raise ArgumentError(f"{name}: __dlpack__ of {type(value).__name__} returned no DLPack capsule")
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     strides = [tensor.strides[i] for i in range(tensor.ndim)] if tensor.strides else None
     if not _contiguous(shape, strides, 1):

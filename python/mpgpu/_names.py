@@ -101,7 +101,7 @@ def _known(dtype: Any) -> str | None:
     short, name = getattr(dtype, "str", None), getattr(dtype, "name", None)
     if isinstance(short, str):
         if getattr(dtype, "hasobject", False):
-            raise ArgumentError(f"dtype={dtype!r}: Python objects are no values that can be copied byte by byte", argument="dtype")
+            raise ArgumentError(f"dtype={dtype!r}: Python objects cannot be copied byte by byte", argument="dtype")
         return name if name in WITHOUT_NUMPY else short
     # `jax.numpy.float32` has the attribute; `tensorflow.float32` has a name; torch's name is the end of its text.
     of_numpy = getattr(dtype, "dtype", None)

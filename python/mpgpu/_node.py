@@ -253,8 +253,9 @@ class Node(_library.Owner):
         Otherwise as :meth:`plan`.
 
         Args:
-            halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source, destination and tag, in the
-                order in which each rank passes them. A descriptor without a match, or with a different size, is an error.
+            halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source,
+                destination and tag, in the order in which each rank passes them. A descriptor without a match, or with a different size,
+                is an error.
             engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: as for :meth:`plan`.
 
         Raises:

@@ -95,7 +95,7 @@ def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
 
 
 def _refused(path: str, reason: str) -> ArgumentError:
-    return ArgumentError(f"{path}: no whole safetensors file: {reason}", argument="path")
+    return ArgumentError(f"{path}: not a complete safetensors file: {reason}", argument="path")
 
 
 def _json_of(header: bytes, path: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _json_of(header: bytes, path: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _refused(path, f"its header is not UTF-8 at byte {error.start}, for example in a tensor's name; {_AGAIN}") from None
     except (ValueError, RecursionError) as error:
-        raise _refused(path, f"its header is no JSON ({error}); {_AGAIN}") from None
+        raise _refused(path, f"its header is not JSON ({error}); {_AGAIN}") from None
     return found
 
 

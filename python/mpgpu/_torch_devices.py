@@ -32,7 +32,7 @@ def torch_device(device: Any) -> Any:
         return torch.device("cpu")
     try:
         if isinstance(device, bool):
-            raise TypeError("a truth value is no device")
+            raise TypeError("a bool is not a device")
         where = torch.device(device if number is None else number)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"device={device!r}: {str(error).splitlines()[0]}", argument="device") from error
@@ -58,7 +58,7 @@ def host_number(device: Device) -> int:
     """
     number = device_number(device)
     if number >= 0:
-        raise ArgumentError(f"device={device}: pinned memory is of the host: HOST or host(1); torch allocates on GPUs", argument="device")
+        raise ArgumentError(f"device={device}: pinned memory is host memory: HOST or host(1); torch allocates on GPUs", argument="device")
     return number
 
 

@@ -61,7 +61,7 @@ def _below(value: Any, name: str, allows_meta: bool) -> Iterator[Any]:
 
 def _no_tree(value: Any, name: str) -> ArgumentError:
     remedy = _remedy(value) or "pass a tensor, or a dict, list or tuple of tensors"
-    return ArgumentError(f"{name} is a {type(value).__name__}, which is no tree of tensors: {remedy}")
+    return ArgumentError(f"{name} is a {type(value).__name__}, which is not a tree of tensors: {remedy}")
 
 
 def _check_value(value: Any, name: str) -> None:

@@ -7,10 +7,10 @@
 
     weights = mpgpu.torch.load("model.safetensors", "cuda:0")   # from the file, each byte once
 
-A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged. Objects that may hold tensors
-but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``), an array
-of NumPy (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other wrappers).
-Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
+A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged. Objects that may hold
+tensors but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``),
+an array of NumPy (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other
+wrappers). Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Con
             )
         if tree.keys() != device.keys():
             odd = sorted(map(repr, device.keys() ^ tree.keys()))
-            raise ArgumentError(f"device names a device for each key of the tree: {', '.join(odd)} is in one alone", argument="device")
+            raise ArgumentError(f"device names a device for each key of the tree: {', '.join(odd)} is in one only", argument="device")
         result = shallow_copy(tree) if isinstance(tree, dict) else {}
         for where in dict.fromkeys(device.values()):
             result.update(moved({key: tree[key] for key, own in device.items() if own == where}, where))

@@ -223,7 +223,7 @@ pub fn files_here(config: &Config) -> Vec<File> {
                 None => machine = cuda::discover::discover().ok(),
             }
         }
-        (Some(name), None) => note("topology", name.to_owned(), true, Err("this machine has no GPU that could have been probed".into())),
+        (Some(name), None) => note("topology", name.to_owned(), true, Err("this machine has no GPU to probe".into())),
         (None, None) => machine = topology::load(topology::DEFAULT_PRESET).ok(),
     }
     if let Some(path) = config.tuning_file.as_deref().filter(|path| *path != NO_TUNING)

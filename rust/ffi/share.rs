@@ -30,7 +30,7 @@ const _: () = assert!(size_of::<mp_memory_handle_t>() == handle::BYTES);
 ///
 /// Errors:
 /// - `MP_ERROR_INVALID_POINTER` for memory that the context does not know, and for a range that leaves its allocation.
-/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text has the reason and the remedy.
+/// - `MP_ERROR_NOT_SUPPORTED` for memory that cannot be shared. The text gives the reason and the remedy.
 /// - `MP_ERROR_INVALID_ARGUMENT` for 0 bytes or NULL.
 /// - `MP_ERROR_INVALID_HANDLE`, `MP_ERROR_DRIVER`.
 #[unsafe(no_mangle)]
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn mp_memory_export(
 ///
 /// A handle of this process returns the address that the memory already has. An allocation is mapped once, even if
 /// several handles of ranges in it are imported, and stays mapped until `mp_memory_close` has been called as often as
-/// this function. The call waits for the exporter's answer, which takes some microseconds and at most five seconds,
+/// this function. The call waits for the exporter's answer, which takes a few microseconds and at most five seconds,
 /// even if POSIX signals interrupt it. After the owner has freed the memory or exited, later calls that use it fail
 /// with `MP_ERROR_PEER_GONE`. May be called from any thread, but not from a host function.
 ///

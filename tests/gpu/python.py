@@ -302,7 +302,7 @@ def buffers_are_tensors_and_arrays_without_a_copy() -> None:
     assert context.backend == "cuda"
     buffer, host = mpgpu.empty((16, 1024), "float32", device=0), mpgpu.empty((16, 1024), "float32")
     assert not hasattr(buffer, "__array_interface__")
-    with refused(AttributeError, "is not reached by the CPU"):
+    with refused(AttributeError, "is not accessible to the CPU"):
         buffer.numpy()
     host.numpy()[:] = 3
     mpgpu.copy(buffer, host)

@@ -120,5 +120,5 @@ def test_what_says_that_it_is_a_head_and_is_none_is_refused(messenger):
         messenger.send(b"x" * 10, 0, 3, metadata=struct.pack("=QII", 0x7972746E65706D00, 2, 0))
         await asyncio.wait_for(entries.serve(), 20)
 
-    with pytest.raises(mpgpu.ArgumentError, match="rank 0, tag 3: 10 bytes are no head"):
+    with pytest.raises(mpgpu.ArgumentError, match="rank 0, tag 3: 10 bytes are not the head"):
         asyncio.run(run())

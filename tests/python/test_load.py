@@ -137,7 +137,7 @@ OTHERS = [
 def test_files_of_other_formats_are_refused_with_their_format(tmp_path, content, text):
     file = tmp_path / "file"
     file.write_bytes(content)
-    with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: no whole safetensors file: {text}"):
+    with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: not a complete safetensors file: {text}"):
         mpgpu.torch.load(file, "cpu")
 
 
@@ -152,15 +152,15 @@ HEADERS = [
     ({"a": {"dtype": "U8"}}, b"", r".*entry of tensor 'a' contradicts itself"),
     ({"a": 5}, b"", r".*entry of tensor 'a' contradicts itself"),
     (b'{"\xff":{}}', b"", r"its header is not UTF-8 at byte 2, for example in a tensor's name"),
-    (b'{"a":', b"", r"its header is no JSON"),
-    (b"{" * 2000, b"", r"its header is no JSON"),
+    (b'{"a":', b"", r"its header is not JSON"),
+    (b"{" * 2000, b"", r"its header is not JSON"),
 ]
 
 
 @pytest.mark.parametrize(("header", "content", "text"), HEADERS)
 def test_headers_that_contradict_themselves_or_the_file_are_refused(tmp_path, header, content, text):
     file = file_of(tmp_path / "file", header, content)
-    with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: no whole safetensors file: {text}"):
+    with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: not a complete safetensors file: {text}"):
         mpgpu.torch.load(file, "cpu")
 
 
@@ -169,7 +169,7 @@ def test_a_file_is_refused_wherever_it_is_cut(weights, tmp_path):
     whole, file = path.read_bytes(), tmp_path / "cut"
     for size in [*range(0, 1000, 7), *range(len(whole) - 3, len(whole))]:
         file.write_bytes(whole[:size])
-        with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: no whole safetensors file: "):
+        with pytest.raises(mpgpu.ArgumentError, match=rf"{file}: not a complete safetensors file: "):
             mpgpu.torch.load(file, "cpu")
 
 
@@ -199,7 +199,7 @@ def test_what_safetensors_takes_and_refuses_is_taken_and_refused(tmp_path):
             with safetensors.safe_open(file, "pt") as opened:
                 expected = {name: opened.get_tensor(name) for name in opened.keys()}
         except safetensors.SafetensorError:
-            with pytest.raises(mpgpu.ArgumentError, match=r"no whole safetensors file|has no type"):
+            with pytest.raises(mpgpu.ArgumentError, match=r"not a complete safetensors file|has no type"):
                 mpgpu.torch.load(file, "cpu")
         else:
             accepted += 1

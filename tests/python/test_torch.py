@@ -86,7 +86,7 @@ def test_a_tree_goes_to_several_devices_or_its_keys_to_one_each():
         assert moved["tied"].data_ptr() == moved["a"].data_ptr()
     assert mpgpu.torch.to(state, []) == []
     for device in ({"a": "cpu"}, dict.fromkeys([*state, "c"], "cpu")):
-        with pytest.raises(mpgpu.ArgumentError, match="is in one alone"):
+        with pytest.raises(mpgpu.ArgumentError, match="is in one only"):
             mpgpu.torch.to(state, device)
     with pytest.raises(mpgpu.ArgumentError, match="the tree, which is a Tensor: pass a dict"):
         mpgpu.torch.to(state["a"], {"a": "cpu"})
@@ -116,7 +116,7 @@ def test_pinned_memory_is_of_the_host():
     tensor = mpgpu.torch.empty((3, 5), torch.bfloat16)
     assert (tensor.shape, tensor.dtype) == ((3, 5), torch.bfloat16)
     assert mpgpu.torch.empty(0).shape == (0,)
-    with pytest.raises(mpgpu.ArgumentError, match="device=0: pinned memory is of the host"):
+    with pytest.raises(mpgpu.ArgumentError, match="device=0: pinned memory is host memory"):
         mpgpu.torch.empty(4, device=0)
 
 

@@ -279,7 +279,7 @@ bandwidth = 1e9
         (shared("[\"a>b:pcie\"]"), &["no link \"a>b:pcie\""]),
         (shared("[\"ab\"]"), &["no link \"ab\""]),
         (shared("[\"a>b\", \"a>b:nvlink\"]"), &["shared resource \"x\"", "a>b:nvlink", "twice"]),
-        (shared("[]"), &["shared resource \"x\"", "no link draws on it"]),
+        (shared("[]"), &["shared resource \"x\"", "no link uses it"]),
         (shared("[\"a>b\"]").replace("\"x\"", "\"a>b\""), &["shared resource 1", "\"a>b\"", "letters"]),
         (shared("[\"a>b\"]").replace("capacity = 1e9", "capacity = 0"), &["shared resource \"x\"", "capacity = 0e0"]),
         (shared("[\"a>b\"]").replace("capacity = 1e9", "capacity = 1e9\nstaged = 0"), &["shared resource \"x\"", "staged = 0e0"]),

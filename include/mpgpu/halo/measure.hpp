@@ -136,7 +136,7 @@ template <class Step> [[nodiscard]] std::optional<refused_form> refused(form whi
 [[nodiscard]] inline std::optional<error_details> wrong(const options &how) {
     if (how.pushed.value_or(false) && how.direct_pieces.value_or(0) != 0) {
         return invalid("how", "options::pushed with direct_pieces=" + std::to_string(*how.direct_pieces) +
-                                  ": pushed messages are all packed; leave the other out");
+                                  ": pushed messages are all packed; set only one of the two");
     }
     return std::nullopt;
 }

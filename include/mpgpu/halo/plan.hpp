@@ -434,7 +434,7 @@ class plan {
             }
             order.synchronize();
             if (leaving_ && leaving_->is_abandoned()) {
-                detail::fail({status::rank_failed, 0, "", "refused on another rank, whose message has the reason"});
+                detail::fail({status::rank_failed, 0, "", "refused on another rank, whose message gives the reason"});
             }
 #if MPGPU_EXCEPTIONS
         } catch (...) {

@@ -67,7 +67,7 @@ template <> struct processes<mpi::node> {
 #endif
         if (!everywhere(node.everyone(), true)) {
             fail(invalid("arrays",
-                         "another rank could not make its part of the halo exchange; its own error has the reason"));
+                         "another rank could not make its part of the halo exchange; its own error gives the reason"));
         }
     }
 
@@ -80,7 +80,7 @@ template <> struct processes<mpi::node> {
         const bool done = everywhere(node.everyone(), !own);
         if (!done) {
             out.push_back(own ? std::move(*own)
-                              : refused_form{which, "refused on another rank; its own error has the reason", {}});
+                              : refused_form{which, "refused on another rank; its own error gives the reason", {}});
         }
         return done;
     }
@@ -287,7 +287,7 @@ template <> struct processes<mpi::node> {
         const auto allocate = [&] {
             if (!sends_both_ways(all) || !is_one_node(node)) {
                 fail(refusal(status::not_supported, "how",
-                             "options::pushed is for ranks of one node: leave it out where there are others"));
+                             "options::pushed requires all ranks on one node: do not set it otherwise"));
             }
             static_cast<void>(pusher(ctx, how));
             all.outbox_bytes[own] = 0;

@@ -106,7 +106,7 @@ pub fn run(context: &Context) -> Result<Vec<Checked>, Box<dyn Error>> {
     let uses_host = cases.iter().flat_map(|case| &case.copies).any(|copy| copy.0.is_host() || copy.1.is_host());
     let host = if uses_host { Some(Memory::of_host(context, sizes)?) } else { None };
     for turn in 0..TURNS {
-        eprintln!("predictions, turn {} of {TURNS}", turn + 1);
+        eprintln!("predictions, round {} of {TURNS}", turn + 1);
         let mut row = 0;
         for case in &cases {
             let on_busiest =

@@ -95,7 +95,7 @@ impl Topology {
             check_capacity("capacity", shared.capacity, entry)?;
             shared.staged.map_or(Ok(()), |staged| check_capacity("staged", staged, entry))?;
             if shared.links.is_empty() {
-                return refuse(format!("{}: no link draws on it; list the links that share it, or remove it", entry()));
+                return refuse(format!("{}: no link uses it; list the links that share it, or remove it", entry()));
             }
             for &id in &shared.links {
                 let Some(last) = listed.get_mut(id.0 as usize) else {
