@@ -20,10 +20,10 @@ impl End {
     /// Creates an end of all elements of a slice of cudarc, and keeps the slice alive. Waits for the work of the stream in which the slice
     /// was allocated.
     ///
-    /// cudarc does not know of executions. Order them with its own work by a common stream ([`Stream::of_cudarc`]) or by waiting.
+    /// cudarc does not track executions of plans. Order them with work of cudarc by a common stream ([`Stream::of_cudarc`]) or by waiting.
     ///
     /// # Errors
-    /// Returns an error on the host backend, and errors of the driver.
+    /// Returns an error on the host backend. Also returns errors of the driver.
     pub fn of_cudarc<T: Element>(ctx: &Context, slice: &Arc<CudaSlice<T>>) -> Result<End, Error> {
         check(ctx)?;
         let stream = slice.stream();

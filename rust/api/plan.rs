@@ -44,7 +44,7 @@ impl Drop for Inner {
         if let Planned::Node(plan) = &self.planned
             && let Err(error) = plan.destroy()
         {
-            log::warn!("a plan of a node has ended with: {error}");
+            log::warn!("destroying a node plan: {error}");
         }
         if self.keep.iter().any(|keep| keep.is_foreign)
             && let Err(error) = self.context.runtime.backend().synchronize()

@@ -19,7 +19,7 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     let machine = machine::in_force(arguments.topology.as_deref())?.machine;
     let rows = rows(arguments)?;
     if arguments.kernel.is_some() && arguments.window != [1] {
-        return Err("--window with --kernel: steps that compute follow each other; leave it out".into());
+        return Err("--window with --kernel: steps with a kernel run one after the other; omit --window".into());
     }
     if arguments.adapt.adapt {
         return adapt::run(arguments, &machine, &rows[0]);
@@ -282,7 +282,7 @@ mod tests {
             ("gpu0:gpu1 --sizes 8M..1M", "the first size must not be the larger one"),
             ("", "required"),
             ("gpu0:gpu1:1M --kernel 8", "must be TIMES@RATE, both more than 0, as in 8@790"),
-            ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window with --kernel: steps that compute follow each other"),
+            ("gpu0:gpu1:1M --kernel 8@790 --window 2", "--window with --kernel: steps with a kernel run one after the other"),
             ("gpu0:gpu1:1M --window 0", "not in 1..=1024"),
             ("gpu0:gpu1:1M --adapt --max-paths 2", "cannot be used with"),
             ("gpu0:gpu1:1M --real host=0.5", "--adapt"),

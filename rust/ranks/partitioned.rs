@@ -303,7 +303,7 @@ impl EndsFirst for PartitionWords {
 
     fn end(&self, until: Instant) {
         if let Err(error) = self.finish(until) {
-            log::warn!("a node plan ends with its context: {error}");
+            log::warn!("destroying a node plan together with its context: {error}");
         }
     }
 

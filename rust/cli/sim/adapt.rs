@@ -119,7 +119,7 @@ impl Played<'_> {
             format!("real machine: {machine}; noise {} %", 100.0 * self.arguments.adapt.noise),
             lost,
             format!(
-                "times as fast as plain copies: chosen {:.3}, the best choices {:.3}, the model's {:.3}",
+                "speed-up over plain copies: chosen variants {:.3}, best variants {:.3}, the model's variants {:.3}",
                 times(end.did),
                 times(end.best),
                 times(end.model)

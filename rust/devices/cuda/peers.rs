@@ -162,7 +162,7 @@ impl Checks {
                     }
                 }
             }
-            Err(error) => log::warn!("whether bytes arrive between GPU {a} and GPU {b} could not be tested: {error}"),
+            Err(error) => log::warn!("copies between GPU {a} and GPU {b} could not be tested: {error}"),
         }
         let loses = matches!(tried, Ok(Tried::Lost(_)));
         checks.loses.insert((a, b), loses);

@@ -570,7 +570,7 @@ impl EndsFirst for Messenger {
 
     fn end(&self, until: Instant) {
         if let Err(error) = self.finish(until, GRACE) {
-            log::warn!("a messenger ends with its context: {error}");
+            log::warn!("destroying a messenger together with its context: {error}");
         }
     }
 
@@ -586,7 +586,7 @@ impl Drop for Messenger {
         // A messenger that was destroyed explicitly is not waited for again.
         let (patience, grace) = if is_ending { (Duration::ZERO, Duration::ZERO) } else { (LAST_PATIENCE, GRACE) };
         if let Err(error) = self.finish(Instant::now() + patience, grace) {
-            log::debug!("a messenger is dropped: {error}");
+            log::debug!("dropping a messenger: {error}");
         }
         self.end_lanes();
     }
