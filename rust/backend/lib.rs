@@ -346,8 +346,8 @@ pub enum BackendError {
     Driver { what: String, reason: String, code: i64 },
 }
 
-/// Size of the pieces in which memory of programs is pinned, bytes. Pieces end at multiples of this address. Drivers from 580 on reject 512
-/// GiB in one call. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200), one call 48 ms.
+/// Size in bytes of the pieces in which memory of programs is pinned. Pieces end at addresses that are multiples of it. Drivers from 580 on
+/// reject 512 GiB in one call. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200), one call 48 ms.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
 /// Reason why other host memory is rejected, on every backend.

@@ -11,8 +11,9 @@ pub struct Ball {
     /// Plans of the way there and the way back.
     plans: Vec<Plan>,
     stream: Stream,
-    /// Source of rank 0. Rank 1 sends back the bytes that it has received (`caught`).
+    /// Source of rank 0, which is sent.
     thrown: Buffer<u8>,
+    /// Destination of rank 0. Rank 1 sends back the bytes that it has received.
     caught: Buffer<u8>,
     gate: Arc<AtomicBool>,
 }

@@ -32,8 +32,9 @@ const PATIENCE_SECONDS: f64 = 60.0;
 /// Size of a counter's allocation in bytes: one cache line.
 const COUNTER_BYTES: u64 = 64;
 
-/// Device of the benchmark's memory, and in `THERE` of the peer's.
+/// Device of the benchmark's memory.
 pub const HERE: DeviceId = DeviceId::gpu(0);
+/// Device of the peer's memory.
 const THERE: DeviceId = DeviceId::gpu(1);
 
 /// Memory that either process offers to the other.

@@ -169,7 +169,7 @@ fn tune<S: Score<Error: Display>>(
                     points.push(point);
                 }
                 Ok(None) => {}
-                // The pair has no connecting path.
+                // No path connects this pair of devices.
                 Err(TuneError::Plan(error)) => eprintln!("{what}: skipped, {error}"),
                 Err(error) => return Err(format!("{what}: {error}").into()),
             }

@@ -66,12 +66,13 @@ pub(super) fn now() -> Option<Duration> {
 /// State of the choice among variants, shared by all plans of one shape.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    /// State for isolated executions; `beside` is for executions while other streams copy.
+    /// State for isolated executions.
     pub(super) alone: Mutex<Choosing<Moments>>,
+    /// State for executions while other streams copy.
     pub(super) beside: Mutex<Choosing<Moments>>,
     /// Expected time of an execution, in nanoseconds.
     pub(super) takes: AtomicU64,
-    /// Measurements of an earlier run that this choice started from.
+    /// Measurements of an earlier run with which this choice has started.
     pub(super) kept: Option<KeptShape>,
 }
 

@@ -174,7 +174,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// True if the error is that something is not supported, in whichever layer it was detected.
+    /// True if the error reports an unsupported operation, whichever layer has detected it.
     pub fn is_not_supported(&self) -> bool {
         use crate::ipc::IpcError;
         matches!(self, Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_)))

@@ -13,8 +13,9 @@ use std::time::Instant;
 
 /// Number of executions before the first timed one: the first launch of a graph and the first use of a peer link are slow.
 const WARM_UP: usize = 3;
-/// Time in seconds for the executions of one score. Their number also stays within `SCORE_ROUNDS`.
+/// Time in seconds for all executions of one score.
 const SCORE_SECONDS: f64 = 0.02;
+/// Range for the number of executions of one score.
 const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
 /// Rounds of a comparison; each round executes both plans. The number is odd, so that the median is one of the rounds. Copies of host
 /// memory vary by some per cent from one round to the next.

@@ -326,7 +326,7 @@ impl MessageSlot {
         SlotId::decode(self.partner.load(Ordering::Acquire))
     }
 
-    /// Marks the operation as matched by its partner.
+    /// Records in this slot that its partner has matched it; rank `mover` moves the bytes.
     pub fn match_taken(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.set_state(SlotState::Matched);

@@ -26,8 +26,9 @@ const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
 /// Distance in words between data written by different ranks, so that they do not share a cache line.
 const LINE: u64 = 8;
 
-/// Values of [`Word::next`] for a span without an end (`FIXED`) and for a span that is still open (`OPEN`).
+/// Value of [`Word::next`] for a span without an end.
 const FIXED: u64 = 0xff;
+/// Value of [`Word::next`] for a span that is still open.
 const OPEN: u64 = 0;
 
 /// Bit of [`Word::next`]: the first step of the next span is measured.
@@ -44,8 +45,9 @@ pub(super) struct Spans {
     words: SharedWords,
     /// Number of the span that contains the last step.
     span: u64,
-    /// First step of that span, and first step that is not yet known to belong to it (`end`).
+    /// First step of that span.
     begin: u64,
+    /// First step that is not yet known to belong to the span.
     end: u64,
     choice: Choice,
     /// Variant whose spans are extended by a growing number of steps, up to [`AHEAD`]. Reading a word that another rank has written costs

@@ -26,8 +26,9 @@ const FORGOTTEN: u32 = 64;
 pub(super) struct Lateness {
     /// Address of the word that this rank's kernel sets after a long wait; `None` if the rank has no kernel.
     word: Option<u64>,
-    /// Steps by streams that remain (`left`) of the current series (`length`).
+    /// Number of steps by streams that remain of the current series.
     left: u32,
+    /// Number of steps of the current series.
     length: u32,
     in_time: u32,
 }

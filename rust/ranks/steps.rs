@@ -54,8 +54,9 @@ pub struct NodePlan {
 /// Parts of this rank, one for each variant.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// Variant of the last step, and of the last step outside of captures (`last_run`).
+    /// Variant of the last step.
     last: usize,
+    /// Variant of the last step outside of captures.
     last_run: usize,
     /// Rule that chooses the variant of a step, if there are several.
     variants: Option<StepVariants>,
@@ -98,7 +99,7 @@ impl RankParts {
         enqueue(&mut self.all[variant])
     }
 
-    /// Records that a step is enqueued completely.
+    /// Records that a step has been enqueued completely.
     fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
         if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
             variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));

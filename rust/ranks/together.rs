@@ -25,8 +25,9 @@ use std::ops::Range;
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,
-    /// Transfers of all ranks, the ranks of their ends (`ends`), and the devices of their sources (`src_devices`).
+    /// Transfers of all ranks.
     pub transfers: Vec<NodeTransfer>,
+    /// Ranks of the ends of each transfer.
     pub ends: Vec<EndRanks>,
     /// Device of each source, in the node's numbering.
     pub src_devices: Vec<DeviceId>,

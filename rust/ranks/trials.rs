@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Options of the tuning.
+/// Options for tuning partitioned transfers.
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
     /// Agents to try.

@@ -184,7 +184,7 @@ impl Played<'_> {
         })
     }
 
-    /// Returns the active variant over time and the trials, for drawing.
+    /// Returns a timeline for drawing: the active variant over time, and the trials.
     fn timeline(&self) -> Timeline {
         let mut timeline = Timeline { name: self.title(), modelled: true, ..Timeline::default() };
         let end = self.play.end().time;

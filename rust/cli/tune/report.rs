@@ -131,9 +131,11 @@ pub struct Judged {
     pub within: usize,
     /// Largest loss in per cent.
     pub worst: f64,
-    /// Largest loss of the short search in per cent. `short_scores` and `grid_scores` are the mean numbers of scores of both searches.
+    /// Largest loss of the short search in per cent.
     pub short_worst: f64,
+    /// Mean number of plans that the short search scored.
     pub short_scores: f64,
+    /// Mean number of plans that the grid search scored.
     pub grid_scores: f64,
 }
 

@@ -12,14 +12,16 @@ const TRIES: f64 = 1.0 / 128.0;
 /// Upper limit of the saved budget, in executions of the active variant.
 const SAVED: f64 = 8.0;
 
-/// Amount by which tries may exceed the budget, in executions of the active variant: `ADVANCE` after a detected change or for a variant
-/// with few times, otherwise `LITTLE`. Both are above 0 because tries are made at random moments.
+/// Amount by which tries may exceed the budget after a detected change or for a variant with few times, in executions of the active
+/// variant. It is above 0 because tries are made at random moments.
 const ADVANCE: f64 = 6.0;
+/// Amount by which tries may exceed the budget otherwise, in executions of the active variant.
 const LITTLE: f64 = 2.0;
 
-/// Conditions for a variant to become active: its gain in standard errors (`SIGNIFICANT`), and the smallest relative gain of a variant that
-/// uses more of the links that others use too (`LEAST_GAIN`), because others may lose what it gains.
+/// Gain of a variant, in standard errors, above which it may become the active one.
 const SIGNIFICANT: f64 = 2.0;
+/// Smallest relative gain with which a variant becomes the active one if it uses more of the links that others use too, because others may
+/// lose what it gains.
 const LEAST_GAIN: f64 = 0.02;
 
 /// Mean number of executions between tries of a variant that seems faster than the active one.
@@ -38,10 +40,11 @@ const ALARM: f64 = 1.25;
 /// Number of expected times of the active variant after which it is measured half as often.
 const QUIET: u32 = 8;
 
-/// Number of changes of the active variant ("switches") that are made without delay. Each further switch doubles the mean delay, which
-/// starts at `DELAY` executions, up to `MOST_SWITCHES`.
+/// Number of changes of the active variant ("switches") that are made without delay.
 const FREE_SWITCHES: u32 = 3;
+/// Mean delay of the next switch, in executions. Each further switch doubles it.
 const DELAY: u64 = 16;
+/// Number of switches from which on the delay stays the same.
 const MOST_SWITCHES: u32 = 9;
 
 /// Number of executions after which one switch no longer counts.
@@ -59,9 +62,9 @@ pub struct Choice {
 /// Chooser among the variants of one plan; see [the module](super) for the rule.
 #[derive(Clone, Debug)]
 pub struct Chooser {
-    /// Number of executions so far, and the execution at which the next decision is due (`event`). Executions before it use the active
-    /// variant.
+    /// Number of executions so far.
     tick: u64,
+    /// Execution at which the next decision is due. Executions before it use the active variant.
     event: u64,
     in_force: usize,
     variants: usize,
@@ -72,14 +75,17 @@ pub struct Chooser {
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
     /// Number of first executions whose tries do not count against the budget.
     free: u64,
-    /// Budget for tries in nanoseconds, and the execution up to which it has been updated (`counted`).
+    /// Budget for tries in nanoseconds.
     budget: f64,
+    /// Execution up to which the budget has been updated.
     counted: u64,
-    /// Next execution at which the active variant is measured, the interval of its measurements (`period`), the largest interval
-    /// (`steady`), and the number of successive expected times (`quiet`).
+    /// Next execution at which the active variant is measured.
     measure_at: u64,
+    /// Interval between measurements of the active variant, in executions.
     period: u64,
+    /// Largest interval between measurements of the active variant, in executions.
     steady: u64,
+    /// Number of successive expected times of the active variant.
     quiet: u32,
     /// True after a time of the active variant that was much longer than expected. Until the change is confirmed or rejected, the variant
     /// that seems fastest is executed.

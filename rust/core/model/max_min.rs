@@ -44,8 +44,9 @@ pub struct MaxMin<'m> {
 struct Load {
     /// Capacity that flows with a fixed rate draw.
     load: f64,
-    /// Draw of the flows whose rates still rise, and the number of these flows (`open`).
+    /// Draw of the flows whose rates still rise.
     rising: f64,
+    /// Number of flows whose rates still rise.
     open: u32,
     flows: Vec<u32>,
 }

@@ -30,8 +30,9 @@ struct ActivePath<'a> {
     candidate: usize,
     /// Number of the path's transfer among the transfers with active paths.
     transfer: u32,
-    /// Resources of each hop, and of all hops together (`all`).
+    /// Resources of each hop.
     hops: SmallVec<[&'a [ResourceId]; 2]>,
+    /// Resources of all hops together.
     all: SmallVec<[ResourceId; 16]>,
     /// True if the bytes are staged in host memory.
     through_host: bool,

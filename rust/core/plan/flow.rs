@@ -14,9 +14,9 @@ use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
 const ROUNDS: u32 = 48;
 /// Logarithm of the ratio of the price of the busiest resource to that of an idle one.
 const STEEP: f64 = 12.0;
-/// Largest number of solutions of the linear program, and the relative distance from the bound below which no further solution pays
-/// (`CLOSE`).
+/// Largest number of solutions of the linear program.
 const MOST_TURNS: usize = 24;
+/// Relative distance from the bound below which no further solution is computed.
 const CLOSE: f64 = 2e-3;
 /// Largest number of prices and commodities of a linear program together. Its time grows with more than the square of their number.
 const MOST_VARIABLES: usize = 400;
@@ -35,7 +35,7 @@ pub(super) struct Explored {
     pub prices: Vec<f64>,
 }
 
-/// Best known flow. It is fractional, and only its use of capacity costs time.
+/// Best known flow. It may divide bytes arbitrarily. Only its use of capacity costs time; start-up and hand-overs are free.
 #[allow(dead_code)]
 pub(super) struct NetworkFlow {
     /// Trees of each commodity with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a

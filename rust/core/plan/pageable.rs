@@ -114,8 +114,9 @@ struct Unit {
     lane: LaneId,
     mechanism: Mechanism,
     copies: SmallVec<[Copy; 1]>,
-    /// Operations of the old program that must finish before, and operations that end with this unit (`ends`).
+    /// Operations of the old program that must finish before this unit starts.
     after: SmallVec<[OpId; 2]>,
+    /// Operations of the old program that end with this unit.
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
     /// Fraction of the lane's bytes that comes before the unit.

@@ -48,7 +48,7 @@ impl Plan {
 
     /// Returns the paths of each operation. Staged bytes belong to the path on which they first reach a destination.
     pub fn paths_of_copies(&self) -> Vec<OpPaths> {
-        // Iterates backwards, so that the path of a slot's bytes is known before the copy that fills the slot.
+        // The loop runs backwards, so that the path of a slot's bytes is known before the copy that fills the slot.
         let mut of_slots: BTreeMap<(u32, u32), (u32, usize)> = BTreeMap::new();
         let mut path_of = |copy: &Copy| {
             let path = match copy.to {

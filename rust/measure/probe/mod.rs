@@ -181,7 +181,7 @@ pub struct ProbeOptions {
     /// searches for better plans by executing them. On the host backend sizes above 4 MiB are skipped, because CPU threads move every byte.
     /// An empty list disables the search.
     pub tuned_bytes: Vec<u64>,
-    /// Median error of the check above which nothing is tuned for a probe and the probe is not kept.
+    /// Largest accepted median error of the probe's own predictions. If the error is larger, nothing is tuned and the probe is not kept.
     pub most_error: f64,
 }
 

@@ -9,8 +9,9 @@ use crate::program::MOST_PARTITIONS;
 /// An improvement by less than this fraction is regarded as noise.
 const LEAST_GAIN: f64 = 0.01;
 
-/// Smallest partition in bytes that the first trials use. `MOST_SPREAD` is their largest number of partitions.
+/// Smallest partition in bytes that the first trials use.
 const LEAST_BYTES: u64 = 64 << 10;
+/// Largest number of partitions that the first trials use.
 const MOST_SPREAD: u32 = 256;
 
 /// Returns the numbers of partitions from which the search starts: numbers over the whole range for a largest transfer of `largest` bytes,

@@ -114,8 +114,9 @@ struct ExecutionState {
     /// True if the execution's rings are counted in [`Run::host_rings`].
     stages: bool,
     is_done: bool,
-    /// Executions that wait for this one, with true if they are in the same stream; and threads that wait for it (`threads`).
+    /// Executions that wait for this one, with true if they are in the same stream.
     awaited_by: Vec<(usize, bool)>,
+    /// Host threads that wait for this execution.
     threads: Vec<usize>,
 }
 
@@ -193,8 +194,9 @@ pub(super) struct Run<'s, 'a> {
     events: BinaryHeap<QueuedEvent>,
     entered: u64,
     now: f64,
-    /// Flows in progress. Their rates have been constant since `since`.
+    /// Flows in progress.
     active: Vec<Active<'a>>,
+    /// Time since which the rates of all flows have been constant.
     since: f64,
     /// Time at which the first of the active flows arrives at the current rates.
     arrival: f64,
