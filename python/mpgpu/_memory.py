@@ -66,7 +66,7 @@ class Memory:
 
 
 def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
-    """Returns the memory of any object that has some.
+    """Returns the memory range of an object that has memory.
 
     Args:
         name: the name in messages, for example ``dst of transfer 3``.

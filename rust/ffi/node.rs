@@ -204,7 +204,7 @@ pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, cap
             return Ok(());
         }
         if capacity < own.len() {
-            return Err(Failure::invalid(c"capacity", format!("capacity is {capacity}, but the rank works for {} GPUs", own.len())));
+            return Err(Failure::invalid(c"capacity", format!("capacity is {capacity}, but the rank uses {} GPUs", own.len())));
         }
         // SAFETY: not null, and the header requires room for `capacity` numbers, which is enough.
         unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), devices, own.len()) };

@@ -1,4 +1,4 @@
-//! Ranks of a node: how they meet, and which rank works for each GPU.
+//! Ranks of a node: how they meet, and which rank uses each GPU.
 
 use super::exchange::{Allgather, Collective, Exchange};
 use super::order::StepOrder;
@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock};
 #[derive(Clone, Debug)]
 pub(super) struct NodeGpu {
     pub uuid: Uuid,
-    /// Rank that works for this GPU.
+    /// Rank that uses this GPU.
     pub owner: u32,
     /// Number of the GPU in this process; `None` if it is not visible here.
     pub here: Option<DeviceId>,
@@ -65,7 +65,7 @@ pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>,
 }
 
 impl NodeGroup {
-    /// Creates the node group of `ranks` ranks; this process is `rank`. `gpus` are the GPUs that this rank works for. If `gpus` is empty,
+    /// Creates the node group of `ranks` ranks; this process is `rank`. `gpus` are the GPUs that this rank uses. If `gpus` is empty,
     /// all GPUs visible to this rank are shared out among the ranks. All ranks call it together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
@@ -156,7 +156,7 @@ impl NodeGroup {
         self.context.config().signal_wait.unwrap_or(by_default)
     }
 
-    /// Returns the rank that works for each GPU.
+    /// Returns the rank that uses each GPU.
     pub(super) fn owners(&self) -> Vec<u32> {
         self.gpus.iter().map(|gpu| gpu.owner).collect()
     }
@@ -169,7 +169,7 @@ impl NodeGroup {
         self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
     }
 
-    /// Returns the GPUs that this rank works for, in the numbering of this context.
+    /// Returns the GPUs that this rank uses, in the numbering of this context.
     pub fn own_devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
         self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).filter_map(|gpu| gpu.here)
     }

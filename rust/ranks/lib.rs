@@ -1,7 +1,7 @@
 //! Node plans: communication steps that the ranks of one node plan together and execute together, without calls to each other in the time
 //! loop.
 //!
-//! A rank is usually a process that works for one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every
+//! A rank is usually a process that uses one GPU. All ranks create a [`NodeGroup`] together, and from it each [`NodePlan`]. Every
 //! rank computes the same plan from the same list of transfers, for a machine that contains the GPUs of all ranks, including GPUs that are
 //! not visible to some of them. [`divide`](mpgpu_core::program::ranks::divide) splits the plan into one part per rank. Executing a part
 //! needs no call to another rank: flags in shared memory order the parts. Contexts do not depend on this crate.

@@ -528,7 +528,7 @@ impl BoundPart {
             backend.stream_wait_event(own, self.fork)?;
             if !run(own)? {
                 let why =
-                    "the GPU that works for this rank no longer has the library's kernels; destroy the plan on all ranks, and plan again";
+                    "the GPU of this rank no longer has the library's kernels; destroy the plan on all ranks, and plan again";
                 return Err(BackendError::NotSupported(why.into()));
             }
             backend.record_event(joined, own)?;

@@ -130,7 +130,7 @@ impl PartitionWords {
                 triggers.insert(*name, trigger);
             }
         }
-        // Use a device that this rank works for, because it must be able to copy.
+        // Use a device of this rank, because it must be able to copy.
         let device = at.node.own_device();
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));

@@ -165,7 +165,7 @@ impl NodeGroup {
                     None => {
                         let device = allocation.device.in_words();
                         return refuse(format!(
-                            "{address:#x} is memory of {device}, which no rank of the node works for: name it in the devices of a rank"
+                            "{address:#x} is memory of {device}, which no rank of the node uses: list it in the devices of a rank"
                         ));
                     }
                 },

@@ -172,7 +172,7 @@ impl Messenger {
         let Some(device) = self.node.number_of(allocation.device) else {
             let device = allocation.device.in_words();
             return refuse(format!(
-                "{address:#x} is memory of {device}, which no rank of the node works for: name it in the devices of a rank"
+                "{address:#x} is memory of {device}, which no rank of the node uses: list it in the devices of a rank"
             ));
         };
         match self.export(&allocation, address, bytes) {
