@@ -115,7 +115,7 @@ pub struct LostPeer {
     pub process: i32,
     /// Node plan that the party has left, if any.
     pub left: Option<LeftPlan>,
-    /// Maximum value of the counters of a party that is alive.
+    /// Maximum value to which the party still sets its counters, if it is alive. `None` if the party sets them no longer.
     pub raises: Option<u64>,
 }
 

@@ -138,7 +138,7 @@ fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu_c
     plan(machine, &[shape(from, to, LARGE, false)], &Options::default()).ok()
 }
 
-/// Formats the links. Equal links share one line: those of one kind with the same figures.
+/// Formats the links. Links of one kind with the same figures share one line.
 fn links(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let name = |node: usize| topology.nodes[node].name.clone();

@@ -77,7 +77,7 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
             bytes[free] = demand;
             continue;
         }
-        // The first k paths carry Σ (T − fixed) · rate = demand. Path k + 1 is used only if it can start before that T.
+        // The first k paths carry Σ (T − fixed) · rate = demand. Path k + 1 is used only if its fixed time is below that T.
         let (mut rates, mut started, mut finish) = (0.0, 0.0, f64::INFINITY);
         let mut joined = 0;
         for &i in &own {

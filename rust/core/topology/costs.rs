@@ -171,7 +171,8 @@ impl Costs {
         }
     }
 
-    /// Returns the costs [between ranks](Costs::between_ranks) whose kernels copy, and hand chunks over by flags in each other's memory.
+    /// Returns the costs for ranks like [`between_ranks`](Costs::between_ranks), but with kernels that copy and that pass chunks on by
+    /// flags in each other's memory.
     pub fn between_kernels(&self) -> Costs {
         Costs { chunk_via_gpu: KERNEL_HAND_OVER, ..self.clone() }
     }

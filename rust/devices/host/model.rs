@@ -164,7 +164,7 @@ impl Fixture {
 fn shuttle_every_step_of_a_program_runs_once_after_its_predecessors() {
     check(|| {
         let fixture = Fixture::new(2);
-        // Two chunks through one staging slot, and a concurrent direct copy.
+        // The program moves two chunks through one staging slot, and makes a direct copy at the same time.
         let program = program(&[(0, &[]), (1, &[0]), (2, &[]), (0, &[1]), (1, &[3])]);
         let node = fixture.node(0, &program, None);
         node.release();

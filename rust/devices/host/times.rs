@@ -26,7 +26,8 @@ impl Times {
         done
     }
 
-    /// Returns the times after the last operation. Operations skipped because of an error have times 0 to 0. All devices share one clock.
+    /// Returns the times after the last operation. For operations that were skipped because of an error, begin and end are 0. All devices
+    /// share one clock.
     pub(super) fn read(&self) -> OpTimes {
         let since = |at: Instant| at.saturating_duration_since(self.enqueued).as_secs_f64();
         let ops = self.ops.iter().map(|op| op.get().map_or((0.0, 0.0), |&(begin, end)| (since(begin), since(end)))).collect();

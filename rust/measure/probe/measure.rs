@@ -264,7 +264,7 @@ impl<'a, H: Harness> Session<'a, H> {
             self.at("pairs", index, pairs.len());
             let is_late = self.is_late(pair)?;
             let Some(sample) = self.sample(pair) else { break };
-            // No shared capacity is known yet, so this is relative to the time of the slower copy when isolated.
+            // No shared capacity is known yet, so the slowdown is relative to the time of the slower copy when isolated.
             let slowdown = sample.seconds / self.fit.seconds(&sample.copies);
             self.pairs.push(Pair { first: self.hops[pair[0]], second: self.hops[pair[1]], slowdown });
             if is_late {
