@@ -1,4 +1,4 @@
-//! Shares with their operations and modelled times: what the planner compares.
+//! Plans that the planner compares: shares together with their operations and modelled times.
 
 use super::candidates::Reason;
 use super::candidates::Rejection;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub(super) struct Alternative {
     pub assignment: Assignment,
     pub launches: Vec<Launch>,
-    /// For each share its mechanism and its modelled end.
+    /// Returns the mechanism and the modelled end of each share.
     ends: Vec<(Mechanism, f64)>,
     /// Modelled seconds until all is done.
     pub seconds: f64,
@@ -61,7 +61,7 @@ impl Alternative {
         Alternative { assignment, launches, ends, seconds }
     }
 
-    /// The plan that does it.
+    /// Returns the program of the plan.
     pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Result<Plan, PlanError> {
         let Selection { machine, batch, options, .. } = selection;
         let Assignment { shares, rings } = &self.assignment;
@@ -118,18 +118,18 @@ impl Alternative {
     }
 }
 
-/// Paths that a transfer does not use, and why; transfers alike share the list.
+/// Paths that a transfer does not use, with the reasons. Equal transfers share the list.
 type Rejections = Arc<Vec<Rejection>>;
 
 /// Lists of the paths that transfers do not use.
 struct LeftOut {
     none: Rejections,
-    /// For each demand of several transfers the paths that its last one used, and the list: the next may share it.
+    /// Paths that the last transfer of each demand with several transfers used, and its list, which the next transfer may share.
     last: Vec<Option<(SmallVec<[usize; 8]>, Rejections)>>,
 }
 
 impl LeftOut {
-    /// Of the next transfer.
+    /// Returns the list of the next transfer.
     fn of(&mut self, selection: &mut Selection<'_>, transfer: u32, used: SmallVec<[usize; 8]>) -> Rejections {
         let Some(demand) = selection.demand_of[transfer as usize].map(|demand| demand as usize) else { return self.none.clone() };
         if let Some(Some((_, list))) = self.last.get(demand).filter(|last| last.as_ref().is_some_and(|last| last.0 == used)) {

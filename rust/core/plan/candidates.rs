@@ -19,29 +19,29 @@ pub(super) struct Candidate {
 /// Why a path is not part of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
-    /// One of its hops has no route.
+    /// A hop of the path has no route.
     NoRoute,
-    /// It draws on all resources of the direct path, so it takes from it whatever it adds.
+    /// The path uses all resources of the direct path, so it adds no capacity.
     SharesDirect {
-        /// The one of them with the least capacity.
+        /// Resource of the direct path with the least capacity.
         resource: ResourceId,
     },
-    /// An option forbids it.
+    /// An option forbids the path.
     Option(&'static str),
     /// The driver stages pageable host memory by itself.
     Pageable,
-    /// Its fixed cost alone exceeds the time that the other paths need.
+    /// The fixed cost of the path alone exceeds the time that the other paths need.
     FixedCost {
-        /// Seconds before its first byte can arrive.
+        /// Seconds until the first byte of the path can arrive.
         seconds: f64,
-        /// Seconds in which the batch is done without it.
+        /// Seconds of the batch without the path.
         without: f64,
     },
-    /// The split gives it nothing, or less than one hand-over of chunks is worth.
+    /// The split gives the path no bytes, or fewer than the cost of one synchronisation between chunks.
     NoShare,
     /// The plan with several paths is not faster than one path for each transfer.
     NotFaster {
-        /// Modelled seconds with it.
+        /// Modelled seconds with the path.
         seconds: f64,
         /// Modelled seconds of one path.
         one_path: f64,
@@ -50,9 +50,9 @@ pub enum Reason {
     /// some elsewhere the turns of different GPUs meet at one destination: in the simulator that makes an all-to-all of eight GPUs take up to
     /// 1.7 times as long, against a modelled gain of a few per cent.
     Turns,
-    /// Its staging slots don't fit into the bound.
+    /// The staging slots of the path exceed the staging bound.
     Staging {
-        /// Bytes that each staging ring on the device may have.
+        /// Largest size of a staging ring on the device, bytes.
         ring_bytes: u64,
     },
 }
@@ -60,7 +60,7 @@ pub enum Reason {
 /// A path that was considered and left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejection {
-    /// The device that it would have passed; `None` for the direct path.
+    /// Relay device of the path; `None` for the direct path.
     pub via: Option<DeviceId>,
     /// Why.
     pub reason: Reason,
@@ -119,7 +119,7 @@ pub(super) fn candidates(
     }
 }
 
-/// Where `path` draws on every resource of `direct` at least as much, the tightest of them.
+/// Returns the tightest resource of `direct` if `path` uses each of them at least as much, otherwise `None`.
 fn covers(path: &PathModel, direct: &PathModel, machine: &Machine) -> Option<ResourceId> {
     let weight = |r| path.weights.binary_search_by_key(&r, |w| w.0).map_or(0.0, |at| path.weights[at].1);
     if direct.weights.iter().any(|&(resource, needs)| weight(resource) < needs) {

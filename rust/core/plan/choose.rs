@@ -1,4 +1,4 @@
-//! Which paths a batch takes: one for each transfer, or several where the model finds that faster.
+//! Chooses the paths of a batch: one path for each transfer, or several if the model finds that faster.
 
 use super::candidates::{Candidate, Reason};
 use super::selection::{Assignment, PathShare, Selection};
@@ -182,8 +182,8 @@ impl Selection<'_> {
         lost
     }
 
-    /// By how many seconds a transfer ends later because its chunks were counted for other shares: a path's error moves the end in
-    /// proportion to what it carries.
+    /// Returns the seconds by which a transfer ends later because its chunks were counted for other shares. The error of a path moves the end in
+    /// proportion to the bytes of the path.
     fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
         let overhead =
             |i: usize, chunks_for: f64| self.model(i).overhead(self.machine.costs(), shares[i] as u64, self.chunks(i, chunks_for as u64));

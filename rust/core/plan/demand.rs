@@ -13,18 +13,18 @@ const MANY: usize = 256;
 
 /// Bytes that go from one memory to another.
 pub(super) struct Demand {
-    /// Its transfer; of several the mean size.
+    /// Transfer of the demand. If there are several, it has their mean size.
     pub shape: Shape,
-    /// How many transfers it stands for.
+    /// Number of transfers that the demand stands for.
     pub count: u32,
 }
 
 /// The demands of a batch.
 pub(super) struct Demands {
     pub all: Vec<Demand>,
-    /// For each transfer the index of its demand; none for a transfer of no bytes.
+    /// Index of the demand of each transfer; `None` for a transfer without bytes.
     pub of: Vec<Option<u32>>,
-    /// Whether a demand may stand for several transfers.
+    /// True if a demand may stand for several transfers.
     pub aggregated: bool,
 }
 

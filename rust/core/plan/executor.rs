@@ -1,4 +1,4 @@
-//! Who runs a program: streams or a graph.
+//! Chooses the executor of a program: streams or a graph.
 
 use super::options::Options;
 use crate::program::{Engine, Mechanism, Op, Program, Shape};
@@ -10,7 +10,7 @@ pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
     if matches!(options.engine, Engine::Auto | Engine::Graph) { costs.graph_node } else { costs.issue }
 }
 
-/// Who runs a program: where the caller leaves that open, a graph or streams, whichever takes the issuing thread less time.
+/// Returns the executor of a program. If the caller leaves it open, the one that takes the issuing thread less time: a graph or streams.
 ///
 /// Streams take `issue` for each copy and `lane` for each lane beyond the first, which is the caller's own stream. A graph takes
 /// `graph` for its first copy and `graph_node` for each further one. What else was read:

@@ -1,4 +1,4 @@
-//! How direct shares are moved: each by a plain copy, or many by one batched call or one kernel.
+//! Chooses the mechanism of direct shares: a plain copy for each, or one batched call or one kernel for many.
 //!
 //! A plain copy costs `issue` on the host for each message; a batched call and a kernel cost more once and less per message, and
 //! the kernel moves bytes a little slower than a copy engine. So a kernel is worth a message that it delays by less than the
@@ -33,14 +33,14 @@ pub(super) struct Launch {
     pub shares: Vec<usize>,
     /// The two GPUs between which it copies, unless it fuses small messages.
     between: Option<(DeviceId, DeviceId)>,
-    /// Where one kernel moves what passes between other GPUs: for each pair of ends the way through the kernel's GPU.
+    /// Paths through the kernel's GPU, for each pair of other GPUs between which the kernel moves bytes.
     through: PairPaths,
 }
 
-/// For each pair of ends the way between them.
+/// Path between the two ends of each pair.
 type PairPaths = Vec<(Pair, PathModel)>;
 
-/// Where bytes come from and where they go.
+/// Source and destination of bytes.
 type Pair = (DeviceId, DeviceId);
 
 /// The lane of direct operations.
@@ -51,9 +51,9 @@ pub(super) enum LaneKey {
     /// as it likes: an all-to-all of four H200 with 64 MiB took 698 us, and in lanes like this 545. Short ones overlap in what they take to
     /// start. Where every pair is wired, each has a link of its own.
     From(DeviceId, LinkId),
-    /// Copies between these two, which would share the way anyway.
+    /// Copies between two devices, which share their path.
     Between(DeviceId, DeviceId),
-    /// What a device fuses.
+    /// Copies that a device fuses.
     Fused(DeviceId),
 }
 
@@ -65,7 +65,7 @@ fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
     Some((src, *machine.route(src, dst)?.links.first()?))
 }
 
-/// Where copies between GPUs are so long that they take turns.
+/// Returns the exits of GPUs whose copies to other GPUs are long enough to take turns.
 fn busy_exits<'a>(machine: &Machine, batch: &[Shape], direct: impl Iterator<Item = &'a DirectOp>) -> Vec<Exit> {
     let mut longest: BTreeMap<Pair, u64> = BTreeMap::new();
     for op in direct.filter(|op| op.mechanism != Mechanism::Kernel && op.also.is_empty()) {
@@ -87,7 +87,7 @@ fn between_gpus(pair: (DeviceId, DeviceId)) -> Option<(DeviceId, DeviceId)> {
     (pair.0 != pair.1 && !pair.0.is_host() && !pair.1.is_host()).then_some(pair)
 }
 
-/// Whether one call for so many large copies takes less than a call for each.
+/// True if one batched call for this number of large copies takes less time than one call each.
 fn gains_by_batch(costs: &Costs, copies: usize) -> bool {
     copies > 1 && costs.batch + costs.batch_segment * copies as f64 <= costs.copy + costs.issue * (copies - 1) as f64
 }
@@ -96,7 +96,7 @@ fn is_in_device_memory(shape: &Shape) -> bool {
     shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
 }
 
-/// Whether the threads of a GPU reach both ends.
+/// True if threads of a GPU can access both ends.
 fn is_mapped(shape: &Shape) -> bool {
     ![shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)
 }
@@ -106,13 +106,13 @@ pub(super) struct Issued<'a> {
     pub mechanism: Mechanism,
     /// Indices into the shares.
     pub members: &'a [usize],
-    /// Whether the reading end issues it.
+    /// True if the receiving end issues the operation.
     is_pulled: bool,
-    /// As [`Launch::through`].
+    /// Paths through the kernel's GPU; see [`Launch::through`].
     through: &'a [(Pair, PathModel)],
 }
 
-/// These launches as the model sees them, issued by a GPU that may issue all of them, if there is one, and else by their sources.
+/// Returns the launches as the model sees them. They are issued by one GPU if it may issue all of them, and otherwise by their sources.
 pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
     let home = home(launches);
     launches.iter().map(move |launch| Issued {
@@ -129,12 +129,13 @@ fn home(launches: &[Launch]) -> Option<DeviceId> {
     devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
 }
 
-/// Whether a caller's stream has to wait for operations of other GPUs, whichever GPU is its own.
+/// True if the caller's stream must wait for operations of other GPUs, regardless of its own GPU.
 pub(super) fn joins(launches: &[Launch]) -> bool {
     launches.len() > 1 && home(launches).is_none()
 }
 
-/// When the first byte of each operation may move, and the part of its paths' rate that it reaches, where they are issued in this order.
+/// Returns the time at which the first byte of each operation may move, and the fraction of the rate of its paths that it reaches, if the operations
+/// are issued in this order.
 ///
 /// Plain copies between the same two devices follow each other: the next starts `issue` after the last
 /// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
@@ -186,7 +187,7 @@ impl<'a> Issued<'a> {
     }
 }
 
-/// What the model expects of operations that are issued in this order: a flow for all shares of an operation that are of the same demand.
+/// Returns the modelled flows of operations that are issued in this order: one flow for all shares of an operation with the same demand.
 pub(super) fn flows<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -265,8 +266,8 @@ pub(super) fn launches(
     if options.engine == Engine::Kernel || seconds(&together) < seconds(&apart) { together } else { apart }
 }
 
-/// What joining costs beyond two GPUs: each further one has an event recorded and is waited for. With it the model has the readings of four H200:
-/// a ring of 4 KiB forked and joined takes 22.2 us (read 22.5), an all-to-all 39.8 (read 38.7).
+/// Returns the cost of joining more than two GPUs: for each further GPU an event is recorded and waited for. With this cost the model agrees with
+/// measurements on four H200: a forked and joined ring of 4 KiB takes 22.2 us (measured 22.5), an all-to-all 39.8 (measured 38.7).
 fn further_joins(machine: &Machine, launches: &[Launch]) -> f64 {
     let gpus: Gpus = launches.iter().map(|launch| launch.op.device).collect();
     machine.costs().issue * gpus.iter().count().saturating_sub(2) as f64
@@ -337,8 +338,8 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     Some(Launch { op, shares: members, between: None, through })
 }
 
-/// The same with every operation on the GPU that its bytes leave from, or arrive at from the host: its copies, and what it fuses. `direct` are
-/// those of the shares that are to be moved.
+/// Returns the launches with each operation on the GPU that its bytes leave, or that receives them from the host: single copies and fused copies.
+/// `direct` are the shares to move.
 fn launches_by_device(
     machine: &Machine,
     batch: &[Shape],
@@ -505,7 +506,7 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
     }
 }
 
-/// What is copied between two GPUs in an [`open_shop`]: the numbers of its ends, and nanoseconds.
+/// Copy between two GPUs in an [`open_shop`]: the numbers of its ends, and nanoseconds.
 #[derive(Clone)]
 struct ShopCopy {
     pair: Pair,
@@ -513,7 +514,7 @@ struct ShopCopy {
     entry: usize,
     time: u64,
     shift: i64,
-    /// Of what its ends have left, in the order that is being made.
+    /// Work that remains at the two ends of the copy, in the order under construction.
     weight: u64,
 }
 
@@ -544,7 +545,7 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
     order
 }
 
-/// When the last of copies in this order is done: an exit does not wait for an entry, but shares it with others.
+/// Returns the end of the last copy in this order. An exit does not wait for an entry, but shares it with other exits.
 fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     let mut exits: Vec<Vec<&ShopCopy>> = vec![Vec::new(); ends];
     order.iter().rev().for_each(|copy| exits[copy.exit].push(copy));
@@ -569,7 +570,7 @@ fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     now
 }
 
-/// Whether long copies of one GPU go to different GPUs, by turns.
+/// True if long copies of one GPU go to different GPUs in turn.
 pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
     let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
     let mut to: Vec<(Exit, DeviceId)> = Vec::new();
@@ -631,12 +632,12 @@ fn piece(share: &PathShare) -> Piece {
     Piece { transfer: share.transfer, offset: share.offset, bytes: share.bytes }
 }
 
-/// Whether a kernel would delay bytes by more than issuing them by themselves costs.
+/// True if a kernel would delay the bytes by more than the cost of issuing them separately.
 pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
     bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
 }
 
-/// Whether one operation may move this share together with others.
+/// True if one operation may move this share together with others.
 fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: &PathShare, shape: &Shape) -> bool {
     if !is_mapped(shape) {
         return false;
@@ -709,7 +710,8 @@ fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
     }
 }
 
-/// Which of these operations follow each other on the device. A lane that either end may issue holds the copies of its two alone.
+/// Returns the function that assigns an operation to a lane. Operations of a lane follow each other on the device. A lane that either end may issue
+/// holds only copies between its two devices.
 pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape], direct: &[DirectOp]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
     let busy = busy_exits(machine, batch, direct.iter());
     move |op| {

@@ -1,11 +1,11 @@
-//! From transfers to a program: candidate paths, their shares, chunks, mechanisms, lowering.
+//! Plans transfers: candidate paths, their shares, chunks and mechanisms, and the lowering to a program.
 //!
-//! | file | one idea |
+//! | file | purpose |
 //! | --- | --- |
 //! | `planner` | plans a batch: one path for each transfer or several, whichever the model finds faster |
-//! | `options`, `planned` | what goes in; what comes out |
-//! | `demand` | transfers that are planned as one |
-//! | `candidates` | the paths that a transfer could take, and why others can't help |
+//! | `options`, `planned` | input and output of planning |
+//! | `demand` | equal transfers that are planned as one |
+//! | `candidates` | possible paths of a transfer, and the reasons against others |
 //! | `selection` | the candidates of a batch that are still open |
 //! | `choose` | which of them carry bytes, and how many |
 //! | `split` | bytes for each path, by linear program |
@@ -15,14 +15,14 @@
 //! | `alternative` | shares with their operations and modelled times |
 //! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
 //! | `executor` | streams or a graph |
-//! | `pageable` | ordinary host memory, which threads copy to and from |
+//! | `pageable` | copies of pageable host memory by threads |
 //! | `lower` | shares to a [`Program`] |
-//! | `trees` | bytes that several devices pass on: one source for many destinations, and paths over several relays |
+//! | `trees` | bytes that several devices forward: one source for many destinations, and paths over several relays |
 //! | `network` | the devices of a machine as a network for the bytes of a batch |
 //! | `ways` | the cheapest ways and trees through it under prices |
-//! | `flow` | how bytes flow best over any number of relays, and the prices that prove it |
-//! | `partition` | the same for transfers that move in partitions |
-//! | `bound` | how soon a batch could be done at best, and what limits it |
+//! | `flow` | optimal flow of bytes over any number of relays, and the prices that prove it |
+//! | `partition` | plans of transfers that move in partitions |
+//! | `bound` | lower bound of the time of a batch, and the limiting resource |
 //! | `describe`, `json`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
 //!
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.

@@ -16,14 +16,14 @@ use crate::topology::Machine;
 /// modelled gain is as likely a loss.
 pub(super) const LEAST_GAIN: f64 = 0.02;
 
-/// By how many times fewer chunks are worth a try where a batch has too many for the thread that issues them. On a path alone a chunk costs its
-/// hand-over; in a batch of many pipelines, whose chunks are issued one by one, it keeps all others waiting.
+/// Factors by which the number of chunks is reduced if a batch has too many for the issuing thread. On a single path a chunk costs one
+/// synchronisation. In a batch of many pipelines, whose chunks are issued one by one, it delays all others.
 const COARSER: u32 = 4;
 
 /// The least modelled gain for which a plan has fewer: the simulator often sees less.
 const LEAST_GAIN_COARSER: f64 = 0.05;
 
-/// From which part of a plan's time on its chunks are too many: so much of it goes by until the last one is issued.
+/// Fraction of a plan's time until the last chunk is issued, above which there are too many chunks.
 const MOSTLY_ISSUE: f64 = 0.5;
 
 /// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
@@ -95,7 +95,7 @@ fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Resul
     Ok(in_fewer_chunks(machine, batch, options, &fine).filter(gains).unwrap_or(fine))
 }
 
-/// The same as `fine` in fewer chunks. `None` where it has none that wait for each other, or the caller has said how large they are.
+/// Returns `fine` with fewer chunks. `None` if no chunks wait for each other, or if the caller has set their size.
 fn in_fewer_chunks(machine: &Machine, batch: &[Shape], options: &Options, fine: &Plan) -> Option<Plan> {
     let is_staged = fine.program.ops.iter().any(|op| !op.after.is_empty());
     if is_staged && options.chunk_bytes.is_none() { plan_in_chunks(machine, batch, options, COARSER).ok() } else { None }

@@ -42,7 +42,8 @@ impl Loads {
 }
 
 impl PathPlan {
-    /// Rates and resources of its way, from where its bytes are read: where they are passed on, from whom. `None` where a hop has no route.
+    /// Returns the rates and resources of the path from the device whose memory is read; for forwarded bytes, the forwarding device. `None` if a hop
+    /// has no route.
     pub(super) fn model(&self, machine: &Machine, shape: &Shape) -> Option<PathModel> {
         let (src, dst) = (shape.src_device, shape.dst_device);
         let relays = || self.earlier.iter().copied().chain(self.via);
@@ -52,13 +53,13 @@ impl PathPlan {
         Some(PathModel::new(machine, &routes?))
     }
 
-    /// Whether a destination of the same source passes the bytes on.
+    /// True if a destination of the same source forwards the bytes.
     pub(super) fn is_passed_on(&self) -> bool {
         self.via.is_some() && self.slots == 0
     }
 }
 
-/// What limits a path that has its links to itself.
+/// Returns the resource that limits a path if no other path uses its links.
 pub(super) fn tightest<'a>(machine: &'a Machine, model: &PathModel) -> Option<&'a str> {
     let resource = |at: u32| &machine.resources()[at as usize];
     let rate = |entry: &&(crate::topology::ResourceId, f64)| resource(entry.0.0).capacity / entry.1;
@@ -66,7 +67,7 @@ pub(super) fn tightest<'a>(machine: &'a Machine, model: &PathModel) -> Option<&'
 }
 
 impl Reason {
-    /// For programs: a word for each reason.
+    /// Returns a word for each reason, for programs.
     pub(super) fn code(&self) -> &'static str {
         match self {
             Reason::NoRoute => "no_route",
@@ -82,7 +83,8 @@ impl Reason {
     }
 }
 
-/// For people: what is in the way of a path of this transfer. `among_many` leaves out what differs between transfers of one kind.
+/// Returns a sentence for people with the reason against a path of this transfer. `among_many` omits the parts that differ between transfers of one
+/// kind.
 pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, loads: &Loads, among_many: bool) -> String {
     let resource = |at: usize| &machine.resources()[at].name;
     let (src, dst) = (shape.src_device, shape.dst_device);

@@ -25,7 +25,7 @@ pub(super) struct PathShare {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
     pub shares: Vec<PathShare>,
-    /// In the order in which shares first use them. A chunk fills a slot.
+    /// Staging rings in the order in which shares first use them. A chunk fills a slot.
     pub rings: Vec<Ring>,
 }
 
@@ -46,20 +46,20 @@ pub(super) struct Selection<'a> {
     pub batch: &'a [Shape],
     pub options: &'a Options,
     pub demands: Vec<Demand>,
-    /// For each transfer its demand; none for a transfer of no bytes.
+    /// Demand of each transfer; `None` for a transfer without bytes.
     pub demand_of: Vec<Option<u32>>,
-    /// Whether demands may stand for several transfers.
+    /// True if demands may stand for several transfers.
     pub aggregated: bool,
     pub candidates: Vec<Candidate>,
-    /// For each demand the range of its candidates.
+    /// Range of the candidates of each demand.
     pub of: Vec<Range<usize>>,
-    /// For each demand the paths that never were candidates.
+    /// Paths of each demand that never were candidates.
     pub rejected: Vec<Vec<Rejection>>,
-    /// Why a candidate is closed, once it is.
+    /// Reason for which a candidate is closed; `None` while it is open.
     pub closed: Vec<Option<Reason>>,
     /// The largest chunk that rings in host memory have room for, two at a time.
     pub host_chunk: u64,
-    /// How many times fewer chunks there are than is best for each path alone.
+    /// Factor by which there are fewer chunks than would be best for each path alone.
     coarser: u32,
 }
 
@@ -105,12 +105,12 @@ impl<'a> Selection<'a> {
         &self.demands[self.candidates[candidate].demand as usize]
     }
 
-    /// How many transfers a candidate is of.
+    /// Returns the number of transfers of a candidate.
     pub fn count(&self, candidate: usize) -> f64 {
         f64::from(self.demand(candidate).count)
     }
 
-    /// Those of a range that are not closed.
+    /// Returns the open candidates of a range.
     pub fn open(&self, of: &Range<usize>) -> impl Iterator<Item = usize> + Clone {
         of.clone().filter(|&i| self.closed[i].is_none())
     }
@@ -128,12 +128,12 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// The same apart from what staging rings have room for.
+    /// Returns the best number of chunks, without regard to the size of staging rings.
     pub fn best_chunks(&self, candidate: usize, bytes: u64) -> u32 {
         self.model(candidate).best_chunks(self.machine.costs(), bytes).div_ceil(self.coarser)
     }
 
-    /// What a path carries while a lane waits between two chunks. Less is not worth a pipeline of its own.
+    /// Returns the bytes that a path carries while a lane waits between two chunks. A smaller share is not worth a separate pipeline.
     pub fn least_share(&self, candidate: usize) -> f64 {
         let model = self.model(candidate);
         model.chunk_gap(self.machine.costs()) * model.rate

@@ -35,12 +35,12 @@ pub(super) const LEAST_ALONE: u64 = 8 << 20;
 /// The least gain for which bytes pass several relays.
 const LEAST_GAIN_ALONE: f64 = 0.1;
 
-/// What the simulator judges: more trees are nearer to what links carry, fewer and larger chunks wait less for each other.
+/// Proposal for the simulator. More trees are closer to the capacity of the links; fewer and larger chunks wait less for each other.
 struct Try {
     trees: Candidates,
     /// A tree with a smaller part of its group's bytes is not worth its operations.
     least_share: f64,
-    /// How many chunks, as a part of what balances hand-overs against the copies before the last.
+    /// Number of chunks, as a fraction of the number that balances synchronisation against the copies before the last.
     chunks: f64,
     /// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link. With two, what
     /// goes directly is cut too: a long copy would keep a lane from the chunks behind it.
@@ -50,9 +50,9 @@ struct Try {
 /// Trees among which a group's bytes are divided.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Candidates {
-    /// Those that prices have found, and those of `Hubs`.
+    /// Trees found by prices, and those of `Hubs`.
     Priced,
-    /// The star, and trees of one member that passes all on.
+    /// Star, and trees in which one member forwards everything.
     Hubs,
     /// One tree, in which each passes all on to one other.
     Chain,
@@ -67,12 +67,12 @@ const TRIES: [Try; 5] = [
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
 ];
 
-/// Behind an NVSwitch copy engines that send chunks to several GPUs, and receive from several, come to this part of what the simulator says, those of
-/// a chain to what it says: from one of four H200 to the others 1 GiB took 4.8 ms scattered and exchanged, 3.07 in a chain, 16 MiB 0.255 and 0.140
-/// (2026-11-28).
+/// Fraction of the simulated rate that copy engines behind an NVSwitch reach if they send chunks to several GPUs and receive from several. In a chain
+/// they reach the simulated rate. Measured from one of four H200 to the others: 1 GiB took 4.8 ms scattered and exchanged, 3.07 ms in a chain; 16 MiB
+/// 0.255 and 0.140 ms (2026-11-28).
 const SCATTERED: f64 = 0.6;
 
-/// So near to what capacities allow, in parts of it, nothing else is tried: lists of hundreds of tensors are simulated once and not five times.
+/// Ratio to the capacity bound below which nothing else is tried, so that lists of hundreds of tensors are simulated once and not five times.
 const ENOUGH: f64 = 1.02;
 
 /// Most of the bound that issuing all copies may take: one thread issues them, and links wait for a copy that it has not reached.
@@ -81,7 +81,7 @@ const MOST_ISSUED: f64 = 1.1;
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
 const LEAST_CHUNK: u64 = 256 << 10;
-/// Of those that pass a ring.
+/// Chunks that pass a ring.
 const MOST_STAGED: u64 = 4 << 20;
 
 /// Sources on one device, each of which goes to the same devices: what there is to be known of them as of one.
@@ -161,14 +161,14 @@ pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, bat
     groups
 }
 
-/// How many NVLinks join two devices in a row; `None` where other links are between them. Through a switch they are two.
+/// Returns the number of NVLinks on the way between two devices: two through a switch. `None` if other links are on the way.
 fn nvlinks(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<usize> {
     let is_nvlink = |link: &LinkId| machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink;
     machine.route(from, to).filter(|route| route.links.iter().all(is_nvlink)).map(|route| route.links.len())
 }
 
 impl SourceGroup {
-    /// Of all sources.
+    /// Returns the bytes of all sources.
     fn bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.bytes).sum()
     }
@@ -190,7 +190,7 @@ fn depths(tree: &Tree) -> Vec<u32> {
     depths
 }
 
-/// Before it is everywhere.
+/// Returns the number of successive copies until every device has the bytes.
 fn depth(tree: &Tree) -> u32 {
     depths(tree).into_iter().max().unwrap_or(0)
 }
@@ -219,7 +219,7 @@ struct Share {
     group: usize,
     tree: Tree,
     bytes: u64,
-    /// In the order of the sources.
+    /// Chunks in the order of the sources.
     chunks: Vec<Chunk>,
     chunk_bytes: u64,
 }
@@ -384,14 +384,14 @@ fn renamed(program: &Program, transfers: &[u32]) -> Program {
 }
 
 impl Share {
-    /// Devices that pass its bytes on without wanting them.
+    /// Devices that forward the bytes of the source without being destinations.
     fn relays(&self, flow: &Commodity) -> impl Iterator<Item = usize> {
         self.tree.iter().map(|hop| hop.1).filter(|device| !flow.to.contains(device))
     }
 }
 
 impl Problem<'_> {
-    /// Which trees there are, and how many bytes of its group each moves. Chunks are given to them afterwards.
+    /// Returns the trees and the bytes of its group that each moves. Chunks are assigned afterwards.
     fn shares(&self, Try { trees, least_share, .. }: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
         let resources = machine.resources().len();
