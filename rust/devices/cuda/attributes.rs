@@ -55,7 +55,7 @@ impl Gpus {
         let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
             .map(|attribute| attribute as c_uint);
         let mut values: [*mut c_void; 2] = [(&raw mut memory_type).cast(), (&raw mut buffer).cast()];
-        // SAFETY: two names and two values of the attributes' types.
+        // SAFETY: There are two attribute names and two values, and each value has its attribute's type.
         let code = unsafe { (self.driver.cuPointerGetAttributes)(2, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
     }
@@ -85,8 +85,8 @@ impl Gpus {
         ];
         let count = names.len() as c_uint;
         let driver = self.driver;
-        // SAFETY: as many names as values, and each value is a field of the attribute's type. The driver writes booleans as one byte or
-        // four, into four bytes that were zero.
+        // SAFETY: There are as many names as values, and each value is a field of the attribute's type. The driver writes a boolean as one
+        // byte or as four. Its field has four bytes, which were zero.
         let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         let mut code = ask();
         if code == code::INVALID_CONTEXT {
@@ -124,8 +124,8 @@ impl Gpus {
             .map(|attribute| attribute as c_uint);
             let mut values: [*mut c_void; 4] =
                 [(&raw mut flags).cast(), (&raw mut pool).cast(), (&raw mut base).cast(), (&raw mut size).cast()];
-            // SAFETY: as many names as values, of the attributes' types. Drivers that do not know the attributes leave the values
-            // unchanged.
+            // SAFETY: There are as many names as values, and each value has its attribute's type. A driver that does not know the
+            // attributes leaves the values unchanged.
             let mut code = unsafe { (self.driver.cuPointerGetAttributes)(4, names.as_mut_ptr(), values.as_mut_ptr(), at) };
             // If the driver reports no chunk, the whole range counts as one.
             let chunk_end = base.saturating_add(size as u64);
@@ -139,8 +139,8 @@ impl Gpus {
                 flags = 0;
                 let mut location =
                     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.devices[gpu].ordinal };
-                // SAFETY: a pool that the driver named just now, of memory that the caller keeps. The other arguments are valid for the
-                // call.
+                // SAFETY: The driver has just returned this pool for memory that the caller keeps allocated, so the pool exists. The other
+                // arguments are variables that outlive the call.
                 code = unsafe { get_access(&mut flags, pool, &mut location) };
             }
             if code != 0 || flags != CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as c_uint {

@@ -141,7 +141,7 @@ impl Backend for CudaBackend {
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError> {
         let failed_waits = &self.0.sharing.failed_waits;
         let began = failed_waits.begin();
-        // SAFETY: a stream of the caller.
+        // SAFETY: The caller passes a valid stream.
         self.0.with_stream(stream, |_, raw| unsafe { call!(self.0.gpus.driver, cuStreamSynchronize(raw)) })?;
         failed_waits.report(|| self.0.number_of(stream), began)
     }

@@ -146,15 +146,16 @@ pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, pu
     let kept: *mut T = Box::into_raw(Box::new(kept));
     let mut object: sys::CUuserObject = null_mut();
     let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
-    // SAFETY: the output is valid for the call. `drop_kept` drops `kept` once.
+    // SAFETY: The driver writes to a variable that outlives the call. It calls the destructor `drop_kept` once, which drops `kept`.
     unsafe { call_optional!(driver, cuUserObjectCreate(&mut object, kept.cast(), drop_kept::<T>, 1, no_sync)) }.inspect_err(|_| {
-        // SAFETY: no user object was created that would drop it.
+        // SAFETY: The driver created no user object, so nothing else drops `kept`.
         unsafe { drop_kept::<T>(kept.cast()) };
     })?;
     let moved = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
-    // SAFETY: the graph is being captured, and this thread may add to the capture. This is the only reference to the object.
+    // SAFETY: The graph is being captured, and this thread may add to the capture. This function holds the only reference to the user
+    // object.
     unsafe { call_optional!(driver, cuGraphRetainUserObject(graph, object, 1, moved)) }.inspect_err(|_| {
-        // SAFETY: this is still the only reference.
+        // SAFETY: The graph did not take the reference, so this function still holds the only one.
         drop(unsafe { call_optional!(driver, cuUserObjectRelease(object, 1)) });
     })?;
     Ok(kept)
@@ -163,7 +164,7 @@ pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, pu
 /// Returns the graph into which a stream is being captured.
 fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendError> {
     let (mut status, mut graph): (c_uint, CUgraph) = (0, null_mut());
-    // SAFETY: the outputs are valid for the call, and NULL for those that are not needed.
+    // SAFETY: Each output is a variable that outlives the call, or NULL if its value is not needed.
     unsafe {
         if driver.cuStreamGetCaptureInfo_v3.is_some() {
             call_optional!(driver, cuStreamGetCaptureInfo_v3(raw, &mut status, null_mut(), &mut graph, null_mut(), null_mut(), null_mut()))
@@ -179,7 +180,7 @@ fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendErro
 
 /// Drops an object that [`keep_in_graph`] attached. It is the destructor of a user object and may run on any thread of the driver.
 pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
-    // SAFETY: created by `Box::into_raw` for this type, and dropped once.
+    // SAFETY: `kept` was created by `Box::into_raw` for type `T`, and this function is called once for it.
     let kept = unsafe { Box::from_raw(kept.cast::<T>()) };
     if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
         log::error!("resources of a graph panicked when they were dropped");

@@ -33,14 +33,14 @@ impl Chunk {
         }
         let _outside = OutsideCapture::enter(driver);
         let _current = gpus.primary(gpu)?.enter()?;
-        // SAFETY: a plain structure for whose fields zero is a valid value.
+        // SAFETY: `CUmemAllocationProp` is a plain structure, and zero is a valid value for each of its fields.
         let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         wanted.requestedHandleTypes = sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         wanted.location = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal };
         let mut granularity = 0;
         const MINIMUM: c_uint = 0;
-        // SAFETY: the output and the structure are valid for the call.
+        // SAFETY: The output and the structure are variables that outlive the call.
         let asked = unsafe { call_optional!(driver, cuMemGetAllocationGranularity(&mut granularity, &wanted, MINIMUM)) };
         let granularity = match asked {
             Ok(()) => granularity.max(1) as u64,
@@ -50,7 +50,7 @@ impl Chunk {
         let size =
             bytes.max(1).checked_next_multiple_of(granularity).and_then(|size| usize::try_from(size).ok()).ok_or_else(out_of_memory)?;
         let mut memory = 0;
-        // SAFETY: as for the granularity.
+        // SAFETY: The output and the structure are variables that outlive the call.
         match unsafe { call_optional!(driver, cuMemCreate(&mut memory, size, &wanted, 0)) } {
             Ok(()) => Chunk::map(gpus, memory, size as u64, gpu).map(Some),
             Err(error) if is(&error, code::OUT_OF_MEMORY) => Err(out_of_memory()),
@@ -65,7 +65,8 @@ impl Chunk {
         let _current = gpus.primary(gpus.mapping_gpu(owner))?.enter()?;
         let mut memory = 0;
         let number: *mut c_void = handle(descriptor.as_raw_fd() as usize);
-        // SAFETY: the output is valid for the call, which takes a descriptor in place of a pointer.
+        // SAFETY: The output is a variable that outlives the call. For this handle type, the driver reads the pointer argument as a file
+        // descriptor.
         unsafe { call_optional!(driver, cuMemImportFromShareableHandle(&mut memory, number, POSIX_FILE_DESCRIPTOR)) }?;
         Chunk::map(gpus, memory, bytes, owner)
     }
@@ -74,22 +75,22 @@ impl Chunk {
     fn map(gpus: &Gpus, memory: u64, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let (driver, size) = (gpus.driver, bytes as usize);
         let mut base = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         let reserved = unsafe { call_optional!(driver, cuMemAddressReserve(&mut base, size, 0, 0, 0)) };
-        // SAFETY: an address range of this size that was just reserved.
+        // SAFETY: An address range of this size was just reserved at `base`.
         let mapped = reserved.and_then(|()| unsafe { call_optional!(driver, cuMemMap(base, size, 0, memory, 0)) });
         let accessible = mapped.clone().and_then(|()| {
             let access = gpus.access_to(owner);
-            // SAFETY: as above, with a list of this length.
+            // SAFETY: The range was just reserved and mapped, and `access` has the given length.
             unsafe { call_optional!(driver, cuMemSetAccess(base, size, access.as_ptr(), access.len())) }
         });
         if let Err(error) = accessible {
             if mapped.is_ok() {
-                // SAFETY: mapped above and not used yet.
+                // SAFETY: The range was mapped above, and nothing uses it yet.
                 let _ = unsafe { call_optional!(driver, cuMemUnmap(base, size)) };
             }
             if base != 0 {
-                // SAFETY: reserved above.
+                // SAFETY: The range was reserved above, and nothing is mapped there.
                 let _ = unsafe { call_optional!(driver, cuMemAddressFree(base, size)) };
             }
             release_handle(driver, memory);
@@ -110,9 +111,9 @@ impl Chunk {
         }
         let (driver, bytes) = (gpus.driver, self.bytes as usize);
         let _outside = OutsideCapture::enter(driver);
-        // SAFETY: mapped by `map` with this size, and no longer used.
+        // SAFETY: `map` mapped a range of this size here. The caller guarantees that nothing uses it any more.
         let unmapped = unsafe { call_optional!(driver, cuMemUnmap(self.base, bytes)) };
-        // SAFETY: reserved by `map` with this size.
+        // SAFETY: `map` reserved a range of this size here.
         let freed = unsafe { call_optional!(driver, cuMemAddressFree(self.base, bytes)) };
         release_handle(driver, self.memory);
         unmapped.and(freed)
@@ -122,9 +123,9 @@ impl Chunk {
 /// Exports memory of the virtual memory API as a descriptor.
 pub(super) fn descriptor_of(driver: &Driver, memory: u64) -> Result<OwnedFd, BackendError> {
     let mut descriptor: c_int = -1;
-    // SAFETY: the output is a descriptor, as required by the handle type.
+    // SAFETY: For this handle type the driver writes a file descriptor, and the output is a variable of that type.
     unsafe { call_optional!(driver, cuMemExportToShareableHandle((&raw mut descriptor).cast(), memory, POSIX_FILE_DESCRIPTOR, 0)) }?;
-    // SAFETY: a new descriptor, owned by the caller.
+    // SAFETY: The driver has just created the descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

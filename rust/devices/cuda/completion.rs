@@ -96,7 +96,7 @@ impl Finished {
 
 impl CompletionState for Finished {
     fn is_done(&self) -> Result<bool, BackendError> {
-        // SAFETY: an event of the pool that belongs to this completion until it is dropped.
+        // SAFETY: The event comes from a pool. It belongs to this completion until the completion is dropped.
         self.ask(|driver| match unsafe { (driver.cuEventQuery)(self.event()) } {
             code::NOT_READY => Ok(false),
             code => driver.check("cuEventQuery", code).map(|()| true),
@@ -109,7 +109,7 @@ impl CompletionState for Finished {
     }
 
     fn wait(&self) -> Result<(), BackendError> {
-        // SAFETY: as in `is_done`.
+        // SAFETY: The event comes from a pool. It belongs to this completion until the completion is dropped.
         self.ask(|driver| unsafe { call!(driver, cuEventSynchronize(self.event())) }.map(|()| true))?;
         self.owner.failed_waits().report_behind(&self.behind)
     }

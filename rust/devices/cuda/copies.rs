@@ -47,7 +47,8 @@ impl Core {
             let _current = lane.primary.enter()?;
             let execution = &execution.with_ends(lane.ends.as_ref());
             let segments: SmallVec<[Segment; 32]> = op.copies.iter().map(|copy| segment(execution, copy)).collect();
-            // SAFETY: the GPU can reach every end of the plan. The caller of `execute` guarantees the buffers until completion.
+            // SAFETY: The GPU can access every end of the plan. The caller of `execute` keeps the buffers valid until the execution has
+            // completed.
             return unsafe { kernel.launch(self.gpus.driver, &segments, handle(lane.stream)) };
         }
         if lane.is_shut_out {
@@ -67,8 +68,8 @@ impl Core {
         let driver = self.gpus.driver;
         let Segment { dst, src, bytes } = segment(execution, copy);
         if state.knows(copy.from) && state.knows(copy.to) {
-            // SAFETY: the program is valid, so both ranges lie inside the transfer or the slot. The caller of `execute` guarantees the
-            // buffers until completion, and the engine guarantees the slots.
+            // SAFETY: The program is valid, so both ranges lie inside the transfer or the slot. The caller of `execute` keeps the buffers
+            // valid until the execution has completed, and the engine keeps the slots valid.
             let code = unsafe { (driver.cuMemcpyDtoDAsync)(dst, src, bytes as usize, handle(stream)) };
             if code != code::INVALID_VALUE || !self.are_known(dst, src) {
                 return driver.check("cuMemcpyDtoDAsync", code);
@@ -78,7 +79,7 @@ impl Core {
             // This check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
             self.check_freed(execution, state)?;
         }
-        // SAFETY: as above.
+        // SAFETY: The ranges are valid for the reasons given for the call above.
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
     }
 
@@ -120,7 +121,7 @@ impl Core {
             return self.enqueue_copy(own, copy, lane.state, lane.stream);
         }
         let wait = |stream: usize, mark: Mark| {
-            // SAFETY: `mark` holds the event. Both streams belong to this library or to the caller.
+            // SAFETY: `mark` keeps the event valid. Each stream belongs to this library, or the caller keeps it valid.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
         let stream = primary.lane(lane.caller, capturing)?;
@@ -132,7 +133,8 @@ impl Core {
         });
         if enqueued.is_err() && !capturing {
             let _outside = OutsideCapture::enter(self.gpus.driver);
-            // SAFETY: a stream of this library. As when lanes are returned, no work on the buffers may remain.
+            // SAFETY: The stream belongs to this library. It is synchronized because no work on the buffers may remain when a lane is
+            // returned.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(stream)) };
         }
         primary.give_lane_back(stream, lane.caller, capturing);
@@ -156,8 +158,8 @@ impl Core {
         };
         let mut first = 0;
         let stream = handle(lane.stream);
-        // SAFETY: three lists of equal length and one set of attributes for all, which the driver reads before it returns. The buffers are
-        // valid as for single copies.
+        // SAFETY: The three lists have equal lengths, and one set of attributes applies to all copies. The driver reads them before it
+        // returns. The buffers are valid for the same reasons as for single copies.
         let code =
             unsafe { batch(dsts.as_mut_ptr(), srcs.as_mut_ptr(), sizes.as_mut_ptr(), sizes.len(), &mut attributes, &mut first, 1, stream) };
         const NOT_SUPPORTED: i32 = 801;

@@ -156,7 +156,7 @@ impl Device {
     /// Returns the bytes of the GPU's memory in use by all processes, if info logging is enabled and NVML reports them.
     fn used_memory(&self, driver: &Driver) -> Option<u64> {
         let mut uuid = [0_u8; 16];
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         let is_named = log::log_enabled!(log::Level::Info) && unsafe { call!(driver, cuDeviceGetUuid(&mut uuid, self.ordinal)) }.is_ok();
         let used = || nvml()?.device_by_uuid(uuid_text(&uuid).as_str())?.memory_info().map(|memory| memory.used);
         is_named.then(used)?.ok()
@@ -177,7 +177,7 @@ impl Device {
             let _outside = OutsideCapture::enter(driver);
             let mut context: CUcontext = std::ptr::null_mut();
             let before = self.used_memory(driver);
-            // SAFETY: the output is valid for the call. The driver does not change the current context.
+            // SAFETY: The driver writes to a variable that outlives the call. The driver does not change the current context.
             took(format_args!("GPU {}: primary context retained", self.ordinal), || unsafe {
                 call!(driver, cuDevicePrimaryCtxRetain(&mut context, self.ordinal))
             })?;
@@ -185,7 +185,7 @@ impl Device {
             let taken = taken.map_or(String::new(), |mebibytes| format!(", which took {mebibytes} MiB of its memory"));
             log::info!("GPU {}: primary context retained{taken}", self.ordinal);
             let id = driver.context_id(self.ordinal, context).map_err(|code| {
-                // SAFETY: retained just now.
+                // SAFETY: The context was retained just now, and nothing has released it since.
                 unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
                 driver.error("cuCtxGetId", code)
             })?;
@@ -267,17 +267,17 @@ impl Primary {
         let callers = lock(&self.callers).clone();
         for stream in callers.into_iter().filter(|stream| !self.is_capturing(*stream)) {
             let mark = self.record(stream)?;
-            // SAFETY: an event of this library that was recorded just now.
+            // SAFETY: The event belongs to this library and was recorded just now.
             unsafe { call!(self.driver, cuEventSynchronize(mark.event())) }?;
         }
         let mut memory = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         if unsafe { (self.driver.cuMemAlloc)(&mut memory, DRAINED_BYTES) } == 0 {
-            // SAFETY: allocated just now.
+            // SAFETY: The memory was allocated just now, and nothing uses it.
             return unsafe { call!(self.driver, cuMemFree(memory)) };
         }
         // The device has no free memory. Ending a capture is better than freeing memory in use.
-        // SAFETY: the call has no argument.
+        // SAFETY: The call has no argument that could be invalid.
         unsafe { call!(self.driver, cuCtxSynchronize()) }
     }
 
@@ -289,7 +289,7 @@ impl Primary {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
         let mut event: CUevent = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(self.driver, cuEventCreate(&mut event, flags as c_uint)) }?;
         Ok(event.expose_provenance())
     }
@@ -302,7 +302,7 @@ impl Primary {
     /// Records an event like [`Primary::record`], with a timestamp.
     pub fn record_time(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = Mark { event: self.event(&self.timers, sys::CUevent_flags::CU_EVENT_DEFAULT)?, pool: self.timers.clone() };
-        // SAFETY: as in `record`.
+        // SAFETY: The event has no other user. The event and the stream belong to this context.
         unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
         Ok(mark)
     }
@@ -311,7 +311,7 @@ impl Primary {
     /// event and the stream belong to the same one (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = self.mark()?;
-        // SAFETY: an event of this context without other users, and a stream of the same context.
+        // SAFETY: The event has no other user. The event and the stream belong to this context.
         unsafe { call!(self.driver, cuEventRecord(mark.event(), handle(stream))) }?;
         Ok(mark)
     }
@@ -360,14 +360,14 @@ impl Primary {
     fn create_stream(&self) -> Result<usize, BackendError> {
         let mut stream: CUstream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(self.driver, cuStreamCreate(&mut stream, flags)) }?;
         Ok(stream.expose_provenance())
     }
 
     /// True if a stream of this backend that is not being captured has no pending work. A stream whose work has failed counts as idle.
     fn is_idle(&self, stream: usize) -> bool {
-        // SAFETY: the stream belongs to this context and lives as long as it does.
+        // SAFETY: The stream belongs to this context and is destroyed only together with it.
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
@@ -380,7 +380,7 @@ impl Primary {
 
     fn is_capturing(&self, stream: usize) -> bool {
         let mut status = 0;
-        // SAFETY: the stream is one of this context's lanes. The output is valid for the call.
+        // SAFETY: the stream is one of this context's lanes. The output is a variable that outlives the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(handle(stream), &mut status) };
         code != 0 || status != 0
     }
@@ -410,12 +410,12 @@ impl Primary {
         }
         let _outside = OutsideCapture::enter(self.driver);
         let mut can = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(self.driver, cuDeviceCanAccessPeer(&mut can, self.ordinal, peer.ordinal)) }?;
         if can != 0 {
             let _current = self.enter()?;
-            // SAFETY: both contexts are retained. If two threads do this at the same time, the later one gets an error code that is ignored
-            // below.
+            // SAFETY: Both contexts are retained, so they exist. If two threads make this call at the same time, the later one gets an
+            // error code, which is ignored below.
             let enable = || unsafe { (self.driver.cuCtxEnablePeerAccess)(peer.context(), 0) };
             let code = took(format_args!("GPU {}: access to GPU {}", self.ordinal, peer.ordinal), enable);
             if code != code::PEER_ACCESS_ALREADY_ENABLED {
@@ -440,7 +440,7 @@ impl Drop for Primary {
         if KEPT.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             return;
         }
-        // SAFETY: retained once, in `Device::primary`. A reset does not change that.
+        // SAFETY: `Device::primary` retained the context once, and a reset of the device does not change the number of references.
         let code = unsafe { (driver.cuDevicePrimaryCtxRelease)(self.ordinal) };
         // At the end of a process the driver may have shut down first.
         if code != 0 && code != code::DEINITIALIZED {
@@ -458,8 +458,8 @@ impl Primary {
         let events = [&self.events, &self.timers].map(|pool| std::mem::take(&mut *lock(pool)));
         let lanes = std::mem::take(&mut *lock(&self.lanes));
         let callers = std::mem::take(&mut *lock(&self.callers));
-        // SAFETY: events, lanes and the kernel belong to this context and have no users any more. The driver frees each when its enqueued
-        // work has finished. An error of an earlier kernel may be reported here once more and is ignored.
+        // SAFETY: The events, the lanes and the kernel belong to this context and have no users any more. The driver frees each object when
+        // its enqueued work has finished. The calls may report an error of an earlier kernel once more, which is ignored.
         unsafe {
             for event in events.into_iter().flatten() {
                 (driver.cuEventDestroy)(handle(event));

@@ -38,15 +38,15 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
     let mut devices = Vec::new();
     for index in 0..count {
         let mut device: CUdevice = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(driver, cuDeviceGet(&mut device, index as i32)) }?;
         let mut name = [0; 256];
-        // SAFETY: the driver writes at most the given number of bytes, including a NUL.
+        // SAFETY: The driver writes at most the given number of bytes, including a NUL, and `name` is longer.
         unsafe { call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device)) }?;
-        // SAFETY: the last byte is NUL, whatever the driver wrote before it.
+        // SAFETY: The driver was not given the last byte, so it is still NUL and ends the string.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let mut uuid = [0_u8; 16];
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(driver, cuDeviceGetUuid(&mut uuid, device)) }?;
         let attribute = |attribute| driver.attribute(attribute, device).max(0) as u32;
         let capability = (
@@ -62,7 +62,7 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
         for (b, &to) in (0..).zip(&devices) {
             let mut can = 0;
             if a != b {
-                // SAFETY: the output is valid for the call.
+                // SAFETY: The driver writes to a variable that outlives the call.
                 unsafe { call!(driver, cuDeviceCanAccessPeer(&mut can, from, to)) }?;
             }
             if can != 0 {

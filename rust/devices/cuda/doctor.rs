@@ -146,13 +146,13 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         let mut device: CUdevice = 0;
         let mut name = [0; 256];
         let mut uuid = [0_u8; 16];
-        // SAFETY: the outputs are valid for the calls. The driver writes at most the given number of bytes of the name, including a NUL.
+        // SAFETY: The driver writes to variables that outlive the calls. The driver writes at most the given number of bytes of the name, including a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device))?;
             call!(driver, cuDeviceGetUuid(&mut uuid, device))?;
         }
-        // SAFETY: the last byte is NUL, whatever the driver wrote before it.
+        // SAFETY: The driver was not given the last byte, so it is still NUL and ends the string.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let has = |attribute| driver.attribute(attribute, device) != 0;
         facts.gpus.push(Gpu {
@@ -179,7 +179,7 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         for b in a + 1..devices.len() {
             let claims = |from: usize, to: usize| {
                 let mut can = 0;
-                // SAFETY: the output is valid for the call.
+                // SAFETY: The driver writes to a variable that outlives the call.
                 unsafe { call!(driver, cuDeviceCanAccessPeer(&mut can, devices[from], devices[to])) }.map(|()| can != 0)
             };
             facts.pairs.push(Pair { a, b, claims: (claims(a, b)?, claims(b, a)?), tried: None });
@@ -217,7 +217,8 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
 fn fabric(nvml: &Nvml, device: &Device<'_>) -> Fabric {
     let Ok(ask) = nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref() else { return Fabric::None };
     let mut info = std::mem::MaybeUninit::zeroed();
-    // SAFETY: a device of this library. The output has the function's type: plain numbers that may all be zero.
+    // SAFETY: The device handle comes from NVML. The output has the type that the function expects, and it consists of integers, for which
+    // zero is a valid value.
     let (told, info) = unsafe { (ask(device.handle(), info.as_mut_ptr()), info.assume_init()) };
     match (told, info.state, info.status) {
         (0, 1, _) => Fabric::NotStarted,
@@ -234,7 +235,7 @@ impl Gpus {
         let pages = HostPages::new(PINNED as usize, None).map_err(|error| BackendError::NotSupported(error.to_string()))?;
         let pin = |at: usize, bytes: usize| -> Result<(), BackendError> {
             let base = handle(pages.base() + at);
-            // SAFETY: whole pages that stay mapped until they are unregistered in the next call.
+            // SAFETY: The range consists of whole pages, which stay mapped until the next call has unregistered them.
             unsafe {
                 call!(self.driver, cuMemHostRegister(base, bytes, 0))?;
                 call!(self.driver, cuMemHostUnregister(base))

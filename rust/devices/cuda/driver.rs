@@ -56,7 +56,7 @@ macro_rules! counted {
     (@ $name:ident, |$inner:ident| $function:expr, [$($taken:ident: $of:ty,)*] [] [$($free:ident)*]) => {{
         unsafe extern "C" fn counted($($taken: $of),*) -> Code {
             super::tests::double::counted(stringify!($name), |$inner| {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: The caller of the wrapper guarantees what the driver function requires.
                 unsafe { ($function)($($taken),*) }
             })
         }
@@ -92,11 +92,13 @@ macro_rules! driver_functions {
                         let symbol = find($required_symbol).ok_or_else(|| BackendError::NoDriver(
                             concat!("the driver has no ", $required_symbol, "; mpgpu needs a driver of CUDA 11.1 or later").into(),
                         ))?;
-                        // SAFETY: the type is that of the function in the driver's manual.
+                        // SAFETY: The caller guarantees that the address is that of this driver function, and the type is the one in the
+                        // driver's manual.
                         unsafe { transmute::<NonNull<c_void>, unsafe extern "C" fn($($required_argument),*) -> Code>(symbol) }
                     },)*
                     $($optional: {
-                        // SAFETY: as above.
+                        // SAFETY: The caller guarantees that the address is that of this driver function, and the type is the one in the
+                        // driver's manual.
                         find($optional_symbol).map(|symbol| unsafe {
                             transmute::<NonNull<c_void>, unsafe extern "C" fn($($optional_argument),*) -> Code>(symbol)
                         })
@@ -305,7 +307,7 @@ impl Driver {
         check_can_load().map_err(|why| BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded: {why}")))?;
         // The numbered name is tried first: the one without a number may be a toolkit's stub for linking, without a driver behind it. The
         // library is loaded once and never unloaded, because it has threads and callbacks in the process.
-        // SAFETY: loading libcuda runs its initializers, as in every CUDA program.
+        // SAFETY: Loading libcuda runs only its own initializers, as in every CUDA program.
         let load = |name: &str| unsafe { Library::new(name) };
         let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
         let library = loaded.map_err(|error| {
@@ -314,7 +316,7 @@ impl Driver {
             BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
         })?;
         let library = ManuallyDrop::new(library);
-        // SAFETY: the symbol's address is that of the function, and the library is never unloaded.
+        // SAFETY: The loader returns the address of the function of that name. The library is never unloaded, so the address stays valid.
         unsafe { Driver::look_up(|symbol| library.get::<*mut c_void>(symbol.as_bytes()).ok().and_then(|found| NonNull::new(*found))) }
     }
 
@@ -323,7 +325,7 @@ impl Driver {
         static DRIVER: OnceLock<Result<Driver, BackendError>> = OnceLock::new();
         let loaded = DRIVER.get_or_init(|| {
             let driver = took("driver loaded", Driver::load)?;
-            // SAFETY: 0 is the only valid flag.
+            // SAFETY: 0 is the only value that `cuInit` accepts for its flags.
             match took("driver initialised", || unsafe { (driver.cuInit)(0) }) {
                 0 => {
                     log::debug!("CUDA driver {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
@@ -340,7 +342,7 @@ impl Driver {
     /// Returns the driver's CUDA version, for example 13000 for 13.0.
     pub fn version(&self) -> i32 {
         let mut version = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { (self.cuDriverGetVersion)(&mut version) };
         version
     }
@@ -348,7 +350,7 @@ impl Driver {
     /// Returns the number of visible devices.
     pub fn device_count(&self) -> Result<u32, BackendError> {
         let mut count = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(self, cuDeviceGetCount(&mut count)) }?;
         Ok(count.max(0) as u32)
     }
@@ -356,7 +358,7 @@ impl Driver {
     /// Returns an attribute of a device, or 0 if the driver does not know it.
     pub fn attribute(&self, attribute: sys::CUdevice_attribute, device: CUdevice) -> i32 {
         let mut value = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { (self.cuDeviceGetAttribute)(&mut value, attribute as c_uint, device) };
         value
     }
@@ -364,7 +366,7 @@ impl Driver {
     /// Returns the number of a stream, for a default stream that of the current context. `None` if the driver has no stream numbers.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
-        // SAFETY: a stream of the caller. The output is valid for the call.
+        // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
         let code = unsafe { self.cuStreamGetId?(stream, &mut id) };
         (code == 0).then_some(id)
     }
@@ -375,12 +377,12 @@ impl Driver {
     pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
-            // SAFETY: the handle of a primary context. The output is valid for the call.
+            // SAFETY: `context` is the handle of a primary context. The output is a variable that outlives the call.
             let code = unsafe { ask(context, &mut id) };
             return if code == 0 { Ok(id) } else { Err(code) };
         }
         let (mut flags, mut active) = (0, 0);
-        // SAFETY: the outputs are valid for the call.
+        // SAFETY: The driver writes to variables that outlive the call.
         match unsafe { (self.cuDevicePrimaryCtxGetState)(device, &mut flags, &mut active) } {
             0 if active != 0 => Ok(0),
             0 => Err(code::CONTEXT_IS_DESTROYED),
@@ -397,7 +399,7 @@ impl Driver {
     /// end the capture with an error, and if the driver has no stream numbers.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
         let mut status = 0;
-        // SAFETY: a stream of the caller. The output is valid for the call.
+        // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
         let code = unsafe { (self.cuStreamIsCapturing)(raw, &mut status) };
         if code == 0 && status == 0 { self.stream_id(raw) } else { None }
     }
@@ -411,7 +413,7 @@ impl Driver {
     /// True if the stream is being captured.
     pub fn is_capturing(&self, raw: CUstream) -> Result<bool, BackendError> {
         let mut status = 0;
-        // SAFETY: a stream of the caller. The output is valid for the call.
+        // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
         self.check("cuStreamIsCapturing", unsafe { (self.cuStreamIsCapturing)(raw, &mut status) })?;
         if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED as u32 {
             return Err(BackendError::NotSupported("the stream's capture was invalidated by an earlier call; end it first".into()));
@@ -444,7 +446,7 @@ impl Driver {
     fn text(&self, code: Code) -> String {
         let say = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
             let mut text = std::ptr::null();
-            // SAFETY: the output is valid for the call. It becomes NULL or points to a static text.
+            // SAFETY: The output is a variable that outlives the call. The driver sets it to NULL or to the address of a static string.
             unsafe {
                 function(code, &mut text);
                 if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
@@ -464,11 +466,11 @@ pub(super) struct Current {
 impl Current {
     pub fn enter(driver: &'static Driver, context: CUcontext) -> Result<Current, BackendError> {
         let mut current = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(driver, cuCtxGetCurrent(&mut current)) }?;
         let pushed = current != context;
         if pushed {
-            // SAFETY: a retained context that was created by the driver.
+            // SAFETY: The driver created the context, and it is retained, so it exists.
             unsafe { call!(driver, cuCtxPushCurrent(context)) }?;
         }
         Ok(Current { driver, pushed })
@@ -479,7 +481,8 @@ impl Drop for Current {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = std::ptr::null_mut();
-            // SAFETY: pops the context that `enter` pushed. Contexts pushed later have been popped again.
+            // SAFETY: The top of the context stack is the context that `enter` pushed, because contexts that were pushed later have been
+            // popped again.
             unsafe { (self.driver.cuCtxPopCurrent)(&mut popped) };
         }
     }
@@ -513,7 +516,7 @@ impl OutsideCapture {
 
 impl Drop for OutsideCapture {
     fn drop(&mut self) {
-        // SAFETY: as in `enter`.
+        // SAFETY: The driver reads and writes a field of this guard, which outlives the call.
         unsafe { (self.driver.cuThreadExchangeStreamCaptureMode)(&mut self.mode) };
     }
 }
@@ -524,7 +527,7 @@ mod tests {
 
     /// Looks up a driver without the function `absent`. None of its functions may be called.
     fn driver_without(absent: &'static str) -> Result<Driver, BackendError> {
-        // SAFETY: the functions are never called.
+        // SAFETY: The test never calls the functions, so their addresses need not be valid.
         unsafe { Driver::look_up(|symbol| (symbol != absent).then_some(NonNull::dangling())) }
     }
 

@@ -78,7 +78,7 @@ impl Exec {
         let instantiate = driver.cuGraphInstantiateWithFlags.ok_or_else(missing)?;
         let program = execution.program;
         let mut graph: CUgraph = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(driver, cuGraphCreate(&mut graph, 0)) }?;
         let mut built = Exec {
             driver,
@@ -111,12 +111,12 @@ impl Exec {
                 lane.with_parameters(
                     execution,
                     work,
-                    // SAFETY: nodes of this graph. The output and the parameters are valid for the call.
+                    // SAFETY: The preceding nodes belong to this graph. The output and the parameters are variables that outlive the call.
                     |copy| unsafe { call!(driver, cuGraphAddMemcpyNode(out, graph, before, count, copy, lane.primary.context())) },
                     |kernel| {
                         let add = driver.cuGraphAddKernelNode.ok_or_else(no_kernels)?;
-                        // SAFETY: as above. The function accepts the arguments that the parameters point to, which the driver copies before
-                        // it returns.
+                        // SAFETY: The preceding nodes belong to this graph. The parameters point to arguments of the types that the
+                        // function expects, and the driver copies them before it returns.
                         driver.check("cuGraphAddKernelNode", unsafe { add(out, graph, before, count, kernel) })
                     },
                 )?;
@@ -126,7 +126,7 @@ impl Exec {
             last_of.push(first.max(nodes.saturating_sub(chains))..nodes);
         }
         let mut exec: CUgraphExec = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         driver.check("cuGraphInstantiateWithFlags", unsafe { instantiate(&mut exec, graph, 0) })?;
         built.exec = exec.expose_provenance();
         Ok(built)
@@ -143,12 +143,13 @@ impl Exec {
             lane.with_parameters(
                 execution,
                 work,
-                // SAFETY: a node of the graph from which the exec was made. The driver reads the parameters before it returns.
+                // SAFETY: The node belongs to the graph from which the exec was instantiated. The driver reads the parameters before it
+                // returns.
                 |copy| unsafe { call!(driver, cuGraphExecMemcpyNodeSetParams(exec, handle(*node), copy, lane.primary.context())) },
                 |kernel| {
                     let set = driver.cuGraphExecKernelNodeSetParams.ok_or_else(no_kernels)?;
-                    // SAFETY: as above. The function is the one with which the node was created, because it depends only on the number of
-                    // segments.
+                    // SAFETY: The node belongs to the graph from which the exec was instantiated. The node was created with the same
+                    // function, because the choice of function depends only on the number of segments.
                     driver.check("cuGraphExecKernelNodeSetParams", unsafe { set(exec, handle(*node), kernel) })
                 },
             )
@@ -200,14 +201,14 @@ impl Exec {
     /// True if the last launch has finished, with or without an error.
     pub fn is_idle(&self) -> bool {
         let Some(Launch { end, .. }) = &self.last else { return true };
-        // SAFETY: the event belongs to this exec.
+        // SAFETY: `end` belongs to this exec and keeps the event valid.
         end.is_known_done() || unsafe { (self.driver.cuEventQuery)(end.event()) } != code::NOT_READY
     }
 }
 
 impl Drop for Exec {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, idle, and without other users.
+        // SAFETY: `new` created the graph and the exec. They are idle and have no other users.
         unsafe {
             if self.exec != 0 {
                 (self.driver.cuGraphExecDestroy)(handle(self.exec));

@@ -135,7 +135,7 @@ impl Core {
                     );
                 }
                 let mut ipc = sys::CUipcMemHandle { reserved: [0; PAYLOAD_BYTES] };
-                // SAFETY: the output is valid for the call. The address is the first of an allocation of this GPU.
+                // SAFETY: The output is a variable that outlives the call. The address is the first address of an allocation of this GPU.
                 unsafe { call_optional!(self.gpus.driver, cuIpcGetMemHandle(&mut ipc, allocation.base)) }?;
                 Ok(plain(IPC, None, 0, ipc.reserved.map(|byte| byte as u8)))
             }
@@ -157,7 +157,7 @@ impl Gpus {
     fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
         let (mut name, mut value) = (attribute as c_uint, 0_u64);
         let mut values = [(&raw mut value).cast::<c_void>()];
-        // SAFETY: one name and one value, which has room for the widest of these attributes.
+        // SAFETY: There is one name and one value, and the value has room for the widest of these attributes.
         let code = unsafe { (self.driver.cuPointerGetAttributes)(1, &mut name, values.as_mut_ptr(), address) };
         if code == 0 { value } else { 0 }
     }
@@ -176,7 +176,8 @@ impl Gpus {
     fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
         let driver = self.driver;
         let mut memory = 0;
-        // SAFETY: the output is valid for the call. Success retains the memory.
+        // SAFETY: The output is a variable that outlives the call. A successful call retains the memory, so the handle stays valid until it
+        // is released below.
         unsafe { call_optional!(driver, cuMemRetainAllocationHandle(&mut memory, handle(address as usize))) }?;
         let descriptor = descriptor_of(driver, memory);
         release_handle(driver, memory);

@@ -52,7 +52,7 @@ impl Gpus {
         let mut devices = Vec::with_capacity(count);
         for index in 0..count as i32 {
             let mut ordinal = 0;
-            // SAFETY: the output is valid for the call.
+            // SAFETY: The driver writes to a variable that outlives the call.
             unsafe { call!(driver, cuDeviceGet(&mut ordinal, index)) }?;
             devices.push(Device::new(ordinal));
         }
@@ -99,7 +99,7 @@ impl Gpus {
     /// True if the hardware gives `gpu` access to memory of `owner`.
     pub fn can_access(&self, gpu: usize, owner: usize) -> bool {
         let mut can = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         let code = unsafe { (self.driver.cuDeviceCanAccessPeer)(&mut can, self.devices[gpu].ordinal, self.devices[owner].ordinal) };
         gpu == owner || (code == 0 && can != 0)
     }
@@ -146,7 +146,7 @@ impl Gpus {
     /// Returns the GPU of the calling thread's current context, if any.
     pub fn current_gpu(&self) -> Option<usize> {
         let mut ordinal = 0;
-        // SAFETY: the output is valid for the call, which fails without a current context.
+        // SAFETY: The output is a variable that outlives the call. Without a current context the call only returns an error.
         let code = unsafe { (self.driver.cuCtxGetDevice)(&mut ordinal) };
         self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
     }
@@ -155,7 +155,7 @@ impl Gpus {
     fn active_gpu(&self) -> Option<usize> {
         self.devices.iter().position(|device| {
             let (mut flags, mut active) = (0, 0);
-            // SAFETY: the outputs are valid for the call.
+            // SAFETY: The driver writes to variables that outlive the call.
             let code = unsafe { (self.driver.cuDevicePrimaryCtxGetState)(device.ordinal, &mut flags, &mut active) };
             code == 0 && active != 0
         })
@@ -202,7 +202,7 @@ impl Gpus {
             return Ok(uuid_of_number(device));
         };
         let mut uuid = [0; 16];
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(self.driver, cuDeviceGetUuid(&mut uuid, gpu.ordinal)) }?;
         Ok(uuid)
     }

@@ -312,16 +312,17 @@ impl Core {
 
     fn launch_ready(&self, ready: &ReadyGraph, raw: CUstream) -> Result<(), BackendError> {
         if let Some(after) = &ready.after {
-            // SAFETY: `after` holds the event. The stream belongs to the caller.
+            // SAFETY: `after` keeps the event valid, and the caller keeps the stream valid.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(raw, after.event(), 0)) }?;
         }
-        // SAFETY: an instantiated graph that no other thread launches or changes. Its nodes lie inside the transfers and slots, which the
-        // caller of `execute` and the engine guarantee until completion. The stream belongs to the caller.
+        // SAFETY: The graph is instantiated, and no other thread launches or changes it. Its nodes access only the transfers and slots,
+        // which the caller of `execute` and the engine keep valid until the execution has completed. The caller keeps the stream valid.
         unsafe { call!(self.gpus.driver, cuGraphLaunch(handle(ready.exec), raw)) }?;
-        // SAFETY: an event of the context of this stream without other users. The stream belongs to the caller.
+        // SAFETY: The event has no other users and belongs to the context of the stream, which the caller keeps valid.
         let recorded = unsafe { call!(self.gpus.driver, cuEventRecord(ready.end.event(), raw)) };
         recorded.inspect_err(|_| {
-            // SAFETY: a stream of the caller. The caller may free the buffers after an error, so no work on them may remain.
+            // SAFETY: The caller keeps the stream valid. It is synchronized because the caller may free the buffers after an error, so no
+            // work on them may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(raw) };
         })
     }

@@ -13,20 +13,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(super) fn launch_host(driver: &'static Driver, raw: CUstream, work: HostFunction) -> Result<(), BackendError> {
     if driver.is_capturing(raw)? {
         let function = keep_in_graph(driver, raw, work, "make a host function part of a graph")?;
-        // SAFETY: the graph keeps the function for as long as it can be launched.
+        // SAFETY: The graph keeps the function for as long as the graph can be launched.
         return unsafe { call!(driver, cuLaunchHostFunc(raw, call_function, function.cast())) };
     }
     let function = Box::into_raw(Box::new(work)).cast();
-    // SAFETY: the function takes ownership of its argument and is called once.
+    // SAFETY: `call_and_free` takes ownership of its argument, and the driver calls it once.
     unsafe { call!(driver, cuLaunchHostFunc(raw, call_and_free, function)) }.inspect_err(|_| {
-        // SAFETY: the function was not enqueued, so it still belongs to this thread.
+        // SAFETY: The driver did not enqueue the function, so this thread still owns it.
         unsafe { drop_kept::<HostFunction>(function) };
     })
 }
 
 /// Calls a function without freeing it.
 unsafe extern "C" fn call_function(function: *mut c_void) {
-    // SAFETY: created in `launch_host`, and freed after its last call.
+    // SAFETY: `launch_host` created the function, and it is freed only after its last call.
     let function = unsafe { &*function.cast::<HostFunction>() };
     if catch_unwind(AssertUnwindSafe(function)).is_err() {
         log::error!("a host function panicked; the stream continues");
@@ -34,7 +34,7 @@ unsafe extern "C" fn call_function(function: *mut c_void) {
 }
 
 unsafe extern "C" fn call_and_free(function: *mut c_void) {
-    // SAFETY: created in `launch_host`. The driver calls this once.
+    // SAFETY: `launch_host` created the function, and the driver calls `call_and_free` once for it.
     unsafe {
         call_function(function);
         drop_kept::<HostFunction>(function);

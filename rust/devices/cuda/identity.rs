@@ -16,13 +16,13 @@ pub fn identity() -> Result<Identity, BackendError> {
         let mut device: CUdevice = 0;
         let mut uuid = [0_u8; 16];
         let mut name = [0; 256];
-        // SAFETY: the outputs are valid for the calls. The driver writes at most the given number of bytes of the name, including a NUL.
+        // SAFETY: The driver writes to variables that outlive the calls. The driver writes at most the given number of bytes of the name, including a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetUuid(&mut uuid, device))?;
             call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device))?;
         }
-        // SAFETY: the last byte is NUL, whatever the driver wrote before it.
+        // SAFETY: The driver was not given the last byte, so it is still NUL and ends the string.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         gpus.push(Gpu { uuid: uuid_text(&uuid), name });
     }

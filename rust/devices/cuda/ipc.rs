@@ -40,7 +40,7 @@ pub(super) fn open_through(gpus: &Gpus, gpu: usize, payload: &[u8; PAYLOAD_BYTES
     let mut base: CUdeviceptr = 0;
     let _outside = OutsideCapture::enter(gpus.driver);
     let _current = gpus.primary(gpu)?.enter()?;
-    // SAFETY: the output is valid for the call. The driver refuses an invalid handle.
+    // SAFETY: The output is a variable that outlives the call. The driver returns an error for an invalid handle.
     let opened = unsafe { call_optional!(gpus.driver, cuIpcOpenMemHandle(&mut base, ipc, LAZY_ENABLE_PEER_ACCESS)) };
     opened.map(|()| base).map_err(|error| if is(&error, code::ALREADY_MAPPED) { opened_by_another(gpu, &error) } else { error })
 }
@@ -71,6 +71,6 @@ pub(super) fn close_through(gpus: &Gpus, gpu: usize, base: u64) -> Result<(), Ba
     let primary = gpus.primary(gpu)?;
     // Entering the context is tried twice: nobody else would close the mapping, and only this context can.
     let _current = primary.enter().or_else(|_| primary.enter())?;
-    // SAFETY: opened through this GPU.
+    // SAFETY: The memory was opened in the context of this GPU, which is current, and it is closed once.
     unsafe { call_optional!(gpus.driver, cuIpcCloseMemHandle(base)) }
 }

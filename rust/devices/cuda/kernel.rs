@@ -213,7 +213,7 @@ impl Kernel {
             && driver.cuLaunchKernelEx.is_some()
             && driver.version() >= EARLY_IN_GRAPHS;
         let image = if is_early { EARLY_PTX } else { PTX };
-        // SAFETY: the image is PTX that ends with a NUL. The output is valid for the call.
+        // SAFETY: the image is PTX that ends with a NUL. The output is a variable that outlives the call.
         unsafe { call!(driver, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
         Kernel::in_module(driver, device, module, is_early).inspect_err(|_| {
             // SAFETY: loaded above, and not used elsewhere.
@@ -224,13 +224,13 @@ impl Kernel {
     fn in_module(driver: &Driver, device: CUdevice, module: CUmodule, is_early: bool) -> Result<Kernel, BackendError> {
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
-            // SAFETY: the module has just been loaded, and the name ends with a NUL. The output is valid for the call.
+            // SAFETY: the module has just been loaded, and the name ends with a NUL. The output is a variable that outlives the call.
             unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
             // This call loads the function now. The driver would otherwise load it at its first launch and may then wait for the whole
             // device, which never ends if a stream waits for a signal that depends on this launch (CUDA C++ Programming Guide, "Lazy
             // Loading").
             let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
-            // SAFETY: a function of the module. The output is valid for the call.
+            // SAFETY: a function of the module. The output is a variable that outlives the call.
             unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
             Ok(function.expose_provenance())
         };

@@ -152,7 +152,7 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     if !device.is_host() {
         let mut pointer: CUdeviceptr = 0;
         let size = if bytes >= PAGED_FROM { size.checked_next_multiple_of(SHARED_PAGE as usize).ok_or_else(out_of_memory)? } else { size };
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         check("cuMemAlloc", unsafe { (driver.cuMemAlloc)(&mut pointer, size) })?;
         return Ok((pointer, None));
     }
@@ -160,7 +160,7 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
         return Ok((pages.base() as u64, Some(pages)));
     }
     let mut pointer: *mut c_void = std::ptr::null_mut();
-    // SAFETY: the output is valid for the call.
+    // SAFETY: The driver writes to a variable that outlives the call.
     check("cuMemHostAlloc", unsafe { (driver.cuMemHostAlloc)(&mut pointer, size, PORTABLE) })?;
     Ok((pointer.expose_provenance() as u64, None))
 }

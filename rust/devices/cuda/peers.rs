@@ -226,7 +226,7 @@ impl CheckState {
         }
         let _current = gpus.primary(gpu)?.enter()?;
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemAlloc(&mut base, (PLACES * BYTES) as usize)) }?;
         self.device.insert(gpu, base);
         Ok(base)
@@ -239,7 +239,7 @@ impl CheckState {
         const PORTABLE: u32 = 1;
         let _current = gpus.primary(gpu)?.enter()?;
         let mut base: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, (2 * PLACES * BYTES) as usize, PORTABLE)) }?;
         Ok(*self.host.insert(base.expose_provenance() as u64))
     }

@@ -81,7 +81,7 @@ impl Pools {
         // SAFETY: a new descriptor, owned by this function.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: [0; PAYLOAD_BYTES] };
-        // SAFETY: the output is valid for the call. The address is the first of an allocation of that pool.
+        // SAFETY: The driver writes to a variable that outlives the call. The address is the first of an allocation of that pool.
         unsafe { call_optional!(driver, cuMemPoolExportPointer(&mut pointer, base)) }?;
         Ok((descriptor, self.number_of(pool as usize, allocation, lives)?, pointer.reserved))
     }
@@ -126,7 +126,7 @@ impl Pools {
         let pool = known.map_or_else(|| import(gpus, descriptor, owner), Ok)?;
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: *payload };
         let mut base: CUdeviceptr = 0;
-        // SAFETY: the output is valid for the call. The pool was imported by this backend.
+        // SAFETY: The driver writes to a variable that outlives the call. The pool was imported by this backend.
         if let Err(error) = unsafe { call_optional!(gpus.driver, cuMemPoolImportPointer(&mut base, handle(pool), &mut pointer)) } {
             if known.is_none() {
                 destroy(gpus, pool);

@@ -231,7 +231,7 @@ impl Core {
             let _outside = OutsideCapture::enter(driver);
             let _current = self.gpus.primary(found.gpu)?.enter()?;
             let mut flags = 0;
-            // SAFETY: a stream of the caller. The output is valid for the call.
+            // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
             unsafe { call_optional!(driver, cuStreamGetFlags(handle(stream.0), &mut flags)) }?;
             let is_apart = flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint != 0;
             // SAFETY: as above. The stream is not being captured.
@@ -253,7 +253,7 @@ impl Gpus {
     /// True if a stream, whose context is current, is being captured.
     fn is_captured_now(&self, raw: CUstream) -> bool {
         let mut status = 0;
-        // SAFETY: a stream of the caller. The output is valid for the call.
+        // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(raw, &mut status) };
         code != 0 || status != 0
     }

@@ -37,7 +37,7 @@ impl Core {
             let enqueued = copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, state, execution.stream.0));
             return enqueued.inspect_err(|_| {
                 let _outside = OutsideCapture::enter(self.gpus.driver);
-                // SAFETY: a stream of the caller. It is synchronized for the reason given below.
+                // SAFETY: The caller passes a valid stream. It is synchronized for the reason given below.
                 unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
             });
         }

@@ -194,13 +194,13 @@ impl Streams {
         let mut context: CUcontext = std::ptr::null_mut();
         // Default streams belong to the current context.
         if stream.0 <= 2 {
-            // SAFETY: the output is valid for the call.
+            // SAFETY: The driver writes to a variable that outlives the call.
             unsafe { call!(driver, cuCtxGetCurrent(&mut context)) }?;
             if context.is_null() {
                 return gpus.primary(0).map(|_| 0);
             }
         } else {
-            // SAFETY: a stream of the caller. The output is valid for the call.
+            // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
             unsafe { call!(driver, cuStreamGetCtx(handle(stream.0), &mut context)) }?;
         }
         let mut used = gpus.used.load(Ordering::Acquire);
@@ -214,7 +214,7 @@ impl Streams {
         let mut ordinal = 0;
         {
             let _current = Current::enter(driver, context)?;
-            // SAFETY: the output is valid for the call.
+            // SAFETY: The driver writes to a variable that outlives the call.
             unsafe { call!(driver, cuCtxGetDevice(&mut ordinal)) }?;
         }
         let gpu = gpus.devices.iter().position(|device| device.ordinal == ordinal).ok_or(BackendError::InvalidDevice(ordinal))?;

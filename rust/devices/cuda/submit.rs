@@ -85,7 +85,7 @@ impl Core {
         }
         let end = self.end(execution, start, launched, threads).inspect_err(|_| {
             let _outside = OutsideCapture::enter(self.gpus.driver);
-            // SAFETY: a stream of the caller. The caller may free the buffers after the error, so no work on them may remain.
+            // SAFETY: The caller passes a valid stream. The caller may free the buffers after the error, so no work on them may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
         })?;
         if let (Some(end), Some(timing)) = (&end, timing) {
@@ -123,7 +123,7 @@ impl Core {
             .and_then(|()| gpus.tell_threads(stream, job.over(), job.value));
         if let Err(error) = enqueued {
             job.cancel();
-            // SAFETY: a stream of the caller. As when lanes are returned, no work on the buffers may remain.
+            // SAFETY: The caller passes a valid stream. As when lanes are returned, no work on the buffers may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(stream) };
             self.workers.abandon(&job);
             return Err(error);

@@ -94,7 +94,7 @@ impl Timing {
         let _current = self.owner.gpus().primary(gpu)?.enter()?;
         let mut event: CUevent = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(driver, cuEventCreate(&mut event, flags)) }?;
         let stamp = Stamp { gpu, event: event.expose_provenance() };
         self.made.push(stamp);
@@ -118,7 +118,7 @@ impl Timing {
         let _outside = OutsideCapture::enter(driver);
         let _current = self.owner.gpus().primary(to.gpu)?.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: the output is valid for the call. Both events belong to this value and to one context.
+        // SAFETY: The driver writes to a variable that outlives the call. Both events belong to this value and to one context.
         driver.check("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, handle(from.event), handle(to.event)) })?;
         Ok(f64::from(milliseconds) * 1e-3)
     }

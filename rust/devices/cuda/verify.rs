@@ -108,7 +108,7 @@ impl Blocks {
     fn new(gpus: &Gpus) -> Result<Blocks, BackendError> {
         let _outside = OutsideCapture::enter(gpus.driver);
         let mut base: *mut c_void = std::ptr::null_mut();
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 2 * BLOCK as usize, 1)) }?;
         Ok(Blocks { base: base.expose_provenance() as u64, last: None })
     }

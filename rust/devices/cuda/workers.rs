@@ -413,7 +413,7 @@ impl WordBlock {
         let _outside = OutsideCapture::enter(gpus.driver);
         let mut base: *mut c_void = std::ptr::null_mut();
         const PORTABLE: u32 = 1;
-        // SAFETY: the output is valid for the call.
+        // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 8 * count, PORTABLE)) }?;
         // SAFETY: just allocated with this size.
         unsafe { base.cast::<u8>().write_bytes(0, 8 * count) };
