@@ -18,7 +18,7 @@ const DRAINED_BYTES: usize = 256;
 /// Number of lanes of one device from which a busy lane is reused instead of creating another.
 const MOST_LANES: usize = 32;
 
-/// Identity of the caller's stream, as far as its handle distinguishes it from others.
+/// Identity of the caller's stream, as far as the stream's handle distinguishes it from other streams.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Caller(usize);
 
@@ -26,18 +26,18 @@ impl Caller {
     /// Stream that cannot be identified.
     const UNKNOWN: Caller = Caller(usize::MAX);
 
-    /// Identifies the stream of this handle, which belongs to `gpu`. The legacy default stream has two handles, equal for all GPUs. The
-    /// per-thread default stream has one handle for all threads.
+    /// Creates the identity of the stream with this handle, which belongs to `gpu`. The legacy default stream of each GPU has two handles,
+    /// which are the same on all GPUs. The per-thread default stream of every thread has the same handle, so it cannot be identified.
     pub fn new(stream: usize, gpu: usize) -> Caller {
         match stream {
-            // No handle of the driver is so small a number.
+            // The handles that the driver creates are larger numbers than these.
             0 | 1 => Caller(gpu),
             2 => Caller::UNKNOWN,
             handle => Caller(handle),
         }
     }
 
-    /// True if both are known to be the same stream.
+    /// True if both identities are known to denote the same stream.
     pub fn is(self, other: Caller) -> bool {
         self.0 == other.0 && self.0 != Caller::UNKNOWN.0
     }
@@ -52,10 +52,10 @@ pub(super) struct Device {
     retaining: Mutex<()>,
 }
 
-/// GPUs whose primary contexts this process keeps, one bit for each. A context stays until the process ends, as with the CUDA runtime.
-/// Otherwise the driver would destroy a primary context with its last user and create it again for the next, which few programs ever cause.
-/// When the GPU tests did this continually, `cuGraphLaunch` crashed in two of about fifty runs, directly or as a side effect (driver
-/// 580.159.04, docs/guide/gpus.md).
+/// GPUs whose primary contexts this process keeps, with one bit for each GPU. A context stays until the process ends, as with the CUDA
+/// runtime. Otherwise the driver would destroy a primary context with its last user and create a new one for the next user. Few programs
+/// cause this, and the driver does not handle it reliably: when the GPU tests did it continually, `cuGraphLaunch` crashed in two of about
+/// fifty runs, directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
@@ -105,7 +105,7 @@ impl Drop for Mark {
     }
 }
 
-/// Lane into which nobody enqueues at present.
+/// Lane (internal stream) into which no thread enqueues at present.
 #[derive(Copy, Clone, Debug)]
 struct Idle {
     /// `CUstream` handle.
@@ -124,23 +124,24 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// Takes a lane that was last joined by the stream `caller`, whether or not it still has work. The next work in that stream follows the
-    /// lane's work anyway, so this lane adds no delay. A time loop finds every lane here, without a query of the driver.
-    ///
-    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`), so another stream with the same handle finds
-    /// idle lanes.
+    /// Takes a lane that the stream `caller` was the last to wait for, even if the lane still has work. The caller's stream waits for that
+    /// work before its next work anyway, so this lane adds no delay. In a time loop every lane is found here, without a query of the
+    /// driver.
+    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`). The work of such a stream's lanes has therefore
+    /// finished before another stream can have the same handle.
     fn take_of(&mut self, caller: Caller) -> Option<usize> {
         let index = self.idle.iter().rposition(|lane| lane.after.is(caller))?;
         self.idle.remove(index).map(|lane| lane.stream)
     }
 
-    /// Takes a lane that is part of the same capture and was joined by the stream `caller`.
+    /// Takes a lane that is part of the same capture and that the stream `caller` was the last to wait for.
     fn take_captured(&mut self, caller: Caller) -> Option<usize> {
         let index = self.captured.iter().rposition(|lane| lane.after.is(caller))?;
         Some(self.captured.swap_remove(index).stream)
     }
 
-    /// Takes a lane without pending work, because earlier work would delay the next execution. If there are enough lanes, takes any.
+    /// Takes a lane without pending work, because pending work would delay the next execution. If the device has the maximum number of
+    /// lanes, takes any lane.
     fn take_idle(&mut self, is_idle: impl Fn(usize) -> bool) -> Option<usize> {
         let index = self.idle.iter().position(|lane| is_idle(lane.stream));
         let index = index.or((self.count >= MOST_LANES).then_some(0))?;
@@ -220,9 +221,9 @@ impl Primary {
         Current::enter(self.driver, self.context())
     }
 
-    /// True if the device was reset (`cudaDeviceReset`) since it was first used here. All objects of this context are then gone. The driver
-    /// answers calls with such objects with an error until the device is used again. From then on, calls with a stream of the old context
-    /// crash (driver 580).
+    /// True if the device was reset (`cudaDeviceReset`) since this backend first used it. A reset destroys all objects of the context. The
+    /// driver then returns an error for calls with such objects, but only until the device is used again. After that, a call with a stream
+    /// of the old context crashes (driver 580).
     pub fn is_lost(&self) -> bool {
         if self.is_lost.load(Ordering::Relaxed) {
             return true;
@@ -233,7 +234,7 @@ impl Primary {
             Err(code) => matches!(code, code::CONTEXT_IS_DESTROYED | code::INVALID_CONTEXT | code::DEINITIALIZED),
         };
         if is_lost && !self.is_lost.swap(true, Ordering::Relaxed) {
-            // At the end of a process the driver may have shut down first, which looks the same.
+            // At the end of a process, the driver may have shut down first, which returns the same code as a reset.
             log::debug!("{}", self.lost());
         }
         is_lost
@@ -294,7 +295,7 @@ impl Primary {
         Ok(event.expose_provenance())
     }
 
-    /// Takes an event of the pool, which is still to be recorded.
+    /// Takes an event of the pool. The caller must record it.
     pub fn mark(&self) -> Result<Mark, BackendError> {
         Ok(Mark { event: self.event(&self.events, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?, pool: self.events.clone() })
     }
@@ -307,8 +308,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Records an event of the pool after all current work of `stream`, a stream of this context. Needs no current context, because the
-    /// event and the stream belong to the same one (`cuEventRecord`).
+    /// Records an event of the pool after all current work of `stream`, a stream of this context. The context need not be current, because
+    /// the event and the stream belong to the same context (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = self.mark()?;
         // SAFETY: The event has no other user. The event and the stream belong to this context.
@@ -316,7 +317,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Returns a stream for an execution in the stream `caller`. It is ordered with no other stream and nobody else enqueues into it.
+    /// Returns an internal stream for an execution in the stream `caller`. It is not ordered with any other stream, and no other execution
+    /// enqueues into it.
     pub fn lane(&self, caller: Caller, is_captured: bool) -> Result<usize, BackendError> {
         let mut lanes = lock(&self.lanes);
         let captured = if is_captured { lanes.take_captured(caller) } else { None };
@@ -351,8 +353,8 @@ impl Primary {
         Ok(stream)
     }
 
-    /// Retires a destroyed stream of the caller. It is not destroyed in the driver, because the next stream would get the same address. Use
-    /// of the old handle, which crashes the driver, could then not be detected.
+    /// Keeps a stream that the caller has destroyed. The driver does not destroy the stream, because it would give the next stream the same
+    /// address. The backend could then not detect the use of the old handle, which crashes the driver.
     pub fn retire_stream(&self, stream: usize) {
         lock(&self.retired).push(stream);
     }
@@ -380,7 +382,7 @@ impl Primary {
 
     fn is_capturing(&self, stream: usize) -> bool {
         let mut status = 0;
-        // SAFETY: the stream is one of this context's lanes. The output is a variable that outlives the call.
+        // SAFETY: The stream is one of this context's lanes. The output is a variable that outlives the call.
         let code = unsafe { (self.driver.cuStreamIsCapturing)(handle(stream), &mut status) };
         code != 0 || status != 0
     }
@@ -453,7 +455,7 @@ impl Primary {
     /// Destroys the objects created in this context.
     fn give_back(&mut self) {
         let driver = self.driver;
-        // The objects are destroyed even if this fails, because nobody else would do it.
+        // The objects are destroyed even if entering the context fails, because no other code would destroy them.
         let _current = self.enter();
         let events = [&self.events, &self.timers].map(|pool| std::mem::take(&mut *lock(pool)));
         let lanes = std::mem::take(&mut *lock(&self.lanes));

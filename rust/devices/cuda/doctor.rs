@@ -146,7 +146,8 @@ pub(super) fn facts_of<N: Borrow<Nvml>>(
         let mut device: CUdevice = 0;
         let mut name = [0; 256];
         let mut uuid = [0_u8; 16];
-        // SAFETY: The driver writes to variables that outlive the calls. The driver writes at most the given number of bytes of the name, including a NUL.
+        // SAFETY: The driver writes to variables that outlive the calls. It writes at most the given number of bytes of the name, including
+        // a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device))?;

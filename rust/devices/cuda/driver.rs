@@ -21,7 +21,7 @@ pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgr
 /// `CUresult` code.
 pub(super) type Code = c_int;
 
-/// Result codes that are handled separately.
+/// Result codes of the driver that this backend handles individually, with the driver's names.
 pub(super) mod code {
     use super::Code;
     pub const INVALID_VALUE: Code = 1;
@@ -34,8 +34,8 @@ pub(super) mod code {
     pub const CONTEXT_IS_DESTROYED: Code = 709;
     pub const ALREADY_MAPPED: Code = 208;
 
-    /// True for INVALID_VALUE, NOT_PERMITTED and NOT_SUPPORTED: the request is not supported in this case, which depends on the driver's
-    /// version.
+    /// True for INVALID_VALUE, NOT_PERMITTED and NOT_SUPPORTED. With these codes the driver refuses a request that it does not support, and
+    /// the choice of code depends on the driver's version.
     pub fn says_no(code: i64) -> bool {
         matches!(code, 1 | 800 | 801)
     }
@@ -47,7 +47,7 @@ fn is_sticky(code: Code) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
-/// Wraps a driver function as one that calls the driver double, unless the test lets this call fail.
+/// Wraps a driver function so that a call reaches the driver double, unless the test makes this call fail.
 #[cfg(test)]
 macro_rules! counted {
     ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
@@ -200,7 +200,7 @@ driver_functions! {
         );
         cuGraphExecMemcpyNodeSetParams = "cuGraphExecMemcpyNodeSetParams" (CUgraphExec, CUgraphNode, *const sys::CUDA_MEMCPY3D, CUcontext);
         cuGraphExecDestroy = "cuGraphExecDestroy" (CUgraphExec);
-        // Functions that every execution calls, next to each other, followed by the number of a stream.
+        // Functions that every execution calls. They are adjacent, so that they share cache lines.
         cuStreamGetCtx = "cuStreamGetCtx" (CUstream, *mut CUcontext);
         cuCtxPushCurrent = "cuCtxPushCurrent_v2" (CUcontext);
         cuCtxPopCurrent = "cuCtxPopCurrent_v2" (*mut CUcontext);
@@ -311,7 +311,7 @@ impl Driver {
         let load = |name: &str| unsafe { Library::new(name) };
         let loaded = load("libcuda.so.1").or_else(|error| load("libcuda.so").map_err(|_| error));
         let library = loaded.map_err(|error| {
-            // The error's own text says only what failed. The loader's text gives the reason.
+            // The error's own text does not contain the cause, which only the text of the loader's error contains.
             let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             BackendError::NoDriver(format!("libcuda.so.1 cannot be loaded ({reason}); install NVIDIA's driver"))
         })?;
@@ -363,7 +363,8 @@ impl Driver {
         value
     }
 
-    /// Returns the number of a stream, for a default stream that of the current context. `None` if the driver has no stream numbers.
+    /// Returns the driver's number of a stream. A default stream has the number that it has in the current context. Returns `None` if the
+    /// driver has no stream numbers.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -371,9 +372,9 @@ impl Driver {
         (code == 0).then_some(id)
     }
 
-    /// Returns the number of a device's primary context, which is unique, or `CONTEXT_IS_DESTROYED` if it was reset. The handle is no
-    /// substitute: a context created later may have the same handle. Returns 0 if the driver has no context numbers. The call takes 32 ns
-    /// (H200, driver 580).
+    /// Returns the driver's unique number of a device's primary context, or `CONTEXT_IS_DESTROYED` if the context was reset. The context's
+    /// handle does not identify it, because a context created later may have the same handle. Returns 0 if the driver has no context
+    /// numbers. The call takes 32 ns (H200, driver 580).
     pub fn context_id(&self, device: CUdevice, context: CUcontext) -> Result<u64, Code> {
         if let Some(ask) = self.cuCtxGetId {
             let mut id = 0;
@@ -395,8 +396,8 @@ impl Driver {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
 
-    /// Returns the number of a stream, unique in the process for all time. `None` while the stream is being captured, because a query would
-    /// end the capture with an error, and if the driver has no stream numbers.
+    /// Returns the driver's number of a stream, which the process never reuses. Returns `None` if the driver has no stream numbers, and
+    /// while the stream is being captured, because a query would end the capture with an error.
     pub fn number_outside_capture(&self, raw: CUstream) -> Option<u64> {
         let mut status = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -404,8 +405,8 @@ impl Driver {
         if code == 0 && status == 0 { self.stream_id(raw) } else { None }
     }
 
-    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits). Falls back to its handle,
-    /// which default streams share. Requires its context to be current.
+    /// Returns the number that identifies a stream in [`FailedWaits`](crate::backend::failed_waits::FailedWaits): the driver's number, or
+    /// else the stream's handle, which several default streams share. Requires the stream's context to be current.
     pub fn number_of(&self, raw: CUstream) -> u64 {
         self.number_outside_capture(raw).unwrap_or(raw.addr() as u64)
     }
@@ -494,12 +495,12 @@ pub(super) fn handle<T>(number: usize) -> *mut T {
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing in this backend can panic while it holds a lock with the value partly changed.
+    // A poisoned lock is used as it is, because this backend cannot panic while it holds a lock and the value is partly changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Guard under which this thread may make calls that a capture in progress on any thread would forbid, such as creating events, allocating
-/// and querying. These are the library's own calls, not part of the capture.
+/// Guard that lets this thread make calls which a capture in progress on any thread would forbid, such as creating events, allocating and
+/// querying. These are the library's own calls and do not become part of the capture.
 pub(super) struct OutsideCapture {
     driver: &'static Driver,
     mode: c_uint,
@@ -508,7 +509,7 @@ pub(super) struct OutsideCapture {
 impl OutsideCapture {
     pub fn enter(driver: &'static Driver) -> OutsideCapture {
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as c_uint;
-        // SAFETY: the argument is valid for the call.
+        // SAFETY: The driver reads and writes a variable that outlives the call.
         unsafe { (driver.cuThreadExchangeStreamCaptureMode)(&mut mode) };
         OutsideCapture { driver, mode }
     }

@@ -26,16 +26,21 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::OwnedFd;
 use std::ffi::{c_uint, c_void};
 
-/// Forms in which memory is shared with another process.
+/// Form of sharing: memory file.
 pub(super) const MEMORY_FILE: u32 = 1;
+/// Form of sharing: CUDA IPC.
 pub(super) const IPC: u32 = 2;
+/// Form of sharing: file descriptor of memory of the virtual memory API.
 pub(super) const DESCRIPTOR: u32 = 3;
+/// Form of sharing: file descriptor of the pool that contains the memory.
 pub(super) const POOL: u32 = 4;
 
 /// Method by which an allocation known to the driver can be shared.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Way {
+    /// CUDA IPC.
     Ipc,
+    /// File descriptor.
     Descriptor,
     /// Sharing of the whole pool. The driver must be asked, because no attribute tells for which handle types a pool was created.
     Pool,

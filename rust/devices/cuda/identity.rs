@@ -16,7 +16,8 @@ pub fn identity() -> Result<Identity, BackendError> {
         let mut device: CUdevice = 0;
         let mut uuid = [0_u8; 16];
         let mut name = [0; 256];
-        // SAFETY: The driver writes to variables that outlive the calls. The driver writes at most the given number of bytes of the name, including a NUL.
+        // SAFETY: The driver writes to variables that outlive the calls. It writes at most the given number of bytes of the name, including
+        // a NUL.
         unsafe {
             call!(driver, cuDeviceGet(&mut device, index as i32))?;
             call!(driver, cuDeviceGetUuid(&mut uuid, device))?;

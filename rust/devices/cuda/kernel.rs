@@ -1,10 +1,10 @@
-//! Launches the GPU builds of the kernels: the fused copy kernel, which moves many segments in one launch, and the kernels for signals and
-//! actions.
+//! Launches the GPU builds of three kinds of kernels: the fused copy kernel, which moves many segments in one launch, the kernel that waits
+//! for signals, and the action kernels. An action kernel executes a list of actions: waiting for flags, copying segments and setting flags.
 //!
 //! The kernels are part of the library as PTX (`cpp/segment_copy_kernel.ptx`), which the driver compiles for the GPU when a kernel is first
-//! needed. `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. Since Hopper, a kernel of
-//! actions can be launched while the preceding kernel of the stream ends. It then waits for that end itself. Those kernels have a separate
-//! PTX file.
+//! needed. `tests/gpu/ptx` generates the PTX from `cpp/segment_copy_kernel.cu` and reports when the two differ. On Hopper and later GPUs,
+//! an action kernel can start before the preceding kernel of its stream has ended. The action kernel then waits for that end itself. A
+//! separate PTX file contains the kernels for these GPUs.
 
 use super::driver::handle;
 use super::driver::{CUdevice, CUfunction, CUmodule, CUstream, Driver, call, call_optional};
@@ -14,17 +14,21 @@ use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// PTX for GPUs or drivers on which a kernel cannot start before the preceding kernel has ended.
 const PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel.ptx"), "\0");
-/// PTX for compute capability 9.0, whose kernels of actions wait for the end of the preceding kernel.
+/// PTX for compute capability 9.0, whose action kernels wait for the end of the preceding kernel.
 const EARLY_PTX: &str = concat!(include_str!("../../../cpp/segment_copy_kernel_sm90.ptx"), "\0");
 
-/// Constants with the values of `cpp/segment_copy.hpp`.
+/// Maximum number of segments per launch of the copy kernel, equal to `kSegmentsPerLaunch` of `cpp/segment_copy.hpp`.
 pub(super) const SEGMENTS_PER_LAUNCH: usize = 120;
+/// Maximum number of segments for the shorter kernel argument, equal to `kFewSegments` of `cpp/segment_copy.hpp`.
 const FEW_SEGMENTS: usize = 32;
+/// Tile size of the copy kernel as a power of two (16 KiB), equal to `kTileShift` of `cpp/segment_copy.hpp`.
 const TILE_SHIFT: u32 = 14;
+/// Threads per block of the copy kernel, equal to `kLanes` of `cpp/segment_copy.hpp`.
 const LANES: u32 = 256;
 
-/// Argument of a launch, `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
+/// Argument of a launch of the copy kernel, with the layout of `mpgpu::SegmentListOf<N>`. `M` is `N + 1`.
 #[repr(C)]
 struct SegmentList<const N: usize, const M: usize> {
     segments: [Segment; N],
@@ -36,7 +40,7 @@ struct SegmentList<const N: usize, const M: usize> {
 type Many = SegmentList<SEGMENTS_PER_LAUNCH, { SEGMENTS_PER_LAUNCH + 1 }>;
 type Few = SegmentList<FEW_SEGMENTS, { FEW_SEGMENTS + 1 }>;
 
-/// Kernel arguments may have this size on every architecture.
+/// Kernel arguments of at most 4,096 bytes are supported on every architecture.
 const _: () = assert!(size_of::<Many>() == 3856 && size_of::<Many>() <= 4096 && size_of::<Few>() == 1040);
 
 impl<const N: usize, const M: usize> SegmentList<N, M> {
@@ -60,10 +64,10 @@ impl<const N: usize, const M: usize> SegmentList<N, M> {
     }
 }
 
-/// Maximum number of signals per launch, equal to the constant of `cpp/signal_wait.hpp`.
+/// Maximum number of signals per launch of the wait kernel, equal to `kSignalsPerWait` of `cpp/signal_wait.hpp`.
 pub(super) const SIGNALS_PER_WAIT: usize = 32;
 
-/// Argument of a launch, `mpgpu::SignalList`.
+/// Argument of a launch of the wait kernel, with the layout of `mpgpu::SignalList`.
 #[repr(C)]
 struct SignalList {
     counters: [u64; SIGNALS_PER_WAIT],
@@ -71,14 +75,15 @@ struct SignalList {
     count: u64,
 }
 
-/// Constants with the values of `cpp/actions.hpp`.
+/// Maximum number of actions for the smaller kernel argument, equal to `kFewActions` of `cpp/actions.hpp`.
 const FEW_ACTIONS: usize = 8;
+/// Threads per block of an action kernel with several blocks, equal to `kWideLanes` of `cpp/actions.hpp`.
 const WIDE_LANES: c_uint = 512;
 
-/// First CUDA version that can capture an early launch.
+/// First CUDA version (12.3) that can capture launches which start before the preceding kernel has ended.
 const EARLY_IN_GRAPHS: i32 = 12030;
 
-/// Argument of a launch, `mpgpu::ActionListOf<N>`.
+/// Argument of a launch of an action kernel, with the layout of `mpgpu::ActionListOf<N>`.
 #[repr(C)]
 struct ActionList<const N: usize> {
     actions: [Segment; N],
@@ -98,12 +103,12 @@ impl<const N: usize> ActionList<N> {
     }
 }
 
-/// Returns the actions of one turn, which are half of all if there are two turns.
+/// Returns the actions of one turn. If the list contains two turns, each has half of the actions.
 fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
     if turn == 0 { actions } else { &actions[..actions.len() / 2] }
 }
 
-/// Launch width of a kernel of actions: blocks, lanes per block, and bytes of a block's tile as a power of two.
+/// Launch width of an action kernel: blocks, threads per block, and the tile size of a block in bytes as a power of two.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct ActionWidth {
     blocks: c_uint,
@@ -112,7 +117,7 @@ struct ActionWidth {
 }
 
 impl ActionWidth {
-    /// Upper limit, equal to that of `cpp/segment_copy.hpp`.
+    /// Maximum tile size as a power of two, equal to the limit of `cpp/segment_copy.hpp`.
     const MAX_TILE_SHIFT: u32 = 30;
 
     fn of(actions: &[Segment], grid: ActionGrid) -> Self {
@@ -129,7 +134,7 @@ impl ActionWidth {
 
 /// Returns the launch attribute that allows a kernel to start before the preceding kernel has ended.
 fn early() -> sys::CUlaunchAttribute {
-    // SAFETY: integers and pointers, for which zero is a valid value.
+    // SAFETY: The structure consists of integers and pointers, for which zero is a valid value.
     let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
     attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
@@ -146,7 +151,7 @@ pub(super) struct Kernel {
     actions: usize,
     /// Kernel with an [`ActionList`] of [`FEW_ACTIONS`] as its argument.
     few_actions: usize,
-    /// True if both kernels of actions are launched before the preceding kernel has ended.
+    /// True if both action kernels are launched before the preceding kernel has ended.
     is_early: bool,
     /// Kernel with a [`Many`] as its argument.
     many: usize,
@@ -157,8 +162,8 @@ pub(super) struct Kernel {
     most_blocks: AtomicU32,
 }
 
-/// Use of host memory by a plan, which limits the blocks of a launch. Further blocks do not increase the rate of the link, but slow down
-/// concurrent copy engines, most of all when they write to host memory (`core::plan::mechanism`).
+/// Ends of a plan in host memory, which limit the number of blocks of a launch. More blocks do not increase the rate of the PCIe link, but
+/// slow down concurrent copy engines, most of all when the blocks write to host memory (`core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HostEnds {
     /// No end is in host memory.
@@ -213,10 +218,10 @@ impl Kernel {
             && driver.cuLaunchKernelEx.is_some()
             && driver.version() >= EARLY_IN_GRAPHS;
         let image = if is_early { EARLY_PTX } else { PTX };
-        // SAFETY: the image is PTX that ends with a NUL. The output is a variable that outlives the call.
+        // SAFETY: The image is PTX that ends with a NUL. The output is a variable that outlives the call.
         unsafe { call!(driver, cuModuleLoadData(&mut module, image.as_ptr().cast())) }?;
         Kernel::in_module(driver, device, module, is_early).inspect_err(|_| {
-            // SAFETY: loaded above, and not used elsewhere.
+            // SAFETY: The module was loaded above, and nothing else uses it.
             unsafe { (driver.cuModuleUnload)(module) };
         })
     }
@@ -224,13 +229,13 @@ impl Kernel {
     fn in_module(driver: &Driver, device: CUdevice, module: CUmodule, is_early: bool) -> Result<Kernel, BackendError> {
         let function = |name: &CStr| {
             let mut function: CUfunction = std::ptr::null_mut();
-            // SAFETY: the module has just been loaded, and the name ends with a NUL. The output is a variable that outlives the call.
+            // SAFETY: The module has just been loaded, and the name ends with a NUL. The output is a variable that outlives the call.
             unsafe { call!(driver, cuModuleGetFunction(&mut function, module, name.as_ptr())) }?;
             // This call loads the function now. The driver would otherwise load it at its first launch and may then wait for the whole
             // device, which never ends if a stream waits for a signal that depends on this launch (CUDA C++ Programming Guide, "Lazy
             // Loading").
             let (mut threads, attribute) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK as c_uint);
-            // SAFETY: a function of the module. The output is a variable that outlives the call.
+            // SAFETY: The function belongs to the module, which is loaded. The output is a variable that outlives the call.
             unsafe { call!(driver, cuFuncGetAttribute(&mut threads, attribute, function)) }?;
             Ok(function.expose_provenance())
         };
@@ -252,7 +257,7 @@ impl Kernel {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the copy kernel for a plan with these ends in host memory.
+    /// Returns the copy kernel for a plan whose ends in host memory are `host`.
     pub fn copier(&self, host: HostEnds) -> Copier<'_> {
         Copier { kernel: self, host }
     }
@@ -270,13 +275,13 @@ impl Kernel {
             }
             let mut arguments: [*mut c_void; 1] = [(&raw mut list).cast()];
             let (function, lanes, none) = (handle(self.wait), SIGNALS_PER_WAIT as c_uint, std::ptr::null_mut());
-            // SAFETY: the function has one argument of this type, which the driver copies before it returns.
+            // SAFETY: The function has one argument of this type, which the driver copies before it returns.
             unsafe { call!(driver, cuLaunchKernel(function, 1, 1, 1, lanes, 1, 1, 0, stream, arguments.as_mut_ptr(), none)) }?;
         }
         Ok(())
     }
 
-    /// Returns the number of blocks that can run concurrently.
+    /// Returns the maximum number of blocks of a launch, by default the number of multiprocessors.
     pub fn processors(&self) -> u32 {
         self.most_blocks.load(Ordering::Relaxed)
     }
@@ -292,7 +297,7 @@ impl Kernel {
             let (mut arguments, none) = ([list], std::ptr::null_mut());
             let (function, arguments) = (handle(function), arguments.as_mut_ptr());
             if !self.is_early {
-                // SAFETY: the function has one argument of the type passed below, which the driver copies before it returns.
+                // SAFETY: The function has one argument of the type passed below, which the driver copies before it returns.
                 return unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) };
             }
             let mut early = early();
@@ -308,7 +313,8 @@ impl Kernel {
                 attrs: &raw mut early,
                 numAttrs: 1,
             };
-            // SAFETY: as above. The kernel waits for the end of the preceding work (`begin` in its source).
+            // SAFETY: The function has one argument of the type passed below, which the driver copies before it returns. The kernel itself
+            // waits for the end of the preceding work (`begin` in its source).
             unsafe { call_optional!(driver, cuLaunchKernelEx(&config, function, arguments, none)) }
         };
         if actions.len() <= FEW_ACTIONS {
@@ -324,7 +330,7 @@ impl Kernel {
     ///
     /// The kernel's context is current, and the kernel is not used again.
     pub unsafe fn unload(&self, driver: &Driver) {
-        // SAFETY: loaded in `load`.
+        // SAFETY: `load` loaded the module. The caller guarantees that the kernel is not used again.
         unsafe { (driver.cuModuleUnload)(handle(self.module)) };
     }
 }
@@ -336,8 +342,8 @@ impl Copier<'_> {
         self.with_blocks(segments, self.host.most_at_once(), make)
     }
 
-    /// Chooses the argument type. The driver copies the argument of each launch and the GPU fetches it, so few segments use one of a
-    /// quarter of the size.
+    /// Calls `make` with a launch of at most `most` blocks. The driver copies the argument of each launch and the GPU fetches it, so a
+    /// short list of segments uses a smaller argument type, of about a quarter of the size.
     fn with_blocks<T>(&self, segments: &[Segment], most: u32, make: impl FnOnce(&KernelLaunch) -> T) -> Option<T> {
         if segments.len() <= FEW_SEGMENTS {
             let mut list = Few::new(segments);
@@ -373,7 +379,8 @@ impl Copier<'_> {
             let launched = self.with_blocks(segments, self.host.most_in_stream(), |launch| {
                 let KernelLaunch { function, blocks, lanes, arguments } = *launch;
                 let none = std::ptr::null_mut();
-                // SAFETY: the function has one argument of the type for which it was chosen, which the driver copies before it returns.
+                // SAFETY: The function has one argument. It was chosen for the type of this argument, which the driver copies before it
+                // returns.
                 unsafe { call!(driver, cuLaunchKernel(function, blocks, 1, 1, lanes, 1, 1, 0, stream, arguments, none)) }
             });
             launched.unwrap_or(Ok(()))?;
@@ -405,7 +412,7 @@ mod tests {
         }
         assert!(include_str!("../../../cpp/signal_wait.hpp").contains("kSignalsPerWait = 32;"));
         assert!(in_ptx(format!(".b8 mpgpu_wait_signals_param_0[{}]", size_of::<SignalList>())), "parameter of the PTX");
-        // An early launch must wait for the preceding kernel, so each kernel of actions contains one wait.
+        // A kernel that starts early must wait for the preceding kernel, so each action kernel contains one wait.
         assert_eq!([PTX, EARLY_PTX].map(|ptx| ptx.matches("griddepcontrol.wait;").count()), [0, 2]);
     }
 

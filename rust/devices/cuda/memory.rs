@@ -11,9 +11,9 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Size from which host memory is spread over the sockets, and uses huge pages unless it is shared, because few systems offer huge pages
-/// for memory files. Smaller buffers need neither: they use one PCIe link, which the memory of one socket can saturate (plans use several
-/// links from 4 MiB on, docs/results.md), and have at most one huge page.
+/// Size in bytes from which host memory is spread over the CPU sockets. From this size on, host memory that is not shared also uses huge
+/// pages. Memory files do not, because few systems offer huge pages for them. Smaller buffers need neither: they use one PCIe link, which
+/// the memory of one socket can saturate (plans use several links from 4 MiB on, docs/results.md), and have at most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
 /// Size unit with which memory of another process is as fast as local memory. Two H200, driver 580, copies of 1 GiB to memory of CUDA IPC:
@@ -178,7 +178,7 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
     }
     let refused: String = match HostPages::new(size, domain_of(device)) {
         Ok(pages) => {
-            // SAFETY: whole pages, which stay mapped until they are unregistered.
+            // SAFETY: The range consists of whole pages, which stay mapped until they are unregistered.
             let code = unsafe { (gpus.driver.cuMemHostRegister)(handle(pages.base()), pages.bytes(), PORTABLE) };
             if code == 0 {
                 return Ok(Some(pages));
@@ -192,7 +192,7 @@ fn register_pages(gpus: &Gpus, device: DeviceId, size: usize) -> io::Result<Opti
     Ok(None)
 }
 
-/// Pins pages of the program for all GPUs. Returns true if all may be written. On an error none stays pinned.
+/// Pins pages of the program for all GPUs. Returns true if all pages may be written. On an error, no page stays pinned.
 pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) -> Result<bool, BackendError> {
     let primary = gpus.primary(gpu)?;
     let (pinned, is_written) = (Mutex::new(Vec::new()), AtomicBool::new(true));
@@ -200,8 +200,8 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
         let _outside = OutsideCapture::enter(gpus.driver);
         let _current = primary.enter()?;
         let flags = if may_write { PORTABLE } else { PORTABLE | READ_ONLY };
-        // SAFETY: pages that existed a moment ago. The program guarantees that they stay mapped until they are unregistered, and the driver
-        // keeps them itself.
+        // SAFETY: The pages existed a moment ago, and the program guarantees that they stay mapped until they are unregistered. If the
+        // program breaks this rule, the driver itself keeps the pages.
         match unsafe { (gpus.driver.cuMemHostRegister)(handle(piece.base), piece.bytes, flags) } {
             0 => lock(&pinned).push(piece),
             code::HOST_MEMORY_ALREADY_REGISTERED => {
@@ -229,16 +229,16 @@ pub(super) fn register(gpus: &Gpus, gpu: usize, pages: PageRange, huge: bool) ->
     Ok(is_written.into_inner())
 }
 
-/// Unpins pages that [`register`] has pinned, all of them or a piece. Work that uses them has finished.
+/// Unpins pages that [`register`] has pinned. `pages` is the whole range or a piece of it. Work that uses the pages must have finished.
 pub(super) fn unregister(gpus: &Gpus, gpu: usize, pages: PageRange) -> Result<(), BackendError> {
     let primary = gpus.primary(gpu)?;
     if primary.is_lost() {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Unpinning is tried even if this fails, because nobody else would do it.
+    // Unpinning is tried even if the context cannot be made current, because no other code would unpin the pages.
     let _current = primary.enter();
-    // SAFETY: pinned by `register`, and unpinned once.
+    // SAFETY: `register` pinned the piece, and each piece is unpinned once.
     let unpin = |piece: PageRange| unsafe { call!(gpus.driver, cuMemHostUnregister(handle(piece.base))) };
     pages.pieces(REGISTERED_PIECE as usize).map(unpin).fold(Ok(()), Result::and)
 }
@@ -250,10 +250,11 @@ pub(super) fn give_back(gpus: &Gpus, device: DeviceId, gpu: usize, address: u64,
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Freeing is tried even if this fails, because nobody else would do it.
+    // Freeing is tried even if the context cannot be made current, because no other code would free the memory.
     let _current = primary.enter();
-    // SAFETY: allocated by `make` and removed from its table, so it is freed once. The caller guarantees that work which uses it has
-    // finished. Pages of this library are unmapped afterwards even after an error, because the driver keeps them itself.
+    // SAFETY: `make` allocated the memory, and it has been removed from its table, so it is freed once. The caller guarantees that work
+    // which uses the memory has finished. Pages of this library are unmapped afterwards even if the call fails, because the driver itself
+    // keeps the pages.
     unsafe {
         if pages.is_some() {
             call!(gpus.driver, cuMemHostUnregister(handle(address as usize)))

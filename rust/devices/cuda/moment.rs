@@ -38,7 +38,8 @@ impl MomentState for RecordedMoment {
         let _outside = OutsideCapture::enter(gpus.driver);
         let _current = primary.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: The driver writes to a variable that outlives the call. Both events come from pools and belong to these moments until they are dropped.
+        // SAFETY: The driver writes to a variable that outlives the call. Both events come from pools and belong to these moments until the
+        // moments are dropped.
         match unsafe { elapsed(&mut milliseconds, earlier.mark.event(), self.mark.event()) } {
             code::NOT_READY => Ok(None),
             code => gpus.driver.check("cuEventElapsedTime", code).map(|()| Some((f64::from(milliseconds) * 1e6) as u64)),

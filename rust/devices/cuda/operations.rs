@@ -15,7 +15,7 @@ impl Core {
             // The program may record the event without this library's knowledge. Its failed waits are therefore tracked like those of a
             // stream with the event's address as its number, which no stream has.
             self.sharing.failed_waits.join(|| event.0 as u64, &self.behind(stream, &found));
-            // SAFETY: the event and the stream belong to the caller.
+            // SAFETY: The event and the stream belong to the caller, who keeps them valid.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };
         }
         let behind = self.behind(stream, &found);
@@ -38,7 +38,7 @@ impl Core {
                 None if is_ours(event) => return Ok(()),
                 None => raw_event(event)?,
             };
-            // SAFETY: an event of this backend that `recorded` holds, or an event of the caller.
+            // SAFETY: `recorded` keeps an event of this backend valid. Any other event is the caller's, who keeps it valid.
             unsafe { call!(self.gpus.driver, cuStreamWaitEvent(stream, raw, 0)) }
         })
     }
@@ -55,7 +55,7 @@ impl Core {
         self.gpus.check_alive()?;
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let _current = self.gpus.primary(gpu)?.enter()?;
-        // SAFETY: as in `stream_wait_event`.
+        // SAFETY: `recorded` keeps an event of this backend valid. Any other event is the caller's, who keeps it valid.
         unsafe { call!(self.gpus.driver, cuEventSynchronize(raw)) }?;
         match &recorded {
             Some(last) => failed_waits.report_behind(&last.behind),

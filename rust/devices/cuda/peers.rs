@@ -182,7 +182,7 @@ impl Checks {
         for (gpu, base) in checks.device {
             if let Some(primary) = gpus.devices[gpu].used().filter(|primary| !primary.is_lost()) {
                 let _current = primary.enter();
-                // SAFETY: allocated in `memory_for` in this context. No work is enqueued any more.
+                // SAFETY: `memory_for` allocated the memory in this context. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFree)(base) };
             }
         }
@@ -190,7 +190,7 @@ impl Checks {
             && !gpus.has_lost()
         {
             let _current = gpus.devices.iter().find_map(|device| device.used()).map(Primary::enter);
-            // SAFETY: as above, allocated in `host_memory_for`.
+            // SAFETY: `host_memory_for` allocated the memory. No enqueued work uses it any more.
             unsafe { (gpus.driver.cuMemFreeHost)(handle(base as usize)) };
         }
     }
@@ -250,7 +250,8 @@ impl CheckState {
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
     // The two GPUs send different parts of the pattern.
-    // SAFETY: pinned memory of this size, used only here under the lock. Every copy is waited for before.
+    // SAFETY: The pinned memory has this size and is accessed only here, under the lock. Every copy has finished before the CPU accesses
+    // its words.
     let words = |end, place, leaves: usize| unsafe { Words::new(image(end, place), (1 + leaves as u64) * BYTES / 8, BYTES / 8) };
     let wait = || ends.into_iter().try_for_each(|end| wait_for(gpus, end, until));
     for (index, end) in ends.into_iter().enumerate() {
@@ -267,7 +268,7 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
         if let Some(kernel) = kernel {
             let _current = from.primary.enter()?;
             let segment = Segment { dst: to.place(3), src: from.place(0), bytes: BYTES };
-            // SAFETY: the GPU can access the memory of both ends, and the stream belongs to the kernel's context.
+            // SAFETY: The GPU can access the memory of both ends, and the stream belongs to the kernel's context.
             unsafe { kernel.copier(HostEnds::None).launch(gpus.driver, &[segment], handle(from.stream)) }?;
             has_kernel[index] = true;
         }
@@ -291,14 +292,14 @@ fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, 
 /// Enqueues a copy in the stream of `end`.
 fn enqueue(gpus: &Gpus, end: &CheckEnd<'_>, dst: u64, src: u64) -> Result<(), BackendError> {
     let _current = end.primary.enter()?;
-    // SAFETY: memory that `checks` holds, and a stream of the current context.
+    // SAFETY: `checks` keeps both buffers allocated, and the stream belongs to the current context.
     unsafe { call!(gpus.driver, cuMemcpyAsync(dst, src, BYTES as usize, handle(end.stream))) }
 }
 
 /// Polls until the stream is idle. A blocking wait would not return if the stream is behind work that waits for this thread.
 fn wait_for(gpus: &Gpus, end: &CheckEnd<'_>, until: Instant) -> Result<(), BackendError> {
     loop {
-        // SAFETY: a stream of this backend.
+        // SAFETY: The stream belongs to this backend, which keeps it valid.
         match unsafe { (gpus.driver.cuStreamQuery)(handle(end.stream)) } {
             code::NOT_READY if Instant::now() >= until => {
                 return Err(BackendError::NotSupported(format!("its copies did not finish in {} s", PATIENCE.as_secs())));

@@ -338,7 +338,7 @@ impl<J: PoolJob> Shared<J> {
     /// Runs steps until the pool is closed.
     fn work(&self) {
         // By default pauses would be 50 us too long.
-        // SAFETY: an option of this thread with a number of nanoseconds as its argument.
+        // SAFETY: The call sets an option of this thread, and its argument is a number of nanoseconds.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut worker = J::Worker::default();
         while let Some(taken) = self.next() {

@@ -62,8 +62,8 @@ impl Pools {
     ) -> Result<PoolShare, BackendError> {
         let (driver, base) = (gpus.driver, allocation.base);
         let mut descriptor: c_int = -1;
-        // SAFETY: a pool that the driver named for memory that the caller keeps. The output is a descriptor, as required by the handle
-        // type.
+        // SAFETY: The driver returned this pool for memory that the caller keeps allocated, so the pool exists. For this handle type the
+        // driver writes a file descriptor, and the output is a variable of that type.
         let exported = unsafe {
             call_optional!(
                 driver,
@@ -78,10 +78,10 @@ impl Pools {
             )),
             _ => error,
         })?;
-        // SAFETY: a new descriptor, owned by this function.
+        // SAFETY: The driver has just created the descriptor, and nothing else owns it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: [0; PAYLOAD_BYTES] };
-        // SAFETY: The driver writes to a variable that outlives the call. The address is the first of an allocation of that pool.
+        // SAFETY: The output is a variable that outlives the call. The address is the first address of an allocation of that pool.
         unsafe { call_optional!(driver, cuMemPoolExportPointer(&mut pointer, base)) }?;
         Ok((descriptor, self.number_of(pool as usize, allocation, lives)?, pointer.reserved))
     }
@@ -126,7 +126,7 @@ impl Pools {
         let pool = known.map_or_else(|| import(gpus, descriptor, owner), Ok)?;
         let mut pointer = sys::CUmemPoolPtrExportData { reserved: *payload };
         let mut base: CUdeviceptr = 0;
-        // SAFETY: The driver writes to a variable that outlives the call. The pool was imported by this backend.
+        // SAFETY: The output is a variable that outlives the call. This backend imported the pool and has not destroyed it.
         if let Err(error) = unsafe { call_optional!(gpus.driver, cuMemPoolImportPointer(&mut base, handle(pool), &mut pointer)) } {
             if known.is_none() {
                 destroy(gpus, pool);
@@ -146,7 +146,7 @@ impl Pools {
         // Closing is tried even if this fails, because nobody else would do it.
         let _current = gpus.primary(gpu)?.enter();
         // The lock is not held, because freeing may wait for work. The pool exists until the count is decremented below.
-        // SAFETY: opened by `open`. The caller guarantees that work which uses it has finished.
+        // SAFETY: `open` opened the memory. The caller guarantees that work which uses it has finished.
         let freed = unsafe { call!(gpus.driver, cuMemFree(base)) };
         let last = {
             let mut imported = lock(&self.imported);
@@ -167,10 +167,11 @@ fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, Back
     let driver = gpus.driver;
     let mut pool: CUmemoryPool = std::ptr::null_mut();
     let number = handle(descriptor.as_raw_fd() as usize);
-    // SAFETY: the output is valid for the call, which takes a descriptor in place of a pointer.
+    // SAFETY: The output is a variable that outlives the call. For this handle type, the driver reads the pointer argument as a file
+    // descriptor.
     unsafe { call_optional!(driver, cuMemPoolImportFromShareableHandle(&mut pool, number, POSIX_FILE_DESCRIPTOR, 0)) }?;
     let access = gpus.access_to(owner);
-    // SAFETY: a pool that was just imported, and a list of this length.
+    // SAFETY: The pool was just imported, and `access` has the given length.
     let opened = unsafe { call_optional!(driver, cuMemPoolSetAccess(pool, access.as_ptr(), access.len())) };
     let pool = pool.expose_provenance();
     if let Err(error) = opened {
@@ -181,7 +182,7 @@ fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, Back
 }
 
 fn destroy(gpus: &Gpus, pool: usize) {
-    // SAFETY: imported by this backend, and none of its memory is open.
+    // SAFETY: This backend imported the pool, and none of the pool's memory is open.
     if let Err(error) = unsafe { call_optional!(gpus.driver, cuMemPoolDestroy(handle(pool))) } {
         log::warn!("{error}");
     }

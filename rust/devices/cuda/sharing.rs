@@ -243,13 +243,13 @@ impl Sharing {
 impl Sharing {
     /// Reads the counter at an address.
     pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
-        // SAFETY: the engine has checked alignment and range, and the memory stays mapped during the call.
+        // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::load(counter) })
     }
 
     /// Sets a counter by the CPU.
     pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
-        // SAFETY: as in `read_signal`.
+        // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::store(counter, value) })
     }
 
@@ -336,7 +336,8 @@ impl Sharing {
         match self.read_signal(wanted.counter) {
             Ok(now) if !signal::reached(now, wanted.value) => {
                 before(now);
-                // SAFETY: just read, and held until it is removed from the table, which requires the lock that the caller holds.
+                // SAFETY: The counter was read just now, so it is mapped. It stays mapped until it is removed from the table, which
+                // requires the lock that the caller holds.
                 unsafe { signal::store(wanted.counter, wanted.value) };
                 true
             }
@@ -356,7 +357,7 @@ pub(super) fn pin(gpus: &Gpus, base: u64, bytes: u64) -> Result<(), BackendError
     const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
     let _outside = OutsideCapture::enter(gpus.driver);
     let _current = primary.enter()?;
-    // SAFETY: pages that stay mapped until `unpin`.
+    // SAFETY: The pages stay mapped until `unpin` has unregistered them.
     unsafe { call!(gpus.driver, cuMemHostRegister(handle(base as usize), bytes as usize, PORTABLE_AND_MAPPED)) }
 }
 
@@ -367,12 +368,12 @@ fn unpin(gpus: &Gpus, base: u64) -> Result<(), BackendError> {
     let _outside = OutsideCapture::enter(gpus.driver);
     // Unpinning is tried even if this fails, because nobody else would do it.
     let _current = gpus.primary(gpus.any_used())?.enter();
-    // SAFETY: registered by `pin`. The caller guarantees that work which uses it has finished.
+    // SAFETY: `pin` registered the pages. The caller guarantees that work which uses them has finished.
     unsafe { call!(gpus.driver, cuMemHostUnregister(handle(base as usize))) }
 }
 
 pub(super) fn release_handle(driver: &Driver, memory: u64) {
-    // SAFETY: retained or imported by this backend. Mapped memory stays valid until it is unmapped.
+    // SAFETY: This backend retained or imported the memory, so it owns the handle. Mapped memory stays valid until it is unmapped.
     if let Err(error) = unsafe { call_optional!(driver, cuMemRelease(memory)) } {
         log::warn!("{error}");
     }

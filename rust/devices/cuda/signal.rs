@@ -1,15 +1,14 @@
 //! Implements signals as counters in pinned memory files, which the GPUs of every process that maps them read and write, and which the CPU
 //! reads.
 //!
-//! A stream waits by a wait-value operation and sets a counter by a write-value operation. A write-value follows all earlier work of the
-//! stream, with a system-wide barrier in between. A wait whose counter is already reached when it is requested is not enqueued: on a stream
-//! it would take as long as any other, about 6 us on H200, and a visible value implies that the bytes are visible. With
-//! [`SignalWait::Kernel`] a warp waits in place of the operation, which continues 4 us sooner.
+//! A stream waits by a wait-value operation and sets a counter by a write-value operation. The write takes place after all earlier work of
+//! the stream and a system-wide memory barrier. If the counter has already reached its value when a wait is requested, no wait is enqueued:
+//! it would take about 6 us on H200, like any other, and a visible value implies that the bytes are visible. With [`SignalWait::Kernel`] a
+//! warp waits in place of the wait-value operation, and the stream continues 4 us sooner.
 //!
 //! A stream's wait cannot be cancelled. If a process that might have set a counter has exited, this process sets the counter to the awaited
-//! value, and reports the failed wait to threads that synchronize (`failed_waits`). It does so again as long as the memory is mapped,
-//! because another process may set the counter to a smaller value.
-//!
+//! value, and reports the failed wait to threads that synchronize (`failed_waits`). Another process may set the counter to a smaller value
+//! afterwards, so this process sets it again as long as the memory is mapped.
 //! A wait is entered in the table before it is passed to the driver. No lock is held during the driver's call, because it blocks while the
 //! stream's queue is full. The thread that ends the waits for a lost peer therefore finds all of them and never blocks on one. A captured
 //! wait runs at every launch of its graph, and the program may reset its counter between launches, so it stays in the table until its
@@ -32,10 +31,10 @@ use smallvec::SmallVec;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-/// Maximum number of operations per call of the driver.
+/// Maximum number of signal operations in one call of the driver.
 const MOST_OPERATIONS: usize = 256;
 
-/// Kind of an operation on counters.
+/// Kind of a stream operation on a counter.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalOperation {
     Wait,
@@ -44,20 +43,20 @@ enum SignalOperation {
 
 /// Returns one operation in the driver's format.
 fn operation(purpose: SignalOperation, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
-    // SAFETY: a union of integers, for which zero is a valid value. Flags of zero mean a cyclic greater-or-equal wait, and a write after a
-    // barrier.
+    // SAFETY: The structure is a union of integers, for which zero is a valid value. Flags of zero mean a wait for a cyclically greater or
+    // equal value, and a write after a memory barrier.
     let mut params: sys::CUstreamBatchMemOpParams = unsafe { std::mem::zeroed() };
     match purpose {
         SignalOperation::Wait => {
             params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64;
-            // SAFETY: the operation selects the member. All members start with it and consist of integers.
+            // SAFETY: The operation selects this member of the union. Every member starts with the operation and consists of integers.
             let wait = unsafe { &mut params.waitValue };
             wait.address = counter;
             wait.__bindgen_anon_1.value64 = value;
         }
         SignalOperation::Raise => {
             params.operation = sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64;
-            // SAFETY: as above.
+            // SAFETY: The operation selects this member of the union. Every member starts with the operation and consists of integers.
             let write = unsafe { &mut params.writeValue };
             write.address = counter;
             write.__bindgen_anon_1.value64 = value;
@@ -79,8 +78,8 @@ impl Core {
             let kernel = primary.kernel().filter(|_| by == SignalWait::Kernel);
             for some in pending.chunks(if kernel.is_some() { SIGNALS_PER_WAIT } else { MOST_OPERATIONS }) {
                 match kernel {
-                    // SAFETY: counters are pinned memory at one address for the CPU and all GPUs (`sharing`). The caller keeps it as long as
-                    // the stream works.
+                    // SAFETY: The counters are in pinned memory, which has the same address for the CPU and all GPUs (`sharing`). The
+                    // caller keeps this memory allocated until the work of the stream has finished.
                     Some(kernel) => unsafe { kernel.wait(self.gpus.driver, some, raw) }?,
                     None => self.gpus.operate(raw, SignalOperation::Wait, some)?,
                 }
@@ -94,8 +93,9 @@ impl Core {
         enqueued
     }
 
-    /// Enqueues setting of counters, then a wait for each flag and its reset. All waits are enqueued without reading the flags, because a
-    /// set flag may belong to an earlier step whose wait is still in the queue. They are registered permanently, like captured waits.
+    /// Enqueues operations that set the counters `raises`, and then operations that wait for each flag and reset it. The flags are not read
+    /// first, because a set flag may belong to an earlier step whose wait is still in the queue. Like captured waits, these waits stay
+    /// registered until their memory is unmapped.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;
@@ -123,8 +123,8 @@ impl Core {
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
-    /// Enqueues actions (flags and copies of one rank) as one kernel, which waits in place of the stream. Returns false if the kernel is
-    /// not available or there are too many actions.
+    /// Enqueues the actions of one rank (operations on flags, and copies) as one kernel. The kernel waits for the flags, so that the stream
+    /// needs no wait operation. Returns false if the kernel is not available or there are too many actions.
     pub fn run_actions(
         &self,
         stream: StreamHandle,
@@ -140,17 +140,19 @@ impl Core {
             let Some(kernel) = primary.kernel().filter(|_| device == DeviceId(primary.gpu() as i32)) else {
                 return Ok(false);
             };
-            // Marked first, so that a loss in the meantime also abandons the steps.
+            // The actions are recorded first, so that a peer that is lost in the meantime also abandons these steps.
             lock(&self.sharing.waits).stops.entry(grid.stop).or_insert_with(|| fate.clone());
             self.enter_flags(stream, [grid.stop].into_iter())?;
-            // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is pinned memory at one address
-            // for the CPU and all GPUs (`sharing`). The caller keeps all of it as long as the stream works.
+            // SAFETY: `action_reach` has determined that the GPU can access every end and all flags. `stop` is in pinned memory, which has
+            // the same address for the CPU and all GPUs (`sharing`). The caller keeps all this memory allocated until the work of the
+            // stream has finished.
             unsafe { kernel.run(self.gpus.driver, actions, grid, raw) }?;
             Ok(true)
         })
     }
 
-    /// Returns the ends of a program's transfers for actions, and the number of blocks that can run concurrently.
+    /// Returns the ends of a program's transfers at the addresses used by action kernels of `device`, and the maximum number of blocks of a
+    /// launch.
     pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.load_kernels();
@@ -160,7 +162,7 @@ impl Core {
         Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
-    /// Returns the ends of a program's transfers at the addresses used by kernels of a GPU.
+    /// Returns the ends of a program's transfers at the addresses used by kernels of `device`.
     pub fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.gpus.check_device(device)?;
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
@@ -171,7 +173,8 @@ impl Core {
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
     }
 
-    /// Registers the waits that are about to be enqueued: those not reached yet, or all of them in a capture.
+    /// Registers the waits that are about to be enqueued. Outside a capture these are the waits whose counters have not reached their
+    /// values, and in a capture all waits.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
         // A captured wait runs later, when the counter may have been reset.
         let is_captured = self.is_captured(stream)?;
@@ -202,8 +205,7 @@ impl Core {
         Ok(pending)
     }
 
-    /// True if the stream is being captured. If the driver does not report it, as for default streams during a capture, the stream counts
-    /// as captured.
+    /// True if the stream is being captured, or if the driver does not report this, as for default streams during a capture.
     pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
@@ -234,7 +236,7 @@ impl Core {
             // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
             unsafe { call_optional!(driver, cuStreamGetFlags(handle(stream.0), &mut flags)) }?;
             let is_apart = flags & sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint != 0;
-            // SAFETY: as above. The stream is not being captured.
+            // SAFETY: The caller passes a valid stream, which is not being captured.
             Ok(is_apart && unsafe { (driver.cuStreamQuery)(handle(stream.0)) } == 0)
         });
         asked.unwrap_or(false)
@@ -242,7 +244,7 @@ impl Core {
 
     pub fn raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         self.with_stream(stream, |_, raw| {
-            // Finding the stream notices a reset, after which other memory may be at the addresses of the counters.
+            // Finding the stream detects a reset of the device, after which other memory may be at the addresses of the counters.
             signals.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
             self.gpus.operate(raw, SignalOperation::Raise, signals)
         })
@@ -263,7 +265,7 @@ impl Gpus {
         self.operate_all(raw, words.map(|counter| operation(SignalOperation::Wait, Signal { counter, value })))
     }
 
-    /// Enqueues setting of a word for which a thread of the library waits.
+    /// Enqueues an operation that sets a word for which a thread of the library waits.
     pub fn tell_threads(&self, raw: CUstream, word: u64, value: u64) -> Result<(), BackendError> {
         self.operate(raw, SignalOperation::Raise, &[Signal { counter: word, value }])
     }
@@ -275,8 +277,8 @@ impl Gpus {
     fn operate_all(&self, raw: CUstream, operations: impl Iterator<Item = sys::CUstreamBatchMemOpParams>) -> Result<(), BackendError> {
         let mut operations: SmallVec<[_; 4]> = operations.collect();
         for some in operations.chunks_mut(MOST_OPERATIONS) {
-            // SAFETY: a list of this length, read during the call. The counters are pinned memory that the caller keeps as long as the
-            // stream works.
+            // SAFETY: The list has the given length, and the driver reads it during the call. The counters are in pinned memory, which the
+            // caller keeps allocated until the work of the stream has finished.
             unsafe { call_optional!(self.driver, cuStreamBatchMemOp(raw, some.len() as c_uint, some.as_mut_ptr(), 0)) }?;
         }
         Ok(())
@@ -296,7 +298,7 @@ mod tests {
         // Layout in cuda.h: operation, address, value, flags and alias, with 4, 8, 8, 4 and 8 bytes.
         for (purpose, number) in [(SignalOperation::Wait, 4), (SignalOperation::Raise, 5)] {
             let params = operation(purpose, Signal { counter: 0x7000_1008, value: 0xFFFF_0000_0001 });
-            // SAFETY: every member consists of integers, and all bytes were zeroed.
+            // SAFETY: Every member of the union consists of integers, and all bytes were zeroed.
             let words = unsafe { params.pad };
             assert_eq!(words[..4], [number, 0x7000_1008, 0xFFFF_0000_0001, 0]);
         }

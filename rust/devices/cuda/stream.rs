@@ -75,8 +75,9 @@ impl Core {
         for lane in &lanes {
             if enqueued.is_err() && !capturing {
                 let _outside = OutsideCapture::enter(self.gpus.driver);
-                // SAFETY: a stream of this backend or of the caller. The caller may free the buffers after the error, so no work on them
-                // may remain. An error here is the one being reported, or has the same cause.
+                // SAFETY: The stream belongs to this backend, or the caller keeps it valid. It is synchronized because the caller may free
+                // the buffers after the error, so no work on them may remain. An error of this call is the one being reported, or has the
+                // same cause.
                 unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(lane.stream)) };
             }
             if !lane.at.is_callers_stream {
@@ -183,7 +184,7 @@ impl Core {
         // Held until everything is enqueued, because another thread may record an event again once it is back in its pool.
         let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
         let wait = |stream: usize, mark: &Mark| {
-            // SAFETY: `mark` holds the event. The stream belongs to this backend or the caller.
+            // SAFETY: `mark` keeps the event valid. The stream belongs to this backend, or the caller keeps it valid.
             unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
         // If threads make some of the copies, operations are enqueued in program order. Otherwise an operation could be enqueued before one

@@ -85,7 +85,8 @@ impl Core {
         }
         let end = self.end(execution, start, launched, threads).inspect_err(|_| {
             let _outside = OutsideCapture::enter(self.gpus.driver);
-            // SAFETY: The caller passes a valid stream. The caller may free the buffers after the error, so no work on them may remain.
+            // SAFETY: The caller passes a valid stream. It is synchronized because the caller may free the buffers after the error, so no
+            // work on them may remain.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(handle(execution.stream.0)) };
         })?;
         if let (Some(end), Some(timing)) = (&end, timing) {
@@ -123,7 +124,7 @@ impl Core {
             .and_then(|()| gpus.tell_threads(stream, job.over(), job.value));
         if let Err(error) = enqueued {
             job.cancel();
-            // SAFETY: The caller passes a valid stream. As when lanes are returned, no work on the buffers may remain.
+            // SAFETY: The caller passes a valid stream. It is synchronized because no work on the buffers may remain after an error.
             unsafe { (self.gpus.driver.cuStreamSynchronize)(stream) };
             self.workers.abandon(&job);
             return Err(error);
@@ -165,7 +166,7 @@ impl Core {
                 BackendError::NotSupported("an execution can only come after executions of its own backend that were not captured".into())
             })?;
             if !earlier.is_in(start.number) {
-                // SAFETY: the completion holds the event.
+                // SAFETY: `earlier` keeps its event valid, and the caller passes a valid stream.
                 unsafe { call!(self.gpus.driver, cuStreamWaitEvent(handle(execution.stream.0), earlier.event(), 0)) }?;
             }
         }

@@ -98,14 +98,14 @@ impl Timing {
         unsafe { call!(driver, cuEventCreate(&mut event, flags)) }?;
         let stamp = Stamp { gpu, event: event.expose_provenance() };
         self.made.push(stamp);
-        // SAFETY: an event and a stream of the same context, which is current as default streams require.
+        // SAFETY: The event and the stream belong to the same context. That context is current, as default streams require.
         unsafe { call!(driver, cuEventRecord(event, handle(stream))) }?;
         Ok(stamp)
     }
 
     fn make_wait(&self, gpu: usize, stream: usize, stamp: Stamp) -> Result<(), BackendError> {
         let _current = self.owner.gpus().primary(gpu)?.enter()?;
-        // SAFETY: an event of this value, and a stream of the GPU whose context is current.
+        // SAFETY: The event belongs to this value, and the stream belongs to the GPU whose context is current.
         unsafe { call!(self.owner.gpus().driver, cuStreamWaitEvent(handle(stream), handle(stamp.event), 0)) }
     }
 
@@ -156,8 +156,8 @@ impl Drop for Timing {
             if self.owner.gpus().primary(stamp.gpu).is_ok_and(|primary| primary.is_lost()) {
                 continue;
             }
-            // SAFETY: created by `record` and destroyed only here, whichever context is current. The driver frees the event when enqueued
-            // work has passed it.
+            // SAFETY: `record` created the event, and it is destroyed only here, which any current context allows. The driver frees the
+            // event when enqueued work has passed it.
             unsafe { (self.owner.gpus().driver.cuEventDestroy)(handle(stamp.event)) };
         }
     }

@@ -54,13 +54,13 @@ struct Comparison {
 }
 
 unsafe extern "C" fn compare(comparison: *mut c_void) {
-    // SAFETY: created by `Box::into_raw` below. The driver calls this once.
+    // SAFETY: `Box::into_raw` created the pointer below, and the driver calls this function once for it.
     let comparison = unsafe { Box::from_raw(comparison.cast::<Comparison>()) };
     let Comparison { verdict, dst, src, bytes, transfer, offset } = *comparison;
-    // SAFETY: blocks of this backend, or host memory that the caller of `execute` guarantees until completion, which is later in the
-    // stream.
+    // SAFETY: Each range is a block of this backend, or host memory that the caller of `execute` keeps valid until the execution has
+    // completed. The execution completes later in the stream than this comparison.
     let dst = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(dst as usize), bytes) };
-    // SAFETY: as above.
+    // SAFETY: The range is valid for the reasons given for `dst`.
     let src = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(src as usize), bytes) };
     if dst == src {
         return;
@@ -96,7 +96,7 @@ impl Verification {
             {
                 // Freeing is tried even if this fails, because nobody else would do it.
                 let _current = primary.enter();
-                // SAFETY: allocated in `Blocks::new`. No work is enqueued any more.
+                // SAFETY: `Blocks::new` allocated the memory. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(blocks.base as usize)) };
             }
         }
@@ -115,7 +115,7 @@ impl Blocks {
 
     fn is_idle(&self, driver: &'static Driver) -> bool {
         let _outside = OutsideCapture::enter(driver);
-        // SAFETY: a recorded event of this backend.
+        // SAFETY: The event belongs to this backend and has been recorded.
         self.last.as_ref().is_none_or(|(_, last)| unsafe { (driver.cuEventQuery)(last.event()) } != code::NOT_READY)
     }
 
@@ -125,7 +125,7 @@ impl Blocks {
         let driver = gpus.driver;
         let stream = handle(execution.stream.0);
         if let Some((_, last)) = &self.last {
-            // SAFETY: the event is kept until a later one replaces it.
+            // SAFETY: `last` keeps the event valid until a later event replaces it.
             unsafe { call!(driver, cuStreamWaitEvent(stream, last.event(), 0)) }?;
         }
         for (transfer, (&bytes, ends)) in (0_u32..).zip(execution.program.transfers.iter().zip(&**execution.endpoints)) {
@@ -140,16 +140,16 @@ impl Blocks {
                 for (side, block) in
                     sides.iter_mut().zip([self.base, self.base + BLOCK]).zip(on_gpu).filter(|(_, gpu)| *gpu).map(|(s, _)| s)
                 {
-                    // SAFETY: the block is large enough, and the caller guarantees the buffer.
+                    // SAFETY: The block is large enough for the bytes, and the caller keeps the buffer valid.
                     unsafe { call!(driver, cuMemcpyDtoHAsync(handle(block as usize), *side, size, stream)) }?;
                     *side = block;
                 }
                 let [dst, src] = sides;
                 let comparison = Box::into_raw(Box::new(Comparison { verdict: verdict.clone(), dst, src, bytes: size, transfer, offset }));
-                // SAFETY: the function takes ownership of its argument.
+                // SAFETY: `compare` takes ownership of its argument, and the driver calls it once.
                 let enqueued = unsafe { call!(driver, cuLaunchHostFunc(stream, compare, comparison.cast())) };
                 if let Err(error) = enqueued {
-                    // SAFETY: not enqueued, so it still belongs to this thread.
+                    // SAFETY: The driver did not enqueue the function, so this thread still owns the comparison.
                     drop(unsafe { Box::from_raw(comparison) });
                     return Err(error);
                 }

@@ -191,7 +191,8 @@ impl Job {
     }
 
     fn at(&self, word: u64) -> &AtomicU64 {
-        // SAFETY: a word of the block, accessed here only through atomics. The block is freed once no thread has a job.
+        // SAFETY: `word` is the address of a word in the block, which this process accesses only through atomics. The block is freed only
+        // when no thread has a job.
         unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
     }
 
@@ -230,12 +231,12 @@ impl Job {
             }
             let ordinary = if reads { from } else { to };
             if self.private.get().is_some_and(|ranges| ranges.has(ordinary, copy.bytes, !reads)) {
-                // SAFETY: the order of the program gives the slot to this copy, and the slot is memory of the library. Private memory
-                // exists until the execution has completed, as its caller guarantees.
+                // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library. The caller
+                // keeps private memory allocated until the execution has completed.
                 unsafe { copy_in_process(to, from, bytes) };
                 continue;
             }
-            // SAFETY: as above, for the slot.
+            // SAFETY: The order of the program gives the slot to this copy alone, and the slot is memory of the library.
             unsafe { copy_by_system(to, from, bytes, reads) }.map_err(|fault| {
                 let transfer = match (copy.from, copy.to) {
                     (Place::Source { transfer, .. }, _) | (_, Place::Destination { transfer, .. }) => transfer,
@@ -399,7 +400,7 @@ impl Workers {
                 && let Some(primary) = gpus.in_use().next()
             {
                 let _current = primary.enter();
-                // SAFETY: allocated in `WordBlock::new`. No stream and no thread uses it any more.
+                // SAFETY: `WordBlock::new` allocated the memory. No stream and no thread uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(words.base as usize)) };
             }
         }
@@ -415,7 +416,7 @@ impl WordBlock {
         const PORTABLE: u32 = 1;
         // SAFETY: The driver writes to a variable that outlives the call.
         unsafe { call!(gpus.driver, cuMemHostAlloc(&mut base, 8 * count, PORTABLE)) }?;
-        // SAFETY: just allocated with this size.
+        // SAFETY: The memory was just allocated with this size.
         unsafe { base.cast::<u8>().write_bytes(0, 8 * count) };
         Ok(WordBlock { base: base.expose_provenance() as u64, count })
     }
