@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// CUDA backend. It lives until its last completion is dropped. It then waits for all work of the GPUs in use and destroys the objects that
-/// it created. The primary contexts stay for the rest of the process.
+/// CUDA backend. The backend exists until its last completion is dropped. It then waits for all work of the GPUs in use and destroys the
+/// objects that it created. The primary contexts stay for the rest of the process.
 pub struct CudaBackend(pub(super) Arc<Core>);
 
 impl Drop for CudaBackend {
@@ -34,11 +34,11 @@ impl CudaBackend {
         CudaBackend::on(Driver::get()?, hosts)
     }
 
-    /// Creates a backend like [`new`](CudaBackend::new), on a driver that lacks `function`, an optional function such as
+    /// Creates a backend like [`new`](CudaBackend::new) with a driver that lacks the optional function `function`, for example
     /// `cuMemcpyBatchAsync`.
     #[cfg(feature = "fault-injection")]
     pub fn without(function: &str, hosts: u32) -> Result<CudaBackend, BackendError> {
-        // Kept for the rest of the process, like the driver itself.
+        // The altered drivers are kept for the rest of the process, like the driver itself.
         static LACKING: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
         let driver: &'static Driver = Box::leak(Box::new(Driver::get()?.clone().without(function)));
         super::driver::lock(&LACKING).push(driver);
@@ -49,13 +49,13 @@ impl CudaBackend {
         Ok(CudaBackend(Arc::new(Core::new(driver, hosts)?)))
     }
 
-    /// True if the driver can copy a batch of segments in one call. Without that, [`Mechanism::Batch`](crate::plan::Mechanism::Batch) uses
+    /// True if the driver can copy a batch of segments in one call. Otherwise [`Mechanism::Batch`](crate::plan::Mechanism::Batch) uses
     /// single copies.
     pub fn has_batched_copy(&self) -> bool {
         self.0.gpus.driver.cuMemcpyBatchAsync.is_some()
     }
 
-    /// True if `gpu` can run the fused copy kernel. Loads the kernel if necessary. Without it,
+    /// True if `gpu` can run the fused copy kernel, which is loaded if necessary. Otherwise
     /// [`Mechanism::Kernel`](crate::plan::Mechanism::Kernel) uses single copies.
     pub fn has_copy_kernel(&self, gpu: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().is_some())
@@ -108,7 +108,7 @@ impl Backend for CudaBackend {
         self.0.register(address, bytes, huge)
     }
 
-    /// Returns the rings that copy threads do not use.
+    /// Returns the number of rings that copy threads do not use.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.own_rings()
     }

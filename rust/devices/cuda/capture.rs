@@ -1,9 +1,9 @@
 //! Attaches host functions and staging memory to the graphs of capturing streams.
 //!
 //! Objects used by a captured graph must live for as long as the graph can be launched. They therefore belong to the graph as a user
-//! object. The driver calls its destructor when the graph and all its clones and instances are gone, on a thread that must not call the
-//! driver. Staging memory is therefore not freed there but stored ([`Spare`]). It serves the next capture that needs as much, or is freed
-//! by the next call that frees memory, in any context of the process.
+//! object. The driver calls the destructor of the user object when the graph and all its clones and instances have been destroyed. The
+//! destructor runs on a thread that must not call the driver, so it does not free staging memory but stores it ([`Spare`]). The next
+//! capture that needs a block of this size uses it, or the next call that frees memory, in any context of the process, frees it.
 
 use super::driver::{CUgraph, CUstream, Driver, call_optional, lock};
 use super::gpus::Gpus;
@@ -18,7 +18,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Alignment of rings, as in the staging memory of plans.
+/// Alignment of rings in bytes, equal to that in the staging memory of plans.
 const ALIGNMENT: u64 = 256;
 
 /// Staging memory of one device.
@@ -47,7 +47,7 @@ impl Drop for GraphBlocks {
 /// Staging memory of destroyed graphs. It belongs to the process, because graphs may outlive the contexts from which they were captured.
 struct Spare {
     blocks: Mutex<Vec<Block>>,
-    /// Number of blocks. While it is 0, nobody takes the lock.
+    /// Number of blocks. While the number is 0, no thread takes the lock.
     count: AtomicUsize,
 }
 

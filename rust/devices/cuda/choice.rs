@@ -4,8 +4,8 @@ use smallvec::SmallVec;
 
 /// Maximum number of execs of one program.
 pub(super) const MOST_EXECS: usize = 8;
-/// Number of re-pointings (changes of a program's addresses in an exec) after which one more exec is instantiated instead. By then they
-/// have cost more than an instantiation, for example because the program alternates between two sets of buffers.
+/// Number of re-pointings (changes of an exec to other addresses) after which one more exec is instantiated instead. By then the
+/// re-pointings have cost more than an instantiation, for example because the program alternates between two sets of buffers.
 const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
 /// Properties of an exec that determine the choice.

@@ -1,9 +1,9 @@
 //! Allocates GPU memory by the virtual memory API, which is shared with other processes by a file descriptor.
 //!
-//! CUDA IPC opens memory of `cuMemAlloc` together with the driver's whole block. If another library of the process has that block open, or
-//! a freed block that was at its place (UCX keeps such mappings), the driver refuses to open it (208, `ALREADY_MAPPED`). A descriptor can
-//! be mapped any number of times, and its memory shares no block. The library therefore allocates its own shared memory here. Memory of
-//! `mp_alloc` is allocated by `cuMemAlloc`, because programs pass it to MPI, and UCX supports only CUDA IPC.
+//! CUDA IPC opens memory of `cuMemAlloc` together with the driver's whole block. The driver refuses to open it (208, `ALREADY_MAPPED`) if
+//! another library of the process has that block open, or still has a mapping of a freed block at the same address, as UCX may. A
+//! descriptor can be mapped any number of times, and its memory shares no block. The library therefore allocates its own shared memory
+//! here. Memory of `mp_alloc` is allocated by `cuMemAlloc`, because programs pass it to MPI, and UCX supports only CUDA IPC.
 
 use super::driver::{Code, Driver, OutsideCapture, call_optional, code, handle};
 use super::gpus::Gpus;

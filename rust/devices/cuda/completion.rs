@@ -12,7 +12,7 @@ use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// End of an execution: an event after its last copy in the caller's stream.
+/// Completion of an execution, recorded by an event after its last copy in the caller's stream.
 #[derive(Debug)]
 pub(super) struct Finished {
     // Declared before `owner`, so that it is dropped first: its pool lives in `owner`.
@@ -24,13 +24,13 @@ pub(super) struct Finished {
     /// Result of comparing bytes, if requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
-    /// Possible failed waits that preceded the execution in its stream.
+    /// Waits that preceded the execution in its stream and may have failed.
     behind: Behind,
     /// True once a caller has seen the execution finished.
     is_seen_done: AtomicBool,
 }
 
-/// Timestamps of the operations, if requested. Boxed, because nearly all executions have none.
+/// State of the timestamps of the operations, if they were requested. The timestamps are boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
     No,
@@ -46,8 +46,8 @@ impl Finished {
         Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
-    /// Reuses the value for another execution, if there is no other reference and its event belongs to the right GPU. The event is still to
-    /// be recorded.
+    /// Reuses the value for another execution, if no other reference to it exists and its event belongs to the right GPU. The caller must
+    /// record the event.
     pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
         let end = Arc::get_mut(&mut self)?;
         if end.gpu != start.gpu || end.verdict.is_some() {
@@ -69,7 +69,7 @@ impl Finished {
         self.mark.event()
     }
 
-    /// True if work enqueued into this stream is ordered after the execution anyway.
+    /// True if the execution was enqueued into this stream, whose later work is therefore ordered after it.
     pub fn is_in(&self, stream: Option<u64>) -> bool {
         stream.is_some() && stream == self.stream
     }
@@ -132,7 +132,7 @@ impl CompletionState for Finished {
     }
 }
 
-/// End of a captured execution. It has not run, and runs at every launch of the graph.
+/// Completion of a captured execution, which has not run. The execution runs at every launch of the graph.
 #[derive(Debug)]
 pub(super) struct Captured;
 

@@ -61,9 +61,9 @@ impl Core {
         op.copies.iter().try_for_each(|copy| self.enqueue_copy(execution, copy, lane.state, lane.stream))
     }
 
-    /// Enqueues a copy. If the driver knows both ends, uses the call for device memory, which returns an error for an end that its owner
-    /// has freed. `cuMemcpyAsync` would treat such an end as host memory and access it immediately, which kills the process (H200, driver
-    /// 580). Both calls take the same time, and both accept pinned memory as device memory.
+    /// Enqueues a copy. If the driver knows the memory of both ends, the copy uses the call for device memory, which returns an error for
+    /// memory that its owner has freed. `cuMemcpyAsync` would treat such memory as host memory and access it immediately, which kills the
+    /// process (H200, driver 580). Both calls take the same time, and both accept pinned memory as device memory.
     pub fn enqueue_copy(&self, execution: &Execution<'_>, copy: &Copy, state: &PlanState, stream: usize) -> Result<(), BackendError> {
         let driver = self.gpus.driver;
         let Segment { dst, src, bytes } = segment(execution, copy);
@@ -74,7 +74,7 @@ impl Core {
             if code != code::INVALID_VALUE || !self.are_known(dst, src) {
                 return driver.check("cuMemcpyDtoDAsync", code);
             }
-            // This is registered host memory that GPUs access at another address.
+            // An end is registered host memory, which GPUs access at another address.
         } else {
             // This check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
             self.check_freed(execution, state)?;
@@ -89,9 +89,9 @@ impl Core {
         [dst, src].iter().all(|address| self.gpus.attributes(*address).is_ok_and(|known| known.is_device() || known.is_host()))
     }
 
-    /// Returns an error for an execution whose memory another library has freed. The driver does not: a graph or a kernel faults, after
-    /// which the GPU's context is lost, and a batched copy kills the process (H200, driver 580). The check takes about 70 ns for each
-    /// allocation that does not belong to this backend. For its own memory, the backend records when it is freed.
+    /// Returns an error for an execution whose memory another library has freed. The driver does not return one: a graph or a kernel
+    /// faults, after which the GPU's context is lost, and a batched copy kills the process (H200, driver 580). The check takes about 70 ns
+    /// for each allocation that does not belong to this backend. For its own memory, the backend records when it is freed.
     pub fn check_freed(&self, execution: &Execution<'_>, state: &PlanState) -> Result<(), BackendError> {
         let watched = state.watched(|memory| {
             let mut found: Vec<(u64, u64)> =
@@ -106,8 +106,8 @@ impl Core {
         )
     }
 
-    /// Enqueues a copy of a lane whose GPU may not access all memory of the plan, if no other GPU may either. A GPU that may access both
-    /// ends of this copy makes it, in a stream ordered between the lane's work so far and its later work.
+    /// Enqueues a copy of a lane if no GPU may access all memory of the plan. A GPU that may access both ends of this copy makes the copy,
+    /// in an internal stream. That stream waits for the lane's earlier work, and the lane's later work waits for that stream.
     #[cold]
     fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let gpu = self.able_to_copy(lane.at.gpu, segment(execution, copy))?;
@@ -141,7 +141,7 @@ impl Core {
         enqueued
     }
 
-    /// Enqueues one batched copy. Returns false if the driver has none, or none for this stream.
+    /// Enqueues one batched copy. Returns false if the driver does not support batched copies, or does not support them in this stream.
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
         // The driver refuses batches in a default stream and does not capture them.
         let Some(batch) = self.gpus.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };

@@ -260,8 +260,9 @@ impl Primary {
 
     /// Waits for all work of this GPU enqueued so far, like `cudaFree`. Captured work has not run and is excluded.
     ///
-    /// The context is not synchronized: while any thread captures a stream, the driver would return an error and end the capture. Streams
-    /// of this library are waited for by events. Streams of others may have been destroyed, so they are waited for by freeing memory.
+    /// The context is not synchronized, because during a capture on any thread the driver would return an error and end the capture.
+    /// Instead, events are recorded and waited for in the streams of this library. Streams of other code may already be destroyed, so the
+    /// function allocates and frees memory, which waits for their work.
     pub fn drain(&self) -> Result<(), BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;

@@ -25,7 +25,7 @@ pub fn discover() -> Result<Topology, BackendError> {
     Ok(topology(&look()?))
 }
 
-/// Returns the observed properties of this process's GPUs.
+/// Returns the properties of this process's GPUs that the driver and NVML report.
 pub fn look() -> Result<Seen, BackendError> {
     look_at(Driver::get()?, nvml)
 }

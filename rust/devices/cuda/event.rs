@@ -12,24 +12,25 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Last recording, or `None` before the first.
+/// Last recording of an event of this backend, or `None` before the first.
 pub(super) type EventRecord = Option<Recording>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
     pub gpu: usize,
-    /// `CUevent` of the recording. A thread that waits for it, or makes a stream wait, holds a reference, so that it is not recorded again
-    /// in the meantime.
+    /// `CUevent` of the recording. A thread that waits for the event, or makes a stream wait for it, holds a reference, so that the event
+    /// is not recorded again in the meantime.
     pub mark: Arc<Mark>,
-    /// Possible failed waits that precede the event in its stream.
+    /// Waits that precede the event in its stream and may have failed.
     pub behind: Behind,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Events {
     next: AtomicUsize,
-    /// Events by handle. Not locked while the driver records or waits, because this blocks while the queue of a stream is full. Each
-    /// recording uses another `CUevent`, so the event refers to the previous one until the recording is complete.
+    /// Events by handle. The lock is not held while the driver records an event or waits for one, because such a call blocks while the
+    /// queue of a stream is full. Each recording uses another `CUevent`, so the event refers to the previous one until the recording is
+    /// complete.
     events: Mutex<HashMap<usize, EventRecord, ahash::RandomState>>,
 }
 

@@ -10,11 +10,11 @@ use crate::plan::Program;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Execs of one program. Locked while an exec is chosen and changed, not while it is launched. Fields read by a launch in a time loop come
-/// first, in two or three cache lines, because the preceding launch has evicted them from the nearest cache.
+/// Execs of one program. The lock is held while an exec is chosen and changed, but not while it is launched. Fields that a launch in a time
+/// loop reads come first, in two or three cache lines, because the preceding launch has evicted them from the first-level cache.
 #[repr(C)]
 pub(super) struct Pool {
-    /// True if the pool was removed from the table. It then has no execs.
+    /// True if the pool was removed from the table. A removed pool has no execs.
     pub is_evicted: bool,
     /// True if the driver failed to build the graph, which was logged. The program then runs on streams.
     pub refused: bool,
@@ -38,7 +38,7 @@ impl Pool {
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
     pub rings: Arc<[u64]>,
-    /// Allocations of the ends: [`PlanState::memory`].
+    /// Identities of the allocations that contain the ends of the plan, as in [`PlanState::memory`].
     pub memory: Arc<[u64]>,
     /// `CUgraphExec` handle, or 0 before instantiation.
     pub exec: usize,
@@ -156,13 +156,13 @@ impl Exec {
         })
     }
 
-    /// True if the exec is bound to the addresses of `execution`. Compares by identity, because an address may have been reused by another
-    /// allocation since.
+    /// True if the exec is bound to the addresses of `execution`. The function compares the lists of ends by identity, because another
+    /// allocation may have reused an address.
     pub fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// True if the exec has one of these addresses for the same end but in other memory, which has been freed since.
+    /// True if the exec has one of these addresses for the same end, but for an allocation that has been freed since.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
         let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);
@@ -182,7 +182,7 @@ impl Exec {
         }
     }
 
-    /// Returns the exec as one that is not launched any more.
+    /// Returns the exec without its spare completion, which only further launches would need.
     pub fn retired(mut self) -> Exec {
         self.spare = None;
         self

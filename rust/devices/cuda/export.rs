@@ -42,11 +42,11 @@ enum Way {
     Ipc,
     /// File descriptor.
     Descriptor,
-    /// Sharing of the whole pool. The driver must be asked, because no attribute tells for which handle types a pool was created.
+    /// File descriptor of the whole pool. Sharing is tried, because no attribute reports the handle types for which a pool was created.
     Pool,
 }
 
-/// Properties that determine the method.
+/// Properties of an allocation that determine the method of sharing.
 #[derive(Copy, Clone, Debug, Default)]
 struct Traits {
     /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.

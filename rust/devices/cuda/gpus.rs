@@ -1,8 +1,8 @@
 //! Tracks the visible GPUs: those in use, and their access to each other's memory.
 //!
-//! A GPU comes into use when its primary context is first needed, which is then retained. Before a GPU works for an execution, it gets
-//! access to the plain memory of all GPUs in use, as far as the hardware supports it. This file has no lock: the bits are atomics, and
-//! [`Device`] prevents a context from being retained twice.
+//! A GPU is in use once its primary context has been needed and retained. Before a GPU works for an execution, it gets access to the
+//! `cuMemAlloc` memory of all GPUs in use, as far as the hardware supports it. This file has no lock: the bits are atomics, and [`Device`]
+//! prevents a context from being retained twice.
 
 use super::device::{Device, Primary};
 use super::driver::{Driver, call};
@@ -91,7 +91,7 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// True if `gpu` has access to plain memory of `peer`.
+    /// True if `gpu` has access to memory that `cuMemAlloc` allocated on `peer`.
     pub fn has_access(&self, gpu: usize, peer: usize) -> Result<bool, BackendError> {
         Ok(self.peered(gpu)?.access.load(Ordering::Acquire) & (1 << peer) != 0)
     }
@@ -114,8 +114,8 @@ impl Gpus {
         access.collect()
     }
 
-    /// Returns the GPU through which memory of `owner` is mapped: that of the calling thread, another one in use with access, or else
-    /// `owner`. `owner` comes last, because a rank works on its neighbours' memory from its own GPU.
+    /// Returns the GPU through which memory of `owner` is mapped. The order of preference is the GPU of the calling thread, another GPU in
+    /// use with access, and `owner`. `owner` comes last, because a rank works on its neighbours' memory from its own GPU.
     pub fn mapping_gpu(&self, owner: usize) -> usize {
         let others = (0..self.devices.len()).filter(|gpu| *gpu != owner && self.devices[*gpu].used().is_some());
         self.current_gpu().into_iter().chain(others).find(|gpu| self.can_access(*gpu, owner)).unwrap_or(owner)
@@ -126,8 +126,8 @@ impl Gpus {
         self.devices.iter().filter_map(Device::used)
     }
 
-    /// Returns a GPU in use, or else one that the program uses, or else the first. The order prevents host memory of a rank from creating a
-    /// context on the first GPU of the node.
+    /// Returns a GPU in use, or else a GPU whose context the program has created, or else the first GPU. With this order, host memory of a
+    /// rank does not create a context on the first GPU of the node.
     pub fn any_used(&self) -> usize {
         match self.used.load(Ordering::Acquire) {
             0 => self.current_gpu().or_else(|| self.active_gpu()).unwrap_or(0),
@@ -135,7 +135,8 @@ impl Gpus {
         }
     }
 
-    /// Returns an existing primary context: one in use, or one created by other code of the process. Creates none.
+    /// Returns a primary context that this backend has retained, or else one that other code of the process has created. Creates no
+    /// context.
     pub fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
         match self.in_use().next() {
             Some(primary) => Ok(Some(primary)),
@@ -186,8 +187,9 @@ impl Gpus {
         result
     }
 
-    /// Loads the kernels of all GPUs in use, and from now on those of each GPU that comes into use. Called before a stream first waits for
-    /// a signal: loading waits for the device, which may itself wait for a signal that the loading thread has to set.
+    /// Loads the kernels of all GPUs in use, and later those of each GPU when it comes into use. This function is called before a stream
+    /// first waits for a signal, because loading waits for the device, and the device may wait for a signal that the loading thread has to
+    /// set.
     pub fn load_kernels(&self) {
         self.loads_kernels.store(true, Ordering::SeqCst);
         let used = self.used.load(Ordering::SeqCst);

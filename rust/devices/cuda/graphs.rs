@@ -91,7 +91,7 @@ impl Graphs {
         drop(finished);
     }
 
-    /// Drops the ends of all launches, which keep the backend alive. No more launches may follow.
+    /// Drops the completions of all launches, which keep the backend alive. No launch may follow.
     pub fn forget_launches(&self) {
         let pools: Vec<_> = lock(&self.programs).values().cloned().collect();
         for pool in pools {

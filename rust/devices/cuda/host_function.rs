@@ -1,7 +1,7 @@
 //! Enqueues host functions in streams, and in graphs that are captured from them.
 //!
-//! The driver calls an enqueued function once, which frees it. A captured function is called at every launch of the graph and of its clones
-//! and instances, so it belongs to the graph (`capture`).
+//! The driver calls an enqueued function once, and that call frees the function. It calls a captured function at every launch of the graph
+//! and of the graph's clones and instances, so a captured function belongs to the graph (`capture`).
 
 use super::capture::{drop_kept, keep_in_graph};
 use super::driver::{CUstream, Driver, call};

@@ -1,4 +1,4 @@
-//! Identifies the visible GPUs, for which a probe file is valid.
+//! Identifies the visible GPUs. A probe file is valid only for the GPUs and driver that it names.
 
 use super::discover::uuid_text;
 use super::driver::{CUdevice, Driver, call};
@@ -27,8 +27,8 @@ pub fn identity() -> Result<Identity, BackendError> {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         gpus.push(Gpu { uuid: uuid_text(&uuid), name });
     }
-    // The kernel module and NVML know the release version, for example 580.95.05. The driver library knows only its CUDA version. NVML is
-    // the last choice, because it may take long to load.
+    // The kernel module and NVML report the release version, for example 580.95.05. The driver library reports only its CUDA version. NVML
+    // is the last choice, because loading it may take long.
     let cuda = format!("CUDA {}.{}", driver.version() / 1000, driver.version() % 1000 / 10);
     let loaded = std::fs::read_to_string("/sys/module/nvidia/version").ok().map(|text| text.trim().to_owned());
     let version = loaded.filter(|text| !text.is_empty()).or_else(|| nvml().and_then(|nvml| nvml.sys_driver_version()).ok());

@@ -69,7 +69,7 @@ pub(super) fn close_through(gpus: &Gpus, gpu: usize, base: u64) -> Result<(), Ba
     }
     let _outside = OutsideCapture::enter(gpus.driver);
     let primary = gpus.primary(gpu)?;
-    // Entering the context is tried twice: nobody else would close the mapping, and only this context can.
+    // Entering the context is tried twice, because no other code would close the mapping, and only this context can close it.
     let _current = primary.enter().or_else(|_| primary.enter())?;
     // SAFETY: The memory was opened in the context of this GPU, which is current, and it is closed once.
     unsafe { call_optional!(gpus.driver, cuIpcCloseMemHandle(base)) }

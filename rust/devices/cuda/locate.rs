@@ -88,7 +88,7 @@ impl Core {
             self.gpus.primary(ordinal as usize)?;
             (DeviceId(ordinal), MemoryKind::Device)
         } else if attributes.is_host() {
-            // More is known about this backend's own memory than every driver reports.
+            // The table of this backend's own memory has more information than every driver reports.
             if let Some(allocation) = self.memory.host_memory_at(address) {
                 return Ok(Some(allocation));
             }
@@ -96,7 +96,7 @@ impl Core {
         } else {
             return Ok(None);
         };
-        // Some drivers do not report the range of registered host memory. Then only the address itself is known to be inside.
+        // Some drivers do not report the range of registered host memory. In this case, only the address itself is known to belong to it.
         let (base, bytes) = match (attributes.start, attributes.bytes as u64) {
             (start, bytes) if start <= address && address - start < bytes => (start, bytes),
             _ => (address, u64::MAX - address),
@@ -106,8 +106,8 @@ impl Core {
         if address - base >= bytes {
             return Ok(None);
         }
-        // Memory to which the driver assigns no buffer id gets an id made from its address. It cannot be distinguished from later memory at
-        // this address.
+        // Memory to which the driver assigns no buffer id gets an id made from its address. This id does not distinguish the memory from
+        // later memory at the same address.
         let id = if attributes.buffer != 0 { attributes.buffer } else { base | UNNUMBERED };
         let allocation = Allocation { id, base, bytes, device, kind };
         if let Some(number) = number.filter(|_| kind == MemoryKind::Device && attributes.buffer != 0) {
@@ -116,7 +116,7 @@ impl Core {
         Ok(Some(allocation))
     }
 
-    /// True if the memory at an address was allocated or mapped by this backend, so that nobody else frees it.
+    /// True if this backend allocated or mapped the memory at an address. No other code then frees it.
     pub fn is_ours(&self, address: u64) -> bool {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }
@@ -146,8 +146,9 @@ impl Core {
         }
     }
 
-    /// True if this range may be an end of a copy that `gpu` makes. The driver stages copies of memory that kernels cannot reach, except
-    /// memory of pools and mappings without granted access, and memory of another process, whose address differs there.
+    /// True if this range may be an end of a copy that `gpu` makes. The driver stages copies of memory that kernels cannot reach. The
+    /// exceptions are memory of pools and mappings to which the GPU has no access, and memory of another process, whose address differs on
+    /// this GPU.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

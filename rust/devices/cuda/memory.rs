@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// the memory of one socket can saturate (plans use several links from 4 MiB on, docs/results.md), and have at most one huge page.
 pub(super) const SPREAD_FROM: usize = 4 << 20;
 
-/// Size unit with which memory of another process is as fast as local memory. Two H200, driver 580, copies of 1 GiB to memory of CUDA IPC:
-/// with an allocation of 1 GiB and 256 bytes, every fourth copy took 2870 us and the others 2715. All took 2710 with 1 GiB, or with 64 KiB,
-/// 1 MiB, 2 MiB or 64 MiB more. Presumably the memory is mapped in pages of 64 KiB if possible, and otherwise in smaller ones.
+/// Size unit in bytes with which memory of another process is as fast as local memory. Two H200, driver 580, copies of 1 GiB to memory of
+/// CUDA IPC: with an allocation of 1 GiB and 256 bytes, every fourth copy took 2870 us and the others 2715 us. All copies took 2710 us with
+/// an allocation of 1 GiB, or of 1 GiB and 64 KiB, 1 MiB, 2 MiB or 64 MiB. Presumably the driver maps the memory in pages of 64 KiB if
+/// possible, and otherwise in smaller pages.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
 /// Size from which device memory is allocated in whole [`SHARED_PAGE`]s. The driver allocates it in pages of 2 MiB anyway, while several
@@ -53,7 +54,7 @@ pub(super) struct Owned {
     pub registered: Option<PageRange>,
 }
 
-/// Returns a unique number that the driver, which counts up from 1, does not reach.
+/// Returns a unique number for memory. The driver counts its buffer ids up from 1 and does not reach these numbers.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -39,8 +39,8 @@ pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<
     kernels.chunks(SEGMENTS_PER_LAUNCH).map(NodeWork::Kernel).chain(copies.iter().map(NodeWork::Copy))
 }
 
-/// Returns the maximum number of parallel chains for an operation's nodes of this kind. A node beyond this number follows the node that
-/// many places before it.
+/// Returns the maximum number of parallel chains for the nodes of an operation. With a maximum of `n`, each node follows the node that
+/// comes `n` places before it.
 ///
 /// In a graph with many parallel kernels each is a branch that the host launches separately and the GPU signals separately. 77 kernels
 /// between other work of their stream took 144 us when isolated and 854 us back to back, including 64 and 162 us for the launch. In four

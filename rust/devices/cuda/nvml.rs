@@ -1,8 +1,8 @@
 //! Loads NVML on first use, and keeps it loaded for the rest of the process, like the driver library.
 //!
-//! Unloading code while other threads run risks a crash. NVML cooperates with the driver library in the process, which calls back into it
-//! (NVIDIA/cuda-checkpoint, issue 58), and thread-local objects of a library end with their thread at an unknown time. Without caching,
-//! every context would load and unload it.
+//! Unloading a library while other threads run risks a crash. NVML cooperates with the driver library in the process, which calls back into
+//! NVML (NVIDIA/cuda-checkpoint, issue 58), and a library's thread-local objects end with their thread at an unknown time. Without caching,
+//! every context would load and unload NVML.
 
 use super::driver::lock;
 use crate::backend::static_program::check_can_load;
@@ -18,7 +18,7 @@ pub(super) fn nvml() -> Result<&'static Nvml, NvmlError> {
     if check_can_load().is_err() {
         return Err(NvmlError::LibraryNotFound);
     }
-    // Held during loading, so that it is not loaded twice: the second instance would be dropped.
+    // The lock is held during loading, so that NVML is not loaded twice: the second instance would be dropped.
     let _once = lock(&LOADING);
     match NVML.get() {
         Some(nvml) => Ok(nvml),

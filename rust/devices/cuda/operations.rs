@@ -12,8 +12,8 @@ impl Core {
         let primary = self.gpus.primary(found.gpu)?;
         let _current = primary.enter()?;
         if !is_ours(event) {
-            // The program may record the event without this library's knowledge. Its failed waits are therefore tracked like those of a
-            // stream with the event's address as its number, which no stream has.
+            // The program may record the event without this library's knowledge. The failed waits of the event are therefore tracked like
+            // those of a stream, with the event's address as the number. No stream has this number.
             self.sharing.failed_waits.join(|| event.0 as u64, &self.behind(stream, &found));
             // SAFETY: The event and the stream belong to the caller, who keeps them valid.
             return unsafe { call!(self.gpus.driver, cuEventRecord(raw_event(event)?, handle(stream.0))) };

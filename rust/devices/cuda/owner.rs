@@ -4,7 +4,7 @@ use super::gpus::Gpus;
 use crate::backend::failed_waits::FailedWaits;
 use std::fmt::Debug;
 
-/// Backend as needed by completions.
+/// Functions of the backend that completions need.
 pub(super) trait Owner: Debug + Send + Sync {
     fn gpus(&self) -> &Gpus;
     fn failed_waits(&self) -> &FailedWaits;

@@ -1,4 +1,4 @@
-//! Holds the state shared by the backend and its completions, in parts with a lock each.
+//! Holds the state that the backend and its completions share, as parts with one lock each.
 
 use super::capture::free_spare_blocks;
 use super::device::Primary;
@@ -62,12 +62,12 @@ impl Core {
         self.streams.with(&self.gpus, stream, work)
     }
 
-    /// Returns a number that identifies the stream. For captured and default streams it is the handle, which may not be unique.
+    /// Returns a number that identifies the stream. For captured and default streams the number is the handle, which may not be unique.
     pub fn number_of(&self, stream: StreamHandle) -> u64 {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// Returns the possible failed waits that precede further work in a stream.
+    /// Returns the waits that precede further work in a stream and may have failed.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }
@@ -99,7 +99,7 @@ impl Owner for Core {
 impl Drop for Core {
     fn drop(&mut self) {
         let gpus = &self.gpus;
-        // No context was retained, and none is created for the release: a process may open all GPUs only to inspect them.
+        // This backend has retained no context, and none is created for the release: a process may open all GPUs only to inspect them.
         if gpus.used.load(Ordering::Acquire) == 0 {
             return;
         }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// Size of a pattern in bytes.
 const BYTES: u64 = 64 << 10;
 const MOVERS: [Mover; 3] = [Mover::Push, Mover::Pull, Mover::Kernel];
-/// Number of patterns in a GPU's memory: the source, and one destination per mover.
+/// Number of patterns in a GPU's memory: the source, and one destination for each [`Mover`].
 const PLACES: u64 = 1 + MOVERS.len() as u64;
 /// Time limit for all copies of one pair, which take less than a millisecond on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -100,7 +100,7 @@ struct CheckState {
     device: HashMap<usize, u64>,
     /// Pinned memory for the patterns of both GPUs.
     host: Option<u64>,
-    /// True after copies did not finish in time. They may still run.
+    /// True after copies did not finish in time. Such copies may still run.
     given_up: bool,
 }
 
@@ -136,7 +136,7 @@ impl Checks {
     }
 
     fn loses(&self, gpus: &Gpus, a: usize, b: usize) -> bool {
-        // In tests, each test has its own node.
+        // Each test has a node of its own, so results of other tests do not count.
         if !cfg!(test) && INTACT[a].load(Ordering::Relaxed) >> b & 1 != 0 {
             return false;
         }
@@ -177,8 +177,8 @@ impl Checks {
     /// Frees the memory. All work has finished.
     pub fn release(&self, gpus: &Gpus) {
         let checks = std::mem::take(&mut *lock(&self.0));
-        // Memory of a GPU that was reset no longer exists. Otherwise it is freed even if no context can be made current, because nobody
-        // else would do it.
+        // Memory of a GPU that was reset no longer exists. Other memory is freed even if no context can be made current, because no other
+        // code would free it.
         for (gpu, base) in checks.device {
             if let Some(primary) = gpus.devices[gpu].used().filter(|primary| !primary.is_lost()) {
                 let _current = primary.enter();
@@ -202,7 +202,7 @@ impl CheckState {
             return Err(BackendError::NotSupported("earlier copies of this kind did not finish".into()));
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Access is enabled between GPUs in use, so both come into use first.
+        // Access is enabled only between GPUs in use, so the primary contexts of both GPUs are retained first.
         gpus.primary(a)?;
         gpus.primary(b)?;
         if !gpus.has_access(a, b)? && !gpus.has_access(b, a)? {
@@ -245,8 +245,8 @@ impl CheckState {
     }
 }
 
-/// Returns the first loss. Copies of both GPUs are enqueued before waiting for any, because a wait behind a copying program takes as long
-/// as one of its copies.
+/// Copies the pattern in both directions and returns the first loss. Copies of both GPUs are enqueued before any is waited for, because
+/// each wait on a GPU that is busy with copies of the program takes as long as one of those copies.
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
     // The two GPUs send different parts of the pattern.

@@ -51,8 +51,8 @@ const SWEEP_FROM: usize = 64;
 pub(super) type PoolShare = (OwnedFd, u64, [u8; PAYLOAD_BYTES]);
 
 impl Pools {
-    /// Exports an allocation of `pool`. `lives` returns true if the allocation with an id still exists at an address. Requires a current
-    /// context.
+    /// Exports an allocation of `pool`. `lives(id, address)` returns true if the allocation `id` still exists at this address. Requires a
+    /// current context.
     pub fn export(
         &self,
         gpus: &Gpus,
@@ -87,7 +87,7 @@ impl Pools {
     }
 
     /// Returns the number by which importers identify a pool. The driver may reuse the handle of a destroyed pool, but a pool exists as
-    /// long as memory of it does. The number is therefore kept while any allocation that was shared under it exists, and no longer.
+    /// long as memory of it does. The number is therefore kept exactly as long as an allocation exists that was shared under it.
     fn number_of(&self, pool: usize, allocation: &Allocation, lives: impl Fn(u64, u64) -> bool) -> Result<u64, BackendError> {
         let mut all = lock(&self.exported);
         if let Some(known) = all.get_mut(&pool) {
@@ -137,13 +137,13 @@ impl Pools {
         Ok(base)
     }
 
-    /// Closes memory that [`Pools::open`] returned, and destroys the pool with its last allocation.
+    /// Closes memory that [`Pools::open`] returned, and destroys the imported pool when its last allocation is closed.
     pub fn close(&self, gpus: &Gpus, gpu: usize, number: u64, base: u64) -> Result<(), BackendError> {
         if gpus.is_lost(gpu) {
             return Ok(());
         }
         let _outside = OutsideCapture::enter(gpus.driver);
-        // Closing is tried even if this fails, because nobody else would do it.
+        // Closing is tried even if the context cannot be made current, because no other code would close the memory.
         let _current = gpus.primary(gpu)?.enter();
         // The lock is not held, because freeing may wait for work. The pool exists until the count is decremented below.
         // SAFETY: `open` opened the memory. The caller guarantees that work which uses it has finished.
