@@ -1,4 +1,4 @@
-//! Queries the driver's attributes of an address, whichever library allocated it.
+//! Queries the attributes that the driver reports for an address, independent of the library that allocated the memory.
 
 use super::driver::code;
 use super::gpus::Gpus;
@@ -13,7 +13,7 @@ pub(super) const UNNUMBERED: u64 = 1 << 62;
 /// Attributes of an address as reported by the driver.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Attributes {
-    /// 0 for memory that is unknown to the driver.
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, or 0 for memory that is unknown to the driver.
     memory_type: c_uint,
     pub managed: c_uint,
     pub ordinal: c_int,
@@ -34,8 +34,8 @@ impl Attributes {
         self.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as c_uint
     }
 
-    /// Returns the address range in which these attributes are uniform: the whole allocation. `None` for pools and the virtual memory API,
-    /// whose parts may be accessible to different GPUs.
+    /// Returns the address range in which these attributes are uniform, which is the whole allocation. Returns `None` for pools and the
+    /// virtual memory API, because different GPUs may have access to parts of such memory.
     pub fn uniform_range(&self) -> Option<Range<u64>> {
         let uniform = self.plain != 0 || self.is_host();
         uniform.then(|| self.start..self.start.saturating_add(self.bytes as u64))
@@ -90,7 +90,7 @@ impl Gpus {
         let mut ask = || unsafe { (driver.cuPointerGetAttributes)(count, names.as_mut_ptr(), values.as_mut_ptr(), address) };
         let mut code = ask();
         if code == code::INVALID_CONTEXT {
-            // This thread has no current context. Any context serves.
+            // This thread has no current context. The query works in any context.
             let Some(primary) = self.any_active()? else {
                 // Without a context there is no memory that the driver could know.
                 return Ok(Attributes::default());
@@ -106,9 +106,9 @@ impl Gpus {
         Ok(known)
     }
 
-    /// True if `gpu` may read and write this range of a pool or of mappings of `owner`. The program grants such access, except that a GPU
-    /// always has access to its own pool and mapping. A range may be mapped from several chunks (PyTorch's expandable segments), each
-    /// accessible to other GPUs.
+    /// True if `gpu` may read and write this range of a pool or of mappings of `owner`. A GPU always has access to its own pools and
+    /// mappings, and the program grants access to other GPUs. A range may be mapped from several chunks (PyTorch's expandable segments),
+    /// and different GPUs may have access to each chunk.
     pub fn is_let_in(&self, gpu: usize, address: u64, bytes: u64, owner: usize) -> Result<bool, BackendError> {
         let _current = self.peered(gpu)?.enter()?;
         let end = address.saturating_add(bytes.max(1));

@@ -1,10 +1,10 @@
 //! Opens memory of another process by CUDA IPC.
 //!
 //! Such a mapping belongs to the GPU in whose context it was opened, and has a different address for each GPU. The driver treats it as
-//! memory of that GPU. Kernels of other GPUs fault there, and copies that other GPUs issue to it start late: 8 bytes from GPU 0 to memory
-//! on GPU 1 took 18.5 us if it was opened through GPU 1, and 8.7 us if it was opened through GPU 0 (one way, signal included; two H200,
-//! driver 580). Memory is therefore opened through each GPU that works on it, when a plan first needs it, and every lane uses the address
-//! of its own GPU. The address that an import returns is that of one of them ([`Gpus::mapping_gpu`]).
+//! memory of that GPU. If kernels of other GPUs access this address, they fault. Copies that other GPUs issue to this address start late: 8
+//! bytes from GPU 0 to memory on GPU 1 took 18.5 us if the memory was opened through GPU 1, and 8.7 us if it was opened through GPU 0 (one
+//! way, signal included; two H200, driver 580). The memory is therefore opened through each GPU that works on it, when a plan first needs
+//! it, and every lane uses the address of its own GPU. An import returns the address for one of these GPUs ([`Gpus::mapping_gpu`]).
 
 use super::chunk::is;
 use super::driver::{CUdeviceptr, OutsideCapture, call_optional, code};
@@ -21,8 +21,9 @@ pub(super) struct Opened {
     pub payload: [u8; PAYLOAD_BYTES],
     /// GPU that owns the memory.
     pub owner: usize,
-    /// GPUs through which the memory was opened, each with the address there. The first is the one that the import returned. The address is
-    /// `None` if the driver refused: the exporter may have freed the memory, which is reported to callers that use it.
+    /// GPUs through which the memory was opened, each with the address for that GPU. The first address is the one that the import returned.
+    /// An address is `None` if the driver refused to open the memory: the exporter may have freed it, which is reported to callers that use
+    /// it.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
     /// True if the program opened the memory through the first GPU. The program then closes that mapping itself.
     pub is_adopted: bool,

@@ -2,8 +2,8 @@
 //! the driver, so each decision is tested without a GPU.
 //!
 //! An event across GPUs takes 2.2 us one way (hardware readings), and each call that records an event or waits for one takes the calling
-//! thread about a microsecond. A lane therefore runs on the caller's GPU if the program allows it, and streams wait only if they are not
-//! ordered anyway. Lanes of other GPUs start latest, so they are enqueued first.
+//! thread about a microsecond. A lane therefore runs on the caller's GPU if the program allows it, and a stream waits for another only if
+//! the two are not already ordered. Lanes of other GPUs start latest, so they are enqueued first.
 
 use crate::plan::{Mechanism, Program};
 use crate::topology::DeviceId;

@@ -42,10 +42,10 @@ pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<
 /// Returns the maximum number of parallel chains for the nodes of an operation. With a maximum of `n`, each node follows the node that
 /// comes `n` places before it.
 ///
-/// In a graph with many parallel kernels each is a branch that the host launches separately and the GPU signals separately. 77 kernels
-/// between other work of their stream took 144 us when isolated and 854 us back to back, including 64 and 162 us for the launch. In four
-/// chains they took 158 and 156 us, including 3 us for the launch, and in one chain 238 and 232 us (one H200, driver 580.159.04,
-/// `tests/gpu/halo_row`). Copies in a chain have gaps, so copies are not chained.
+/// In a graph with many parallel kernels, each kernel is a branch that the host launches separately and the GPU signals separately. 77
+/// kernels between other work of their stream took 144 us when isolated and 854 us back to back; the launch took 64 and 162 us of these
+/// times. In four chains they took 158 and 156 us, including 3 us for the launch, and in one chain 238 and 232 us (one H200, driver
+/// 580.159.04, `tests/gpu/halo_row`). Copies in a chain have gaps, so copies are not chained.
 pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
     match work {
         NodeWork::Kernel(_) => 4,

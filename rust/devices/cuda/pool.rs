@@ -1,22 +1,21 @@
 //! Runs ready steps of many streams' executions on a pool of threads.
 //!
-//! The work of threads in an execution is a job: lanes of steps, each lane in order. A step is ready once the stream has reached the job,
-//! the previous step of its lane is done, and all other steps that it waits for are done. A thread takes any ready step and never waits for
-//! a step that it has taken. Streams may therefore wait for each other in any way, however few threads there are. Among ready steps, the
-//! one of the oldest job is taken first, so no job is delayed for ever.
-//!
+//! The copies that threads make in one execution are a job. A job consists of lanes, and each lane is a list of steps that run in order. A
+//! step is ready once the stream has reached the job, the previous step of its lane is done, and all other steps that it waits for are
+//! done. A thread takes any ready step and never waits for a step that it has taken. Streams may therefore wait for each other in any way,
+//! however few threads there are. Among ready steps, one of the oldest job is taken first, so every job finishes eventually.
 //! Jobs of one stream are added in the order in which the stream reaches them, so only the first job of each stream is examined.
 //!
-//! Executions may share the bytes of rings through which threads and streams pass data. One execution at a time holds them, from the moment
-//! when its stream reaches it until the stream has passed it. During this time it waits only for itself, so other executions eventually get
-//! the bytes. A stream that would write to a ring before any thread does waits until the bytes are granted. To avoid this wait when there
-//! is no competition, the bytes are granted when the job is added, and revoked if another job needs them before the stream arrives.
-//! Revoking and arriving are ordered as in Dekker's algorithm: the stream publishes its arrival and then reads the grant; the pool revokes
-//! the grant and then checks for an arrival.
-//!
+//! Executions may share the bytes of rings through which threads and streams pass data. One execution at a time holds these bytes, from the
+//! moment when its stream reaches it until the stream has passed it. During this time the execution waits only for its own steps, so other
+//! executions eventually get the bytes. A stream that would write to a ring before any thread does waits until the bytes are granted to its
+//! execution. To avoid this wait when there is no competition, the bytes are granted when the job is added, and the grant is revoked if
+//! another job needs the bytes before the stream arrives. Revoking and arriving are ordered as in Dekker's algorithm: the stream publishes
+//! its arrival and then reads the grant; the pool revokes the grant and then checks for an arrival.
 //! A stream wakes no thread when it sets a word. While steps are left and none is ready, one thread polls and the others sleep. The polling
-//! thread pauses for a sixteenth of the time for which nothing has been ready, within 15 us and 1 ms. A step therefore starts at most 6 %
-//! late, and behind a stream that is busy for seconds, polling takes less than 1 % of one CPU, whatever the number of threads.
+//! thread pauses between two polls for a sixteenth of the time for which no step has been ready, but for at least 15 us and at most 1 ms. A
+//! step therefore starts at most 6 % late, and behind a stream that is busy for seconds, polling takes less than 1 % of one CPU, whatever
+//! the number of threads.
 
 use crate::backend::BackendError;
 use crate::sync::{Condvar, Mutex, MutexGuard, held, lock, thread};
@@ -71,10 +70,11 @@ pub(super) struct CopyPool<J: PoolJob>(Arc<Shared<J>>);
 #[derive(Debug)]
 struct Shared<J: PoolJob> {
     state: Mutex<PoolState<J>>,
-    /// Condition variables: `woken` for sleeping threads, `looked` for the polling thread, and `gone` after each poll for threads that wait
-    /// for the end of a job.
+    /// Condition variable on which threads sleep while another thread polls.
     woken: Condvar,
+    /// Condition variable on which the polling thread pauses.
     looked: Condvar,
+    /// Condition variable that is notified after each poll, for threads that wait for the end of a job.
     gone: Condvar,
 }
 
@@ -103,8 +103,9 @@ struct JobEntry<J: PoolJob> {
     lanes: Box<[LaneState]>,
     /// Lane that is examined first.
     cursor: usize,
-    /// Number of steps that no thread has taken, and in `left` the number that are not done.
+    /// Number of steps that no thread has taken.
     untaken: usize,
+    /// Number of steps that are not done.
     left: usize,
     has_begun: bool,
     /// True if the job holds its bytes, because it has begun or they were granted in advance.
@@ -124,7 +125,7 @@ struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
     step: u32,
-    /// True for the first step of a job. Other steps may have become ready with it.
+    /// True for the first step of a job. Other steps may have become ready together with it.
     is_first: bool,
 }
 
@@ -155,7 +156,7 @@ impl<J: PoolJob> CopyPool<J> {
             let named = thread::Builder::new().name(format!("mpgpu-copy-{}", state.threads.len()));
             match without_signals(|| named.spawn(move || shared.work())) {
                 Ok(thread) => state.threads.push(thread),
-                // The pool works with fewer threads, but slower.
+                // With fewer threads the pool works, but more slowly.
                 Err(error) if !state.threads.is_empty() => {
                     log::warn!(
                         "{} threads copy pageable memory, because the system provides no more threads: {error}",
@@ -175,7 +176,7 @@ impl<J: PoolJob> CopyPool<J> {
         Ok(())
     }
 
-    /// Waits until a job is finished whose stream has passed it.
+    /// Waits until a job is finished. The job's stream must have passed it.
     pub fn wait(&self, job: &Arc<J>) {
         let mut state = lock(&self.0.state);
         state.waiting += 1;
@@ -210,7 +211,8 @@ impl<J: PoolJob> PoolState<J> {
         let untaken = job.lanes().iter().map(Vec::len).sum();
         let is_same = |entry: &JobEntry<J>| job.stream().is_some() && entry.job.stream() == job.stream();
         let is_first = !self.entries.iter().any(is_same);
-        // Earlier jobs of the same stream have released the bytes when the stream arrives. Jobs of other streams may need them before.
+        // Earlier jobs of the same stream have released the bytes when the stream arrives. Jobs of other streams may need the bytes before
+        // that.
         let holds = job.waits_for_grant() && !self.entries.iter().any(|entry| !is_same(entry) && overlap(entry.job.bytes(), job.bytes()));
         if holds {
             job.grant();
@@ -337,7 +339,7 @@ impl<J: PoolJob> JobEntry<J> {
 impl<J: PoolJob> Shared<J> {
     /// Runs steps until the pool is closed.
     fn work(&self) {
-        // By default pauses would be 50 us too long.
+        // With the default timer slack of a thread, pauses would be 50 us too long.
         // SAFETY: The call sets an option of this thread, and its argument is a number of nanoseconds.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64) };
         let mut worker = J::Worker::default();
@@ -359,7 +361,7 @@ impl<J: PoolJob> Shared<J> {
                 self.gone.notify_all();
             }
             if let Some(taken) = taken {
-                // Another thread must look for the remaining steps. Each thread that finds a step wakes the next.
+                // Another thread must look for the remaining steps, so each thread that finds a step wakes the next.
                 if state.asleep > 0 && state.untaken > 0 {
                     if taken.is_first {
                         self.woken.notify_all();

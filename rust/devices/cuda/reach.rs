@@ -23,9 +23,9 @@ impl Core {
         Ok(primary.kernel().map(|kernel| kernel.copier(host)))
     }
 
-    /// Returns the GPU that runs a lane in place of `gpu`: `gpu` itself, unless some memory is not accessible to it and another GPU that
-    /// owns memory of the plan can access all. Only its own GPU can access memory of a pool or mapping until the program grants access to
-    /// others, and that GPU can usually access theirs.
+    /// Returns the GPU that runs a lane of `gpu`. This is `gpu` itself, unless it cannot access some memory of the plan and another GPU
+    /// that owns memory of the plan can access all of it. Memory of a pool or mapping is such a case: until the program grants access to
+    /// other GPUs, only the owning GPU can access it, and that GPU can usually access the memory of the others.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
@@ -55,19 +55,20 @@ impl Core {
         Ok(is_reached)
     }
 
-    /// True if kernels of `gpu` can access every end of the execution. Determined once for each plan.
+    /// True if kernels of `gpu` can access every end of the execution. The result is determined once for each plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
             return Ok(reach.all >> gpu & 1 != 0);
         }
-        // All GPUs in use are examined together, because querying an end is the slow part. Memory of CUDA IPC is opened only for the GPUs
-        // that work on it.
+        // All GPUs in use are examined together, because the query of an end takes most of the time. Memory of CUDA IPC is opened only for
+        // the GPUs that work on it, so in this case only `gpu` is examined.
         let used = if self.sharing.has_opened.load(Ordering::Acquire) { 0 } else { self.gpus.used.load(Ordering::Acquire) };
         let mut asked = used | 1 << gpu;
         let (mut all, mut shut_out) = (asked, 0);
         let bits = |mask: u64| (0..self.gpus.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
         let mut host = HostEnds::None;
-        // Result for an end is valid for its whole allocation. The last few are kept, because many small pieces lie in few allocations.
+        // The result for an end is valid for its whole allocation. The last few results are kept, because many small pieces lie in few
+        // allocations.
         const LATEST: usize = 8;
         let mut found: VecDeque<(Range<u64>, bool)> = VecDeque::with_capacity(LATEST);
         for (ends, &bytes) in execution.endpoints.iter().zip(&execution.program.transfers).filter(|(_, bytes)| **bytes > 0) {
@@ -123,7 +124,8 @@ impl Core {
         reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 
-    /// Returns the GPU that makes a copy in place of `gpu`: `gpu` itself, or one that owns an end and may access the other.
+    /// Returns the GPU that makes a copy of a lane of `gpu`: `gpu` itself if it may access both ends, or else a GPU that owns one end and
+    /// may access the other.
     pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());

@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 pub(super) struct Reached {
     /// Results, by the address of the plan's endpoints.
     plans: HashMap<usize, Reach, ahash::RandomState>,
-    /// Number of results at which those of dropped plans are removed.
+    /// Number of results at which the results of dropped plans are removed.
     sweep_at: usize,
 }
 
@@ -20,13 +20,13 @@ pub(super) struct Reach {
     plan: Weak<[Endpoints]>,
     /// GPUs whose result is known, one bit for each.
     pub known: u64,
-    /// GPUs whose kernels can access all ends.
+    /// GPUs whose kernels can access all ends, one bit for each.
     pub all: u64,
-    /// GPUs whose copies may not access all ends either.
+    /// GPUs that may not access all ends even by copies, one bit for each.
     pub shut_out: u64,
     /// Ends that are in host memory.
     pub host: HostEnds,
-    /// Ends for GPUs that use other addresses.
+    /// Ends of the plan at the addresses of each GPU that uses other addresses than the plan.
     pub ends: Vec<(usize, Arc<[Endpoints]>)>,
 }
 

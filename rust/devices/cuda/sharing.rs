@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 pub(super) struct Sharing {
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, MappedImport>>,
-    /// True once memory of CUDA IPC was opened. Only then may GPUs use different addresses for the ends of a plan.
+    /// True once memory of CUDA IPC was opened. Before that, all GPUs use the same addresses for the ends of a plan.
     pub has_opened: AtomicBool,
     pub waits: Mutex<Waits>,
     pub failed_waits: FailedWaits,
@@ -82,8 +82,8 @@ impl Sharing {
         self.at(address, |held| held.allocation)
     }
 
-    /// Returns the GPU that owns the memory at an address, if the memory is mapped for every GPU that can reach it. No GPU then needs a
-    /// context for it.
+    /// Returns the GPU that owns the memory at an address. Returns `None` unless this memory is mapped for every GPU that can reach it. A
+    /// GPU needs no context to access such memory.
     pub fn chunk_at(&self, address: u64) -> Option<usize> {
         let chunk = |held: &MappedImport| matches!(held.source, Source::OwnOnGpu(_) | Source::Mapped(_)).then_some(held.allocation.device);
         self.at(address, chunk).flatten().map(|device| device.0 as usize)
@@ -105,7 +105,7 @@ impl Sharing {
         }
     }
 
-    /// Returns the line (allocation and signaller) that a counter belongs to.
+    /// Returns the allocation that contains a counter, with the party that sets the counter (a `Line`).
     pub fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |held| Line { allocation: held.allocation.id, signaller: held.signallers.of(counter) })
     }
@@ -127,8 +127,8 @@ impl Sharing {
         Ok((allocation.base, self.insert(allocation, Source::Own(region))))
     }
 
-    /// Allocates GPU memory that others can map, whatever other memory of this process they have open. Returns its address and id, or
-    /// `None` if the driver does not support it.
+    /// Allocates GPU memory that other processes can map, even if they have opened other memory of this process. Returns its address and
+    /// id, or `None` if the driver does not support it.
     pub fn allocate_on(&self, gpus: &Gpus, gpu: usize, bytes: u64) -> Result<Option<(u64, u64)>, BackendError> {
         let Some(chunk) = Chunk::new(gpus, gpu, bytes)? else { return Ok(None) };
         let base = chunk.base;
@@ -221,8 +221,8 @@ impl Sharing {
                 _ => None,
             }
         };
-        // Another thread opened it first, or the memory was closed concurrently against the rules. The driver counts how often a GPU has
-        // opened the same memory, which has a single address there.
+        // Another thread opened the memory first, or a thread closed it at the same time, which the rules forbid. The driver counts how
+        // often a GPU has opened the same memory, and returns the same address each time.
         if let Some(Err(error)) = base.map(|base| close_through(gpus, gpu, base)) {
             log::warn!("{error}");
         }
@@ -269,11 +269,11 @@ impl Sharing {
         self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Registers waits whose end is not reported: those of graphs and of the caller's kernels.
+    /// Registers waits whose end is not reported to this backend: the waits of graphs and of the caller's kernels.
     pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
         let mut waits = lock(&self.waits);
         for wanted in signals {
-            // Reading also checks that the CPU can access the counter, to set it in place of a peer.
+            // Reading also checks that the CPU can access the counter, which it must set if the peer exits.
             let now = self.read_signal(wanted.counter)?;
             if let Some(peer) = self.lost_peer(wanted) {
                 return Err(FailedWait { wanted, now, peer }.error());
@@ -301,13 +301,13 @@ impl Sharing {
         for (counter, value) in captured.extract_if(|&counter, &mut value| is_lost(Signal { counter, value })) {
             let wanted = Signal { counter, value };
             self.raise_here(wanted, |now| self.note_failed(wanted, now, peer));
-            // Kept whether or not it was reached, because the program may reset the counter and launch the graph again.
+            // The wait is kept even if its counter was reached, because the program may reset the counter and launch the graph again.
             failed.push(wanted);
         }
         let abandoned: Vec<StepFate> =
             stops.extract_if(|&counter, _| is_lost(Signal { counter, value: 1 })).map(|(_, fate)| fate).collect();
         drop(waits);
-        // Called without the lock: it notifies other ranks, and ranks of this process fail their waits immediately.
+        // The callback runs without the lock, because it notifies other ranks, and ranks of this process fail their waits immediately.
         abandoned.iter().for_each(|fate| fate.abandon(Abandoned::OfKernels));
     }
 
@@ -317,7 +317,7 @@ impl Sharing {
         }
     }
 
-    /// Sets the counters of failed waits again that were reset since, including those of captured waits. Returns true while there is a
+    /// Sets those counters of failed waits, including captured waits, that another process has reset since. Returns true while there is a
     /// failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);
@@ -331,7 +331,7 @@ impl Sharing {
         !waits.failed.is_empty()
     }
 
-    /// Sets a counter by the CPU if it is not reached. Calls `before` with its old value first.
+    /// Sets a counter by the CPU if it is below the awaited value. Calls `before` with the old value first.
     fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
         match self.read_signal(wanted.counter) {
             Ok(now) if !signal::reached(now, wanted.value) => {
@@ -366,7 +366,7 @@ fn unpin(gpus: &Gpus, base: u64) -> Result<(), BackendError> {
         return Ok(());
     }
     let _outside = OutsideCapture::enter(gpus.driver);
-    // Unpinning is tried even if this fails, because nobody else would do it.
+    // Unpinning is tried even if the context cannot be made current, because no other code would unpin the memory.
     let _current = gpus.primary(gpus.any_used())?.enter();
     // SAFETY: `pin` registered the pages. The caller guarantees that work which uses them has finished.
     unsafe { call!(gpus.driver, cuMemHostUnregister(handle(base as usize))) }

@@ -1,9 +1,9 @@
-//! Executes a program on streams: lanes are streams, joined by events.
+//! Executes a program on streams. Each lane of the program is a stream, and events order the streams.
 //!
-//! The caller's stream is the first lane of its GPU, so a program with one lane there needs no event: a plain copy is one call of the
+//! The caller's stream is the first lane of its GPU, so a program with one lane on this GPU needs no event: a plain copy is one call of the
 //! driver, and a second call records its end if requested. Other lanes are internal streams. They wait for the caller's stream before their
-//! first operation, and the caller's stream waits for them after their last (`lanes` makes these decisions). Under stream capture the same
-//! calls make the lanes branches of the graph.
+//! first operation, and the caller's stream waits for them after their last operation (`lanes` makes these decisions). During a stream
+//! capture, the same calls make the lanes branches of the graph.
 
 use super::addresses::segment;
 use super::device::{Caller, Mark, Primary};
@@ -18,7 +18,7 @@ use crate::plan::Mechanism;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues the copies on streams. On an error, enqueued work has finished.
+    /// Enqueues the copies on streams. On an error, the work that was already enqueued has finished when the function returns.
     #[inline(never)]
     pub fn enqueue_lanes(
         &self,
@@ -95,8 +95,8 @@ impl Core {
             && self.own_ends(execution, callers_gpu).is_none()
     }
 
-    /// Places each lane. The boolean is true if the lanes are on the GPUs chosen by the program, which reach all memory of the plan.
-    /// Returns an error for copies that no GPU may make, and for freed memory.
+    /// Determines the GPU and stream of each lane. The boolean is true if the lanes are on the GPUs that the program chose, and these can
+    /// access all memory of the plan. Returns an error for copies that no GPU may make, and for freed memory.
     fn placed(
         &self,
         execution: &Execution<'_>,
@@ -178,17 +178,17 @@ impl Core {
         }
         let placed: SmallVec<[Placement; 8]> = lanes.iter().map(|lane| lane.at).collect();
         let schedule = schedule(execution.program, &placed);
-        // Recorded before any work of this execution, so that no lane waits for the copies in the caller's own stream.
+        // The event is recorded before any work of this execution, so that no lane waits for the copies in the caller's own stream.
         let forks = schedule.forks.contains(&true);
         let start = if forks { Some(callers.record(execution.stream.0)?) } else { None };
-        // Held until everything is enqueued, because another thread may record an event again once it is back in its pool.
+        // The events are held until everything is enqueued, because another thread may record an event again once it is back in its pool.
         let mut done: SmallVec<[Option<Mark>; 32]> = ops.iter().map(|_| None).collect();
         let wait = |stream: usize, mark: &Mark| {
             // SAFETY: `mark` keeps the event valid. The stream belongs to this backend, or the caller keeps it valid.
             unsafe { call!(driver, cuStreamWaitEvent(handle(stream), mark.event(), 0)) }
         };
-        // If threads make some of the copies, operations are enqueued in program order. Otherwise an operation could be enqueued before one
-        // that it waits for through a thread, and a full queue would block both.
+        // If threads make some of the copies, operations are enqueued in program order. Otherwise an operation could be enqueued before an
+        // operation that it waits for through a thread. If the queue of the stream is then full, both would block.
         let in_order = lanes.iter().any(|lane| lane.threads.is_some());
         for index in schedule.order.iter().enumerate().map(|(at, index)| if in_order { at } else { *index as usize }) {
             let op = &ops[index];

@@ -1,7 +1,7 @@
 //! Manages the streams that callers create through this backend, and finds the GPU of any stream.
 //!
-//! A stream that the caller destroys is kept and reused when it has no work. The driver would give its address to the next stream, and
-//! crashes if a destroyed handle is used. No lock of the tables is held across a call of the driver.
+//! A stream that the caller destroys is kept, and reused when it has no work. The driver would give the address of a destroyed stream to
+//! the next stream, and it crashes if a destroyed handle is used. No lock of the tables is held across a call of the driver.
 
 use super::device::Primary;
 use super::driver::{CUcontext, CUstream, Current, call, handle, lock};
@@ -17,12 +17,13 @@ use std::sync::{Mutex, PoisonError, RwLock};
 #[derive(Debug, Default)]
 #[repr(C)] // What every execution reads stands first.
 pub(super) struct Streams {
-    /// Streams of `create` that were destroyed, and their number. While it is 0, nobody takes the lock.
+    /// Number of the streams of `create` that the caller has destroyed and that are not reused. While the number is 0, no thread takes the
+    /// lock.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
     /// GPUs of streams, by the driver's number of the stream.
     by_number: KnownGpus,
-    /// GPUs of streams, by handle. A handle may belong to another stream by now.
+    /// GPUs of streams, by handle. A handle may meanwhile belong to another stream.
     by_handle: KnownGpus,
     /// Streams of `create`, with the requested device.
     created: Mutex<HashMap<usize, DeviceId>>,
@@ -45,7 +46,7 @@ pub(super) struct Start {
     pub gpu: usize,
     /// Unique number of the stream ([`Found::number`]).
     pub number: Option<u64>,
-    /// Possible failed waits that preceded the execution in the stream.
+    /// Waits that preceded the execution in the stream and may have failed.
     pub behind: Behind,
 }
 
@@ -122,7 +123,7 @@ impl Streams {
             destroyed.insert(stream.0);
         });
         let primary = gpus.primary(gpu)?;
-        // The stream may be reused, and then has no preceding waits.
+        // The stream may be reused for work that no earlier wait precedes.
         failed_waits.forget(|| gpus.driver.number_of(handle(stream.0)));
         primary.retire_stream(stream.0);
         Ok(())
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!((known.find(0), known.find(9), known.find(1), known.find(17)), (Some(0), Some(63), None, None));
         known.note(17, 5);
         assert_eq!((known.find(9), known.find(17)), (None, Some(5)));
-        // A number that leaves no room for the GPU is not stored, and not confused with its lower bits.
+        // A number that leaves no room for the GPU is not stored, so that it is not confused with the number in its lower bits.
         known.note((1 << 56) + 9, 2);
         assert_eq!((known.find((1 << 56) + 9), known.find(9), known.find(17)), (None, None, Some(5)));
     }

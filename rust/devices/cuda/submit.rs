@@ -52,14 +52,16 @@ impl Core {
         let divided = Divided::of(execution, found.gpu, state);
         let execution = &Execution { program: divided.as_ref().map_or(execution.program, |divided| &divided.streams), ..*execution };
         let is_capturing = found.is_capturing.map_or_else(|| self.gpus.driver.is_capturing(handle(execution.stream.0)), Ok)?;
-        // Two events exist afterwards: for the start and the end of an execution, or for the ends of two successive launches.
+        // Two events exist afterwards. A later execution uses them for its start and its end, or two successive graph launches use them for
+        // their ends.
         let _ends = [primary.mark()?, primary.mark()?];
         let _outside = OutsideCapture::enter(self.gpus.driver);
         let is_graph = execution.engine == Engine::Graph && !is_capturing;
         if is_graph && self.prepare_graph(execution, found.gpu, state)? { Ok(()) } else { self.prepare_lanes(execution, found.gpu, state) }
     }
 
-    /// Returns the state of an execution's stream, and whether it is being captured, if that is known.
+    /// Returns the state of an execution's stream, and a boolean that is true if the stream is being captured. The boolean is `None` if
+    /// that is unknown.
     fn start_in(&self, execution: &Execution<'_>) -> Result<(Start, Option<bool>), BackendError> {
         let found = self.streams.find(&self.gpus, execution.stream)?;
         Ok((Start { gpu: found.gpu, number: found.number, behind: self.behind(execution.stream, &found) }, found.is_capturing))
@@ -95,8 +97,8 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues the stream operations of a program and passes its other copies to the threads. The result reports errors of the threads. No
-    /// other thread may enqueue into the stream during the call, so that threads and streams see the executions of a stream in the same
+    /// Enqueues the stream operations of a program and passes its other copies to the threads. The result reports errors of the threads.
+    /// During the call, no other thread may enqueue into the stream, so that threads and streams see the executions of a stream in the same
     /// order.
     fn enqueue_threads(
         &self,
@@ -132,8 +134,8 @@ impl Core {
         Ok(job.verdict.clone())
     }
 
-    /// Enqueues the work after the copies: the comparison of bytes, and the event that marks the end. A graph launch has recorded its own
-    /// end.
+    /// Enqueues the work after the copies: the comparison of bytes, and the event that marks the end. After a graph launch no event is
+    /// needed, because the launch has recorded its own.
     fn end(
         self: &Arc<Core>,
         execution: &Execution<'_>,

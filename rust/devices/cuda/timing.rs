@@ -1,12 +1,12 @@
 //! Times the operations of one execution by events with timestamps.
 //!
-//! Only events of the same GPU can be compared (`cuEventElapsedTime`; the driver refuses events of two devices). The clock of each further
-//! GPU is therefore aligned with that of the caller's stream by an exchange: the caller's stream records a timestamp, the other GPU waits
-//! for it and records its own, and the caller's stream waits for that and records another. The middle timestamp is assumed to be half way
-//! between the outer two, and half of their distance bounds the error. The exchange follows the last operation, when everything has been
-//! issued and the copies are running or finished. On a busy GPU it takes the events' own 4.5 us (H200, hardware readings), which bounds the
-//! error to 2.3 us. The drift between the clocks of GPUs, parts per million, is negligible here. A timestamp itself is accurate to half a
-//! microsecond (the driver's manual, `cuEventElapsedTime`).
+//! Only events of the same GPU can be compared (`cuEventElapsedTime`; the driver refuses events of two devices). The clock of every other
+//! GPU is therefore aligned with that of the caller's stream by an exchange of three timestamps. The caller's stream records the first one,
+//! the other GPU waits for it and records the second one, and the caller's stream waits for that and records the third one. The second
+//! timestamp is assumed to lie half way between the other two, and half of their distance bounds the error. The exchange follows the last
+//! operation, when everything has been issued and the copies are running or finished. On a busy GPU it takes the events' own 4.5 us (H200,
+//! hardware readings), which bounds the error to 2.3 us. The drift between the clocks of GPUs, parts per million, is negligible here. A
+//! timestamp itself is accurate to half a microsecond (the driver's manual, `cuEventElapsedTime`).
 
 use super::driver::{CUevent, OutsideCapture, call, handle};
 use super::owner::Owner;
@@ -22,7 +22,7 @@ const RESOLUTION: f64 = 0.5e-6;
 #[derive(Debug)]
 pub(super) struct Timing {
     owner: Arc<dyn Owner>,
-    /// GPU of the caller's stream, whose clock is the common one.
+    /// GPU of the caller's stream. The clocks of other GPUs are aligned with its clock.
     callers_gpu: usize,
     /// Time at which the execution could begin.
     start: Option<Stamp>,
@@ -59,7 +59,7 @@ impl Timing {
         Ok(())
     }
 
-    /// Enqueues operation `op` between two timestamps of its stream. Called once for each operation.
+    /// Enqueues operation `op` between two timestamps of its stream. Must be called once for each operation.
     pub fn around(
         &mut self,
         op: usize,
@@ -74,7 +74,7 @@ impl Timing {
         Ok(())
     }
 
-    /// Aligns the clock of a GPU with that of the caller's stream, once.
+    /// Aligns the clock of a GPU with that of the caller's stream, unless this has been done before.
     pub fn join_clock(&mut self, (gpu, stream): (usize, usize), caller: usize) -> Result<(), BackendError> {
         if self.clocks.iter().any(|clock| clock.mirrored.gpu == gpu) {
             return Ok(());

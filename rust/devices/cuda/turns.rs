@@ -1,8 +1,9 @@
 //! Serializes executions that several threads enqueue into one stream.
 //!
-//! An execution on streams needs many calls of the driver. Its calls into the caller's stream and its job of the copy threads are enqueued
-//! in one turn, so that streams, threads and later executions see all executions of a stream in the same order. Any operation that may make
-//! a stream wait is enqueued in a turn as well, so that an execution that has begun waits only for itself.
+//! An execution on streams needs many calls of the driver. A thread has a turn in a stream while no other thread may enqueue an execution
+//! there. The calls into the caller's stream and the job of the copy threads are enqueued in one turn, so that streams, threads and later
+//! executions see all executions of a stream in the same order. Any operation that may make a stream wait is enqueued in a turn as well, so
+//! that an execution that has begun waits only for its own operations.
 
 use super::driver::lock;
 use super::parts::Core;
@@ -27,7 +28,7 @@ impl Turns {
     /// Waits until no other thread enqueues an execution into the stream. Returns `None` for the per-thread default stream, which no other
     /// thread uses.
     pub fn take(&self, stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<Turn<'_>> {
-        // A handle identifies a stream while a call uses it.
+        // While a call uses a stream, no other stream has the same handle, so the handle identifies the stream.
         let stream = own_number(stream, gpu, number).or_else(|| (stream.0 != PER_THREAD).then_some(stream.0 as u64))?;
         let mut taken = lock(&self.taken);
         while taken.contains(&stream) {

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// First difference found, if any.
+/// Result of a comparison: the first error, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Verdict(Mutex<Option<BackendError>>);
 
@@ -30,8 +30,9 @@ impl Verdict {
     }
 }
 
-/// Pinned memory for comparisons, in pairs of blocks. One thread owns a pair while it enqueues, because that blocks while the queue of a
-/// stream is full. New work follows the last use of the pair, which must therefore be in the same stream or finished.
+/// Pinned memory for comparisons, in pairs of blocks. One thread owns a pair while it enqueues a comparison, because enqueueing blocks
+/// while the queue of a stream is full. New work follows the last use of the pair. That use must therefore be in the same stream or
+/// finished.
 #[derive(Debug, Default)]
 pub(super) struct Verification(Mutex<Vec<Blocks>>);
 
@@ -94,7 +95,7 @@ impl Verification {
             if !gpus.has_lost()
                 && let Some(primary) = gpus.in_use().next()
             {
-                // Freeing is tried even if this fails, because nobody else would do it.
+                // Freeing is tried even if the context cannot be made current, because no other code would free the blocks.
                 let _current = primary.enter();
                 // SAFETY: `Blocks::new` allocated the memory. No enqueued work uses it any more.
                 unsafe { (gpus.driver.cuMemFreeHost)(handle(blocks.base as usize)) };

@@ -1,19 +1,20 @@
-//! Records the waits for signals on streams, so that those for an exited peer can be ended.
+//! Records the waits for signals on streams, so that waits for an exited peer can be ended.
 
 use crate::backend::{Allocation, Signal, StepFate};
 use crate::ipc::signal;
 use ahash::HashMap;
 
-/// Waits that are enqueued or about to be, and that may not be satisfied yet.
+/// Waits that are enqueued or about to be enqueued, and that may not be satisfied yet.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     pub pending: Vec<Signal>,
-    /// Waits of graphs: for each counter the highest awaited value, which includes the others.
+    /// Waits of graphs: the highest awaited value of each counter. Reaching this value also ends the waits for lower values.
     pub captured: HashMap<u64, u64>,
-    /// Steps that kernels abandon once a counter is set, by the counter's address.
+    /// States of the steps that kernels abandon once a counter is set, by the counter's address.
     pub stops: HashMap<u64, StepFate>,
-    /// Waits whose counters were set here in place of an exited process. Setting is a store, so another process that sets the same counter
-    /// to a smaller value undoes it. A stream that reaches its wait after that would wait for ever.
+    /// Waits whose counters this process has set in place of an exited process. Another process that sets the same counter to a smaller
+    /// value overwrites this value, and a stream that reaches its wait afterwards would wait for ever. The counters are therefore set
+    /// again.
     pub failed: Vec<Signal>,
 }
 

@@ -1,12 +1,12 @@
 //! Copies between pageable host memory and slots of pinned memory by threads ([`Mechanism::Thread`]), concurrently with copy engines.
 //!
-//! Everything is enqueued when an execution is submitted, without waiting. Streams and threads notify each other by words in pinned memory,
-//! one per operation: a stream waits for the word of a thread's copy by a stream operation, and sets the word of its own operation if a
-//! thread waits for it. An execution sets its words to a value of its own, larger than that of any earlier execution that used them, so the
-//! words are never reset.
+//! All work is enqueued when an execution is submitted, without waiting. Streams and threads notify each other by words in pinned memory,
+//! one word for each operation. If a stream needs the result of a thread's copy, a stream operation waits for the word of that copy. If a
+//! thread needs the result of a stream operation, the stream sets the word of that operation. An execution sets its words to a value of its
+//! own, larger than that of any earlier execution that used them, so the words are never reset.
 //!
-//! Threads run any ready copy and never wait for one ([`CopyPool`]). An operation waits only for earlier ones of its program and is
-//! enqueued after all of these. Executions that share rings are ordered as their streams reach them.
+//! Threads run any ready copy and never wait for one ([`CopyPool`]). An operation waits only for earlier operations of its program, and is
+//! enqueued after all of these. Executions that share rings run in the order in which their streams reach them.
 //!
 //! If the system has several NUMA nodes, a thread runs on the node of the memory that it copies first for an execution.
 
@@ -34,7 +34,7 @@ pub(super) struct Divided {
     whole: Arc<Program>,
     /// Operations of streams.
     pub streams: Arc<Program>,
-    /// Words that each operation of `streams` waits for and sets.
+    /// Words that each operation of `streams` waits for and sets, in the order of the operations.
     pub hands: Vec<StreamHand>,
     /// Copies of threads by lane, with their numbers in the whole program.
     lanes: Vec<Vec<u32>>,
@@ -42,7 +42,7 @@ pub(super) struct Divided {
     bytes: u64,
     /// True if the caller's stream must wait for the last copy, because its operations do not wait for all copies.
     pub has_end: bool,
-    /// Rings through which threads and streams pass data; `writes_rings` is true if a stream writes to one.
+    /// Rings through which threads and streams pass data. `writes_rings` is true if a stream writes to one of them.
     rings: Vec<RingId>,
     pub writes_rings: bool,
 }
@@ -74,7 +74,7 @@ impl Divided {
         let lanes = program.ops.iter().filter(|op| op.mechanism != Mechanism::Thread).map(|op| op.lane.0 as usize + 1).max().unwrap_or(0);
         let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..Program::clone(program) };
         let (mut hands, mut bytes): (Vec<StreamHand>, u64) = (Vec::new(), 0);
-        // Numbers in `streams` of the operations of streams.
+        // Index in `streams` of each operation of the whole program that a stream executes.
         let mut number: Vec<u32> = Vec::with_capacity(program.ops.len());
         let mut awaited = vec![false; program.ops.len()];
         let mut copies: Vec<Vec<u32>> = vec![Vec::new(); program.lanes.len()];
@@ -157,8 +157,9 @@ pub(super) struct Job {
     has_failed: AtomicBool,
     /// True if enqueueing the execution has failed. Its streams may then never set a word.
     is_cancelled: AtomicBool,
-    /// Private memory of the process. The first thread that needs it determines it, which takes a millisecond or more, while the others
-    /// copy by system calls. It is not determined if few bytes are copied.
+    /// Address ranges of the process's private memory, which threads copy without a system call. The first thread that needs the ranges
+    /// determines them, which takes a millisecond or more, while the other threads copy by system calls. The ranges are not determined if
+    /// few bytes are copied.
     private: OnceLock<PrivateRanges>,
     is_looked_for: AtomicBool,
     pub verdict: Arc<Verdict>,
@@ -226,7 +227,7 @@ impl Job {
             let (to, from, bytes) = (self.address(copy.to), self.address(copy.from), copy.bytes as usize);
             let reads = matches!(copy.to, Place::Slot { .. });
             if !is_little && !self.is_looked_for.swap(true, Ordering::Relaxed) {
-                // Only this thread sets it.
+                // The value can be set only by this thread.
                 let _ = self.private.set(PrivateRanges::look());
             }
             let ordinary = if reads { from } else { to };
@@ -248,7 +249,7 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the address in pageable memory at which the first copy of an operation begins or ends.
+    /// Returns the address of the pageable memory from which or to which the first copy of an operation moves bytes.
     fn ordinary_end(&self, op: u32) -> u64 {
         let copy = self.divided.whole.ops[op as usize].copies.first();
         copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
@@ -301,7 +302,7 @@ impl PoolJob for Job {
 
     fn take_grant_back(&self) {
         self.at(self.granted()).store(self.value - 1, Ordering::SeqCst);
-        // The store must be ordered before the check whether the stream has arrived.
+        // The store must be ordered before the check if the stream has arrived.
         fence(Ordering::SeqCst);
     }
 
@@ -318,7 +319,7 @@ impl PoolJob for Job {
     }
 
     fn run(&self, op: u32, worker: &mut Worker) {
-        // Done once for each execution. If its memory is on several nodes, threads are distributed in proportion.
+        // The thread moves once for each execution. If the execution's memory is on several nodes, threads are distributed in proportion.
         if worker.last != self.value {
             worker.near.go_to(self.ordinary_end(op));
             worker.last = self.value;
@@ -336,7 +337,8 @@ impl PoolJob for Job {
     }
 }
 
-/// Number of bytes below which determining private memory takes longer than it saves, because a process with a GPU has thousands of ranges.
+/// Size in bytes below which determining private memory takes longer than it saves, because a process with a GPU has thousands of address
+/// ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
 /// Threads of a backend, and the words of their jobs.
