@@ -134,7 +134,8 @@ impl Gpus {
                 return Ok(true);
             }
             if !pool.is_null() {
-                // The attribute alone is not reliable: copies of memory of a pool without access were tried and failed (driver 580, H200).
+                // The attribute alone is not reliable: it reported access to memory of a pool for a GPU without access, whose copies failed
+                // (driver 580, H200).
                 let Some(get_access) = self.driver.cuMemPoolGetAccess else { return Ok(false) };
                 flags = 0;
                 let mut location =

@@ -76,7 +76,7 @@ impl Core {
             }
             // An end is registered host memory, which GPUs access at another address.
         } else {
-            // This check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
+            // The check is cheap compared with a copy of pageable memory, which occupies the calling thread for the duration of the copy.
             self.check_freed(execution, state)?;
         }
         // SAFETY: The ranges are valid for the reasons given for the call above.

@@ -75,7 +75,7 @@ macro_rules! driver_functions {
         /// Functions of the driver that mpgpu calls, with the names of the driver's manual.
         #[allow(non_snake_case)]
         #[derive(Clone)]
-        #[repr(C)] // In the order below.
+        #[repr(C)] // Keeps the fields in the order of the lists below.
         pub(super) struct Driver {
             $(pub $required: unsafe extern "C" fn($($required_argument),*) -> Code,)*
             $(pub $optional: Option<unsafe extern "C" fn($($optional_argument),*) -> Code>,)*
@@ -213,14 +213,14 @@ driver_functions! {
         cuEventRecord = "cuEventRecord" (CUevent, CUstream);
     }
     optional {
-        // CUDA 12.0.
+        // Functions since CUDA 12.0.
         cuCtxGetId = "cuCtxGetId" (CUcontext, *mut c_ulonglong);
         cuStreamGetId = "cuStreamGetId" (CUstream, *mut c_ulonglong);
         // Every driver has this function. Only messages use it.
         cuStreamGetFlags = "cuStreamGetFlags" (CUstream, *mut c_uint);
         // Every driver has this function. Only timed executions use it.
         cuEventElapsedTime = "cuEventElapsedTime" (*mut f32, CUevent, CUevent);
-        // CUDA 11.2.
+        // Functions since CUDA 11.2.
         cuMemPoolGetAccess = "cuMemPoolGetAccess" (*mut c_uint, *mut c_void, *mut sys::CUmemLocation);
         cuMemPoolSetAccess = "cuMemPoolSetAccess" (sys::CUmemoryPool, *const sys::CUmemAccessDesc, usize);
         cuMemPoolDestroy = "cuMemPoolDestroy" (sys::CUmemoryPool);
@@ -240,7 +240,7 @@ driver_functions! {
         cuUserObjectCreate = "cuUserObjectCreate" (*mut sys::CUuserObject, *mut c_void, unsafe extern "C" fn(*mut c_void), c_uint, c_uint);
         cuUserObjectRelease = "cuUserObjectRelease" (sys::CUuserObject, c_uint);
         cuGraphRetainUserObject = "cuGraphRetainUserObject" (CUgraph, sys::CUuserObject, c_uint, c_uint);
-        // CUDA 11.4.
+        // Functions since CUDA 11.4.
         cuGraphInstantiateWithFlags = "cuGraphInstantiateWithFlags" (*mut CUgraphExec, CUgraph, c_ulonglong);
         // CUDA 10. Superseded in CUDA 12 by versions that older drivers lack.
         cuGraphAddKernelNode = "cuGraphAddKernelNode" (
@@ -249,9 +249,9 @@ driver_functions! {
         cuGraphExecKernelNodeSetParams = "cuGraphExecKernelNodeSetParams" (
             CUgraphExec, CUgraphNode, *const sys::CUDA_KERNEL_NODE_PARAMS_v1
         );
-        // CUDA 11.8.
+        // Functions since CUDA 11.8.
         cuLaunchKernelEx = "cuLaunchKernelEx" (*const sys::CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
-        // CUDA 11.7.
+        // Functions since CUDA 11.7.
         cuStreamBatchMemOp = "cuStreamBatchMemOp_v2" (CUstream, c_uint, *mut sys::CUstreamBatchMemOpParams, c_uint);
         // Some platforms lack these functions, for example those without their own file system.
         cuIpcGetMemHandle = "cuIpcGetMemHandle" (*mut sys::CUipcMemHandle, CUdeviceptr);

@@ -1,8 +1,8 @@
 //! Stores the caller's events.
 //!
-//! A `CUevent` belongs to one context and can be recorded only in its streams, but an event of this backend may be recorded in any stream.
-//! It therefore refers to a `CUevent` of the GPU on which it was last recorded. Handles of this backend are odd numbers, which no pointer
-//! of the driver is. Any other handle is taken for a `CUevent` of the caller.
+//! A `CUevent` belongs to one context and can be recorded only in streams of that context, but an event of this backend may be recorded in
+//! any stream. An event of this backend therefore refers to a `CUevent` of the GPU on which it was last recorded. Handles of this backend
+//! are odd numbers, which cannot be pointers of the driver. Any other handle is taken for a `CUevent` of the caller.
 
 use super::device::Mark;
 use super::driver::{CUevent, handle, lock};

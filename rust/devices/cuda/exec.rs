@@ -42,7 +42,7 @@ pub(super) struct Exec {
     pub memory: Arc<[u64]>,
     /// `CUgraphExec` handle, or 0 before instantiation.
     pub exec: usize,
-    /// True while a thread launches the exec, without the lock.
+    /// True while a thread launches the exec. The thread does not hold the lock during the launch.
     pub is_launching: bool,
     pub last: Option<Launch>,
     /// End of an earlier launch. The next launch reuses it if there is no other reference, so that a time loop allocates no memory and

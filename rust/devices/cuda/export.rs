@@ -167,7 +167,7 @@ impl Gpus {
         if code == 0 { value } else { 0 }
     }
 
-    /// Returns the properties of an address. Attributes that the driver does not know count as absent.
+    /// Returns the properties of the allocation at an address. Attributes that the driver does not know count as absent.
     fn traits(&self, address: u64) -> Traits {
         let ask = |attribute| self.ask(address, attribute);
         Traits {

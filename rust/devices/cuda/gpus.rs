@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(super) const MOST_DEVICES: usize = 64;
 
 #[derive(Debug)]
-#[repr(C)] // What every execution reads stands first.
+#[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Gpus {
     pub driver: &'static Driver,
     pub devices: Vec<Device>,

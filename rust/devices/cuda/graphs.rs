@@ -1,4 +1,4 @@
-//! Stores the execs of all programs and evicts some when there are too many.
+//! Stores the executable graphs (execs) of all programs, and evicts some when there are too many.
 
 use super::driver::lock;
 use super::exec::{Exec, Pool};
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Execs of all programs.
+/// Executable graphs (execs) of all programs.
 pub(super) struct Graphs {
     /// Maximum number of programs whose execs are kept. Programs that are being launched are not evicted.
     pub most_programs: AtomicUsize,

@@ -84,7 +84,7 @@ pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule 
         if before.is_none() {
             forks[lane] = !placed[lane].is_callers_stream && others().next().is_none();
         }
-        // Copies issued by one GPU are serialized whatever their streams, so the second lane of a GPU can be enqueued later.
+        // Copies that one GPU issues are serialized even in different streams, so the second lane of a GPU can be enqueued later.
         let lanes_before = || placed[..lane].iter().filter(|at| at.gpu == placed[lane].gpu).count() as u32;
         depths.push(others().chain(before).map(|before| depths[before as usize] + 1).max().unwrap_or_else(lanes_before));
     }

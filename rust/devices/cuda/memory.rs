@@ -22,8 +22,8 @@ pub(super) const SPREAD_FROM: usize = 4 << 20;
 /// possible, and otherwise in smaller pages.
 pub(super) const SHARED_PAGE: u64 = 64 << 10;
 
-/// Size from which device memory is allocated in whole [`SHARED_PAGE`]s. The driver allocates it in pages of 2 MiB anyway, while several
-/// smaller allocations share one page.
+/// Size in bytes from which device memory is allocated in whole [`SHARED_PAGE`]s. This wastes no memory, because the driver allocates
+/// device memory of this size in pages of 2 MiB. Several smaller allocations share one such page.
 pub(super) const PAGED_FROM: u64 = 1 << 20;
 
 /// Flag that lets every GPU of the process access the memory directly, not only the one whose context is current. The bit is equal for

@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-#[repr(C)] // What every execution reads stands first, together.
+#[repr(C)] // Fields that every execution reads come first, together.
 pub(in crate::cuda) struct Core {
     pub gpus: Gpus,
     pub streams: Streams,

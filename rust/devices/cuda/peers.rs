@@ -55,7 +55,7 @@ impl fmt::Display for Mover {
     }
 }
 
-/// Bytes that did not arrive.
+/// Loss of bytes in a test copy.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// Source GPU.
@@ -169,7 +169,7 @@ impl Checks {
         loses
     }
 
-    /// Tests one pair now, whatever earlier results exist, including copies by kernels.
+    /// Tests one pair, including copies by kernels, even if a result of an earlier test exists.
     pub fn try_peers(&self, gpus: &Gpus, a: usize, b: usize) -> Result<Tried, BackendError> {
         lock(&self.0).try_pair(gpus, a, b, true)
     }

@@ -126,7 +126,7 @@ impl PoolJob for Copies {
         assert!(self.has_begun() && self.is_ready(step));
         self.touch();
         thread::yield_now();
-        // Before the stream can have passed the copies.
+        // The count is incremented before the stream can have passed the copies.
         self.runs.fetch_add(1, Ordering::SeqCst);
         assert!(!self.by_threads[step as usize].swap(true, Ordering::SeqCst), "a step ran twice");
     }

@@ -5,7 +5,7 @@ use crate::backend::Endpoints;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Cached results by plan.
+/// Cache of the results, by plan.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
     /// Results, by the address of the plan's endpoints.
@@ -16,7 +16,7 @@ pub(super) struct Reached {
 
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Keeps the address from being reused for another plan.
+    /// Weak reference to the plan's endpoints. It prevents their address from being reused for another plan.
     plan: Weak<[Endpoints]>,
     /// GPUs whose result is known, one bit for each.
     pub known: u64,

@@ -317,7 +317,7 @@ impl Sharing {
         }
     }
 
-    /// Sets those counters of failed waits, including captured waits, that another process has reset since. Returns true while there is a
+    /// Sets the counters of failed waits, including captured waits, again if another process has reset them. Returns true while there is a
     /// failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);

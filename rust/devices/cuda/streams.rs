@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
 #[derive(Debug, Default)]
-#[repr(C)] // What every execution reads stands first.
+#[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Streams {
     /// Number of the streams of `create` that the caller has destroyed and that are not reused. While the number is 0, no thread takes the
     /// lock.
@@ -157,7 +157,8 @@ impl Streams {
             gpus.primary(gpu)?.check()?;
             return Ok(Found { gpu, number: None, is_capturing: None });
         }
-        // The driver crashes if it is given a stream that a reset destroyed. Only the GPU on which the stream was last seen is checked.
+        // The driver crashes if it is given a stream that a reset destroyed. The check for a reset covers only the GPU on which the stream
+        // was last seen.
         let place = stream.0 as u64 >> 4;
         match self.by_handle.find(place) {
             Some(gpu) => gpus.primary(gpu)?.check()?,

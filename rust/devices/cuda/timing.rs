@@ -125,7 +125,7 @@ impl Timing {
 
     /// Returns the times of the operations, once the execution has finished.
     pub fn read(&self) -> Result<OpTimes, BackendError> {
-        // Without a start, nothing was enqueued.
+        // An execution without a start timestamp enqueued nothing.
         let Some(start) = self.start else { return Ok(OpTimes::default()) };
         let mut precision = RESOLUTION;
         let mut mirrors = Vec::with_capacity(self.clocks.len());

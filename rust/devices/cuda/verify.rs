@@ -40,7 +40,7 @@ pub(super) struct Verification(Mutex<Vec<Blocks>>);
 #[derive(Debug)]
 struct Blocks {
     base: u64,
-    /// Stream of the last use, and the event after it.
+    /// Stream in which the blocks were last used, and the event after that use.
     last: Option<(StreamHandle, Mark)>,
 }
 

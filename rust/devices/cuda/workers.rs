@@ -32,13 +32,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(super) struct Divided {
     /// Whole program, kept so that its address is not reused for another.
     whole: Arc<Program>,
-    /// Operations of streams.
+    /// Program with the operations that streams execute, without the copies of threads.
     pub streams: Arc<Program>,
     /// Words that each operation of `streams` waits for and sets, in the order of the operations.
     pub hands: Vec<StreamHand>,
-    /// Copies of threads by lane, with their numbers in the whole program.
+    /// Copies that threads make, by lane. Each copy is identified by its index among the operations of the whole program.
     lanes: Vec<Vec<u32>>,
-    /// Total bytes of the copies of threads.
+    /// Total number of bytes that threads copy.
     bytes: u64,
     /// True if the caller's stream must wait for the last copy, because its operations do not wait for all copies.
     pub has_end: bool,
@@ -74,7 +74,7 @@ impl Divided {
         let lanes = program.ops.iter().filter(|op| op.mechanism != Mechanism::Thread).map(|op| op.lane.0 as usize + 1).max().unwrap_or(0);
         let mut streams = Program { lanes: program.lanes[..lanes].to_vec(), ops: Vec::new(), ..Program::clone(program) };
         let (mut hands, mut bytes): (Vec<StreamHand>, u64) = (Vec::new(), 0);
-        // Index in `streams` of each operation of the whole program that a stream executes.
+        // Index in `streams` of each operation of the whole program, or `u32::MAX` for a copy that threads make.
         let mut number: Vec<u32> = Vec::with_capacity(program.ops.len());
         let mut awaited = vec![false; program.ops.len()];
         let mut copies: Vec<Vec<u32>> = vec![Vec::new(); program.lanes.len()];
@@ -109,7 +109,7 @@ impl Divided {
         Divided { whole: Arc::clone(program), streams: Arc::new(streams), hands, lanes: copies, bytes, has_end, rings, writes_rings }
     }
 
-    /// Returns the copies of threads.
+    /// Returns the indices of the copies that threads make.
     fn copies(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flatten().copied()
     }
@@ -138,7 +138,7 @@ struct WordBlocks {
     retired: Mutex<Vec<WordBlock>>,
 }
 
-/// Copies of threads for one execution.
+/// Job of the copy threads: their copies for one execution.
 #[derive(Debug)]
 pub(super) struct Job {
     endpoints: Arc<[Endpoints]>,
@@ -151,7 +151,7 @@ pub(super) struct Job {
     all_words: Arc<WordBlocks>,
     /// Value to which the words of the job are set.
     pub value: u64,
-    /// Number of copies that are not done.
+    /// Number of copies of the job that are not done.
     left: AtomicUsize,
     /// True once a copy has failed. No more bytes are copied.
     has_failed: AtomicBool,
@@ -206,7 +206,7 @@ impl Job {
         self.at(word).store(self.value, Ordering::Release);
     }
 
-    /// Stops all copying. Threads no longer wait for streams, so streams that wait for threads continue.
+    /// Cancels the job. Threads copy no more bytes for it and no longer wait for its streams, so streams that wait for threads continue.
     pub fn cancel(&self) {
         self.has_failed.store(true, Ordering::Release);
         self.is_cancelled.store(true, Ordering::Release);
@@ -302,7 +302,7 @@ impl PoolJob for Job {
 
     fn take_grant_back(&self) {
         self.at(self.granted()).store(self.value - 1, Ordering::SeqCst);
-        // The store must be ordered before the check if the stream has arrived.
+        // The fence orders the store before the check for the stream's arrival.
         fence(Ordering::SeqCst);
     }
 
@@ -346,7 +346,7 @@ const LITTLE_BYTES: u64 = 32 << 20;
 pub(super) struct Workers {
     pool: CopyPool<Job>,
     words: Arc<WordBlocks>,
-    /// Value of the last job.
+    /// Value to which the words of the latest job are set. The next job gets a larger value.
     value: AtomicU64,
 }
 
@@ -387,7 +387,7 @@ impl Workers {
         self.pool.give(job)
     }
 
-    /// Waits until no thread works for a cancelled job. Its streams have no work left.
+    /// Waits until no thread works for a cancelled job. The streams of the job must have no work left.
     pub fn abandon(&self, job: &Arc<Job>) {
         job.set(job.over());
         self.pool.wait(job);
