@@ -51,7 +51,7 @@ pub(super) struct Exec {
     pub driver: &'static Driver,
     /// `CUgraph` handle, whose nodes identify those of the exec.
     pub graph: usize,
-    /// `CUgraphNode` for each [`Work`], in the order of the program.
+    /// `CUgraphNode` for each [`NodeWork`](super::nodes::NodeWork), in the order of the program.
     pub nodes: Vec<usize>,
     /// GPU of each lane, and true if its fused operations are kernels instead of copies.
     pub layout: SmallVec<[(usize, bool); 8]>,
