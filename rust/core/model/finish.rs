@@ -1,72 +1,72 @@
-//! Finishing time of a set of flows that start together. The time of a plan is modelled only here.
+//! Finishing time of a set of flows that start together. All modelled times of plans are computed here.
 
 use super::path::PathModel;
 use crate::topology::{Costs, Machine, ResourceId};
 use smallvec::SmallVec;
 
-/// Flow of bytes on a path, or several flows that start together and differ only in their size.
+/// Data that moves along a path: one flow, or several flows that start together and differ only in size.
 #[derive(Clone, Debug)]
 pub struct Flow<'a> {
-    /// Path of the flow.
+    /// Path along which the data moves.
     pub path: &'a PathModel,
-    /// Size of the flow in bytes; of several flows that of the largest.
+    /// Size of the flow in bytes. If several flows are combined, the size of the largest.
     pub bytes: u64,
-    /// Number of flows, and the total of their bytes.
+    /// Number of combined flows, and the sum of their sizes in bytes.
     pub alike: (u32, f64),
-    /// Number of chunks of each flow.
+    /// Number of chunks into which each flow is cut.
     pub chunks: u32,
-    /// Time from the start of the set until the first byte may move, seconds: the start-up cost of the first operation.
+    /// Time from the start of the set until the first byte may move, seconds: the startup time of the first operation.
     pub head: f64,
-    /// Fraction of the path's rate that its mechanism reaches.
+    /// Fraction of the path's rate that the flow's copy mechanism reaches.
     pub efficiency: f64,
 }
 
 impl<'a> Flow<'a> {
-    /// Returns a single flow that uses the whole rate of its path.
+    /// Returns a single flow that uses the full rate of its path.
     pub fn new(path: &'a PathModel, bytes: u64, chunks: u32, head: f64) -> Self {
         Flow { path, bytes, alike: (1, bytes as f64), chunks, head, efficiency: 1.0 }
     }
 
-    /// Adds a flow that starts together with the flows already contained.
+    /// Adds a flow of `bytes` that starts together with the flows already combined.
     pub fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.max(bytes);
         self.alike = (self.alike.0 + 1, self.alike.1 + bytes as f64);
     }
 
-    /// Returns the finishing time if the flow, or the largest of several, had its path to itself.
+    /// Returns the finishing time that the flow, or the largest of several, would have with its path to itself, in seconds.
     pub fn alone(&self, costs: &Costs) -> f64 {
         self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
     }
 }
 
-/// Cost of issuing the operations of a set of flows.
+/// Time that a host thread needs to issue the operations of a set of flows.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Issue {
-    /// Number of operations that the calling thread issues.
+    /// Number of operations that the host thread issues.
     pub operations: usize,
-    /// Time of each operation after the first, seconds.
+    /// Time to issue each operation after the first, seconds.
     pub each: f64,
     /// True if the caller's stream waits for copies that other GPUs issue.
     pub joins_gpus: bool,
 }
 
 impl Issue {
-    /// Returns the cost of issuing this number of plain copies of one GPU.
+    /// Returns the cost of issuing this number of plain copies on one GPU.
     pub fn copies(costs: &Costs, operations: usize) -> Issue {
         Issue { operations, each: costs.issue, joins_gpus: false }
     }
 }
 
-/// Returns the time at which the last of a set of flows that start together finishes, in seconds.
+/// Returns the time from the start of a set of flows until the last of them finishes, in seconds.
 pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, issue: &Issue) -> f64 {
     let costs = machine.costs();
     let issued = if issue.operations == 0 { 0.0 } else { costs.copy + issue.each * (issue.operations - 1) as f64 };
     let resources = machine.resources();
     let flows: SmallVec<[Flow<'a>; 16]> = flows.into_iter().collect();
-    // Work on each resource: its seconds, its earliest start, its number of flows, and true if pipelines are among them.
+    // For each resource: its busy time in seconds, its earliest start, its number of flows, and whether any of them is a pipeline.
     let mut work = vec![Work::default(); resources.len()];
     let mut done = 0.0_f64;
-    // The operations of pipelines are issued last, chunk by chunk. After the last one is issued, its chunk still has to pass.
+    // The operations of pipelines are issued last, chunk by chunk. The transfer of the last chunk follows after its operations are issued.
     let mut last_chunk = f64::INFINITY;
     for flow in &flows {
         done = done.max(flow.alone(costs));
@@ -96,7 +96,7 @@ pub fn finish<'a>(machine: &Machine, flows: impl IntoIterator<Item = Flow<'a>>, 
     }
 }
 
-/// Load of a set of flows on one resource.
+/// Work that a set of flows causes on one resource.
 #[derive(Clone)]
 struct Work {
     seconds: f64,
@@ -111,10 +111,11 @@ impl Default for Work {
     }
 }
 
-/// Returns the seconds of capacity that a shared resource loses while only some of its flows use it. A pipeline starts to use its second
-/// hop when its first chunk has arrived, and stops using its first hop while its last chunk passes the second.
+/// Returns the idle time of a shared resource while only some of its flows use it, in seconds at full capacity. A pipeline starts to use
+/// its second hop when its first chunk has arrived, and stops using its first hop while its last chunk is on the second.
 fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) -> f64 {
-    // Draw of each flow: when it starts to use the resource, how long before its end it stops, and the most that it draws.
+    // For each flow: the time at which it starts to use the resource, the time before its end at which it stops, and the most capacity that
+    // it draws.
     let mut draws: SmallVec<[(f64, f64, f64); 16]> = SmallVec::new();
     for flow in flows {
         let Ok(at) = flow.path.weights.binary_search_by_key(&resource, |weight| weight.0) else { continue };
@@ -136,7 +137,7 @@ fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) 
         drawn += two[0].2;
         lost += (two[1].0 - two[0].0) * (capacity - drawn).max(0.0);
     }
-    // Compute the loss at the end backwards in the same way.
+    // The idle time at the end is computed backwards in the same way.
     draws.sort_by(|a, b| a.1.total_cmp(&b.1));
     let mut drawn = 0.0;
     for two in draws.windows(2) {

@@ -1,69 +1,70 @@
-//! Max-min fair rates: no flow can be faster without slowing one that is no faster.
+//! Computes max-min fair rates: no flow can be faster without slowing another flow that is no faster.
 //!
 //! The algorithm is progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2). The rates of all flows rise together until
-//! a resource is full. The flows on that resource keep their rate, and the others continue to rise.
+//! a resource is full. The flows on that resource then keep their rates, and the rates of the others continue to rise.
 
 use crate::topology::{Resource, ResourceId};
 use std::borrow::BorrowMut;
 
-/// Flow: the resources that it uses, and its rate.
+/// Rate of one flow, with the resources that the flow uses.
 #[derive(Copy, Clone, Debug)]
 pub struct FlowRate<'a> {
-    /// Resources that the flow uses, each as often as a byte passes it. Not empty.
+    /// Resources that the flow uses. A resource that a byte passes twice is listed twice. Not empty.
     pub resources: &'a [ResourceId],
-    /// Capacity that each byte/s takes: 1, or more for a mechanism that does not use all the capacity that it occupies.
+    /// Capacity that the flow draws for each byte/s of its rate. It is 1, or more for a copy mechanism that occupies more capacity than it
+    /// uses.
     pub draw: f64,
-    /// Fraction of the bytes that is staged in host memory and stays in the cache there. Such bytes may draw more or less on a resource
-    /// than others.
+    /// Fraction of the flow's data that is staged in host memory and stays in the processor's cache. Cached data may draw more or less on a
+    /// resource than other data does.
     pub staged: f64,
-    /// Rate in bytes/s.
+    /// Rate of the flow, bytes/s.
     pub rate: f64,
 }
 
 impl<'a> FlowRate<'a> {
-    /// Returns a flow that uses all the capacity that it occupies.
+    /// Returns a flow that draws exactly the capacity that its rate needs.
     pub fn new(resources: &'a [ResourceId]) -> Self {
         FlowRate { resources, draw: 1.0, staged: 0.0, rate: 0.0 }
     }
 }
 
-/// Resources of a machine, with the working memory of the algorithm.
+/// Computation of fair rates on the resources of a machine, with its working memory.
 #[derive(Debug)]
 pub struct MaxMin<'m> {
     resources: &'m [Resource],
-    /// Resources that flows currently use, in the order in which flows name them.
+    /// Indices of the resources that flows currently use, in the order in which the flows list them.
     pub touched: Vec<u32>,
     uses: Vec<Load>,
     fixed: Vec<bool>,
-    /// Resources that may still limit a flow.
+    /// Indices of the resources that may still limit a flow.
     limits: Vec<u32>,
 }
 
-/// Load of all flows on one resource.
+/// Load that all flows cause on one resource.
 #[derive(Clone, Debug, Default)]
 struct Load {
-    /// Capacity that flows with a fixed rate draw.
+    /// Capacity drawn by flows whose rates are already fixed, bytes/s.
     load: f64,
-    /// Draw of the flows whose rates still rise.
+    /// Capacity drawn by flows whose rates still rise, per byte/s of rate.
     rising: f64,
-    /// Number of flows whose rates still rise.
+    /// Number of flows on the resource whose rates still rise.
     open: u32,
     flows: Vec<u32>,
 }
 
 impl<'m> MaxMin<'m> {
-    /// Creates an instance without flows.
+    /// Creates a computation without flows on these resources.
     pub fn new(resources: &'m [Resource]) -> Self {
         let uses = vec![Load::default(); resources.len()];
         MaxMin { resources, touched: Vec::new(), uses, fixed: Vec::new(), limits: Vec::new() }
     }
 
-    /// Returns the capacity that flows draw on resource `r` at their rates.
+    /// Returns the capacity that all flows together draw on resource `r` at their current rates, in bytes/s.
     pub fn load(&self, r: u32) -> f64 {
         self.uses[r as usize].load
     }
 
-    /// Computes the rates of all flows.
+    /// Computes the rates of all flows and stores them in the flows.
     pub fn share<'a>(&mut self, flows: &mut [impl BorrowMut<FlowRate<'a>>]) {
         for r in self.touched.drain(..) {
             let of = &mut self.uses[r as usize];
@@ -86,7 +87,8 @@ impl<'m> MaxMin<'m> {
         self.fixed.resize(flows.len(), false);
         self.limits.clone_from(&self.touched);
         loop {
-            // Flows are counted, because draws are subtracted in another order than added, so the rest need not be exactly zero.
+            // Open flows are counted because draws are subtracted in another order than they were added, so the remainder need not be
+            // exactly zero.
             let uses = &self.uses;
             self.limits.retain(|r| uses[*r as usize].open > 0);
             let level = |r: u32| (self.resources[r as usize].capacity - uses[r as usize].load) / uses[r as usize].rising;

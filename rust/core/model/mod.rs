@@ -1,18 +1,20 @@
-//! Cost model: the time of a path, and of a set of paths together, in seconds.
+//! Cost model: predicts the time of a path, and of a set of paths that are used concurrently, in seconds.
 //!
 //! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
 //!
-//! - A path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its bytes into `n` chunks and pipelines two
-//!   hops. The slower hop sets the rate; the first chunk's faster hop and `n + 1` hand-overs of `chunk` seconds are added:
-//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`.
-//! - A resource. All bytes that use it pass at its capacity, so it cannot finish before `head + Σ weight · bytes / capacity`.
-//! - The issuing thread. It needs `issue` seconds for each operation, and the last chunk follows after that.
+//! - Path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its data into `n` chunks and pipelines two hops.
+//!   The slower hop sets the rate. The time of the first chunk on the faster hop and `n + 1` synchronisations of `chunk` seconds are added:
+//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`. Here `head` is the startup time of the path's first
+//!   operation.
+//! - Resource. All data that uses a resource shares its capacity, so the resource is busy until at least `head + Σ weight · bytes /
+//!   capacity`.
+//! - Issuing thread. It needs `issue` seconds for each operation. The transfer of the last chunk follows after that.
 //!
 //! A set of flows finishes when the last of these terms does. If any flow is staged, `join` seconds are added, because the caller's stream
 //! waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two flows on one link are
-//! assumed to share it without loss. [`simulate`] simulates, and [`timeline`] is the form in which its runs are drawn.
+//! assumed to share it without loss. [`simulate`] contains the simulator, and [`timeline`] the form in which simulated runs are drawn.
 //!
-//! The model is pure: no backend, no clock.
+//! The model is pure: it uses no backend and no clock.
 
 mod finish;
 mod max_min;
@@ -26,7 +28,7 @@ pub use path::{BOTH_WAYS, GRAIN, HOST_RINGS, MAX_CHUNKS, PathModel, SLOTS};
 
 use crate::topology::{DeviceId, Machine};
 
-/// Returns the rate of a CPU thread that copies between pageable and pinned memory, in bytes/s.
+/// Returns the rate at which one CPU thread copies between pageable and pinned memory, in bytes/s.
 pub fn thread_rate(machine: &Machine) -> f64 {
     let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
     let links = gpus.filter_map(|gpu| machine.route(DeviceId::HOST, gpu)).map(|route| route.bandwidth);

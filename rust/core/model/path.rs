@@ -1,50 +1,53 @@
-//! Cost of a path that has its links to itself.
+//! Cost model of a single path whose links carry no other traffic.
 
 use crate::topology::{Costs, LinkId, Machine, NodeKind, ResourceId, Route};
 use smallvec::SmallVec;
 
-/// Largest number of chunks that the model chooses on one path. Beyond it, the pipeline's fill is below 1 % of the path's time, while each
-/// further chunk still costs two operations.
+/// Largest number of chunks that the model chooses on one path. With more chunks, filling the pipeline takes less than 1 % of the path's
+/// time, while each further chunk still costs two operations.
 pub const MAX_CHUNKS: u64 = 128;
 
-/// Granularity of automatic chunk sizes and shares, bytes. Copy engines then see page-aligned pieces of aligned buffers.
+/// Granularity of automatic chunk sizes and of the bytes assigned to each path, bytes. It keeps the pieces of aligned buffers page-aligned.
 pub const GRAIN: u64 = 4096;
 
-/// Number of slots of a staging ring. With two, the second hop of a chunk overlaps the first hop of the next. Two more keep both lanes busy
-/// while events travel between devices.
+/// Number of slots of a staging ring. With two, the second hop of a chunk overlaps the first hop of the next. Two more keep the internal
+/// streams of both hops busy while events travel between devices.
 pub const SLOTS: u32 = 4;
 
-/// Largest total size of a plan's staging rings in host memory, bytes. Bytes that copy engines write stay in a part of the processor's
-/// cache, from which the next copy reads them. Bytes beyond that part go to memory and back. On a host with 300 MiB of cache, opposite
-/// pipelines between two GPUs were equally fast with rings of 8 to 48 MiB, and took 4 % longer with 64 MiB. Plans of several processes may
-/// exceed the limit together. Then this much stays in the cache, and the rest passes through memory like plain copies.
+/// Largest total size of a plan's staging rings in host memory, bytes. Data that copy engines write stays in a part of the processor's
+/// cache, from which the next copy reads it. If the rings exceed that part, data goes to memory and back. On a host with 300 MiB of cache,
+/// opposite pipelines between two GPUs were equally fast with rings of 8 to 48 MiB, and took 4 % longer with 64 MiB. Plans of several
+/// processes may exceed the limit together. Then this amount stays in the cache, and the rest passes through memory like plain copies.
 pub const HOST_RINGS: u64 = 32 << 20;
 
-/// Fraction of a kernel's rate that remains for each direction if one kernel pushes and pulls at the same time. Measured on two H200: 4, 8
+/// Fraction of its one-way rate that a kernel reaches in each direction if it pushes and pulls at the same time. Measured on two H200: 4, 8
 /// and 16 MiB in both directions pass at 287, 285 and 284 GB/s each way. In one direction, 4 and 16 MiB pass at 367 and 371 GB/s.
 pub const BOTH_WAYS: f64 = 0.78;
 
-/// Path in the model: one hop, or two hops with staging between them.
+/// Model of a path: one hop, or two hops with staging between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathModel {
-    /// Rate of each hop alone, bytes/s.
+    /// Rate of each hop while the other hop is idle, bytes/s.
     pub hops: SmallVec<[f64; 2]>,
-    /// Sum of the latencies of all links, seconds.
+    /// Sum of the latencies of all links of the path, seconds.
     pub latency: f64,
-    /// Draw of a byte on each resource, summed over the hops that use it. Sorted by resource.
+    /// Resources that the path uses, each with the capacity that a byte of the transfer draws on it, summed over the hops. Sorted by
+    /// resource.
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
-    /// Hop that uses each resource of `weights`: true for the first hop only, false for the second only, `None` for both.
+    /// Hop that uses the resource of each entry of `weights`: `Some(true)` for the first hop only, `Some(false)` for the second only,
+    /// `None` for both.
     pub first_hop: SmallVec<[Option<bool>; 8]>,
-    /// Rate of the path alone, bytes/s: the smallest capacity / weight.
+    /// Rate of the path while no other path is active, bytes/s: the minimum of capacity / weight over its resources.
     pub rate: f64,
-    /// True if chunks are staged in a GPU; false if they are staged in host memory or not at all.
+    /// True if chunks are staged in a GPU; false if they are staged in host memory or not staged.
     pub through_gpu: bool,
-    /// Fraction of each hand-over in which other paths use the idle capacity. It is 0 if the path has its limiting resource to itself.
+    /// Fraction of the idle time between two chunks in which other paths use the idle capacity. It is 0 if no other path uses the resource
+    /// that limits this path.
     pub overlap: f64,
 }
 
 impl PathModel {
-    /// Returns the model of a path along these routes.
+    /// Returns the model of a path whose hops follow these routes.
     pub fn new(machine: &Machine, routes: &[&Route]) -> Self {
         let is_staged = routes.len() > 1;
         let through_gpu = is_staged && routes[0].links.last().is_some_and(|link| ends_in_gpu(machine, *link));
@@ -73,37 +76,37 @@ impl PathModel {
         }
     }
 
-    /// Returns the idle time of a lane between two chunks, seconds.
+    /// Returns the time for which an internal stream is idle between two chunks, seconds.
     pub fn chunk_gap(&self, costs: &Costs) -> f64 {
         if self.through_gpu { costs.chunk_via_gpu } else { costs.chunk_via_host }
     }
 
-    /// True if bytes are staged on the way.
+    /// True if the path stages its data in a relay device or in host memory.
     pub fn is_staged(&self) -> bool {
         self.hops.len() > 1
     }
 
-    /// Returns the seconds per byte that the first chunk spends on all hops but the slowest.
+    /// Returns the time per byte of the first chunk on all hops but the slowest, in seconds.
     fn fill(&self) -> f64 {
         let slowest = self.hops.iter().map(|rate| rate.recip()).fold(0.0, f64::max);
         self.hops.iter().map(|rate| rate.recip()).sum::<f64>() - slowest
     }
 
-    /// Returns the number of chunks that makes `bytes` on this path fastest. It balances the fill, `bytes / n · fill`, against the
-    /// hand-overs, `n · chunk`. The result is at least 1, and 1 on a path of one hop.
+    /// Returns the number of chunks with which a transfer of `bytes` on this path is fastest. It balances the time to fill the pipeline,
+    /// `bytes / n · fill`, against the synchronisations, `n · chunk`. The result is at least 1, and exactly 1 on a path of one hop.
     pub fn best_chunks(&self, costs: &Costs, bytes: u64) -> u32 {
         if !self.is_staged() || bytes == 0 {
             return 1;
         }
         let most = bytes.div_ceil(GRAIN).min(MAX_CHUNKS);
-        // Idle time that other paths use is not lost, but the two operations of a chunk still have to be issued.
+        // Idle time that other paths use is not lost, but the two operations of each chunk still have to be issued.
         let gap = self.chunk_gap(costs);
         let gap = (gap * (1.0 - self.overlap)).max(gap.min(2.0 * costs.graph_node));
         let best = if gap > 0.0 { (bytes as f64 * self.fill() / gap).sqrt() } else { f64::INFINITY };
         (best.round().min(most as f64) as u32).max(1)
     }
 
-    /// Returns the fixed time of the path in seconds and its time per byte in seconds, with this number of chunks.
+    /// Returns the fixed time of the path in seconds and its time per byte in seconds, if data is cut into this number of chunks.
     pub fn line(&self, costs: &Costs, chunks: u32) -> (f64, f64) {
         if !self.is_staged() {
             return (self.latency, self.rate.recip());
@@ -112,13 +115,14 @@ impl PathModel {
         (fixed, self.rate.recip() + self.fill() / f64::from(chunks))
     }
 
-    /// Returns the seconds that the path adds to `bytes / rate`, without its start: latency, the pipeline's fill, hand-overs.
+    /// Returns the time that the path needs in addition to `bytes / rate` and to the startup time of its first operation, in seconds:
+    /// latency, filling the pipeline, and synchronisations.
     pub fn overhead(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
         let (fixed, each) = self.line(costs, chunks);
         fixed + bytes as f64 * (each - self.rate.recip())
     }
 
-    /// Returns the time of `bytes` alone on this path, from issue to completion, in seconds.
+    /// Returns the time from issue to completion of a transfer of `bytes` that has this path to itself, in seconds.
     pub fn seconds(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
         costs.copy + self.overhead(costs, bytes, chunks) + bytes as f64 / self.rate
     }

@@ -1,49 +1,49 @@
-//! Timelines: the common form in which simulated runs and device timestamps are drawn and exported.
+//! Timelines: the common form in which simulated runs and measured device timestamps are drawn and exported.
 
 use crate::topology::DeviceId;
 
-/// Record of when each operation ran, in a simulated run or by device timestamps.
+/// Record of the start and end of each operation of a run, either simulated or from device timestamps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// Title.
+    /// Title of the drawing.
     pub name: String,
-    /// True if the times are modelled, false if they were measured.
+    /// True if the times are modelled; false if they were measured.
     pub modelled: bool,
-    /// Rows of the drawing.
+    /// Rows of the drawing, each for an internal stream or a host thread.
     pub lanes: Vec<TimelineLane>,
-    /// Bars, each on one row.
+    /// Bars of the drawing, each on one row.
     pub spans: Vec<Span>,
-    /// Dependencies between rows.
+    /// Arrows of the drawing: dependencies between bars of different rows.
     pub arrows: Vec<Arrow>,
 }
 
-/// Row of a timeline: a lane of an execution, or a host thread.
+/// Row of a timeline: an internal stream of an execution, or a host thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimelineLane {
     /// Name of the row, for example `gpu0 lane 0: gpu0>gpu1`.
     pub name: String,
-    /// Device that issues the operations; host memory for a host thread.
+    /// Device that issues the operations of the row; host memory for a host thread.
     pub device: DeviceId,
 }
 
-/// Bar of a timeline.
+/// Bar of a timeline: one operation, or other work such as issuing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// Index into [`Timeline::lanes`].
+    /// Row of the bar, as an index into [`Timeline::lanes`].
     pub lane: usize,
-    /// Number of the operation in its program; `None` for other work, such as issuing.
+    /// Index of the operation in its program; `None` for other work, such as issuing.
     pub op: Option<u32>,
-    /// Label, for example `gpu0>gpu2 1.0 MiB`.
+    /// Label of the bar, for example `gpu0>gpu2 1.0 MiB`.
     pub name: String,
-    /// Start, seconds.
+    /// Start of the bar, seconds from the start of the run.
     pub begin: f64,
-    /// End, seconds.
+    /// End of the bar, seconds from the start of the run.
     pub end: f64,
-    /// Bytes moved.
+    /// Number of bytes that the operation moves.
     pub bytes: u64,
 }
 
-/// Dependency between bars of different rows.
+/// Arrow of a timeline: a dependency between bars of different rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrow {
     /// Bar that must end first, as an index into [`Timeline::spans`].

@@ -1,25 +1,26 @@
 //! Discrete-event simulator: runs programs on a [`Machine`] in virtual time.
 //!
-//! [`finish`](super::finish) bounds the time of a plan by a few sums; the simulator executes it. Host threads issue operations one by one,
-//! lanes execute them in order, and events order operations of different lanes. At every moment, all copies in progress share every link
-//! and resource max-min fairly. The order follows the rules of the engine and of the CUDA backend: executions of one stream run one after
-//! the other, and so do executions that share staging memory; lanes fork from the caller's stream and join it.
+//! [`finish`](super::finish) bounds the time of a plan by a few sums; the simulator executes the plan's program. Host threads issue
+//! operations one by one. Lanes (internal streams) execute them in order, and events order operations of different lanes. At every moment,
+//! all copies in progress share every link and resource max-min fairly. The order follows the rules of the engine and of the CUDA backend:
+//! executions of one stream run one after the other, and so do executions that share staging memory; lanes fork from the caller's stream
+//! and join it.
 //!
 //! All times are modelled; `docs/reference/simulator.md` lists where they are inaccurate:
 //!
-//! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes
-//!   `graph_launch + graph_node·(copies−1)`, and the first time `graph_instantiate·copies` more.
-//! - The first byte moves after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's
-//!   latency.
-//! - Lanes run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host` after the last
-//!   operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's stream; the others
-//!   fork from it and join it, `fork_join_staged/2` each.
-//! - Rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2` apart. Of
-//!   all rings in use, of any process, 32 MiB stay in the cache and draw `staged`; the rest draws like plain copies.
+//! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes `graph_launch +
+//!   graph_node·(copies−1)`. Its first launch also takes `graph_instantiate·copies`.
+//! - The first byte of an operation moves after it has been issued, after its startup time, and after each hop's latency. The startup time
+//!   is `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`.
+//! - Operations of one lane run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host`
+//!   after the last operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's
+//!   stream; the others fork from it and join it, which takes `fork_join_staged/2` each.
+//! - Staging rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2`
+//!   apart. Of the rings in use in all processes, 32 MiB stay in the processor's cache and draw `staged`; the rest draws like plain copies.
 //! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A kernel draws `1/kernel_efficiency`
-//!   per byte.
+//!   of capacity per byte.
 //!
-//! The simulator is pure: no backend, no clock. The same scenario gives the same result to the last bit.
+//! The simulator is pure: it uses no backend and no clock. Simulations of the same scenario give bit-identical results.
 //!
 //! ```
 //! use mpgpu_core::topology::MemoryKind;
@@ -53,35 +54,35 @@ use crate::topology::{DeviceId, Machine, MemoryKind, Route};
 use smallvec::SmallVec;
 use staging::{Arenas, Regions, Users};
 
-/// Way in which operations are issued.
+/// Method by which the operations of a program are issued.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Executor {
-    /// Operations are issued one by one on streams, with `issue` seconds of the host thread for each.
+    /// Operations are issued one by one on streams. Each takes the host thread `issue` seconds.
     Streams,
-    /// All operations are launched as one graph that was instantiated before: `graph_launch` for the launch and `graph_node` for each
-    /// further copy.
+    /// All operations are launched as one graph that has been instantiated earlier. The launch takes `graph_launch`, plus `graph_node` for
+    /// each copy after the first.
     Graph,
-    /// All operations are launched as one graph that is built and instantiated first: `graph_instantiate` for each copy comes before the
-    /// launch.
+    /// All operations are launched as one graph that is built and instantiated first. Instantiation takes `graph_instantiate` for each
+    /// copy, before the launch.
     FirstGraph,
 }
 
 impl Executor {
-    /// Returns the way in which the CUDA backend issues a plan of this `engine`.
+    /// Returns the method by which the CUDA backend issues a plan of this `engine`.
     pub fn of(engine: Engine) -> Executor {
         if engine == Engine::Graph { Executor::Graph } else { Executor::Streams }
     }
 }
 
-/// Handle of a program that is bound to transfers and to staging memory.
+/// Handle of a program that has been bound to transfers and to staging memory by [`Scenario::bind`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Bound(usize);
 
-/// Number of an execution in the order of submission: index into [`Simulation::executions`].
+/// Index of an execution in the order of submission, into [`Simulation::executions`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ExecutionId(pub usize);
 
-/// Reason for which a scenario cannot be simulated.
+/// Reason why a scenario cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum SimulationError {
@@ -106,26 +107,26 @@ pub struct Scenario<'a> {
     programs: Vec<BoundProgram<'a>>,
     executions: Vec<Submitted>,
     threads: Vec<Vec<Action>>,
-    /// Last execution of each stream.
+    /// Index of the last execution of each stream, as pairs of stream and execution.
     last: Vec<(u32, usize)>,
 }
 
 #[derive(Clone, Debug)]
 struct BoundProgram<'a> {
     program: &'a Program,
-    /// Bytes that each operation moves along each route. Copies of one operation along the same route are merged.
+    /// Data that each operation moves along each route. Copies of one operation along the same route are merged.
     flows: Vec<SmallVec<[Stretch<'a>; 1]>>,
     regions: Regions,
 }
 
-/// Bytes along one route.
+/// Data that an operation moves along one route.
 #[derive(Copy, Clone, Debug)]
 struct Stretch<'a> {
     from: DeviceId,
     to: DeviceId,
     bytes: u64,
     route: &'a Route,
-    /// Fraction of the links' rate that the copy reaches: less than 1 if the driver stages pageable memory.
+    /// Fraction of the links' rate that the copy reaches; less than 1 if the driver stages pageable memory.
     part: f64,
 }
 
@@ -133,9 +134,9 @@ struct Stretch<'a> {
 struct Submitted {
     bound: usize,
     executor: Executor,
-    /// Executions that must end first, with true if they are in the same stream.
+    /// Executions that must end before this one starts, each with true if it is in the same stream.
     after: Vec<(usize, bool)>,
-    /// Time of a kernel that precedes the execution in its stream, seconds; 0 for none.
+    /// Duration of a kernel that runs before the execution in its stream, seconds; 0 for no kernel.
     kernel: f64,
 }
 
@@ -146,7 +147,7 @@ enum Action {
 }
 
 impl<'a> Scenario<'a> {
-    /// Creates an empty scenario. `staging_bytes` is the limit of staging memory on each device.
+    /// Creates an empty scenario. `staging_bytes` is the limit of staging memory on each device, in bytes.
     pub fn new(machine: &'a Machine, staging_bytes: u64) -> Self {
         Scenario {
             machine,
@@ -160,13 +161,13 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Binds a program to transfers, as creating a plan does: its rings are placed in staging memory. Binding it again corresponds to
-    /// another plan of the same shape for other buffers, with its own rings while there is room.
+    /// Binds a program to transfers, like the creation of a plan: places its rings in staging memory. Binding a program again corresponds
+    /// to another plan of the same transfers for other buffers. It gets its own rings while staging memory is available.
     pub fn bind(&mut self, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         self.bind_in(0, program, shapes)
     }
 
-    /// Binds a program in context `context`. Each context, for example one per process, has its own staging memory.
+    /// Binds a program to transfers in context `context`. Each context, for example one per process, has its own staging memory.
     pub fn bind_in(&mut self, context: usize, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         if program.transfers.len() != shapes.len() {
             return Err(SimulationError::Transfers { program: program.transfers.len(), shapes: shapes.len() });
@@ -195,7 +196,7 @@ impl<'a> Scenario<'a> {
         let mut flows: SmallVec<[Stretch<'a>; 1]> = SmallVec::new();
         for copy in &op.copies {
             let (Some(from), Some(to)) = (device(copy.from), device(copy.to)) else { return Err(invalid) };
-            // A kernel that copies between two other GPUs reads over its own links and writes over them again.
+            // A kernel that copies between two other GPUs reads the data over its own GPU's links and writes it over them again.
             let kernel_gpu = program.lanes[op.lane.0 as usize].device;
             let part = match (copy.from, copy.to) {
                 _ if op.mechanism == Mechanism::Thread => 1.0,
@@ -226,8 +227,8 @@ impl<'a> Scenario<'a> {
     }
 
     /// Executes a bound program in `stream` from host thread `thread`, after the thread's earlier actions. The execution starts after
-    /// earlier executions in the stream, and after earlier ones that use the same staging bytes. "Earlier" refers to the order of these
-    /// calls. `program` must have been bound in this scenario.
+    /// earlier executions in the stream, and after earlier executions that use the same range of staging memory. "Earlier" refers to the
+    /// order of these calls. `program` must have been bound in this scenario.
     pub fn execute_on(&mut self, thread: usize, program: Bound, executor: Executor, stream: u32) -> ExecutionId {
         let id = self.executions.len();
         let mut after = Vec::new();
@@ -243,13 +244,13 @@ impl<'a> Scenario<'a> {
         ExecutionId(id)
     }
 
-    /// Puts a kernel of this duration in front of an execution, in its stream, launched by its thread. The kernel uses no capacity of links
-    /// or host memory.
+    /// Inserts a kernel of this duration before an execution, in the execution's stream. The execution's host thread launches it. The
+    /// kernel uses no capacity of links or host memory.
     pub fn compute(&mut self, execution: ExecutionId, seconds: f64) {
         self.executions[execution.0].kernel = seconds;
     }
 
-    /// Makes host thread `thread` wait until an execution is done.
+    /// Makes host thread `thread` wait until `execution` is done.
     pub fn wait(&mut self, thread: usize, execution: ExecutionId) {
         self.thread(thread).push(Action::Wait(execution.0));
     }
@@ -261,47 +262,47 @@ impl<'a> Scenario<'a> {
         &mut self.threads[thread]
     }
 
-    /// Runs the scenario.
+    /// Runs the scenario and returns its result.
     pub fn run(&self) -> Simulation {
         run::Run::new(self).until_done(None)
     }
 
-    /// Returns the time until the last execution is done, in seconds. It equals [`Simulation::seconds`] of [`Scenario::run`], and is
-    /// cheaper to compute.
+    /// Returns the time until the last execution is done, in seconds. It equals [`Simulation::seconds`] of the result of [`Scenario::run`],
+    /// and is cheaper to compute.
     pub fn seconds(&self) -> f64 {
         run::Run::new(self).seconds()
     }
 
-    /// Runs the scenario and calls `observe` for every interval in which all rates are constant and bytes move.
+    /// Runs the scenario, returns its result, and calls `observe` for every interval in which all rates are constant and data moves.
     pub fn run_observed(&self, mut observe: impl FnMut(&Segment<'_>)) -> Simulation {
         run::Run::new(self).until_done(Some(&mut observe))
     }
 }
 
-/// Interval of time in which all rates are constant.
+/// Interval of simulated time in which all rates are constant.
 #[derive(Debug)]
 pub struct Segment<'a> {
-    /// Start, seconds.
+    /// Start of the interval, seconds.
     pub begin: f64,
-    /// End, seconds.
+    /// End of the interval, seconds.
     pub end: f64,
-    /// Flows that move in the interval.
+    /// Flows that move data during the interval.
     pub flows: &'a [SegmentFlow],
 }
 
-/// Flow of bytes in a [`Segment`].
+/// Flow of data during a [`Segment`].
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct SegmentFlow {
-    /// Source.
+    /// Device that the data comes from.
     pub from: DeviceId,
-    /// Destination.
+    /// Device that the data goes to.
     pub to: DeviceId,
-    /// Rate in bytes/s.
+    /// Rate of the flow, bytes/s.
     pub rate: f64,
-    /// Capacity that each byte/s draws on each resource of the route: 1, or more if a kernel does not use all the capacity that it
-    /// occupies.
+    /// Capacity that each byte/s of the flow draws on each resource of its route. It is 1, or more if a kernel occupies more capacity than
+    /// it uses.
     pub draw: f64,
-    /// Fraction of the bytes that is staged in the cache of host memory. Such bytes draw on each resource according to
+    /// Fraction of the data that is staged in the processor's cache. Cached data draws on each resource according to
     /// [`Resource::draw`](crate::topology::Resource::draw).
     pub staged: f64,
 }

@@ -1,4 +1,4 @@
-//! Result of a simulation: times, use of resources, and the timeline.
+//! Result of a simulation: times of executions, use of resources, and the timeline.
 
 use super::Scenario;
 use crate::model::timeline::{Arrow, Span, Timeline, TimelineLane};
@@ -12,9 +12,9 @@ pub struct Simulation {
     pub seconds: f64,
     /// Times of each execution, in the order of submission.
     pub executions: Vec<ExecutionTimes>,
-    /// Use of every resource that bytes passed, in the order of the machine.
+    /// Use of every resource that carried data, in the order of [`Machine::resources`](crate::topology::Machine::resources).
     pub resources: Vec<ResourceUse>,
-    /// Timeline of operations and issuing, for drawing.
+    /// Timeline of the operations and of their issuing, for drawing.
     pub timeline: Timeline,
 }
 
@@ -25,40 +25,40 @@ pub struct ExecutionTimes {
     pub issue: f64,
     /// Time at which the host thread has issued the execution and continues.
     pub issued: f64,
-    /// Time at which the host sees the execution done: the last byte has arrived, and the lanes have joined the stream.
+    /// Time at which the host sees that the execution is done: all data has arrived, and the internal streams have joined the caller's
+    /// stream.
     pub done: f64,
 }
 
-/// Use of one resource.
+/// Use of one resource during a simulation.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct ResourceUse {
-    /// Index into [`Machine::resources`](crate::topology::Machine::resources).
+    /// Resource, as an index into [`Machine::resources`](crate::topology::Machine::resources).
     pub resource: ResourceId,
-    /// Bytes that passed the resource.
+    /// Number of bytes that passed through the resource.
     pub bytes: u64,
-    /// Time for which bytes passed the resource, seconds.
+    /// Time during which data passed through the resource, seconds.
     pub busy: f64,
-    /// Capacity drawn at the busiest moment, bytes/s. It exceeds the rate of the bytes if a kernel does not use all the capacity that it
-    /// occupies.
+    /// Largest capacity drawn at any moment, bytes/s. It exceeds the rate of the data if a kernel occupies more capacity than it uses.
     pub peak: f64,
     /// Mean capacity drawn over the whole run, bytes/s.
     pub mean: f64,
 }
 
-/// Accumulated use of a resource during a simulation.
+/// Use of a resource, accumulated during a simulation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Use {
     pub bytes: u64,
     pub busy: f64,
-    /// Capacity times seconds.
+    /// Capacity drawn so far, integrated over time, bytes.
     pub drawn: f64,
     pub peak: f64,
 }
 
-/// Times of one operation.
+/// Start and end of one operation.
 pub(super) struct OpTimes {
     pub execution: usize,
-    /// Number of the operation in its program.
+    /// Index of the operation in its program.
     pub index: u32,
     pub begin: f64,
     pub end: f64,
@@ -91,7 +91,7 @@ fn timeline(scenario: &Scenario<'_>, ops: &[OpTimes], executions: &[ExecutionTim
             }
         }
     }
-    // First lane and first span of each execution's operations.
+    // Index of the first row and of the first bar of each execution.
     let mut lanes = Vec::with_capacity(executions.len());
     let mut spans = Vec::with_capacity(executions.len());
     let mut span = timeline.spans.len();

@@ -1,8 +1,8 @@
-//! Event loop of the simulator: the conditions of operations, and the times at which they are met.
+//! Event loop of the simulator. It starts each operation when all of the operation's conditions are met.
 //!
-//! An operation begins when its last condition is met: it is issued, the previous operation on its lane has ended, the operations that it
-//! waits for on other lanes have ended, and its lane has started. Each condition carries the delay that follows it, so `begin` is a maximum
-//! of sums.
+//! An operation starts when its last condition is met. The conditions are: the operation has been issued, the previous operation on its
+//! lane (internal stream) has ended, the operations that it waits for on other lanes have ended, and its lane has started. Each condition
+//! carries the delay that follows it, so the start time is a maximum of sums.
 
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
@@ -14,16 +14,16 @@ use std::borrow::{Borrow, BorrowMut};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Relative difference of times below which two ends count as one moment, so that rounding does not separate them.
+/// Largest relative difference of two end times that are treated as equal, so that rounding does not separate them.
 const SAME_MOMENT: f64 = 1e-12;
 
 pub(super) type Observe<'o> = &'o mut dyn FnMut(&Segment<'_>);
 
-/// Dependencies of a program's operations, shared by all its executions.
+/// Dependencies of a program's operations, shared by all executions of the program.
 struct OpOrder {
-    /// Dependencies of each operation.
+    /// Dependencies of each operation, by its index in the program.
     ops: Vec<Links>,
-    /// Operations that wait for another lane, grouped by the operation that they wait for: see [`Links::awaited_by`].
+    /// Operations that wait for another internal stream, grouped by the operation that they wait for; see [`Links::awaited_by`].
     waiting: Vec<u32>,
 }
 
@@ -32,18 +32,18 @@ struct Links {
     lane: u32,
     first: bool,
     next_on_lane: Option<u32>,
-    /// Range of [`OpOrder::waiting`].
+    /// Operations that wait for this operation, as a range of [`OpOrder::waiting`].
     awaited_by: std::ops::Range<usize>,
-    /// Number of operations on other lanes that the operation waits for.
+    /// Number of operations in other internal streams that this operation waits for.
     awaits: u32,
-    /// True if the operation waits for another lane, or another lane waits for the operation.
+    /// True if the operation waits for another internal stream, or if another internal stream waits for the operation.
     hands_over: bool,
-    /// Device whose memory the operation stages bytes in, or reads staged bytes from.
+    /// Device in whose memory the operation writes or reads staged data; `None` if it uses no staging slot.
     staged_in: Option<DeviceId>,
 }
 
 impl Links {
-    /// Returns the delay between the end of an awaited operation and the begin of this one, seconds.
+    /// Returns the delay between the end of an awaited operation and the start of this operation, seconds.
     fn chunk_gap(&self, costs: &Costs) -> f64 {
         if self.staged_in.is_some_and(|device| !device.is_host()) { costs.chunk_via_gpu } else { costs.chunk_via_host }
     }
@@ -61,7 +61,7 @@ impl OpOrder {
             if let Some(before) = before {
                 ops[before].next_on_lane = Some(index as u32);
             }
-            // Operations on one lane are ordered anyway.
+            // Operations on one internal stream are ordered anyway.
             for before in op.after.iter().filter(|before| program.ops[before.0 as usize].lane != op.lane) {
                 waits.push((before.0, index as u32));
                 ops[index].awaits += 1;
@@ -79,7 +79,8 @@ impl OpOrder {
     }
 }
 
-/// Returns the device of the slot that the operation's first copy uses. All copies of an operation belong to one path.
+/// Returns the device of the staging slot that the operation's first copy uses; `None` if it uses none. All copies of an operation belong
+/// to one path.
 fn staged_in(program: &Program, op: &Op) -> Option<DeviceId> {
     let of = |place: Place| match place {
         Place::Slot { ring, .. } => Some(program.rings[ring.0 as usize].device),
@@ -94,10 +95,10 @@ struct OpState {
     /// Index of the operation in its program.
     index: u32,
     conditions: u32,
-    /// Latest time allowed by the conditions met so far; finally the begin of the operation.
+    /// Earliest start allowed by the conditions met so far; the actual start once all are met. In seconds.
     begin: f64,
     end: f64,
-    /// Number of routes whose bytes have not arrived yet.
+    /// Number of routes on which the operation's data has not arrived yet.
     flows: u32,
 }
 
@@ -105,30 +106,30 @@ struct ExecutionState {
     /// Index of the execution's first operation in [`Run::ops`].
     base: usize,
     ops_left: usize,
-    /// Number of conditions of the execution that are not met yet: executions that it waits for, and the launch of its kernel.
+    /// Number of unmet conditions of the execution: executions that it waits for, and the launch of its kernel.
     conditions: usize,
-    /// Start of the first lane, which is the caller's stream, and start of the other lanes.
+    /// Start time of the first internal stream, which is the caller's stream, and start time of the other internal streams, seconds.
     start: (f64, f64),
     times: ExecutionTimes,
     is_issued: bool,
-    /// True if the execution's rings are counted in [`Run::host_rings`].
+    /// True if the execution's staging rings are currently counted in [`Run::host_rings`].
     stages: bool,
     is_done: bool,
-    /// Executions that wait for this one, with true if they are in the same stream.
+    /// Executions that wait for this execution, each with true if it is in the same stream.
     awaited_by: Vec<(usize, bool)>,
-    /// Host threads that wait for this execution.
+    /// Indices of the host threads that wait for this execution.
     threads: Vec<usize>,
 }
 
-/// Bytes in flight along a route.
+/// Data in flight along a route.
 struct Active<'a> {
-    /// Operation that moves the bytes, and the number of the route among its routes.
+    /// Operation that moves the data. `flow` is the index of the route among the operation's routes.
     op: u32,
     flow: u32,
-    /// Host memory that the bytes are staged in.
+    /// Host memory in which the data is staged; `None` if it is not staged in a host.
     host: Option<DeviceId>,
     rate: FlowRate<'a>,
-    /// Bytes still to move.
+    /// Number of bytes still to move.
     left: f64,
     /// Time at which the last byte arrives at the current rate.
     arrival: f64,
@@ -153,13 +154,13 @@ struct Thread {
 
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// Start of the bytes of an operation along one of its routes.
+    /// Data of an operation starts to move along one of its routes.
     Start { op: u32, flow: u32 },
-    /// End of an execution.
+    /// An execution ends.
     Done(u32),
 }
 
-/// Event in the queue. The heap returns the earliest event first, and of simultaneous ones the one that was entered first.
+/// Event in the queue. The heap returns the earliest event first, and simultaneous events in the order in which they were queued.
 struct QueuedEvent {
     time: f64,
     number: u64,
@@ -186,7 +187,7 @@ impl Eq for QueuedEvent {}
 pub(super) struct Run<'s, 'a> {
     scenario: &'s Scenario<'a>,
     costs: &'a Costs,
-    /// Dependencies of each bound program.
+    /// Dependencies of the operations of each bound program.
     shapes: Vec<OpOrder>,
     executions: Vec<ExecutionState>,
     ops: Vec<OpState>,
@@ -194,18 +195,18 @@ pub(super) struct Run<'s, 'a> {
     events: BinaryHeap<QueuedEvent>,
     entered: u64,
     now: f64,
-    /// Flows in progress.
+    /// Flows that currently move data.
     active: Vec<Active<'a>>,
     /// Time since which the rates of all flows have been constant.
     since: f64,
-    /// Time at which the first of the active flows arrives at the current rates.
+    /// Earliest time at which one of the active flows arrives at the current rates.
     arrival: f64,
     changed: bool,
     rates: MaxMin<'a>,
-    /// Total size of the rings, in each host memory, of all executions that currently stage in it, of any process.
+    /// Total size in bytes of the rings that executions of all processes currently use, for each host memory.
     host_rings: Vec<u64>,
     uses: Vec<Use>,
-    /// Rate of a thread that copies between pageable and pinned memory, bytes/s.
+    /// Rate at which one CPU thread copies between pageable and pinned memory, bytes/s.
     thread_rate: f64,
 }
 
@@ -219,7 +220,8 @@ impl<'s, 'a> Run<'s, 'a> {
             let state = |(op, links): (usize, &Links)| OpState {
                 execution: index as u32,
                 index: op as u32,
-                // The conditions: issued, the previous operation or the start of the lane, and the awaited operations of other lanes.
+                // The conditions: the operation is issued, the previous operation has ended or the lane has started, and the awaited
+                // operations have ended.
                 conditions: 2 + links.awaits,
                 begin: 0.0,
                 end: 0.0,
@@ -317,7 +319,7 @@ impl<'s, 'a> Run<'s, 'a> {
         self.events.push(QueuedEvent { time, number: self.entered, event });
     }
 
-    /// Records that a condition of `op` is met, which allows the operation to begin at `time`.
+    /// Records that a condition of `op` is met. `time` is the earliest start that this condition allows.
     fn met(&mut self, op: usize, time: f64) {
         let state = &mut self.ops[op];
         state.begin = state.begin.max(time);
@@ -335,7 +337,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Runs a host thread until it has to wait.
+    /// Runs a host thread until it has to wait for an execution or has no more actions.
     fn issue(&mut self, thread: usize) {
         let scenario = self.scenario;
         while let Some(&action) = scenario.threads[thread].get(self.threads[thread].next) {
@@ -406,7 +408,7 @@ impl<'s, 'a> Run<'s, 'a> {
         at
     }
 
-    /// Finishes an execution without operations, once it is issued and its conditions are met.
+    /// Finishes an execution that has no operations, once it is issued and its conditions are met.
     fn finish_if_empty(&mut self, execution: usize) {
         let ExecutionState { ops_left, conditions, is_issued, start, times, .. } = self.executions[execution];
         if ops_left == 0 && conditions == 0 && is_issued {
@@ -414,8 +416,8 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Records that a condition of an execution is met. `times` are the earliest starts of its first lane and of the others. After the last
-    /// condition, its kernel runs and then its lanes start.
+    /// Records that a condition of an execution is met. `times` are the earliest start times of its first internal stream and of the
+    /// others. After the last condition, the execution's kernel runs and then its internal streams start.
     fn come_after(&mut self, execution: usize, times: (f64, f64)) {
         let Costs { issue, fork_join_staged: join, .. } = *self.costs;
         let kernel = self.scenario.executions[execution].kernel;
@@ -431,7 +433,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Starts the lanes of an execution whose conditions are all met.
+    /// Starts the internal streams of an execution whose conditions are all met.
     fn start_lanes(&mut self, execution: usize) {
         let bound = self.scenario.executions[execution].bound;
         let ExecutionState { base, start, .. } = self.executions[execution];
@@ -473,7 +475,7 @@ impl<'s, 'a> Run<'s, 'a> {
         self.changed = true;
     }
 
-    /// Adds the rings of an execution in host memory to [`Run::host_rings`], or removes them.
+    /// Adds the execution's staging rings in host memory to [`Run::host_rings`], or removes them.
     fn each_host_ring(&mut self, execution: usize, change: impl Fn(&mut u64, u64)) {
         let program = self.scenario.programs[self.scenario.executions[execution].bound].program;
         for ring in program.rings.iter().filter(|ring| ring.device.is_host()) {
@@ -483,7 +485,7 @@ impl<'s, 'a> Run<'s, 'a> {
         }
     }
 
-    /// Moves bytes up to the current time at the rates since the last change.
+    /// Advances all flows to the current time at the rates that have been constant since the last change.
     fn advance(&mut self, observe: &mut Option<Observe<'_>>) {
         let seconds = self.now - self.since;
         if seconds > 0.0 && !self.active.is_empty() {
@@ -512,7 +514,7 @@ impl<'s, 'a> Run<'s, 'a> {
         SegmentFlow { from, to, rate: flow.rate.rate, draw: flow.rate.draw, staged: flow.rate.staged }
     }
 
-    /// Removes flows that have arrived by now.
+    /// Removes flows whose data has arrived by the current time.
     fn arrive(&mut self) {
         let latest = self.now * (1.0 + SAME_MOMENT);
         let mut kept = 0;
@@ -584,7 +586,7 @@ impl<'s, 'a> Run<'s, 'a> {
         state.times.done = done;
         let threads = std::mem::take(&mut state.threads);
         for (next, same_stream) in std::mem::take(&mut state.awaited_by) {
-            // The next copy in the same stream follows as on any lane. Another stream waits for an event and forks after that.
+            // The next copy in the same stream starts as on any internal stream. Another stream waits for an event and then forks.
             let (own, forked) = if same_stream { (issue, join / 2.0) } else { (join / 2.0, join) };
             self.come_after(next, (done + own, done + forked));
         }

@@ -1,14 +1,14 @@
-//! Placement of rings, and the executions that must not overlap: the rules of the engine (`engine::staging`) without its memory.
+//! Places rings in simulated staging memory and finds the executions that must not overlap, by the rules of the engine (`engine::staging`).
 
 use crate::program::Ring;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Alignment of rings, as in the engine.
+/// Alignment of staging rings in bytes, as in the engine.
 const ALIGNMENT: u64 = 256;
 
-/// Range of one device's staging memory.
+/// Range of one device's staging memory, in one context.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Region {
     context: usize,
@@ -19,7 +19,7 @@ pub(super) struct Region {
 
 pub(super) type Regions = SmallVec<[Region; 4]>;
 
-/// Staging memory of contexts: for each context and device, a cursor that wraps at the limit.
+/// Allocator of staging memory: for each context and device, a cursor that returns to 0 at the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
     bound: u64,
@@ -31,7 +31,7 @@ impl Arenas {
         Arenas { bound, cursors: BTreeMap::new() }
     }
 
-    /// Places a plan's rings and returns its region on each device. The error names a device on which the rings exceed the limit.
+    /// Places a plan's rings and returns their region on each device. The error names a device on which the rings exceed the limit.
     pub fn place(&mut self, context: usize, rings: &[Ring]) -> Result<Regions, DeviceId> {
         let mut regions = Regions::new();
         let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
@@ -57,13 +57,13 @@ impl Arenas {
     }
 }
 
-/// Last execution that used each range. A later user of a byte replaces the earlier one, because waiting for the later one includes waiting
-/// for the earlier one.
+/// Last execution that used each range of staging memory. A later user of a byte replaces the earlier one, because waiting for
+/// the later execution includes waiting for the earlier one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Users(Vec<(Region, usize)>);
 
 impl Users {
-    /// Records that `execution` uses these regions. Returns the executions that must finish first, without duplicates.
+    /// Records that `execution` uses these regions. Returns the earlier executions that must finish first, without duplicates.
     pub fn next(&mut self, regions: &[Region], execution: usize) -> SmallVec<[usize; 4]> {
         let mut after = SmallVec::new();
         for region in regions {

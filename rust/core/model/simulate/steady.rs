@@ -1,46 +1,46 @@
-//! Steady state of a step that is executed repeatedly, with several executions in flight.
+//! Simulates the steady state of a step that is executed repeatedly, with several executions in flight.
 
 use super::{Executor, Scenario, Simulation, SimulationError};
 use crate::program::{Engine, Program, Shape};
 use crate::topology::Machine;
 use std::sync::Arc;
 
-/// Work of one process in a step.
+/// Work of one process in each step.
 pub struct Rank {
-    /// Program of the step. It uses staging memory of this rank alone.
+    /// Program that the process executes in the step. Its staging memory is not shared with other processes.
     pub program: Arc<Program>,
-    /// Executor of the program.
+    /// Method by which the program is issued.
     pub engine: Engine,
-    /// Limit of this rank's staging memory on each device, bytes.
+    /// Limit of this process's staging memory on each device, bytes.
     pub staging_bytes: u64,
-    /// Transfers of the program.
+    /// Transfers that the program was planned for.
     pub shapes: Vec<Shape>,
-    /// Time of a kernel in front of the transfers in the stream, seconds; 0 for none.
+    /// Duration of a kernel that runs before the transfers in the stream, seconds; 0 for no kernel.
     pub kernel: f64,
 }
 
-/// Result for a step in the steady state.
+/// Result of simulating a step in the steady state.
 pub struct Steady {
-    /// Time of one step in seconds: the time from the end of one round to the end of the next, divided by the number of steps in a round.
+    /// Time of one step in seconds: the time between the ends of two successive rounds of steps, divided by the number of steps in a round.
     pub seconds: f64,
-    /// Bytes of a step, of all ranks.
+    /// Number of bytes that all ranks together transfer in a step.
     pub bytes: u64,
-    /// Simulation of all rounds.
+    /// Simulation of all rounds of steps.
     pub run: Simulation,
 }
 
 impl Steady {
-    /// Returns the bandwidth in 10^9 bytes/s.
+    /// Returns the bandwidth in GB/s (10^9 bytes/s).
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
 }
 
-/// Number of simulated rounds. The first begins on an idle machine; the last gives the result.
+/// Number of simulated rounds of steps. The first begins on an idle machine; the last gives the result.
 const ROUNDS: usize = 2;
 
-/// Simulates rounds of `window` concurrent steps of every rank. Every rank has its own host thread and staging memory. In each round it
-/// issues its steps, each in its own stream and with its own buffers, and waits for all of them, as OMB's bandwidth tests do.
+/// Simulates rounds of `window` concurrent steps of every rank. Every rank has its own host thread and staging memory. In each round, a
+/// rank issues its steps, each in its own stream and with its own buffers, and waits for all of them, as OMB's bandwidth tests do.
 pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, SimulationError> {
     let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.staging_bytes).max().unwrap_or(0));
     let mut bound = Vec::new();
