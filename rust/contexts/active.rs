@@ -3,17 +3,18 @@
 //! Copies of several streams take bandwidth from each other. The variant that is fastest for one isolated stream may be slow for all,
 //! because a relay's link may be another stream's direct link. So each execution of a plan learns if other streams copy, and to or from
 //! which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because
-//! programs keep several in flight. A wrong answer costs no byte; it only files the time of an execution under the wrong kind.
+//! programs keep several executions in flight. A wrong answer does not affect results; it only files the time of an execution under the
+//! wrong kind.
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
 use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
-/// Number of streams that are tracked. If there are more, those that have not copied for the longest are forgotten.
+/// Largest number of streams that are tracked. If more streams copy, those that have not copied for the longest time are forgotten.
 const STREAMS: usize = 16;
 
-/// Time for which a stream counts as active, in durations of its last execution.
+/// Time for which a stream counts as active, as a multiple of the duration of its last execution.
 const TIMES: u32 = 8;
 
 #[derive(Debug)]
@@ -22,14 +23,14 @@ pub(super) struct ActiveStreams {
     streams: [ActiveStream; STREAMS],
 }
 
-/// Copies of other streams in progress.
+/// Copies of other streams that are in progress.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OtherCopies {
     pub any: bool,
     pub ends: GpuEnds,
 }
 
-/// GPUs that copies write to and read from.
+/// Sets of the GPUs that copies write to and read from.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuEnds {
     pub to: GpuSet,
@@ -42,7 +43,7 @@ impl GpuEnds {
     }
 }
 
-/// Set of GPUs with one bit for each GPU. All GPUs from number 63 on share the last bit.
+/// Set of GPUs with one bit for each GPU. All GPUs with number 63 or higher share the last bit.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuSet(u64);
 
@@ -62,7 +63,7 @@ impl GpuSet {
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,
-    /// GPUs of the stream's last execution.
+    /// Bit mask of the GPUs that the stream's last execution writes to.
     to: AtomicU64,
     from: AtomicU64,
     /// Time up to which the stream counts as active, in nanoseconds since `since`; 0 for a free entry.
@@ -74,8 +75,8 @@ impl ActiveStreams {
         ActiveStreams { since: Instant::now(), streams: Default::default() }
     }
 
-    /// Records that an execution of about this duration between these GPUs enters `stream`. Returns the copies of other streams in
-    /// progress.
+    /// Records that an execution between these GPUs, which takes about the duration `takes`, is enqueued in `stream`. Returns the copies of
+    /// other streams that are in progress.
     pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> OtherCopies {
         self.enters_at(self.since.elapsed(), stream.0 as u64, takes, ends)
     }
@@ -87,7 +88,7 @@ impl ActiveStreams {
         for stream in &self.streams {
             let its = stream.until.load(Ordering::Relaxed);
             if its == 0 {
-                // Entries are used in order, so all entries behind this one are free too.
+                // Entries are used in order, so all entries after this one are free too.
                 oldest = (stream, 0);
                 break;
             }

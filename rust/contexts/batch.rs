@@ -19,7 +19,7 @@ pub struct Transfer {
     pub src: u64,
     /// Device whose memory holds the source, or [`Transfer::AUTO`].
     pub src_device: DeviceId,
-    /// Number of bytes. 0 is allowed, and then the addresses are ignored.
+    /// Size of the transfer in bytes. 0 is allowed; the addresses are then ignored.
     pub bytes: u64,
 }
 
@@ -29,8 +29,8 @@ impl Transfer {
     pub const AUTO: DeviceId = DeviceId::AUTO;
 }
 
-/// A transfer together with the backend's description of its ends. Two transfers that compare equal are the same request: an address that
-/// was freed and allocated again belongs to another allocation.
+/// Transfer with the backend's description of its source and destination. Two equal values describe the same request. Memory that was freed
+/// and allocated again at the same address belongs to another allocation, so the values then differ.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Address of the first destination byte.
@@ -41,11 +41,11 @@ pub struct Located {
     pub dst_allocation: Option<NonZeroU64>,
     /// Allocation that contains the source, if the backend knows it.
     pub src_allocation: Option<NonZeroU64>,
-    /// Devices, memory kinds and size.
+    /// Devices and memory kinds of the transfer, and its size.
     pub shape: Shape,
 }
 
-/// The hash covers addresses and size, which distinguish requests well enough; equality compares the other fields.
+/// The hash covers only addresses and size, because they distinguish almost all requests. Equality also compares the other fields.
 impl Hash for Located {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u128(u128::from(self.dst) << 64 | u128::from(self.src ^ self.shape.bytes.rotate_left(32)));
@@ -64,8 +64,8 @@ struct Place {
 }
 
 impl Place {
-    /// True if the range lies inside this allocation. False if the allocation's end is unknown, because such an allocation extends to the
-    /// end of the address space.
+    /// True if the range lies inside this allocation. False if the allocation's end is unknown: such an allocation is taken to extend to
+    /// the end of the address space.
     fn holds(&self, address: u64, bytes: u64) -> bool {
         self.allocation.is_some_and(|Allocation { base, bytes: size, .. }| {
             let is_inside = || base <= address && bytes <= size && address - base <= size - bytes;
@@ -77,8 +77,8 @@ impl Place {
 /// Function that looks up the allocation that contains an address.
 type Find<'a> = &'a dyn Fn(u64) -> Result<Option<Allocation>, BackendError>;
 
-/// Looks up both ends of every transfer and appends them to `batch`. Refuses transfers that cannot be planned. [`check`] makes further
-/// checks, which are needed only for the first of equal requests.
+/// Looks up the source and the destination of every transfer and appends the results to `batch`. Refuses transfers that cannot be planned.
+/// [`check`] makes further checks, which are needed only for the first of several equal requests.
 pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: &mut Batch) -> Result<(), Error> {
     if u32::try_from(transfers.len()).is_err() {
         return Err(Error::TooManyTransfers(transfers.len()));
@@ -109,10 +109,11 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
     Ok(())
 }
 
-/// The most recent place for each device. Pieces of one array often follow each other, even if devices alternate, so this saves look-ups.
+/// Result of the last look-up for each device. Pieces of one array often follow each other, even if devices alternate, so reusing the
+/// result saves look-ups.
 type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
 
-/// Returns the last place of this device if these bytes lie in the same allocation; otherwise calls `look`.
+/// Returns the last look-up's result for this device if these bytes lie in the same allocation; otherwise calls `look`.
 #[inline]
 fn near(
     last: &mut LastPlaces,
@@ -160,8 +161,8 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
         }
         return Ok(Place { device, kind: MemoryKind::Pageable, allocation: None });
     };
-    // A caller that names host memory need not name the right NUMA domain. If the backend knows the domain, the plan uses the backend's
-    // answer.
+    // A caller that specifies host memory need not specify the right NUMA domain. If the backend knows the domain, the plan uses the domain
+    // that the backend reports.
     if !inferred && allocation.device != device && !(allocation.device.is_host() && device.is_host()) {
         return Err(Error::WrongDevice {
             transfer,
@@ -181,8 +182,8 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
 }
 
-/// Gives a common source number to the shapes of transfers that read the same source. Small sources keep no number: they are copied to each
-/// destination separately.
+/// Assigns a common source number to the descriptions of transfers that read the same source. Small sources get no number, because they are
+/// copied to each destination separately.
 pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
     for (at, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes >= LEAST_SHARED_BYTES) {
@@ -226,24 +227,25 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
 /// Range of bytes that a transfer reads or writes.
 #[derive(Copy, Clone)]
 pub struct ByteRange {
-    /// Address space. Equal addresses in different spaces are different memory. The value is a rank of the node, so it is far below 2^24.
+    /// Number of the address space. Equal addresses in different spaces are different memory. The value is a rank of the node, so it is far
+    /// below 2^24.
     pub space: u32,
-    /// First address.
+    /// First address of the range.
     pub first: u64,
-    /// Last address. It is inclusive, so that a range can extend to the end of the address space.
+    /// Last address of the range, inclusive, so that a range can extend to the end of the address space.
     pub last: u64,
-    /// Index of the transfer in its batch.
+    /// Index in the batch of the transfer that accesses the range.
     pub transfer: usize,
-    /// End of the transfer that the range belongs to.
+    /// End of the transfer to which the range belongs: source or destination.
     pub end: End,
 }
 
-/// Finds two overlapping ranges, at least one of them written. Returns the range of the earlier transfer first. Takes O(n log n).
+/// Finds two overlapping ranges, at least one of which is written. Returns the range of the earlier transfer first. Takes O(n log n) time.
 pub fn first_overlap(
     written: impl Iterator<Item = ByteRange> + Clone,
     read: impl Iterator<Item = ByteRange>,
 ) -> Option<(ByteRange, ByteRange)> {
-    // Sources that lie apart from everything written need no sorting. This halves the work for long lists.
+    // Sources that lie outside the hull of all destinations need no sorting. This halves the work for long lists.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
     let (mut last, mut in_order) = (None, true);
     for range in written.clone() {

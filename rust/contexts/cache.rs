@@ -4,7 +4,7 @@
 //! entries are evicted.
 //!
 //! - By request: addresses, devices, sizes, memory kinds, allocation identities and options. A hit returns the same plan.
-//! - By shape, which has no addresses: for each transfer in order its devices, memory kinds and size, and the transfers with which it
+//! - By shape, that is, without addresses: for each transfer in order its devices, memory kinds and size, and the transfers with which it
 //!   shares its source. A hit returns the planner's result and its measured times; only the addresses are checked and bound again.
 //!
 //! Complete keys are compared, never hashes alone. No lock is held while planning.
@@ -19,34 +19,34 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// All values that determine a plan.
+/// All values that determine a plan; key of the cache's first level.
 #[derive(Clone, Debug, Eq)]
 pub struct Request {
-    /// Located transfers.
+    /// Transfers of the request, with their allocations.
     pub batch: Batch,
-    /// Options of the planner.
+    /// Options with which the planner makes the plan.
     pub options: Options,
-    /// True if executions choose among variants.
+    /// True if executions of the plan choose among its variants by measured times.
     pub adapt: bool,
 }
 
-/// All values that determine the planner's result.
+/// All values that determine the planner's result; key of the cache's second level.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeRequest {
-    /// Shapes of the transfers.
+    /// Descriptions of the transfers, without addresses.
     pub batch: SmallVec<[Shape; 4]>,
-    /// Options of the planner.
+    /// Options with which the planner makes the plan.
     pub options: Options,
 }
 
-/// The hash excludes the options. Few programs use one batch with many options, and equality does compare the options.
+/// The hash excludes the options, because few programs use one batch with many options. Equality does compare them.
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);
     }
 }
 
-/// Pointer equality comes first: eviction looks up an entry by its own key, which may be long.
+/// Pointers are compared first: eviction looks up an entry by the entry's own key, which may be long.
 impl PartialEq for Request {
     fn eq(&self, other: &Request) -> bool {
         std::ptr::eq(self, other) || (self.adapt, self.options) == (other.adapt, other.options) && self.batch == other.batch
@@ -56,20 +56,20 @@ impl PartialEq for Request {
 /// Counters of the plan cache.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStatistics {
-    /// Requests answered by a look-up.
+    /// Number of requests that were found in the cache.
     pub hits: u64,
-    /// Requests that were not in the cache.
+    /// Number of requests that were not in the cache.
     pub misses: u64,
-    /// Misses whose shape had been planned before.
+    /// Number of requests that were not in the cache, but whose transfers had been planned before at other addresses.
     pub shape_hits: u64,
-    /// Plans evicted to stay within the bound.
+    /// Number of plans that were evicted to stay within the bound.
     pub evictions: u64,
-    /// Plans in the cache now.
+    /// Number of plans that are in the cache now.
     pub entries: u64,
 }
 
-/// Largest number of transfers in all entries. A program with a paged cache sends a different long list each time. The limit keeps about
-/// ten such lists instead of hundreds. A transfer takes about 90 bytes.
+/// Largest total number of transfers in all entries. A program with a paged cache sends a different long list each time, and the limit
+/// keeps about ten such lists instead of hundreds. Each transfer takes about 90 bytes.
 const MOST_TRANSFERS: usize = 1 << 20;
 
 /// Entries in order of use, from which the least recently used are evicted.
@@ -95,7 +95,7 @@ impl Key for ShapeRequest {
     }
 }
 
-/// A bounded store of plans.
+/// Bounded store of plans and of planner results.
 #[derive(Debug)]
 pub struct Cache {
     bound: usize,
@@ -111,13 +111,13 @@ struct CacheState {
 }
 
 impl Cache {
-    /// Creates a cache of at most `bound` plans and as many shapes. 0 keeps nothing.
+    /// Creates a cache of at most `bound` plans and `bound` planner results. With 0 the cache stores nothing.
     pub fn new(bound: usize) -> Self {
         let state = CacheState { plans: Lru::new(), shapes: Lru::new(), choices: Lru::new(), statistics: CacheStatistics::default() };
         Cache { bound, state: Mutex::new(state) }
     }
 
-    /// Returns the plan of this request if it is cached.
+    /// Returns the cached plan of this request, or `None`.
     pub fn get(&self, request: &Request) -> Option<Arc<Plan>> {
         let mut state = lock(&self.state);
         let plan = state.plans.entries.get(request).cloned();
@@ -129,8 +129,8 @@ impl Cache {
         plan
     }
 
-    /// Returns the planner's result for this shape if it is cached. A hit is counted if `is_requested`, that is, if the shape is not a
-    /// variant of the requested one.
+    /// Returns the cached planner's result for this shape, or `None`. A hit is counted in the statistics only if `is_requested`, that is,
+    /// if the caller requested this shape and not a variant of it.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.entries.get(shape).cloned();
@@ -138,7 +138,8 @@ impl Cache {
         planned
     }
 
-    /// Caches a plan and returns the plan to use. If another thread has cached a plan of this request meanwhile, that plan is returned.
+    /// Caches a plan and returns the plan to use. If another thread has cached a plan of this request meanwhile, the plan of that thread is
+    /// returned.
     pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
         // The list is declared before the guard, so that evicted plans are dropped after the lock is released.
         let evicted;
@@ -151,7 +152,7 @@ impl Cache {
         kept.value
     }
 
-    /// Caches the planner's result and returns the one to use; see [`insert`](Cache::insert).
+    /// Caches the planner's result and returns the result to use; see [`insert`](Cache::insert).
     pub fn insert_shape(&self, shape: ShapeRequest, planned: Arc<plan::Plan>) -> Arc<plan::Plan> {
         let evicted;
         let mut state = lock(&self.state);
@@ -162,12 +163,12 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the shared choice among variants for plans of this shape, if any plan has been made.
+    /// Returns the shared choice among variants for plans of this shape, or `None` if no such plan has been made.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
         lock(&self.state).choices.entries.get(shape).cloned()
     }
 
-    /// Caches the shared choice for plans of this shape and returns the one to use; see [`insert`](Cache::insert).
+    /// Caches the shared choice for plans of this shape and returns the choice to use; see [`insert`](Cache::insert).
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
@@ -189,7 +190,7 @@ impl Cache {
         CacheStatistics { entries: state.plans.entries.len() as u64, ..state.statistics }
     }
 
-    /// Drops all entries and keeps the counters.
+    /// Drops all entries. The counters are not reset.
     pub fn clear(&self) {
         let mut state = lock(&self.state);
         let plans = std::mem::replace(&mut state.plans, Lru::new());
@@ -211,15 +212,15 @@ impl<K: Key, V> Lru<K, V> {
         Lru { entries: LruCache::unbounded_with_hasher(ahash::RandomState::new()), transfers: 0 }
     }
 
-    /// Inserts an entry and evicts others to stay within the bounds. The newest entry stays whatever its number of transfers.
+    /// Inserts an entry and evicts others to stay within the bounds. The newest entry is never evicted, however many transfers it has.
     fn keep(&mut self, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
         let mut evicted = SmallVec::new();
         if bound == 0 {
             return Insertion { value, evicted };
         }
-        // The transfers are counted before the key is moved.
+        // The transfers are counted first, because the key is moved below.
         let transfers = key.transfers();
-        // Make a single look-up, because the key may be long.
+        // Only one look-up is made, because the key may be long.
         if let Some(earlier) = self.entries.put(key, value.clone()) {
             self.entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
             return Insertion { value: earlier, evicted };

@@ -1,4 +1,4 @@
-//! Calls functions when work has finished. Each context has one thread for this, from the first request until the context closes.
+//! Calls functions when work has finished. Each context has one thread for these calls, from the first request until the context closes.
 
 use super::error::Error;
 use crate::backend::{BackendError, Completion, panics};
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 /// Function that is called once, with the result of the work.
 pub type Callback = Box<dyn FnOnce(Result<(), BackendError>) + Send>;
 
-/// Callback and the work that it waits for; `None` if the work is already done.
+/// Callback and the work that it waits for. The work is `None` if it has already finished.
 pub(super) struct Awaited {
     pub completion: Option<Completion>,
     pub callback: Callback,
@@ -22,26 +22,26 @@ pub(super) struct Awaited {
 
 #[derive(Default)]
 struct CallbackState {
-    /// Entries that the thread has not taken yet.
+    /// Entries that the callback thread has not taken yet.
     new: Vec<Awaited>,
     is_ending: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 thread_local! {
-    /// Address of the queue's state on a callback thread. `std::thread::current` is not used because it would leave memory behind on the
-    /// caller's threads.
+    /// Address of the state of the queue that this callback thread serves; 0 on all other threads. `std::thread::current` is not used
+    /// because it would allocate memory on the caller's threads that is never freed.
     static SERVED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Callback queue of one context.
+/// Queue of the callbacks of one context.
 #[derive(Default)]
 pub(super) struct CallbackQueue {
     shared: Arc<(Mutex<CallbackState>, Condvar)>,
 }
 
 impl CallbackQueue {
-    /// Adds an entry, and starts the thread if necessary.
+    /// Adds an entry to the queue, and starts the callback thread if necessary.
     pub fn add(&self, awaited: Awaited) -> Result<(), Error> {
         let (state, changed) = &*self.shared;
         let mut state = lock(state);
@@ -67,7 +67,8 @@ impl CallbackQueue {
         Ok(())
     }
 
-    /// Calls all remaining callbacks, whose work has finished, and ends the thread. Does not wait for the thread when called by a callback.
+    /// Calls all remaining callbacks, whose work has finished, and ends the thread. Does not wait for the thread if a callback calls this
+    /// function.
     pub fn end(&self) {
         let (state, changed) = &*self.shared;
         let thread = {
@@ -102,7 +103,7 @@ fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
         let (done, rest_of): (Vec<Awaited>, Vec<Awaited>) =
             awaited.into_iter().partition(|one| !matches!(one.completion.as_ref().map(|work| work.is_done()), Some(Ok(false))));
         awaited = rest_of;
-        // Completions often follow each other closely, so polling starts fast again.
+        // Completions often follow each other closely, so the polling interval starts small again.
         round = if done.is_empty() { round + 1 } else { 0 };
         for Awaited { completion, callback } in done {
             // The callback is the caller's code; a panic in it must not end the thread, which serves other callbacks too.

@@ -1,10 +1,10 @@
-//! Chooses, by measured times, the variant of a plan that an execution uses. [`adapt`](crate::adapt) holds the rule.
+//! Chooses the variant of a plan that an execution uses, by measured times. [`adapt`](crate::adapt) implements the rule.
 //!
 //! Some executions are measured by two timestamps ("moments") in the caller's stream, before and after the execution. A later execution
-//! reads them without waiting, so a program that runs ahead of its streams gets the times later. All plans of a context that move the same
-//! sizes between the same devices share measurements and choice, whatever their addresses: a program that uses other buffers at each step
-//! still benefits. Other activity of the stream or the machine is part of the measured time, because the caller waits for it too. Captured
-//! executions use the variant that is active at capture.
+//! reads them without waiting. So if a program enqueues far ahead of its streams, the times arrive later. All plans of a context that move
+//! the same sizes between the same devices share measurements and choice, whatever their addresses. So a program that uses other buffers at
+//! each step still benefits. Other activity of the stream or the machine is part of the measured time, because the caller waits for it too.
+//! Captured executions use the variant that is active at capture.
 //!
 //! The context knows which of its other streams copy at the same time (`active`). So timings taken while other streams copy are kept
 //! separately from timings of isolated executions, and each kind has its own choice.
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::hash::BuildHasher;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Number of executions from one measurement to the next in the steady state. Recording and reading two timestamps takes about 2 us of host
+/// Number of executions between two measured executions in the steady state. Recording and reading two timestamps takes about 2 us of host
 /// time, so this adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
@@ -27,38 +27,38 @@ const MOST_UNDER_WAY: usize = 8;
 /// Largest number of executions between two polls for a time that is not available yet.
 const MOST_PATIENCE: u32 = 16;
 
-/// Medians of the last measured executions, in seconds.
+/// Median times of the last measured executions, in seconds; `None` if nothing was measured.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Median of the active variant.
+    /// Median time of the active variant in seconds.
     pub in_force: Option<f64>,
-    /// Median of the plain copies.
+    /// Median time of the plain copies in seconds.
     pub plain: Option<f64>,
 }
 
 /// Measured times of plans of one shape, as kept in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptShape {
-    /// Hash of the machine, the library version, the transfers and their options.
+    /// Hash of the machine, the library version, the transfers and the transfers' options.
     pub key: String,
     /// Total bytes of all transfers, only for human readers of the file.
     pub bytes: u64,
-    /// Time of the measurement, in seconds since 1970.
+    /// Time at which the measurement was made, in seconds since 1970.
     pub at: u64,
     /// Index of the variant that was active, only for human readers of the file.
     pub in_force: usize,
-    /// Median of each variant in nanoseconds, if measured.
+    /// Median time of each variant in nanoseconds; `None` if the variant was not measured.
     pub medians: Vec<Option<u64>>,
 }
 
 impl KeptShape {
-    /// Returns the age of the measurement, or `None` if it lies in the future.
+    /// Returns the age of the measurement, or `None` if the measurement lies in the future.
     pub fn age(&self) -> Option<Duration> {
         now()?.checked_sub(Duration::from_secs(self.at))
     }
 }
 
-/// Returns the time since 1970.
+/// Returns the time since 1970, or `None` if the clock is set to an earlier time.
 pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
@@ -66,24 +66,24 @@ pub(super) fn now() -> Option<Duration> {
 /// State of the choice among variants, shared by all plans of one shape.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    /// State for isolated executions.
+    /// State of the choice for isolated executions.
     pub(super) alone: Mutex<Choosing<Moments>>,
-    /// State for executions while other streams copy.
+    /// State of the choice for executions while other streams copy.
     pub(super) beside: Mutex<Choosing<Moments>>,
-    /// Expected time of an execution, in nanoseconds.
+    /// Expected duration of an execution in nanoseconds.
     pub(super) takes: AtomicU64,
-    /// Measurements of an earlier run with which this choice has started.
+    /// Measurements of an earlier run from which this choice has started, if any.
     pub(super) kept: Option<KeptShape>,
 }
 
-/// Choice among variants, with its measurements in flight of type `M`.
+/// Choice among variants, with its measurements in flight. `M` is the type of a measurement.
 #[derive(Debug)]
 pub struct Choosing<M> {
     pub(super) chooser: Chooser,
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
     under_way: Vec<M>,
-    /// Executions until the measurements in flight are polled again, and the interval that was last used.
+    /// Number of executions until the measurements in flight are polled again, and the interval between polls that was used last.
     patience: (u32, u32),
     /// True if the backend can measure executions.
     is_timed: bool,
@@ -97,9 +97,9 @@ pub trait Measurement {
     fn read(&mut self) -> Result<Reading, BackendError>;
 }
 
-/// Result of [`Measurement::read`].
+/// Result of reading a [`Measurement`].
 pub enum Reading {
-    /// Time in nanoseconds.
+    /// The execution took this time in nanoseconds.
     Known(u64),
     /// The time is not available yet.
     Later,
@@ -119,8 +119,8 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Calls `run`, which enqueues a variant in `stream`, between two timestamps. Returns the result of `run`, and the timestamps if the
-    /// backend can record them.
+    /// Calls `run`, which enqueues a variant in `stream`, between two timestamps. Returns the result of `run`. Also returns the timestamps
+    /// if the backend can record them.
     pub fn around<T, E: From<BackendError>>(
         variant: usize,
         backend: &dyn Backend,
@@ -144,25 +144,25 @@ impl Measurement for Moments {
     }
 }
 
-/// Description of one variant.
+/// Description of one variant and its measured times.
 pub struct Known {
-    /// Name of the variant.
+    /// Name of the variant, for example for messages.
     pub name: &'static str,
-    /// Modelled time in seconds.
+    /// Time of an execution of the variant according to the model, in seconds.
     pub predicted: f64,
-    /// Median of the last measured executions, in seconds.
+    /// Median time of the last measured executions of the variant, in seconds; `None` if none was measured.
     pub median: Option<f64>,
     /// Number of executions that used the variant.
     pub executions: u64,
     /// Number of executions of the variant whose time is known.
     pub measured: u64,
-    /// True if this is the active variant. Executions use it, except for trials of the others.
+    /// True if this is the active variant. Executions use it, except for trials of the other variants.
     pub is_in_force: bool,
 }
 
 impl SharedChoice {
-    /// Creates the choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the modelled time of the first in seconds.
-    /// `kept` holds measurements of an earlier run and is used if it has the same number of variants.
+    /// Creates the choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the modelled time of the first variant in
+    /// seconds. `kept` holds measurements of an earlier run and is used if it has the same number of variants.
     pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
         // Contexts and processes that share a machine must not try their variants at the same moments.
         let seed = std::hash::RandomState::new().hash_one(variants);
@@ -189,20 +189,20 @@ impl SharedChoice {
 }
 
 impl<M: Measurement> Choosing<M> {
-    /// Creates the state of a choice with the chooser's knowledge and no measurements.
+    /// Creates the state of a choice that starts with the knowledge of `chooser` and has no measurements in flight.
     pub fn new(chooser: Chooser) -> Choosing<M> {
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
         Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
     }
 
-    /// Returns the variant for the next execution, and whether to measure it.
+    /// Returns the variant for the next execution, and whether that execution is to be measured.
     pub fn choose(&mut self) -> Choice {
         self.read();
         if !self.is_timed {
             return Choice { variant: self.in_force(), measure: false };
         }
         let choice = self.chooser.next_execution();
-        // Another variant is tried only if its time can be measured.
+        // A variant that is not active is tried only if its time can be measured.
         if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
             choice
         } else {
@@ -220,7 +220,7 @@ impl<M: Measurement> Choosing<M> {
         self.chooser.in_force()
     }
 
-    /// Returns the medians that were read last.
+    /// Returns the medians of the active variant and of the plain copies, from the measurements read so far.
     pub fn medians(&self) -> Measured {
         Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants() - 1) }
     }
@@ -229,7 +229,7 @@ impl<M: Measurement> Choosing<M> {
         self.chooser.median(variant).map(|ns| ns as f64 * 1e-9)
     }
 
-    /// Returns the number of executions of all variants together.
+    /// Returns the total number of executions of all variants.
     pub(super) fn all_executions(&self) -> u64 {
         self.executions.iter().sum()
     }
@@ -239,7 +239,8 @@ impl<M: Measurement> Choosing<M> {
         self.executions[variant] += 1;
     }
 
-    /// Reads the times that are available and describes each variant. `named` yields the name and the modelled time in seconds of each.
+    /// Reads the times that are available and returns a description of each variant. `named` yields the name and the modelled time in
+    /// seconds of each variant.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         self.patience.0 = 0;
         self.read();
@@ -254,7 +255,7 @@ impl<M: Measurement> Choosing<M> {
         known.collect()
     }
 
-    /// Records that an execution is being measured, or that it cannot be measured.
+    /// Adds the measurement of an execution to those in flight. If it could not be made, records that executions cannot be measured.
     pub fn measure(&mut self, measurement: Result<M, BackendError>) {
         match measurement {
             Ok(measurement) => self.under_way.push(measurement),
@@ -262,7 +263,7 @@ impl<M: Measurement> Choosing<M> {
         }
     }
 
-    /// Reads the times that are available.
+    /// Reads the times that are available from the measurements in flight.
     fn read(&mut self) {
         if self.under_way.is_empty() {
             return;
@@ -310,7 +311,7 @@ impl Known {
         format!("{}: modelled {}, {measured}; executed {}{in_force}", self.name, time(self.predicted), times(self.executions))
     }
 
-    /// Describes the variant as JSON.
+    /// Returns a description of the variant as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "name": self.name,

@@ -1,4 +1,4 @@
-//! The environment, read once when a context is created and parsed into a plain value.
+//! Reads the environment once, when a context is created, and parses it into a plain value.
 //!
 //! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
 //! Precedence: the options of a call, then the environment, then the tuning file, then the model.
@@ -16,7 +16,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Backend on which a context runs.
+/// Backend that a context uses.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
     /// CUDA if this build and this machine support it, otherwise the host backend.
@@ -28,68 +28,70 @@ pub enum BackendChoice {
     Cuda,
 }
 
-/// Checks that are made on every execution.
+/// Checks that are made on every execution of a plan.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verify {
-    /// No check in release builds; the program in debug builds.
+    /// Release builds check nothing; debug builds check the program.
     #[default]
     Off,
-    /// The plan validator checks the program before it runs.
+    /// The plan validator checks the program of the plan before each execution.
     Program,
-    /// The program is checked before it runs, and every destination byte afterwards.
+    /// The program is checked before each execution, and every destination byte afterwards.
     Bytes,
 }
 
-/// Configuration of a context, from the environment and the context's options. `None` leaves the choice to the model.
+/// Configuration of a context, from the environment and the context's options. Fields that are `None` leave the choice to the model unless
+/// stated otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// `MPGPU_BACKEND`.
+    /// `MPGPU_BACKEND`: backend that the context uses.
     pub backend: BackendChoice,
-    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a file.
+    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file.
     pub topology: Option<String>,
-    /// `MPGPU_ENGINE`.
+    /// `MPGPU_ENGINE`: executor that runs plans.
     pub engine: Engine,
-    /// `MPGPU_MAX_PATHS`.
+    /// `MPGPU_MAX_PATHS`: largest number of paths that one transfer may use, 1 or more.
     pub max_paths: Option<u32>,
-    /// `MPGPU_HOST_PATH`.
+    /// `MPGPU_HOST_PATH`: true if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// `MPGPU_RELAY_GPUS`: GPUs through which bytes of other devices may pass.
+    /// `MPGPU_RELAY_GPUS`: GPUs through which data of other devices may pass.
     pub relays: Option<Relays>,
-    /// `MPGPU_CHUNK_BYTES`.
+    /// `MPGPU_CHUNK_BYTES`: size in bytes of one chunk on staged paths.
     pub chunk_bytes: Option<u64>,
-    /// `MPGPU_RELAY_CHUNKS`.
+    /// `MPGPU_RELAY_CHUNKS`: number of chunks on each path through another GPU.
     pub relay_chunks: Option<u32>,
-    /// `MPGPU_HOST_CHUNKS`.
+    /// `MPGPU_HOST_CHUNKS`: number of chunks on each path through host memory.
     pub host_chunks: Option<u32>,
-    /// `MPGPU_MIN_BYTES`.
+    /// `MPGPU_MIN_BYTES`: size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// `MPGPU_STAGING_BYTES`: bytes of the staging arena of each device that needs one.
+    /// `MPGPU_STAGING_BYTES`: size in bytes of the staging arena of each device that needs one.
     pub staging_bytes: u64,
     /// `MPGPU_CACHE_PLANS`: number of plans kept for repeated requests, or 0 for none.
     pub cache_plans: usize,
     /// `MPGPU_CACHE_GRAPHS`: number of programs whose graphs are kept, 1 or more.
     pub cache_graphs: usize,
-    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. Read when a context is created. `None` selects the
-    /// tuning of the kept probe, if the context uses that probe.
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. `None`
+    /// selects the tuning that is kept with the probe, if the context uses a kept probe.
     pub tuning_file: Option<String>,
     /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
     pub adapt: bool,
-    /// `MPGPU_VERIFY`.
+    /// `MPGPU_VERIFY`: checks that are made on every execution.
     pub verify: Verify,
-    /// `MPGPU_SIGNAL_WAIT`. `None` selects kernels for node plans if each rank has its own GPU, and stream memory operations otherwise.
+    /// `MPGPU_SIGNAL_WAIT`: mechanism by which streams wait for signals. `None` selects kernels for node plans if each rank has its own
+    /// GPU, and stream memory operations otherwise.
     pub signal_wait: Option<SignalWait>,
-    /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. With 0 the
-    /// driver makes such copies.
+    /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. If 0, the
+    /// driver makes these copies.
     pub host_threads: u32,
     /// `MPGPU_NODE_BLOCKS`: largest number of thread blocks of a kernel that executes a rank's part of a step. `None` selects a quarter of
-    /// the multiprocessors.
+    /// the GPU's multiprocessors.
     pub node_blocks: Option<u32>,
-    /// `MPGPU_HOST_VISIBLE_DEVICES`: GPUs of the topology that are visible to this process on the host backend, in this order. `None` shows
-    /// all.
+    /// `MPGPU_HOST_VISIBLE_DEVICES`: GPUs of the topology that are visible to this process on the host backend, in this order. `None` makes
+    /// all GPUs visible.
     pub visible: Option<Vec<u32>>,
     /// `MPGPU_CHECK_PEERS`: true if pairs of GPUs that report peer access are tested before a plan relies on it.
     pub check_peers: bool,
-    /// `MPGPU_LOG`: level of messages on standard error.
+    /// `MPGPU_LOG`: most detailed level of messages that are written to standard error.
     pub log: Option<LevelFilter>,
     /// Directory in which probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` if neither variable is an absolute
     /// path.
@@ -129,12 +131,12 @@ impl Default for Config {
     }
 }
 
-/// Value instead of the path of a tuning file that disables tuning, including the tuning that is kept with a probe.
+/// Value of `MPGPU_TUNING_FILE` that disables tuning, including the tuning that is kept with a probe.
 pub const NO_TUNING: &str = "none";
 
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
 
-/// All variables that are read, in the order of `docs/reference/environment.md`.
+/// All environment variables that contexts read, in the order of `docs/reference/environment.md`.
 pub const VARIABLES: [&str; 22] = [
     "MPGPU_BACKEND",
     "MPGPU_TOPOLOGY",
@@ -164,8 +166,8 @@ pub const VARIABLES: [&str; 22] = [
 pub const PRELOAD: [&str; 5] =
     ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT", "MPGPU_PRELOAD_SUMS"];
 
-/// Variables with our prefix that CMake's `find_package` and environment modules set to the location of the package. mpgpu does not read
-/// them.
+/// Variables with the prefix `MPGPU_` that CMake's `find_package` and environment modules set to the location of the package. Contexts
+/// ignore these variables.
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
 
 impl Config {
@@ -175,8 +177,9 @@ impl Config {
     }
 
     /// Returns the configuration that a list of variables specifies. Names that do not start with `MPGPU_` are ignored, except
-    /// `XDG_CACHE_HOME` and `HOME`. Any other name that is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is recorded as unknown: a
-    /// misspelt variable without effect costs a day, but programs whose module sets `MPGPU_HOME` must run.
+    /// `XDG_CACHE_HOME` and `HOME`. Any other name that is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is recorded as unknown, because
+    /// a misspelt variable without effect is hard to find. It is not an error, because programs whose environment module sets `MPGPU_HOME`
+    /// must run.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
         let (mut cache, mut home) = (None, None);
@@ -203,7 +206,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Warns about unknown variables, once per variable and process.
+    /// Warns about unknown variables, once per variable in each process.
     pub(super) fn warn_of_unknown(&self) {
         static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         for line in &self.unknown {
@@ -288,16 +291,16 @@ impl Config {
 /// Largest number of threads that `MPGPU_HOST_THREADS` accepts.
 pub const MOST_THREADS: u32 = 256;
 
-/// Returns the default number of threads. It is the number of CPUs that affinity and control group allow, less one for the program's own
-/// thread if there are more than four. It is at most 16, about the number that fills two links (two H200: 57 GB/s to a GPU with 12 threads;
-/// from a GPU 46 GB/s with 12 and 57 GB/s with 20).
+/// Returns the default of `MPGPU_HOST_THREADS`. It is the number of CPUs that affinity and control group allow; if there are more than
+/// four, one is left to the program's own thread. It is at most 16, about the number that fills two links (two H200: 57 GB/s to a GPU with
+/// 12 threads; from a GPU 46 GB/s with 12 and 57 GB/s with 20).
 fn usual_threads() -> u32 {
     const MOST: usize = 16;
     let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (if allowed > 4 { allowed - 1 } else { allowed }).min(MOST) as u32
 }
 
-/// Options of one planning call. `None` uses the environment's value, then the model's.
+/// Options of one planning call. A field that is `None` uses the environment's value, then the model's.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Executor that runs the plan.
@@ -306,9 +309,9 @@ pub struct PlanOptions {
     pub max_paths: Option<u32>,
     /// True if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// GPUs through which bytes of other devices may pass.
+    /// GPUs through which data of other devices may pass.
     pub relays: Option<Relays>,
-    /// Bytes of one chunk on staged paths, 4096 or more.
+    /// Size in bytes of one chunk on staged paths, 4096 or more.
     pub chunk_bytes: Option<u64>,
     /// Number of chunks on each path through another GPU, 1 or more; takes precedence over `chunk_bytes`.
     pub relay_chunks: Option<u32>,
@@ -316,14 +319,14 @@ pub struct PlanOptions {
     pub host_chunks: Option<u32>,
     /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// Largest amount of staging memory on each device in bytes; at most the context's.
+    /// Largest amount of staging memory on each device in bytes; at most the amount of the context.
     pub staging_bytes: Option<u64>,
-    /// True if executions choose among variants by measured times.
+    /// True if executions choose among the variants of the plan by measured times.
     pub adapt: Option<bool>,
 }
 
 impl PlanOptions {
-    /// Returns the planner's options: this call's values, then the environment's, then the defaults.
+    /// Returns the planner's options: the values of this call, then those of the environment, then the defaults.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
         self.resolve_tuned(config, None)
     }
@@ -333,10 +336,10 @@ impl PlanOptions {
         self.engine.unwrap_or(config.engine)
     }
 
-    /// Returns the planner's options: this call's values, then the environment's, then the tuning's, then the defaults.
+    /// Returns the planner's options: the values of this call, then those of the environment, then those of the tuning, then the defaults.
     ///
-    /// The values of a tuning were measured together. If one of them is overridden, the others still apply, except for the finding that
-    /// several paths beat one: the model decides that again.
+    /// The values of a tuning were measured together. If one of them is overridden, the others still apply. An exception is the finding
+    /// that several paths are faster than one: the model decides that again.
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
@@ -383,7 +386,7 @@ fn cache_dir(cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
     Some(base.join("mpgpu"))
 }
 
-/// Returns the value that `text` names, or the error that `must` makes from all names.
+/// Returns the value whose name is `text`. If there is none, returns the error that `must` makes from the list of all names.
 fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -> Error) -> Result<T, Error> {
     accepted.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
@@ -391,7 +394,7 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
     })
 }
 
-/// Returns the variable that was probably meant by the misspelt `name`.
+/// Returns the known variable that the user probably meant by the misspelt `name`, or `None`.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (distance, near) = VARIABLES.iter().chain(&PRELOAD).map(|v| (edits(&upper, v), *v)).min()?;

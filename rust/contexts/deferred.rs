@@ -1,7 +1,8 @@
-//! Memory that the caller has freed and that the backend gets later.
+//! Memory that the caller has freed, but that is passed back to the backend only later.
 //!
-//! It counts as freed from the call on. A driver's free waits for the whole device, but a free in stream order must not wait. Nor must the
-//! free of a node plan's memory, which other ranks may use for some time.
+//! For the caller the memory is freed as soon as the call to free it returns. A driver's free waits for the whole device, but a free in
+//! stream order must not wait. Freeing the memory of a node plan must not wait either, because other ranks may use that memory for some
+//! time.
 
 use super::peer_memory::PeerMemory;
 use crate::backend::{Backend, Completion};
@@ -10,10 +11,10 @@ use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Memory of one context that is waiting to be freed by its backend.
+/// Memory of one context that is waiting until the backend can free it.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Number of entries, so that the lock is not acquired while there are none.
+    /// Number of entries. If it is 0, the lock need not be acquired.
     count: AtomicUsize,
     freed: Mutex<Vec<Freed>>,
 }
@@ -25,14 +26,14 @@ struct Freed {
     used_by: UsedBy,
 }
 
-/// Remaining users of freed memory.
+/// Users that freed memory may still have.
 #[derive(Debug)]
 pub(super) enum UsedBy {
-    /// This work.
+    /// Work of this process that ends with this completion.
     Work(Completion),
-    /// Other ranks that have the memory mapped.
+    /// Other ranks that have the memory mapped and may use it.
     Peers,
-    /// No user. Other ranks that have the memory mapped keep the mapping and do not use it.
+    /// No user. Other ranks may still have the memory mapped, but they do not use it.
     Nobody,
 }
 
@@ -44,12 +45,13 @@ impl Deferred {
         self.count.store(freed.len(), Ordering::Release);
     }
 
-    /// True if an address lies in memory that was freed and waits here.
+    /// True if an address lies in memory that was freed but not yet passed back to the backend.
     pub fn contains(&self, address: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 && lock(&self.freed).iter().any(|freed| address.wrapping_sub(freed.base) < freed.bytes)
     }
 
-    /// Reclaims for the last time (see [`reclaim`](Deferred::reclaim)). Peers have `patience` to unmap the memory that they have mapped.
+    /// Frees remaining memory when the context closes (see [`reclaim`](Deferred::reclaim)). Waits for at most `patience` until other ranks
+    /// have unmapped the memory.
     pub fn reclaim_all(&self, backend: &dyn Backend, sharing: &PeerMemory, patience: Duration) {
         let until = Instant::now() + patience;
         let mut round = 0;
@@ -81,7 +83,7 @@ impl Deferred {
         }
         let mut freed = lock(&self.freed);
         let is_unused = |freed: &Freed| match &freed.used_by {
-            // Failed work has ended too.
+            // Work that failed has ended too.
             UsedBy::Work(after) => after.is_done().unwrap_or(true),
             UsedBy::Peers => !sharing.is_mapped(freed.base, backend),
             UsedBy::Nobody => true,

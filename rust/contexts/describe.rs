@@ -33,7 +33,7 @@ impl Context {
         text
     }
 
-    /// Describes the backend, the machine and the active settings as JSON.
+    /// Returns a description of the backend, the machine and the active settings as JSON.
     pub fn to_json(&self) -> Value {
         let machine = self.machine();
         json!({
@@ -51,7 +51,7 @@ impl Context {
     }
 }
 
-/// Returns the active settings; `auto` stands for the model's choice.
+/// Returns name and value of each active setting; `auto` stands for the model's choice.
 fn settings(config: &Config) -> [(&'static str, Value); 17] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)

@@ -1,4 +1,4 @@
-//! Errors of contexts. Every text names the value and, if there is one, the remedy.
+//! Errors of contexts. Every message states the wrong value and, if there is one, the remedy.
 
 use crate::backend::BackendError;
 use crate::ipc;
@@ -9,12 +9,12 @@ use crate::tune::TuningError;
 use crate::units::devices;
 use std::fmt;
 
-/// End of a transfer.
+/// Source or destination of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Memory that the bytes are written to.
+    /// Memory to which the transfer writes.
     Destination,
-    /// Memory that the bytes are read from.
+    /// Memory that the transfer reads.
     Source,
 }
 
@@ -40,37 +40,37 @@ pub enum Error {
     /// The requested feature is not supported by this build, backend or machine.
     #[error("{0}")]
     NotSupported(String),
-    /// A device of a transfer does not exist.
+    /// A transfer names a device that does not exist.
     #[error("transfer {transfer}: {end} {} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     UnknownDevice { transfer: usize, end: End, device: i32, gpus: u32, hosts: u32 },
-    /// A device of a call does not exist.
+    /// A call names a device that does not exist.
     #[error("{} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     NoSuchDevice { device: i32, gpus: u32, hosts: u32 },
-    /// More transfers than a program can number.
+    /// The batch has more transfers than a program can number.
     #[error("{0} transfers: one batch holds at most {max}", max = u32::MAX)]
     TooManyTransfers(usize),
     /// A transfer of at least one byte has a null address.
     #[error("transfer {transfer}: {end} is null, but {bytes} bytes are to be moved")]
     NullPointer { transfer: usize, end: End, bytes: u64 },
-    /// The last byte lies beyond the address space.
+    /// The range of a transfer extends beyond the end of the address space.
     #[error("transfer {transfer}: {end} {address:#x} plus {bytes} bytes runs past the end of the address space")]
     AddressOverflow { transfer: usize, end: End, address: u64, bytes: u64 },
-    /// The address is not GPU memory that the context knows.
+    /// The address of a transfer is not in GPU memory that the context knows.
     #[error(
         "transfer {transfer}: {end} {address:#x} ({bytes} bytes) is not memory of {} that this context knows; allocate it in this context",
         DeviceId(*device).in_words()
     )]
     NotDeviceMemory { transfer: usize, end: End, address: u64, bytes: u64, device: i32 },
-    /// The address belongs to another device.
+    /// The address of a transfer is in memory of another device than the one that the transfer names.
     #[error(
         "transfer {transfer}: {end} {address:#x} ({bytes} bytes) lies in memory of {} (allocation {base:#x}, {size} bytes), not of {}",
         DeviceId(*actual).in_words(), DeviceId(*device).in_words()
     )]
     WrongDevice { transfer: usize, end: End, address: u64, bytes: u64, device: i32, actual: i32, base: u64, size: u64 },
-    /// The range extends beyond the end of its allocation.
+    /// The range of a transfer extends beyond the end of its allocation.
     #[error("transfer {transfer}: {end} {address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfAllocation { transfer: usize, end: End, address: u64, bytes: u64, base: u64, size: u64 },
-    /// Two transfers of the batch touch the same bytes and at least one writes them.
+    /// Two transfers of the batch access the same bytes, and at least one of them writes these bytes.
     #[error(
         "transfer {first} and transfer {second}: the {first_end} of the one ({first_address:#x}, {first_bytes} bytes) overlaps the \
          {second_end} of the other ({second_address:#x}, {second_bytes} bytes); transfers of a batch run in no particular order, so \
@@ -111,28 +111,28 @@ pub enum Error {
         "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it in this context, or on CUDA with cudaMalloc"
     )]
     NotShareable { address: u64, bytes: u64 },
-    /// The range extends beyond the end of its allocation.
+    /// A range of memory extends beyond the end of its allocation.
     #[error("{address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfMemoryRange { address: u64, bytes: u64, base: u64, size: u64 },
-    /// The address was not returned by an import, or was closed as often as it was returned.
+    /// The address was not returned by an import, or was already closed as often as it was returned.
     #[error("{0:#x} was not imported by this context, or was closed already")]
     NotImported(u64),
-    /// The address is not that of a counter.
+    /// The address of a signal is not the address of a counter.
     #[error("signal {index}: {counter:#x} {reason}")]
     BadSignal { index: usize, counter: u64, reason: &'static str },
-    /// A counter did not reach its value in time.
+    /// A counter did not reach the expected value in time.
     #[error("the signal at {counter:#x} has the value {now} and has not reached {value} in {seconds} s")]
     SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
-    /// Partitions of a plan were not marked ready in time, or did not arrive in time.
+    /// Partitions of a plan were not marked ready or did not arrive in time.
     #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and the contents of its destinations are undefined" } else { "" })]
     PartitionTimeout { missing: String, seconds: f64, is_ended: bool },
     /// Memory of another process could not be mapped, or memory could not be exported.
     #[error("{0}")]
     Share(#[from] ipc::IpcError),
-    /// The context was destroyed.
+    /// The context has been destroyed.
     #[error("the context was destroyed")]
     ContextDestroyed,
-    /// The context belongs to the process from which this one was forked.
+    /// The context was created before a `fork`, by the parent of this process.
     #[error(
         "this is a child of fork, and the context belongs to its parent: a child has neither the threads nor the GPUs of its parent; \
          create a context in the child, fork before the first context is created, or start the child as a program of its own (exec)"
@@ -141,13 +141,13 @@ pub enum Error {
     /// Another rank failed in a collective.
     #[error("rank {rank}: {reason}")]
     RankFailed { rank: u32, reason: String },
-    /// The caller's allgather failed.
+    /// The allgather function of the caller failed.
     #[error("allgather: {0}")]
     Allgather(String),
     /// An argument of a collective call is not accepted.
     #[error("{reason}")]
     NodeArgument { argument: &'static std::ffi::CStr, reason: String },
-    /// A queue has no room for another operation or message.
+    /// A queue is full and cannot accept another operation or message.
     #[error("{0}")]
     QueueFull(String),
     /// The ranks' parts of a program are inconsistent. Nothing was executed.
@@ -165,16 +165,16 @@ pub enum Error {
     /// The backend failed.
     #[error("{0}")]
     Backend(#[from] BackendError),
-    /// A plan needs more staging memory than its bound. Nothing was executed.
+    /// An execution of a plan needs more staging memory than the plan's bound allows. Nothing was executed.
     #[error("internal error: a plan needs more than {bound} bytes of staging on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
-    /// The planner made a program that its own validator refuses. Nothing was executed.
+    /// The planner made a program that the plan validator refuses. Nothing was executed.
     #[error("internal error: the program is invalid and was not executed: {0}")]
     InvalidProgram(#[from] Violation),
 }
 
 impl Error {
-    /// True if the error reports an unsupported operation, whichever layer has detected it.
+    /// True if the error reports an unsupported operation, whichever layer of the library has detected it.
     pub fn is_not_supported(&self) -> bool {
         use crate::ipc::IpcError;
         matches!(self, Error::NotSupported(_) | Error::Backend(BackendError::NotSupported(_)) | Error::Share(IpcError::NotSupported(_)))

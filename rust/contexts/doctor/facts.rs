@@ -7,28 +7,28 @@ use crate::open::{File, files_here};
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
-/// All facts from which findings are derived.
+/// All facts about the machine and the process from which findings are derived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// Rank of this process, if a launcher started it.
     pub rank: Option<Rank>,
-    /// Facts about the GPUs, or the reason why there are none.
+    /// Facts about the GPUs, or the reason why they are not available.
     pub cuda: Result<gpus::GpuFacts, String>,
-    /// Number of NVIDIA GPUs of the node that the system lists, including GPUs that this process cannot use.
+    /// Number of NVIDIA GPUs that the operating system lists on this node, including GPUs that this process cannot use.
     pub on_node: u32,
     /// Value of `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,
     /// State of the MPS server that this process would use.
     pub mps: Mps,
-    /// Limits of the process.
+    /// Resource limits of the process.
     pub limits: Limits,
-    /// Total and free bytes of `/dev/shm`.
+    /// Total and free size of `/dev/shm` in bytes; `None` if unknown.
     pub shm: Option<(u64, u64)>,
     /// Facts about host memory.
     pub host: HostFacts,
-    /// Results of trying the system calls that sharing memory needs.
+    /// Results of trying the system calls that are needed for sharing memory between processes.
     pub trials: Vec<Trial>,
-    /// One line for each `MPGPU_…` variable that is not recognised, or the reason why the variables are refused.
+    /// One line for each `MPGPU_…` variable that is not recognised, or the reason why the values of the variables are invalid.
     pub settings: Result<Vec<String>, String>,
     /// `MPGPU_BACKEND`: true for `cuda`, false for `host`, `None` for `auto`.
     pub wants_cuda: Option<bool>,
@@ -36,18 +36,18 @@ pub struct Facts {
     pub files: Vec<File>,
 }
 
-/// This process among the processes of a launcher.
+/// Rank of this process in a job that a launcher started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
     /// Rank of the process in the job.
     pub number: u32,
-    /// Rank on this node, if the launcher sets it.
+    /// Rank of the process among those on this node, if the launcher sets it.
     pub local: Option<u32>,
     /// Environment variable that holds the rank.
     pub variable: &'static str,
 }
 
-/// NVIDIA's multi-process service.
+/// State of the server of NVIDIA's multi-process service (MPS).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mps {
     /// Value of `CUDA_MPS_PIPE_DIRECTORY`, or its default.
@@ -58,19 +58,19 @@ pub struct Mps {
     pub percentage: Option<String>,
 }
 
-/// Soft limits of the process; `None` means no limit.
+/// Soft resource limits of the process. `None` means that there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes that may be locked in memory (`ulimit -l`).
+    /// Number of bytes that the process may lock in memory (`ulimit -l`).
     pub locked: Option<u64>,
-    /// Number of open files (`ulimit -n`).
+    /// Number of files that the process may have open (`ulimit -n`).
     pub files: Option<u64>,
     /// Largest size of a file in bytes (`ulimit -f`).
     pub file_bytes: Option<u64>,
 }
 
 impl Facts {
-    /// Gathers the facts. With `with_trials` it also copies bytes between GPUs ([`gpus::facts`]).
+    /// Gathers the facts. With `with_trials` it also copies data between GPUs ([`gpus::facts`]).
     pub fn gather(with_trials: bool) -> Facts {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let config = Config::from_environment();
@@ -100,7 +100,8 @@ impl Facts {
     }
 }
 
-/// Returns the rank of this process from the variables of Open MPI, MPICH and its derivatives, MVAPICH, PMI, Flux and Slurm.
+/// Returns the rank of this process from the environment variables of Open MPI, MPICH and its derivatives, MVAPICH, PMI, Flux and Slurm.
+/// Returns `None` if no launcher has set them.
 pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<Rank> {
     const KNOWN: [(&str, &str); 6] = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -114,7 +115,7 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<Rank> {
     KNOWN.into_iter().find_map(|(name, local)| Some(Rank { number: number(name)?, local: number(local), variable: name }))
 }
 
-/// Counts the NVIDIA GPUs of the node. Uses the kernel module's list or the PCI bus, whichever shows more.
+/// Returns the number of NVIDIA GPUs of the node, from the kernel module's list or the PCI bus, whichever shows more.
 fn gpus_of_node() -> u32 {
     let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
     let of_module = entries("/proc/driver/nvidia/gpus").count();

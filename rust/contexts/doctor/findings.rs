@@ -9,12 +9,12 @@ use crate::open::File;
 use crate::units::size;
 use rustix::io::Errno;
 
-/// A limit on open files below this is reported: each import of shared memory takes a descriptor and each peer one more, so ranks that
-/// share much memory run out.
+/// A limit on open files below this value is reported. Each import of shared memory and each peer takes one file descriptor, so ranks that
+/// share much memory run out of descriptors.
 const FEW_FILES: u64 = 1024;
-/// A `/dev/shm` smaller than this is reported: MPI and NCCL then fail or fall back. The default of container runtimes is smaller.
+/// A `/dev/shm` of fewer bytes is reported, because MPI and NCCL then fail or fall back. The default of container runtimes is smaller.
 const SMALL_SHM: u64 = 1 << 30;
-/// A `ulimit -f` below this is reported: it limits shared host memory, which lies in memory files.
+/// A limit on the size of files (`ulimit -f`) below this number of bytes is reported, because shared host memory lies in memory files.
 const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {
@@ -56,7 +56,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             found.extend(unknown.iter().map(|line| not_well(Slow, "settings", line.clone(), "correct its name, or unset it")));
             found.extend(files(facts));
         }
-        // Invalid variables leave open which files contexts read.
+        // If variables are invalid, it is unknown which files contexts read.
         Err(reason) => {
             let line = format!("contexts are refused: {reason}");
             found.push(not_well(Refused, "settings", line, "set it as described in docs/reference/environment.md, or unset it"));
@@ -182,7 +182,7 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     found
 }
 
-/// Returns a list such as `GPU 0` or `GPUs 0, 2` of the GPUs for which `are` is true, or `None` if there are none.
+/// Returns a list such as `GPU 0` or `GPUs 0, 2` of the GPUs for which `are` returns true, or `None` if there are none.
 fn list(cuda: &gpus::GpuFacts, are: impl Fn(&gpus::Gpu) -> bool) -> Option<String> {
     let numbers: Vec<String> = (0..).zip(&cuda.gpus).filter(|(_, gpu)| are(gpu)).map(|(number, _): (u32, _)| number.to_string()).collect();
     (!numbers.is_empty()).then(|| format!("{} {}", if numbers.len() == 1 { "GPU" } else { "GPUs" }, numbers.join(", ")))
@@ -316,7 +316,7 @@ fn fabric(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let down = |gpu: &gpus::Gpu| gpu.nvlinks.filter(|(up, all)| up < all && *up > 0);
     let most = cuda.gpus.iter().filter_map(|gpu| gpu.nvlinks).map(|(up, _)| up).max().unwrap_or(0);
     for (index, gpu) in cuda.gpus.iter().enumerate() {
-        // Some boards do not connect all NVLinks, but then the same ones are missing on each GPU.
+        // Some boards do not connect all NVLinks, but on such boards the same links are missing on each GPU.
         if let Some((up, all)) = down(gpu).filter(|(up, _)| *up < most) {
             let line = format!("GPU {index} has {up} of {all} NVLinks up, another has {most}");
             found.push(not_well(Slow, "nvlink", line, "nvidia-smi nvlink -s, and the kernel's log for Xid errors; reset or replace it"));

@@ -1,4 +1,4 @@
-//! Reports what works, is slow or is refused on this machine: one line each, with a remedy for each problem.
+//! Reports what works, is slow or is refused on this machine. The report has one line for each finding, with a remedy for each problem.
 //!
 //! [`Facts`] are gathered first; only this step touches the machine. [`findings`] is a pure function of the facts, so tests cover problems
 //! that no available machine has.
@@ -21,13 +21,13 @@ pub use findings::findings;
 pub enum Level {
     /// The check found no problem.
     Well,
-    /// No GPU is used. Nothing is slow because of that, but the speed of GPUs is unknown.
+    /// The machine or process uses no GPU. That is not an error, but the speed of GPUs is unknown.
     Absent,
-    /// Correct, but slower than possible.
+    /// The feature works, but is slower than possible.
     Slow,
-    /// The check could not decide.
+    /// The check could not determine a result.
     Unknown,
-    /// Something does not work, or would lose bytes.
+    /// A feature does not work, or would lose data.
     Refused,
 }
 
@@ -47,12 +47,12 @@ impl Level {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Severity of a finding.
+    /// Severity of the finding.
     pub level: Level,
     /// Topic of the finding, one word.
     pub topic: &'static str,
     /// Line of text that describes the finding.
     pub line: String,
-    /// Remedy; empty if there is no problem.
+    /// Action that solves the problem; empty if there is none.
     pub remedy: String,
 }

@@ -14,13 +14,13 @@ use std::mem::MaybeUninit;
 /// Result of trying one system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trial {
-    /// Description of the trial, with the name of the system call.
+    /// Description of the trial, including the name of the system call.
     pub what: &'static str,
-    /// Result of the system call.
+    /// `Ok` if the system call succeeded; otherwise its error.
     pub result: Result<(), Errno>,
 }
 
-/// Runs all trials.
+/// Tries all system calls and returns one result for each trial.
 pub fn all() -> Vec<Trial> {
     let trial = |what, result: Result<(), Errno>| Trial { what, result };
     vec![
