@@ -2,13 +2,13 @@
 
 use smallvec::SmallVec;
 
-/// Maximum number of execs of one program.
+/// Maximum number of executable graphs of one program.
 pub(super) const MOST_EXECS: usize = 8;
-/// Number of re-pointings (changes of an exec to other addresses) after which one more exec is instantiated instead. By then the
-/// re-pointings have cost more than an instantiation, for example because the program alternates between two sets of buffers.
+/// Number of address changes (re-pointings) of a program's executable graphs after which one more graph is instantiated instead. By then
+/// the changes have cost more than an instantiation, for example because the program alternates between two sets of buffers.
 const REPOINTS_FOR_ONE_EXEC: u32 = 16;
 
-/// Properties of an exec that determine the choice.
+/// Properties of an executable graph on which the choice of the next graph depends.
 #[derive(Copy, Clone)]
 pub(super) struct Seen {
     pub same_addresses: bool,
@@ -16,7 +16,7 @@ pub(super) struct Seen {
     pub number: u64,
 }
 
-/// Exec to launch, with the change it needs first.
+/// Executable graph to launch next, with the change that it needs first.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Launch(usize),
@@ -26,11 +26,11 @@ pub(super) enum Choice {
     Wait(usize),
 }
 
-/// Chooses among the execs that no thread is launching. `is_full` is true if no more execs may be created. `is_idle` queries the driver, so
-/// it is called as rarely as possible.
+/// Chooses among the executable graphs that no thread is launching. `is_full` is true if no more may be created. `is_idle` queries the
+/// driver, so it is called as rarely as possible.
 pub(super) fn choose(seen: &[Seen], is_full: bool, repoints: u32, is_idle: impl Fn(usize) -> bool) -> Choice {
     let bound = |index: &usize| seen[*index].same_addresses;
-    // In the stream of its last launch, an exec starts after that launch whether or not it has finished.
+    // In the stream of its last launch, an executable graph starts after that launch whether or not the launch has finished.
     if let Some(index) = (0..seen.len()).filter(bound).find(|index| seen[*index].same_stream) {
         return Choice::Launch(index);
     }

@@ -1,4 +1,4 @@
-//! Manages the primary context of each GPU with its lanes, events and copy kernel.
+//! Manages the primary context of each GPU with its events, its copy kernel, and its lanes (internal streams).
 
 use super::discover::uuid_text;
 use super::driver::{CUcontext, CUdevice, CUevent, CUstream, Current, Driver, OutsideCapture, call, code, handle, lock};
@@ -15,15 +15,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// Size in bytes of an allocation that is made only to be freed, because freeing waits for all work.
 const DRAINED_BYTES: usize = 256;
 
-/// Number of lanes of one device from which a busy lane is reused instead of creating another.
+/// Maximum number of internal streams (lanes) of one GPU. Once a GPU has this many, an execution reuses a busy one instead of creating
+/// another.
 const MOST_LANES: usize = 32;
 
-/// Identity of the caller's stream, as far as the stream's handle distinguishes it from other streams.
+/// Identity of the stream into which a caller enqueues an execution, as far as the stream's handle distinguishes it from other streams.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Caller(usize);
 
 impl Caller {
-    /// Stream that cannot be identified.
+    /// Identity of a stream that cannot be identified. It never counts as equal to another identity.
     const UNKNOWN: Caller = Caller(usize::MAX);
 
     /// Creates the identity of the stream with this handle, which belongs to `gpu`. The legacy default stream of each GPU has two handles,
@@ -48,14 +49,14 @@ impl Caller {
 pub(super) struct Device {
     pub ordinal: CUdevice,
     primary: OnceLock<Primary>,
-    /// Lock held while the primary context is retained, so that it is retained once.
+    /// Lock held while the primary context is retained, so that two threads do not retain it twice.
     retaining: Mutex<()>,
 }
 
-/// GPUs whose primary contexts this process keeps, with one bit for each GPU. A context stays until the process ends, as with the CUDA
-/// runtime. Otherwise the driver would destroy a primary context with its last user and create a new one for the next user. Few programs
-/// cause this, and the driver does not handle it reliably: when the GPU tests did it continually, `cuGraphLaunch` crashed in two of about
-/// fifty runs, directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
+/// Bit mask of the GPUs whose primary contexts this process keeps. A context stays until the process ends, as with the CUDA runtime.
+/// Otherwise the driver would destroy a primary context with its last user and create a new one for the next user. Few programs cause this,
+/// and the driver does not handle it reliably: when the GPU tests did it continually, `cuGraphLaunch` crashed in two of about fifty runs,
+/// directly or as a side effect (driver 580.159.04, docs/guide/gpus.md).
 static KEPT: AtomicU64 = AtomicU64::new(0);
 
 /// Primary context of a GPU, which the CUDA runtime and every library on top of it use.
@@ -65,27 +66,27 @@ pub(super) struct Primary {
     ordinal: CUdevice,
     /// `CUcontext`, valid while this value lives, unless the device is reset.
     context: usize,
-    /// Number of the context ([`Driver::context_id`]).
+    /// Driver's unique number of the context ([`Driver::context_id`]), or 0 if the driver has no context numbers.
     pub id: u64,
     /// True once a reset of the device has been detected.
     is_lost: AtomicBool,
-    /// Unused `CUevent`s of this context.
+    /// `CUevent`s of this context without timestamps that no execution uses at present.
     events: Arc<Mutex<Vec<usize>>>,
-    /// Unused `CUevent`s with timestamps.
+    /// `CUevent`s of this context with timestamps that no execution uses at present.
     timers: Arc<Mutex<Vec<usize>>>,
     lanes: Mutex<Lanes>,
-    /// `CUstream`s created for the caller, and those of them that the caller has destroyed.
+    /// `CUstream` handles created for callers, including those that the caller has destroyed.
     callers: Mutex<Vec<usize>>,
     retired: Mutex<Vec<usize>>,
     kernel: OnceLock<Option<Kernel>>,
-    /// Devices for which access to their memory has been enabled, or found to be unavailable; one bit for each.
+    /// Bit mask of the GPUs for which this context has tried to enable peer access, whether or not access is available.
     pub peers: AtomicU64,
-    /// Devices whose memory this context can access, itself included; one bit for each.
+    /// Bit mask of the GPUs whose `cuMemAlloc` memory this context can access, its own GPU included.
     pub access: AtomicU64,
 }
 
-/// Event of a context's pool, returned to the pool on drop. Work that already waits for the event still waits for the state recorded at
-/// that time.
+/// Event from a context's pool, which returns to the pool on drop. Work that already waits for the event keeps waiting for the recording
+/// that it saw.
 #[derive(Debug)]
 pub(super) struct Mark {
     pool: Arc<Mutex<Vec<usize>>>,
@@ -105,43 +106,45 @@ impl Drop for Mark {
     }
 }
 
-/// Lane (internal stream) into which no thread enqueues at present.
+/// Internal stream (lane) into which no thread enqueues at present.
 #[derive(Copy, Clone, Debug)]
 struct Idle {
     /// `CUstream` handle.
     stream: usize,
-    /// Caller's stream that was joined to the lane's last work.
+    /// Stream of the execution that used this internal stream last. That stream waits for the last work in the internal stream.
     after: Caller,
 }
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// Idle lanes, the longest unused first.
+    /// Idle internal streams, the longest unused first.
     idle: VecDeque<Idle>,
-    /// Lanes that became part of a capture. They can be reused after it has ended.
+    /// Internal streams that became part of a stream capture. They can be reused after the capture has ended.
     captured: Vec<Idle>,
     count: usize,
 }
 
 impl Lanes {
-    /// Takes a lane that the stream `caller` was the last to wait for, even if the lane still has work. The caller's stream waits for that
-    /// work before its next work anyway, so this lane adds no delay. In a time loop every lane is found here, without a query of the
-    /// driver.
-    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`). The work of such a stream's lanes has therefore
-    /// finished before another stream can have the same handle.
+    /// Removes and returns an internal stream whose last work the stream `caller` already waits for, even if that work is still running.
+    /// Reusing it adds no delay, because the caller's next work waits for the last work anyway. In a time loop every internal stream is
+    /// found here, without a query of the driver.
+    ///
+    /// The driver keeps a destroyed stream until its work has finished (`cuStreamDestroy`). The work in the internal streams of a destroyed
+    /// stream has therefore finished before another stream can have the same handle.
     fn take_of(&mut self, caller: Caller) -> Option<usize> {
         let index = self.idle.iter().rposition(|lane| lane.after.is(caller))?;
         self.idle.remove(index).map(|lane| lane.stream)
     }
 
-    /// Takes a lane that is part of the same capture and that the stream `caller` was the last to wait for.
+    /// Removes and returns an internal stream that is part of the capture in progress and whose last work the stream `caller` already waits
+    /// for.
     fn take_captured(&mut self, caller: Caller) -> Option<usize> {
         let index = self.captured.iter().rposition(|lane| lane.after.is(caller))?;
         Some(self.captured.swap_remove(index).stream)
     }
 
-    /// Takes a lane without pending work, because pending work would delay the next execution. If the device has the maximum number of
-    /// lanes, takes any lane.
+    /// Removes and returns an internal stream without pending work, because pending work would delay the next execution. If the GPU has the
+    /// maximum number of internal streams, a busy one is returned instead.
     fn take_idle(&mut self, is_idle: impl Fn(usize) -> bool) -> Option<usize> {
         let index = self.idle.iter().position(|lane| is_idle(lane.stream));
         let index = index.or((self.count >= MOST_LANES).then_some(0))?;
@@ -154,7 +157,8 @@ impl Device {
         Device { ordinal, primary: OnceLock::new(), retaining: Mutex::new(()) }
     }
 
-    /// Returns the bytes of the GPU's memory in use by all processes, if info logging is enabled and NVML reports them.
+    /// Returns the number of bytes of GPU memory that all processes use. `None` if info logging is disabled or NVML does not report the
+    /// number.
     fn used_memory(&self, driver: &Driver) -> Option<u64> {
         let mut uuid = [0_u8; 16];
         // SAFETY: The driver writes to a variable that outlives the call.
@@ -163,7 +167,7 @@ impl Device {
         is_named.then(used)?.ok()
     }
 
-    /// Returns the primary context if it has been retained before.
+    /// Returns the primary context, or `None` if it has not been retained yet.
     pub fn used(&self) -> Option<&Primary> {
         self.primary.get()
     }
@@ -296,12 +300,12 @@ impl Primary {
         Ok(event.expose_provenance())
     }
 
-    /// Takes an event of the pool. The caller must record it.
+    /// Returns an event from the pool, not recorded yet. The caller must record it.
     pub fn mark(&self) -> Result<Mark, BackendError> {
         Ok(Mark { event: self.event(&self.events, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?, pool: self.events.clone() })
     }
 
-    /// Records an event like [`Primary::record`], with a timestamp.
+    /// Records an event with a timestamp after all current work of `stream`, like [`Primary::record`].
     pub fn record_time(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = Mark { event: self.event(&self.timers, sys::CUevent_flags::CU_EVENT_DEFAULT)?, pool: self.timers.clone() };
         // SAFETY: The event has no other user. The event and the stream belong to this context.
@@ -309,8 +313,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Records an event of the pool after all current work of `stream`, a stream of this context. The context need not be current, because
-    /// the event and the stream belong to the same context (`cuEventRecord`).
+    /// Records an event from the pool after all work enqueued in `stream` so far, and returns the event. The stream must belong to this
+    /// context, which need not be current (`cuEventRecord`).
     pub fn record(&self, stream: usize) -> Result<Mark, BackendError> {
         let mark = self.mark()?;
         // SAFETY: The event has no other user. The event and the stream belong to this context.
@@ -318,8 +322,8 @@ impl Primary {
         Ok(mark)
     }
 
-    /// Returns an internal stream for an execution in the stream `caller`. It is not ordered with any other stream, and no other execution
-    /// enqueues into it.
+    /// Returns the handle of an internal stream (lane) for an execution in the stream `caller`. The internal stream is not ordered with any
+    /// other stream, and no other execution enqueues into it until it is given back.
     pub fn lane(&self, caller: Caller, is_captured: bool) -> Result<usize, BackendError> {
         let mut lanes = lock(&self.lanes);
         let captured = if is_captured { lanes.take_captured(caller) } else { None };
@@ -339,7 +343,8 @@ impl Primary {
         Ok(lane)
     }
 
-    /// Returns a stream for the caller: a retired stream without work, or a new one.
+    /// Returns the handle of a stream to be given to a caller: a stream that another caller has destroyed and that has no work left, or a
+    /// new one.
     pub fn caller_stream(&self) -> Result<usize, BackendError> {
         let _outside = OutsideCapture::enter(self.driver);
         let _current = self.enter()?;
@@ -368,13 +373,14 @@ impl Primary {
         Ok(stream.expose_provenance())
     }
 
-    /// True if a stream of this backend that is not being captured has no pending work. A stream whose work has failed counts as idle.
+    /// True if a stream of this backend has no pending work and is not being captured. A stream whose work has failed counts as idle.
     fn is_idle(&self, stream: usize) -> bool {
         // SAFETY: The stream belongs to this context and is destroyed only together with it.
         unsafe { (self.driver.cuStreamQuery)(handle(stream)) != code::NOT_READY }
     }
 
-    /// Returns a lane to the pool after the stream `caller` has been joined to it. Its work need not have finished.
+    /// Returns an internal stream (lane) to the pool, after the stream `caller` was made to wait for its work. The work need not have
+    /// finished.
     pub fn give_lane_back(&self, stream: usize, caller: Caller, captured: bool) {
         let mut lanes = lock(&self.lanes);
         let lane = Idle { stream, after: caller };
@@ -388,7 +394,7 @@ impl Primary {
         code != 0 || status != 0
     }
 
-    /// Returns the number of the GPU.
+    /// Returns the number of the GPU that this context belongs to.
     pub fn gpu(&self) -> usize {
         self.ordinal as usize
     }

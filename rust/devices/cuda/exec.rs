@@ -1,4 +1,4 @@
-//! Builds executable graphs ("execs") from programs and binds them to other addresses.
+//! Builds executable graphs ("execs") from programs and changes the addresses of their nodes.
 
 use super::choice::Seen;
 use super::completion::Finished;
@@ -10,56 +10,57 @@ use crate::plan::Program;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// Execs of one program. The lock is held while an exec is chosen and changed, but not while it is launched. Fields that a launch in a time
-/// loop reads come first, in two or three cache lines, because the preceding launch has evicted them from the first-level cache.
+/// Executable graphs of one program. The lock is held while a graph is chosen and changed, but not while it is launched. Fields that a
+/// launch in a time loop reads come first, in two or three cache lines, because the preceding launch has evicted them from the first-level
+/// cache.
 #[repr(C)]
 pub(super) struct Pool {
-    /// True if the pool was removed from the table. A removed pool has no execs.
+    /// True if this pool was removed from the table of all programs. A removed pool contains no executable graphs.
     pub is_evicted: bool,
-    /// True if the driver failed to build the graph, which was logged. The program then runs on streams.
+    /// True if the driver failed to build the program's graph. The failure was logged, and the program runs on streams.
     pub refused: bool,
-    /// Number of re-pointings since the last instantiation.
+    /// Number of times that a graph was changed to other addresses since the last instantiation of a graph.
     pub repoints: u32,
-    /// Number of the last launch, counted over all programs.
+    /// Number of the program's last launch, counted over all programs. The smallest number denotes the least recently launched program.
     pub launched: u64,
     pub execs: SmallVec<[Exec; 2]>,
     pub program: Arc<Program>,
 }
 
 impl Pool {
-    /// Returns the pool, unless one of its execs is being launched.
+    /// Returns this pool, or `None` if one of its executable graphs is being launched.
     pub fn idle(&self) -> Option<&Pool> {
         (!self.execs.iter().any(|exec| exec.is_launching)).then_some(self)
     }
 }
 
-/// Executable graph with the addresses that it is bound to.
+/// Executable graph of a program, with the memory addresses that its nodes have at present.
 #[repr(C)]
 pub(super) struct Exec {
     pub endpoints: Arc<[Endpoints]>,
     pub rings: Arc<[u64]>,
-    /// Identities of the allocations that contain the ends of the plan, as in [`PlanState::memory`].
+    /// Identities of the allocations that contain the plan's sources and destinations, as in [`PlanState::memory`].
     pub memory: Arc<[u64]>,
-    /// `CUgraphExec` handle, or 0 before instantiation.
+    /// Handle of the executable graph (`CUgraphExec`), or 0 before instantiation.
     pub exec: usize,
-    /// True while a thread launches the exec. The thread does not hold the lock during the launch.
+    /// True while a thread launches the executable graph. The thread does not hold the pool's lock during the launch.
     pub is_launching: bool,
     pub last: Option<Launch>,
-    /// End of an earlier launch. The next launch reuses it if there is no other reference, so that a time loop allocates no memory and
-    /// takes no event from the pool.
+    /// Completion object of an earlier launch. The next launch reuses the object if there is no other reference to it, so that a time loop
+    /// neither allocates memory nor takes an event from the pool.
     pub spare: Option<Arc<Finished>>,
     pub driver: &'static Driver,
     /// `CUgraph` handle, whose nodes identify those of the exec.
     pub graph: usize,
-    /// `CUgraphNode` for each [`NodeWork`](super::nodes::NodeWork), in the order of the program.
+    /// Node handles (`CUgraphNode`), one for each [`NodeWork`](super::nodes::NodeWork), in the order of the program.
     pub nodes: Vec<usize>,
-    /// GPU of each lane, and true if its fused operations are kernels instead of copies.
+    /// GPU of each lane, and true if the lane's fused operations are kernel nodes instead of copy nodes.
     pub layout: SmallVec<[(usize, bool); 8]>,
 }
 
-/// Last launch of an exec.
+/// Last launch of an executable graph.
 pub(super) struct Launch {
-    /// End of the launch, shared with callers that wait for it.
+    /// Completion object of the launch, shared with callers that wait for it.
     pub end: Arc<Finished>,
     pub stream: Caller,
     /// Number of the launch, counted over all programs.
@@ -132,7 +133,7 @@ impl Exec {
         Ok(built)
     }
 
-    /// Changes all nodes to the addresses of `execution`. Launches in progress keep their parameters.
+    /// Changes all nodes of the executable graph to the addresses of `execution`. Launches in progress keep their parameters.
     pub fn repoint(&self, execution: &Execution<'_>, lanes: &[GraphLane<'_>]) -> Result<(), BackendError> {
         let (driver, exec): (_, CUgraphExec) = (self.driver, handle(self.exec));
         let works = execution.program.ops.iter().flat_map(|op| {
@@ -156,20 +157,20 @@ impl Exec {
         })
     }
 
-    /// True if the exec is bound to the addresses of `execution`. The function compares the lists of ends by identity, because another
-    /// allocation may have reused an address.
+    /// True if the executable graph is bound to the addresses of `execution`. The function compares the identities of the address lists
+    /// instead of the addresses, because another allocation may have reused an address.
     pub fn is_bound_to(&self, execution: &Execution<'_>) -> bool {
         Arc::ptr_eq(&self.endpoints, execution.endpoints) && Arc::ptr_eq(&self.rings, execution.rings)
     }
 
-    /// True if the exec has one of these addresses for the same end, but for an allocation that has been freed since.
+    /// True if the executable graph has one of these addresses at the same position, but for an allocation that has been freed since.
     pub fn has_address_of_other(&self, execution: &Execution<'_>, memory: &[u64]) -> bool {
         let before = self.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(&*self.memory);
         let now = execution.endpoints.iter().flat_map(|ends| [ends.dst, ends.src]).zip(memory);
         before.zip(now).any(|(before, now)| before.0 == now.0 && before.1 != now.1)
     }
 
-    /// True if the last launch is known to have been in this stream.
+    /// True if the last launch is known to have been in the stream `caller`.
     pub fn was_last_in(&self, caller: Caller) -> bool {
         self.last.as_ref().is_some_and(|last| last.stream.is(caller))
     }
@@ -182,13 +183,13 @@ impl Exec {
         }
     }
 
-    /// Returns the exec without its spare completion, which only further launches would need.
+    /// Returns the executable graph without its spare completion object, which only further launches would need.
     pub fn retired(mut self) -> Exec {
         self.spare = None;
         self
     }
 
-    /// Drops the exec without calling the driver.
+    /// Drops the executable graph without calling the driver.
     pub fn leave(mut self) {
         (self.exec, self.graph) = (0, 0);
     }
@@ -198,7 +199,7 @@ impl Exec {
         self.spare = None;
     }
 
-    /// True if the last launch has finished, with or without an error.
+    /// True if the last launch of the executable graph has finished, with or without an error.
     pub fn is_idle(&self) -> bool {
         let Some(Launch { end, .. }) = &self.last else { return true };
         // SAFETY: `end` belongs to this exec and keeps the event valid.

@@ -33,20 +33,22 @@ use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-/// Exec that is about to be launched. No other thread uses it until [`Core::launch`] has returned.
+/// Executable graph that is about to be launched. No other thread uses the graph until [`Core::launch`] has returned.
 struct ReadyGraph {
-    /// `CUgraphExec` handle.
+    /// Handle of the executable graph (`CUgraphExec`).
     exec: usize,
-    /// Completion of the launch. Its event is not recorded yet.
+    /// Completion object of the launch. Its event is recorded after the launch.
     end: Arc<Finished>,
-    /// Earlier launch of this exec that the new launch must follow, if all execs are in use.
+    /// Earlier launch of the same executable graph that must finish first. `None` if the graph is idle, or was last launched in the same
+    /// stream.
     after: Option<Arc<Finished>>,
     had_addresses: bool,
 }
 
 impl Core {
-    /// Launches the program as a graph in the caller's stream and returns its end. Requires the context of the stream's GPU to be current.
-    /// Returns `None`, with nothing enqueued, if the program is not suited for a graph. On an error, enqueued work has finished.
+    /// Launches the program as a graph in the caller's stream and returns the completion of the launch. Requires the context of the
+    /// stream's GPU to be current. Returns `None`, with nothing enqueued, if the program is not suited for a graph. On an error, enqueued
+    /// work has finished.
     pub fn launch_graph(
         self: &Arc<Core>,
         execution: &Execution<'_>,
@@ -63,7 +65,7 @@ impl Core {
         }
     }
 
-    /// Launches a program whose execs are not cached in `state`, like [`Core::launch_graph`].
+    /// Launches a program whose executable graphs are not cached in the plan's state `state`, like [`Core::launch_graph`].
     #[cold]
     fn launch_found(
         self: &Arc<Core>,
@@ -74,7 +76,7 @@ impl Core {
         let Some(key) = self.graph_key(execution.program, start.gpu) else { return Ok(None) };
         loop {
             let found = self.graphs.pool(key, execution.program);
-            // Another thread may have evicted the execs in the meantime.
+            // Another thread may have evicted these executable graphs in the meantime.
             if let Some(end) = self.launch_of(&found, execution, start, state)? {
                 state.keep(key, found);
                 return Ok(end);
@@ -82,7 +84,8 @@ impl Core {
         }
     }
 
-    /// Returns the key of a program's execs, for launches in streams of this GPU. `None` if the program is not suited for a graph.
+    /// Returns the key under which the executable graphs of a program are stored for launches in streams of GPU `callers_gpu`. `None` if
+    /// the program is not suited for a graph.
     fn graph_key(&self, program: &Arc<Program>, callers_gpu: usize) -> Option<ProgramKey> {
         let driver = self.gpus.driver;
         let has_kernel_nodes = driver.cuGraphAddKernelNode.is_some() && driver.cuGraphExecKernelNodeSetParams.is_some();
@@ -92,8 +95,9 @@ impl Core {
             .then(|| (Arc::as_ptr(program).addr(), leaves_open.then_some(callers_gpu)))
     }
 
-    /// Instantiates a graph with the addresses of `execution`, unless such a graph exists or the pool is full. The function does not
-    /// re-point an existing exec, because that exec may belong to another prepared plan. Returns false if the program runs on streams.
+    /// Instantiates a graph with the addresses of `execution`, unless such a graph exists or the program has the maximum number of graphs.
+    /// The function does not change the addresses of an existing graph, because that graph may belong to another prepared plan. Returns
+    /// false if the program runs on streams.
     pub fn prepare_graph(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         let Some(key) = self.graph_key(execution.program, callers_gpu) else { return Ok(false) };
         self.check_freed(execution, state)?;
@@ -106,7 +110,8 @@ impl Core {
         Ok(!pool.execs.is_empty())
     }
 
-    /// Launches an exec of the pool `found`, like [`Core::launch_graph`]. Returns `None`, with nothing enqueued, if the pool was evicted.
+    /// Launches one of the program's executable graphs in the pool `found`, like [`Core::launch_graph`]. Returns `None`, with nothing
+    /// enqueued, if the pool was evicted.
     #[inline(always)]
     fn launch_of(
         self: &Arc<Core>,
@@ -133,7 +138,7 @@ impl Core {
         Ok(Some(Some(ready.end)))
     }
 
-    /// Marks an exec as being launched.
+    /// Marks an executable graph as being launched, so that no other thread uses it, and returns the launch.
     #[inline(always)]
     fn ready(self: &Arc<Core>, exec: &mut Exec, start: &Start) -> Result<ReadyGraph, BackendError> {
         let end = match exec.spare.take().and_then(|spare| spare.renewed(start)) {
@@ -144,7 +149,8 @@ impl Core {
         Ok(ReadyGraph { exec: exec.exec, end, after: None, had_addresses: true })
     }
 
-    /// Chooses an exec that is not being launched and prepares it. Returns `None` if the program must run on streams.
+    /// Chooses an executable graph that no thread is launching, and binds it to the addresses of the execution. Returns `None` if the
+    /// program must run on streams.
     #[cold]
     fn choose_exec(
         self: &Arc<Core>,
@@ -183,9 +189,9 @@ impl Core {
         Ok(Some(ReadyGraph { after, had_addresses, ..self.ready(&mut pool.execs[index], start)? }))
     }
 
-    /// Changes an exec to the addresses of `execution`. Replaces the exec by a new one in three cases: the driver refuses the change
-    /// because the memory is of another kind, these addresses need the lanes on other GPUs, or the exec has one of these addresses for
-    /// other memory.
+    /// Binds an executable graph to the addresses of `execution`. A new executable graph replaces it in three cases: the driver refuses the
+    /// change because the memory is of another kind, the new addresses require other GPUs for the lanes, or the old graph has one of these
+    /// addresses for memory that was freed.
     fn repoint(
         &self,
         pool: &mut Pool,
@@ -216,7 +222,7 @@ impl Core {
         Ok(Some(index))
     }
 
-    /// Adds an exec to the pool. Returns `None` if the program must run on streams.
+    /// Adds a new executable graph to the program's pool. Returns `None` if the program must run on streams.
     fn instantiate(
         &self,
         pool: &mut Pool,
@@ -243,8 +249,8 @@ impl Core {
         }
     }
 
-    /// True if the driver knows the memory of all ends. The driver stages pageable host memory at a time of its own choice. On streams this
-    /// keeps the order that the caller expects, but in a graph it does not.
+    /// True if the driver knows the memory of all sources and destinations. The driver stages pageable host memory at a time of its own
+    /// choice. On streams this keeps the order that the caller expects, but in a graph it does not.
     fn are_mapped(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<bool, BackendError> {
         if self.is_reached(execution, callers_gpu, state)? {
             return Ok(true);
@@ -260,12 +266,12 @@ impl Core {
         Ok(true)
     }
 
-    /// Returns the GPU of each lane, with access to the memory of the other GPUs in use. If the GPU of the caller's stream can access all
-    /// memory of the plan, a lane that may run there does so, as on streams. Its nodes then start after the caller's stream without a
-    /// signal to another GPU.
+    /// Returns the GPU that runs each lane (sequence of operations), with access to the memory of the other GPUs in use. A lane runs on the
+    /// GPU of the caller's stream if the program allows this and that GPU can access all memory of the plan, as on streams. Its nodes then
+    /// start after the caller's stream without a signal to another GPU.
     ///
-    /// Returns `None` if a lane's GPU may not access some of its memory, because on streams another GPU makes those copies, or if the
-    /// memory of an end is not suited for a graph.
+    /// Returns `None` if the memory of a source or destination is not suited for a graph, or if a lane's GPU has no access to some memory
+    /// of the lane. On streams, another GPU makes the copies of such a lane.
     fn lanes(
         &self,
         execution: &Execution<'_>,
@@ -292,7 +298,7 @@ impl Core {
         program.lanes.iter().zip(is_fused).map(lane).collect()
     }
 
-    /// Launches a prepared exec and records its end. The lock is not held.
+    /// Launches a prepared executable graph and records the event that marks its end. The pool's lock is not held during the launch.
     #[inline(always)]
     fn launch(&self, found: &Mutex<Pool>, ready: &ReadyGraph, stream: usize, caller: Caller) -> Result<(), BackendError> {
         let launched = self.launch_ready(ready, handle(stream));

@@ -11,14 +11,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Executable graphs (execs) of all programs.
+/// Executable graphs (execs) of all programs of a backend.
 pub(super) struct Graphs {
-    /// Maximum number of programs whose execs are kept. Programs that are being launched are not evicted.
+    /// Maximum number of programs whose executable graphs are kept. Programs that are being launched are not evicted.
     pub most_programs: AtomicUsize,
     pub launches: AtomicU64,
     pub misses: AtomicU64,
     pub programs: Mutex<HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>>,
-    /// Execs that were evicted while in use.
+    /// Executable graphs that were evicted while in use. They are destroyed once their last launch has finished.
     pub retired: Mutex<Vec<Exec>>,
     pub instantiations: AtomicU64,
     pub repoints: AtomicU64,
@@ -41,7 +41,7 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Returns the execs of a program. Evicts others if there are too many.
+    /// Returns the executable graphs of a program. Evicts those of another program if there are too many.
     pub fn pool(&self, key: ProgramKey, program: &Arc<Program>) -> Arc<Mutex<Pool>> {
         let pool = {
             let mut programs = lock(&self.programs);
@@ -53,7 +53,7 @@ impl Graphs {
                 is_evicted: false,
                 refused: false,
                 repoints: 0,
-                // The pool counts as just launched, so that it is not the next to be evicted.
+                // The pool is marked as just launched, so that it is not the next to be evicted.
                 launched: self.launches.load(Ordering::Relaxed),
                 execs: SmallVec::new(),
                 program: program.clone(),
@@ -66,7 +66,8 @@ impl Graphs {
         pool
     }
 
-    /// Evicts the execs of the least recently launched program, except programs that are being launched. Returns false if there is none.
+    /// Evicts the executable graphs of the least recently launched program that is not being launched. Returns false if there is no such
+    /// program.
     fn evict(&self, programs: &mut HashMap<ProgramKey, Arc<Mutex<Pool>>, ahash::RandomState>) -> bool {
         let idle = |pool: &Arc<Mutex<Pool>>| Some(pool.try_lock().ok()?.idle()?.launched);
         let oldest = programs.iter().filter_map(|(key, pool)| Some((idle(pool)?, *key))).min();
@@ -84,14 +85,14 @@ impl Graphs {
         true
     }
 
-    /// Destroys the retired execs that have finished.
+    /// Destroys the evicted executable graphs whose last launch has finished.
     pub fn destroy_retired(&self) {
         let finished: Vec<Exec> = lock(&self.retired).extract_if(.., |exec| exec.is_idle()).collect();
-        // The execs are dropped outside the lock.
+        // The graphs are dropped outside the lock.
         drop(finished);
     }
 
-    /// Drops the completions of all launches, which keep the backend alive. No launch may follow.
+    /// Drops the completion objects of all launches, because they keep the backend alive. No launch may follow.
     pub fn forget_launches(&self) {
         let pools: Vec<_> = lock(&self.programs).values().cloned().collect();
         for pool in pools {
@@ -100,7 +101,7 @@ impl Graphs {
         lock(&self.retired).iter_mut().for_each(Exec::forget_launches);
     }
 
-    /// Destroys all execs. All work has finished.
+    /// Destroys all executable graphs. All their launches must have finished.
     pub fn release(&self, gpus: &Gpus) {
         if gpus.has_lost() {
             // After a reset the driver has no objects left to destroy.

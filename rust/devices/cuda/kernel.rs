@@ -95,7 +95,7 @@ struct ActionList<const N: usize> {
 }
 
 impl<const N: usize> ActionList<N> {
-    /// Creates a list of at most `N` actions.
+    /// Creates the launch argument for at most `N` actions.
     fn new(actions: &[Segment], ActionGrid { words, stop, turn, .. }: ActionGrid, tile_shift: u32) -> Self {
         let count = list_of(actions, turn).len() as u32;
         let actions_of = |index| actions.get(index).copied().unwrap_or(Segment { dst: 0, src: 0, bytes: 0 });
@@ -103,7 +103,8 @@ impl<const N: usize> ActionList<N> {
     }
 }
 
-/// Returns the actions of one turn. If the list contains two turns, each has half of the actions.
+/// Returns the actions that one launch executes. If `turn` is not 0, the list contains the actions of two alternating launches (turns), and
+/// each launch executes one half of it. The result is then the first half, which has the size of the second.
 fn list_of(actions: &[Segment], turn: u64) -> &[Segment] {
     if turn == 0 { actions } else { &actions[..actions.len() / 2] }
 }
@@ -141,35 +142,36 @@ fn early() -> sys::CUlaunchAttribute {
     attribute
 }
 
-/// Kernels loaded in one context.
+/// Handles of all kernels, loaded in one context.
 #[derive(Debug)]
 pub(super) struct Kernel {
     module: usize,
-    /// Kernel with a [`SignalList`] as its argument.
+    /// Handle of the wait kernel, whose argument is a [`SignalList`].
     wait: usize,
-    /// Kernel with an [`ActionList`] of [`MOST_ACTIONS`] as its argument.
+    /// Handle of the action kernel for up to [`MOST_ACTIONS`] actions, whose argument is an [`ActionList`].
     actions: usize,
-    /// Kernel with an [`ActionList`] of [`FEW_ACTIONS`] as its argument.
+    /// Handle of the action kernel for up to [`FEW_ACTIONS`] actions, whose argument is a shorter [`ActionList`].
     few_actions: usize,
-    /// True if both action kernels are launched before the preceding kernel has ended.
+    /// True if both action kernels may start before the preceding kernel of their stream has ended.
     is_early: bool,
-    /// Kernel with a [`Many`] as its argument.
+    /// Handle of the copy kernel for up to [`SEGMENTS_PER_LAUNCH`] segments, whose argument is a [`Many`].
     many: usize,
-    /// Kernel with a [`Few`] as its argument.
+    /// Handle of the copy kernel for up to [`FEW_SEGMENTS`] segments, whose argument is a [`Few`].
     few: usize,
-    /// Maximum number of blocks of a launch: one per multiprocessor, because further blocks only wait for each other, or the value of
-    /// [`Kernel::limit`].
+    /// Maximum number of blocks of a launch, set by [`Kernel::limit`]. By default one per multiprocessor, because further blocks only wait
+    /// for each other.
     most_blocks: AtomicU32,
 }
 
-/// Ends of a plan in host memory, which limit the number of blocks of a launch. More blocks do not increase the rate of the PCIe link, but
-/// slow down concurrent copy engines, most of all when the blocks write to host memory (`core::plan::mechanism`).
+/// Position of a plan's host memory: none, only sources, or destinations. Host memory limits the number of blocks of a launch. More blocks
+/// do not increase the rate of the PCIe link, but slow down concurrent copy engines, most of all when the blocks write to host memory
+/// (`core::plan::mechanism`).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HostEnds {
-    /// No end is in host memory.
+    /// Neither a source nor a destination is in host memory.
     #[default]
     None,
-    /// Only sources are in host memory.
+    /// Some sources are in host memory, but no destination is.
     Read,
     /// A destination is in host memory.
     Written,
@@ -187,7 +189,7 @@ impl HostEnds {
         }
     }
 
-    /// Returns the maximum number of blocks for one of several launches that follow each other in a stream: 32 blocks reach 34.1 GB/s to
+    /// Returns the maximum number of blocks for one of several launches that follow each other in a stream. 32 blocks reach 34.1 GB/s to
     /// the GPU.
     const fn most_in_stream(self) -> u32 {
         self.most_at_once().saturating_mul(4)
@@ -206,12 +208,12 @@ pub(super) struct KernelLaunch {
     pub function: CUfunction,
     pub blocks: c_uint,
     pub lanes: c_uint,
-    /// Single argument, which lives as long as the call of [`Copier::with_launch`].
+    /// Array with the kernel's single argument. It is valid during the call of [`Copier::with_launch`].
     pub arguments: *mut *mut c_void,
 }
 
 impl Kernel {
-    /// Loads the kernels into the current context, which belongs to `device`.
+    /// Loads all kernels into the current context, which belongs to `device`.
     pub fn load(driver: &Driver, device: CUdevice) -> Result<Kernel, BackendError> {
         let mut module: CUmodule = std::ptr::null_mut();
         let is_early = driver.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) >= 9
@@ -252,12 +254,12 @@ impl Kernel {
         })
     }
 
-    /// Limits further launches to `blocks` blocks.
+    /// Limits all later launches of the copy kernel to `blocks` blocks.
     pub fn limit(&self, blocks: u32) {
         self.most_blocks.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    /// Returns the copy kernel for a plan whose ends in host memory are `host`.
+    /// Returns the copy kernel for a plan with host memory at the positions `host`.
     pub fn copier(&self, host: HostEnds) -> Copier<'_> {
         Copier { kernel: self, host }
     }

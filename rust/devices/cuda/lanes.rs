@@ -1,19 +1,19 @@
-//! Decides which stream each lane of a program uses, in which order operations are enqueued, and which events they need. No function calls
-//! the driver, so each decision is tested without a GPU.
+//! Decides which stream runs each lane (sequence of operations) of a program, in which order operations are enqueued, and which events they
+//! need. No function calls the driver, so each decision is tested without a GPU.
 //!
 //! An event across GPUs takes 2.2 us one way (hardware readings), and each call that records an event or waits for one takes the calling
 //! thread about a microsecond. A lane therefore runs on the caller's GPU if the program allows it, and a stream waits for another only if
-//! the two are not already ordered. Lanes of other GPUs start latest, so they are enqueued first.
+//! the two are not already ordered. Lanes on GPUs other than the caller's start latest, so they are enqueued first.
 
 use crate::plan::{Mechanism, Program};
 use crate::topology::DeviceId;
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 
-/// GPU and stream of a lane.
+/// GPU of a lane (sequence of operations), and the kind of stream that runs it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// True for the caller's own stream, false for an internal stream.
+    /// True if the lane runs in the caller's own stream, false if it runs in an internal stream.
     pub is_callers_stream: bool,
     /// True if the lane runs on the GPU of the caller's stream.
     pub is_callers_gpu: bool,
@@ -21,11 +21,11 @@ pub(super) struct Placement {
     pub gpu: usize,
 }
 
-/// Places each lane of a program that is executed in a stream of GPU `callers_gpu`. This GPU runs lanes of other GPUs only if it can reach
-/// all memory of the plan.
+/// Returns the GPU and the kind of stream for each lane of a program that is executed in a stream of GPU `callers_gpu`. If `is_reached` is
+/// true, `callers_gpu` can access all memory of the plan and may run lanes of other GPUs.
 ///
-/// The first lane of the caller's GPU uses the caller's stream. The others use streams of their own, even on the same GPU, because copies
-/// in one stream are serialized and a push and a pull of one GPU should overlap.
+/// The first lane of the caller's GPU uses the caller's stream. Each other lane uses an internal stream, even on the same GPU, because
+/// copies in one stream are serialized, and a push and a pull of one GPU should overlap.
 pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> SmallVec<[Placement; 8]> {
     let here = DeviceId(callers_gpu as i32);
     // A copy engine can serve a stream of any GPU, so a single lane of plain copies stays in the caller's stream. Two events across devices
@@ -41,35 +41,35 @@ pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> 
     program.lanes.iter().map(at).collect()
 }
 
-/// Moves a lane to another GPU.
+/// Changes the GPU of one lane, and updates the kind of stream that runs it.
 pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, callers_gpu: usize) {
     let is_callers_gpu = gpu == callers_gpu;
     let is_taken = placed.iter().enumerate().any(|(other, at)| other != lane && at.is_callers_stream);
     placed[lane] = Placement { is_callers_stream: is_callers_gpu && !is_taken, is_callers_gpu, gpu };
 }
 
-/// Order in which the operations of a program are enqueued, with the waits between lanes.
+/// Order in which the operations of a program are enqueued, with the waits between its lanes (streams).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct LaneSchedule {
     /// Indices of operations in the order of enqueueing.
     pub order: SmallVec<[u32; 32]>,
-    /// True for each lane that must wait for the caller's stream before its first operation.
+    /// Boolean of each lane: true if its stream must wait for the caller's stream before the lane's first operation.
     pub forks: SmallVec<[bool; 8]>,
-    /// Operation of each lane after which the caller's stream must wait for the lane.
+    /// Number of each lane's operation after which the caller's stream must wait for the lane. `None` if no such wait is needed.
     pub joins: SmallVec<[Option<u32>; 8]>,
-    /// True for each operation that an operation of another lane waits for.
+    /// Boolean of each operation: true if an operation of another lane waits for it.
     pub awaited: SmallVec<[bool; 32]>,
 }
 
-/// Determines how to enqueue `program` with these placements of its lanes.
+/// Returns the order and the waits for enqueueing `program`, whose lanes are placed as in `placed`.
 ///
 /// The order alternates between all GPUs, and on each GPU between its lanes: each lane starts its first copy before any lane gets its
 /// second. An operation follows all operations that it waits for, so their events have been recorded. Among operations that could be next,
 /// lanes of other GPUs come first, because the signal to start takes time to reach them. The caller's stream comes last, because its copy
 /// starts immediately.
 ///
-/// A lane whose first operation waits for one of another lane is ordered after the caller's stream by that wait. A lane whose last
-/// operation is waited for by another lane is joined to the caller's stream through that lane.
+/// If a lane's first operation waits for an operation of another lane, this wait also orders the lane after the caller's stream. If another
+/// lane waits for a lane's last operation, the caller's stream waits for both through that other lane.
 pub(super) fn schedule(program: &Program, placed: &[Placement]) -> LaneSchedule {
     let ops = &program.ops;
     let mut awaited: SmallVec<[bool; 32]> = smallvec![false; ops.len()];

@@ -1,4 +1,4 @@
-//! Runs ready steps of many streams' executions on a pool of threads.
+//! Runs ready steps of the executions of many streams on a pool of threads.
 //!
 //! The copies that threads make in one execution are a job. A job consists of lanes, and each lane is a list of steps that run in order. A
 //! step is ready once the stream has reached the job, the previous step of its lane is done, and all other steps that it waits for are
@@ -6,12 +6,13 @@
 //! however few threads there are. Among ready steps, one of the oldest job is taken first, so every job finishes eventually.
 //! Jobs of one stream are added in the order in which the stream reaches them, so only the first job of each stream is examined.
 //!
-//! Executions may share the bytes of rings through which threads and streams pass data. One execution at a time holds these bytes, from the
-//! moment when its stream reaches it until the stream has passed it. During this time the execution waits only for its own steps, so other
-//! executions eventually get the bytes. A stream that would write to a ring before any thread does waits until the bytes are granted to its
-//! execution. To avoid this wait when there is no competition, the bytes are granted when the job is added, and the grant is revoked if
-//! another job needs the bytes before the stream arrives. Revoking and arriving are ordered as in Dekker's algorithm: the stream publishes
-//! its arrival and then reads the grant; the pool revokes the grant and then checks for an arrival.
+//! Executions may share byte ranges of the staging rings through which threads and streams pass data. One execution at a time may use a
+//! shared range, from the moment when its stream reaches it until the stream has passed it. This permission is called the grant. While an
+//! execution has it, the execution waits only for its own steps, so other executions eventually get the range. A stream that would write to
+//! a ring before any thread does waits for its execution's grant. To avoid this wait when there is no competition, the pool gives the grant
+//! when the job is added, and revokes it if another job needs the range before the stream arrives. Revoking and arriving are ordered as in
+//! Dekker's algorithm: the stream publishes its arrival and then reads the grant; the pool revokes the grant and then checks for an
+//! arrival.
 //! A stream wakes no thread when it sets a word. While steps are left and none is ready, one thread polls and the others sleep. The polling
 //! thread pauses between two polls for a sixteenth of the time for which no step has been ready, but for at least 15 us and at most 1 ms. A
 //! step therefore starts at most 6 % late, and behind a stream that is busy for seconds, polling takes less than 1 % of one CPU, whatever
@@ -29,68 +30,68 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::Instant;
 
-/// Work of the threads in one execution.
+/// Job of the copy threads: the part of one execution that they run.
 pub(super) trait PoolJob: Debug + Send + Sync + 'static {
-    /// State of each thread.
+    /// State that each thread keeps between steps.
     type Worker: Default;
-    /// Returns a unique number of the stream that reaches the job, or `None` if it has none.
+    /// Returns the unique number of the stream in which the job's execution was submitted, or `None` if the stream has no number.
     fn stream(&self) -> Option<u64>;
-    /// Returns the steps of each lane, in order.
+    /// Returns the steps of each lane. The steps of one lane run in order.
     fn lanes(&self) -> &[Vec<u32>];
-    /// Returns the byte ranges that the job holds while it runs.
+    /// Returns the byte ranges of staging rings that only this job may use while it runs.
     fn bytes(&self) -> &[Range<u64>];
-    /// True if the stream waits until these bytes are granted.
+    /// True if the job's stream waits until it has exclusive use of the job's byte ranges.
     fn waits_for_grant(&self) -> bool;
     fn grant(&self);
     fn take_grant_back(&self);
-    /// True once the stream has reached the job.
+    /// True once the job's stream has reached the job's execution.
     fn has_begun(&self) -> bool;
-    /// True once the stream has passed the job.
+    /// True once the job's stream has passed the job's execution.
     fn is_over(&self) -> bool;
-    /// True once all steps of other lanes and of streams that this step waits for are done.
+    /// True once all steps that this step waits for are done, whether streams or other lanes run them.
     fn is_ready(&self, step: u32) -> bool;
-    /// Runs a step and notifies its waiters. Called once for each step.
+    /// Runs a step and notifies streams and threads that wait for it. Called once for each step.
     fn run(&self, step: u32, worker: &mut Self::Worker);
 }
 
 /// Time during which a thread polls without pauses.
 #[cfg(not(shuttle))]
 const SPIN: Duration = Duration::from_micros(10);
-/// Minimum and maximum pause between two polls. A copy of the largest chunk takes about 80 us.
+/// Minimum and maximum pause of a polling thread between two polls. For comparison, a copy of the largest chunk takes about 80 us.
 #[cfg(not(shuttle))]
 const PAUSES: [Duration; 2] = [Duration::from_micros(15), Duration::from_millis(1)];
-/// Divisor of the time without a ready step that gives the length of a pause.
+/// Divisor that gives the length of a polling thread's pause from the time for which no step has been ready.
 #[cfg(not(shuttle))]
 const PAUSE_PART: u32 = 16;
 
-/// Pool of threads, which start as jobs need them, with the unfinished jobs.
+/// Pool of copy threads with the unfinished jobs. Threads start as jobs need them.
 #[derive(Debug)]
 pub(super) struct CopyPool<J: PoolJob>(Arc<Shared<J>>);
 
 #[derive(Debug)]
 struct Shared<J: PoolJob> {
     state: Mutex<PoolState<J>>,
-    /// Condition variable on which threads sleep while another thread polls.
+    /// Condition variable on which idle threads sleep while another thread polls.
     woken: Condvar,
     /// Condition variable on which the polling thread pauses.
     looked: Condvar,
-    /// Condition variable that is notified after each poll, for threads that wait for the end of a job.
+    /// Condition variable for threads that wait for the end of a job. It is notified after each poll.
     gone: Condvar,
 }
 
 #[derive(Debug)]
 struct PoolState<J: PoolJob> {
-    /// Jobs, oldest first.
+    /// Unfinished jobs, oldest first.
     entries: VecDeque<JobEntry<J>>,
     threads: Vec<thread::JoinHandle<()>>,
-    /// Number of steps that no thread has taken.
+    /// Number of steps of all jobs that no thread has taken.
     untaken: usize,
     asleep: usize,
     /// Number of jobs whose steps are done but whose stream has not passed them.
     ending: usize,
-    /// Number of threads that wait for the end of a job.
+    /// Number of threads that wait in [`CopyPool::wait`] for the end of a job.
     waiting: usize,
-    /// True while a thread polls.
+    /// True while one of the threads polls for ready steps.
     is_watched: bool,
     /// Time when a step was last ready or a job was added.
     since: Instant,
@@ -101,14 +102,14 @@ struct PoolState<J: PoolJob> {
 struct JobEntry<J: PoolJob> {
     job: Arc<J>,
     lanes: Box<[LaneState]>,
-    /// Lane that is examined first.
+    /// Index of the lane that is examined first when the next step is chosen.
     cursor: usize,
-    /// Number of steps that no thread has taken.
+    /// Number of steps of this job that no thread has taken.
     untaken: usize,
-    /// Number of steps that are not done.
+    /// Number of steps of this job that are not done.
     left: usize,
     has_begun: bool,
-    /// True if the job holds its bytes, because it has begun or they were granted in advance.
+    /// True if this job has exclusive use of its byte ranges, because it has begun or got them in advance.
     holds: bool,
     /// True if no older job of its stream is left.
     is_first: bool,
@@ -120,12 +121,12 @@ struct LaneState {
     is_busy: bool,
 }
 
-/// Step that a thread has taken.
+/// Step that a thread has taken in order to run it.
 struct Taken<J: PoolJob> {
     job: Arc<J>,
     lane: usize,
     step: u32,
-    /// True for the first step of a job. Other steps may have become ready together with it.
+    /// True if this is the first step that is taken of its job. Other steps may have become ready together with it.
     is_first: bool,
 }
 
@@ -147,8 +148,8 @@ impl<J: PoolJob> Default for CopyPool<J> {
 }
 
 impl<J: PoolJob> CopyPool<J> {
-    /// Adds a job, and starts threads until there are as many as it has lanes. Jobs of one stream must be added in the stream's order.
-    /// Returns an error if there is no thread.
+    /// Adds a job, and starts threads until there are as many as the job has lanes. Jobs of one stream must be added in the stream's order.
+    /// Returns an error if no thread runs.
     pub fn give(&self, job: &Arc<J>) -> Result<(), BackendError> {
         let mut state = lock(&self.0.state);
         while state.threads.len() < job.lanes().len() {
@@ -188,7 +189,7 @@ impl<J: PoolJob> CopyPool<J> {
         state.waiting -= 1;
     }
 
-    /// Ends the threads. Steps that no thread has taken are not executed.
+    /// Ends the threads. Steps that no thread has taken yet are not executed.
     pub fn close(&self) {
         let threads = {
             let mut state = lock(&self.0.state);
@@ -228,7 +229,7 @@ impl<J: PoolJob> PoolState<J> {
         self.entries.iter().position(|entry| Arc::ptr_eq(&entry.job, job))
     }
 
-    /// Takes a ready step, the oldest job's if there are several.
+    /// Removes and returns a ready step, one of the oldest job if several jobs have one. `None` if no step is ready.
     fn take(&mut self) -> Option<Taken<J>> {
         self.remove_ended();
         // Byte ranges that older jobs wait for.
@@ -258,7 +259,8 @@ impl<J: PoolJob> PoolState<J> {
         None
     }
 
-    /// Grants the bytes to a job that its stream has reached, unless a job that has begun holds them or an older job needs them.
+    /// Gives a job that its stream has reached exclusive use of its byte ranges, and returns true. Returns false if a job that has begun
+    /// uses one of these ranges or an older job needs one.
     fn hold(&mut self, at: usize, wanted: &[Range<u64>]) -> bool {
         if self.entries[at].holds {
             return true;
@@ -286,7 +288,7 @@ impl<J: PoolJob> PoolState<J> {
         true
     }
 
-    /// Records that a step is done.
+    /// Records that a step is done, and that its lane's next step may become ready.
     fn finish(&mut self, taken: &Taken<J>) {
         let Some(at) = self.find(&taken.job) else { return };
         let entry = &mut self.entries[at];
@@ -295,7 +297,7 @@ impl<J: PoolJob> PoolState<J> {
         self.ending += usize::from(entry.left == 0);
     }
 
-    /// Removes jobs that are done and that their streams have passed.
+    /// Removes jobs whose steps are done and whose streams have passed them.
     fn remove_ended(&mut self) {
         let mut at = 0;
         while self.ending > 0 && at < self.entries.len() {
@@ -309,7 +311,7 @@ impl<J: PoolJob> PoolState<J> {
         }
     }
 
-    /// Removes a job. The stream's next job becomes its first.
+    /// Removes a job. The next job of the same stream becomes that stream's first.
     fn remove(&mut self, at: usize) {
         let Some(JobEntry { job, .. }) = self.entries.remove(at) else { return };
         if job.stream().is_some()
@@ -349,7 +351,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Waits for a ready step. Returns `None` once the pool is closed.
+    /// Waits for a ready step and returns it. Returns `None` once the pool is closed.
     fn next(&self) -> Option<Taken<J>> {
         let mut state = lock(&self.state);
         loop {
@@ -383,7 +385,7 @@ impl<J: PoolJob> Shared<J> {
         }
     }
 
-    /// Pauses for some time, at most until a job is added.
+    /// Releases the lock and pauses, at most until a job is added. Returns the lock.
     #[cfg(not(shuttle))]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         let idle = state.since.elapsed();
@@ -396,7 +398,7 @@ impl<J: PoolJob> Shared<J> {
         held(self.looked.wait_timeout(state, pause)).0
     }
 
-    /// Yields to other threads. Time does not pass in a model.
+    /// Yields to other threads, because time does not pass under the model checker. Returns the lock.
     #[cfg(shuttle)]
     fn pause<'a>(&'a self, state: MutexGuard<'a, PoolState<J>>) -> MutexGuard<'a, PoolState<J>> {
         drop(state);

@@ -27,36 +27,37 @@ use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Program whose copies by threads are separated from the operations of streams.
+/// Program divided into operations that streams execute and copies that threads make.
 #[derive(Debug)]
 pub(super) struct Divided {
-    /// Whole program, kept so that its address is not reused for another.
+    /// Undivided program, kept so that its address is not reused for another program.
     whole: Arc<Program>,
-    /// Program with the operations that streams execute, without the copies of threads.
+    /// Operations of the program that streams execute, without the copies that threads make.
     pub streams: Arc<Program>,
-    /// Words that each operation of `streams` waits for and sets, in the order of the operations.
+    /// Synchronisation words that each operation of `streams` waits for and sets, in the order of the operations.
     pub hands: Vec<StreamHand>,
-    /// Copies that threads make, by lane. Each copy is identified by its index among the operations of the whole program.
+    /// Copies of each of the threads' lanes, in order, as operation indices in the undivided program.
     lanes: Vec<Vec<u32>>,
     /// Total number of bytes that threads copy.
     bytes: u64,
-    /// True if the caller's stream must wait for the last copy, because its operations do not wait for all copies.
+    /// True if the caller's stream must wait for the last copy of the threads. Otherwise stream operations already wait for all of these
+    /// copies.
     pub has_end: bool,
-    /// Rings through which threads and streams pass data. `writes_rings` is true if a stream writes to one of them.
+    /// Staging rings through which threads and streams pass data. The field `writes_rings` is true if a stream writes to one of them.
     rings: Vec<RingId>,
     pub writes_rings: bool,
 }
 
-/// Words of one stream operation, by numbers of operations in the whole program.
+/// Synchronisation words of one stream operation, by operation indices in the undivided program.
 #[derive(Debug, Default)]
 pub(super) struct StreamHand {
     pub waits: SmallVec<[u32; 2]>,
-    /// Number of the operation's own word, if a thread waits for it.
+    /// Index of this operation's own word, which the stream sets afterwards. `None` if no thread waits for the operation.
     pub tells: Option<u32>,
 }
 
 impl Divided {
-    /// Returns the division of an execution's program, which its plan caches. `None` if threads copy nothing.
+    /// Returns the division of an execution's program between streams and threads, which its plan caches. `None` if threads copy nothing.
     pub fn of(execution: &Execution<'_>, gpu: usize, state: &PlanState) -> Option<Arc<Divided>> {
         if !by_threads(execution.program) {
             return None;
@@ -109,53 +110,53 @@ impl Divided {
         Divided { whole: Arc::clone(program), streams: Arc::new(streams), hands, lanes: copies, bytes, has_end, rings, writes_rings }
     }
 
-    /// Returns the indices of the copies that threads make.
+    /// Returns the indices (in the undivided program) of the copies that threads make.
     fn copies(&self) -> impl Iterator<Item = u32> {
         self.lanes.iter().flatten().copied()
     }
 }
 
-/// True if threads copy a part of a program. Their lanes belong to the host and come last.
+/// True if threads make some copies of the program. The lanes of these copies belong to the host and come last.
 pub(super) fn by_threads(program: &Program) -> bool {
     program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
 }
 
-/// Number of words in addition to the words of operations.
+/// Number of synchronisation words of a job in addition to one for each operation: reached, granted, last copy, passed.
 const OWN_WORDS: usize = 4;
 
-/// Pinned memory for the words of one execution at a time.
+/// Pinned memory for the synchronisation words of an execution, used by one execution at a time.
 #[derive(Debug)]
 struct WordBlock {
     base: u64,
     count: usize,
 }
 
-/// Blocks that no execution uses.
+/// Blocks of synchronisation words that no execution uses.
 #[derive(Debug, Default)]
 struct WordBlocks {
     spare: Mutex<Vec<WordBlock>>,
-    /// Blocks of cancelled jobs, whose streams may still set words.
+    /// Blocks of synchronisation words of cancelled jobs. Streams may still set these words, so the blocks are not reused.
     retired: Mutex<Vec<WordBlock>>,
 }
 
-/// Job of the copy threads: their copies for one execution.
+/// Job of the copy threads: all copies that they make for one execution.
 #[derive(Debug)]
 pub(super) struct Job {
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     divided: Arc<Divided>,
-    /// Byte ranges of the rings that threads use.
+    /// Byte ranges of the staging rings through which this job's threads and streams pass data.
     ring_bytes: SmallVec<[Range<u64>; 4]>,
     stream: Option<u64>,
     words: WordBlock,
     all_words: Arc<WordBlocks>,
-    /// Value to which the words of the job are set.
+    /// Value to which the job's words are set. It is larger than that of any earlier job that used the words.
     pub value: u64,
-    /// Number of copies of the job that are not done.
+    /// Number of copies of the job that have not finished.
     left: AtomicUsize,
-    /// True once a copy has failed. No more bytes are copied.
+    /// True once a copy of the job has failed. The job's later steps then copy nothing.
     has_failed: AtomicBool,
-    /// True if enqueueing the execution has failed. Its streams may then never set a word.
+    /// True if submitting the execution failed halfway. Its streams may then never set a word that a thread waits for.
     is_cancelled: AtomicBool,
     /// Address ranges of the process's private memory, which threads copy without a system call. The first thread that needs the ranges
     /// determines them, which takes a millisecond or more, while the other threads copy by system calls. The ranges are not determined if
@@ -166,27 +167,27 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Returns the word that the stream sets when it reaches the execution.
+    /// Returns the address of the word that the stream sets when it reaches the execution.
     pub fn begin(&self) -> u64 {
         self.words.base
     }
 
-    /// Returns the word that is set while the rings are granted to the execution.
+    /// Returns the address of the word that is set while the execution has exclusive use of its staging rings.
     pub fn granted(&self) -> u64 {
         self.words.base + 8
     }
 
-    /// Returns the word that the last copy sets.
+    /// Returns the address of the word that the job's last copy sets.
     pub fn end(&self) -> u64 {
         self.words.base + 16
     }
 
-    /// Returns the word that the stream sets when it has passed the execution.
+    /// Returns the address of the word that the stream sets when it has passed the execution.
     pub fn over(&self) -> u64 {
         self.words.base + 24
     }
 
-    /// Returns the word of an operation.
+    /// Returns the address of the word that is set after operation `op`.
     pub fn word(&self, op: u32) -> u64 {
         self.words.base + 8 * (OWN_WORDS as u64 + u64::from(op))
     }
@@ -197,7 +198,7 @@ impl Job {
         unsafe { &*with_exposed_provenance::<AtomicU64>(word as usize) }
     }
 
-    /// True if a word is set.
+    /// True if the word at an address has this job's value, or a larger one.
     fn is_set(&self, word: u64) -> bool {
         self.at(word).load(Ordering::Acquire) >= self.value
     }
@@ -220,7 +221,7 @@ impl Job {
         address(&self.divided.whole, &self.endpoints, &self.rings, place)
     }
 
-    /// Moves the bytes of one copy.
+    /// Makes the copies of operation `op`.
     fn copy(&self, op: u32) -> Result<(), BackendError> {
         let is_little = self.divided.bytes < LITTLE_BYTES;
         for copy in &self.divided.whole.ops[op as usize].copies {
@@ -249,7 +250,7 @@ impl Job {
         Ok(())
     }
 
-    /// Returns the address of the pageable memory from which or to which the first copy of an operation moves bytes.
+    /// Returns the address in pageable memory that the first copy of an operation reads or writes.
     fn ordinary_end(&self, op: u32) -> u64 {
         let copy = self.divided.whole.ops[op as usize].copies.first();
         copy.map_or(0, |copy| self.address(if matches!(copy.to, Place::Slot { .. }) { copy.from } else { copy.to }))
@@ -264,10 +265,10 @@ impl Drop for Job {
     }
 }
 
-/// Current location of a thread.
+/// State of a copy thread: the NUMA node on which it runs, and the job for which it last moved.
 pub(super) struct Worker {
     near: NearMemory,
-    /// Value of the last job for which the thread moved to its memory.
+    /// Value of the last job for which the thread moved to the NUMA node of the job's memory.
     last: u64,
 }
 
@@ -337,11 +338,11 @@ impl PoolJob for Job {
     }
 }
 
-/// Size in bytes below which determining private memory takes longer than it saves, because a process with a GPU has thousands of address
-/// ranges.
+/// Number of bytes of a job below which the ranges of private memory are not determined. Determining them takes longer than it saves,
+/// because a process with a GPU has thousands of address ranges.
 const LITTLE_BYTES: u64 = 32 << 20;
 
-/// Threads of a backend, and the words of their jobs.
+/// Copy threads of a backend, and the synchronisation words of their jobs.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     pool: CopyPool<Job>,
@@ -351,7 +352,7 @@ pub(super) struct Workers {
 }
 
 impl Workers {
-    /// Creates the job of the threads for an execution of a divided program. No copy begins before [`start`](Workers::start).
+    /// Creates the copy threads' job for an execution of a divided program. No copy begins before [`start`](Workers::start).
     pub fn job(&self, gpus: &Gpus, execution: &Execution<'_>, start: &Start, divided: &Arc<Divided>) -> Result<Arc<Job>, BackendError> {
         let count = OWN_WORDS + execution.program.ops.len();
         let ring_bytes = divided.rings.iter().map(|ring| {
@@ -382,18 +383,18 @@ impl Workers {
         }))
     }
 
-    /// Passes a job to the threads, and starts threads until there are as many as the program has lanes for them.
+    /// Passes a job to the copy threads, and starts threads until there is one for each of the program's lanes for threads.
     pub fn start(&self, job: &Arc<Job>) -> Result<(), BackendError> {
         self.pool.give(job)
     }
 
-    /// Waits until no thread works for a cancelled job. The streams of the job must have no work left.
+    /// Waits until no thread works on a cancelled job. The job's streams must have finished all their work.
     pub fn abandon(&self, job: &Arc<Job>) {
         job.set(job.over());
         self.pool.wait(job);
     }
 
-    /// Ends the threads. All work of streams has finished.
+    /// Ends the copy threads. All work of streams must have finished.
     pub fn release(&self, gpus: &Gpus) {
         self.pool.close();
         let blocks = [&self.words.spare, &self.words.retired].map(|blocks| std::mem::take(&mut *lock(blocks)));
