@@ -15,47 +15,47 @@
 
 use crate::rank::refuse_elsewhere;
 
-/// Kind of a collective.
+/// Kind of collective.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// The root's block goes to all participants.
+    /// The root sends one block to all participants.
     Broadcast,
-    /// One of the root's blocks goes to each participant.
+    /// The root sends a different block to each participant.
     Scatter,
-    /// A block of each participant goes to the root.
+    /// Each participant sends a block to the root.
     Gather,
-    /// A block of each participant goes to all.
+    /// Each participant sends the same block to all participants.
     AllGather,
     /// Each participant sends a different block to each participant.
     AllToAll,
 }
 
-/// Copy from one participant to another, or to itself.
+/// Copy of a block from one participant to another, or within one participant.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// Sender.
+    /// Participant that sends the block.
     pub from: u32,
-    /// Receiver.
+    /// Participant that receives the block.
     pub to: u32,
-    /// Offset in the sender's send buffer, bytes.
+    /// Offset of the block in the sender's send buffer, bytes.
     pub send_offset: u64,
-    /// Offset in the receiver's receive buffer, bytes.
+    /// Offset of the block in the receiver's receive buffer, bytes.
     pub receive_offset: u64,
-    /// Size in bytes.
+    /// Size of the block in bytes.
     pub bytes: u64,
 }
 
-/// Sizes of the blocks, bytes.
+/// Sizes of the blocks of a collective, bytes.
 #[derive(Copy, Clone, Debug)]
 pub enum Sizes<'a> {
-    /// One size for all blocks.
+    /// Size that all blocks have.
     Equal(u64),
-    /// A size for each block. An all-to-all has one for each pair, sender by sender; a broadcast has one for the root's block. The others
-    /// have one for each participant.
+    /// Individual size of each block. An all-to-all has one size for each pair of participants, ordered by sender. A broadcast has one
+    /// size, for the root's block. The other collectives have one size for each participant.
     Each(&'a [u64]),
 }
 
-/// Reason for which a collective is refused.
+/// Reason why a collective is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CollectiveError {
@@ -73,7 +73,7 @@ fn root_refused(root: u32, participants: u32) -> String {
 }
 
 impl Collective {
-    /// Returns the number of entries that [`Sizes::Each`] must have.
+    /// Returns the number of sizes that [`Sizes::Each`] must contain.
     pub fn size_count(self, participants: u32) -> usize {
         let all = participants as usize;
         match self {
@@ -83,7 +83,7 @@ impl Collective {
         }
     }
 
-    /// Returns the copies of the collective, without those of 0 bytes. `root` is ignored if the collective has no root.
+    /// Returns the copies of the collective, without copies of 0 bytes. `root` is ignored if the collective has no root.
     pub fn pieces(self, participants: u32, root: u32, sizes: Sizes<'_>) -> Result<Vec<BlockCopy>, CollectiveError> {
         let has_root = matches!(self, Collective::Broadcast | Collective::Scatter | Collective::Gather);
         if has_root && root >= participants {
@@ -98,7 +98,7 @@ impl Collective {
             Sizes::Equal(bytes) => bytes,
             Sizes::Each(each) => each[at],
         };
-        // Offset of each participant's next block, in its send and in its receive buffer.
+        // Offset of the next block in the send buffer and in the receive buffer of each participant.
         let (mut sent, mut received) = (vec![0_u64; participants as usize], vec![0_u64; participants as usize]);
         let mut pieces = Vec::new();
         let mut add = |from: u32, to: u32, bytes: u64, send_offset: u64, receive_offset: u64| {

@@ -1,21 +1,22 @@
-//! Check that enough memory is available for lists whose length a caller determines. If the system refuses memory to a growing list, the
-//! process ends. So a function that is about to fill many lists first allocates their total size and frees it again.
+//! Checks that the system has enough memory for lists whose length a caller determines. If the system refuses memory to a growing list, the
+//! process ends. A function that is about to fill many lists therefore first allocates their total size and frees it again.
 
-/// Number of items up to which no check is made: they take some ten KiB.
+/// Number of list items up to which available memory is not checked. So few items need about 10 KiB.
 const FEW: usize = 64;
 
-/// Smallest size of the trial allocation, bytes. The C library maps blocks of more than 32 MiB separately and unmaps them when they are
-/// freed. After freeing a smaller mapped block, it keeps that much memory in each thread's heap from then on.
+/// Minimum size of the trial allocation, bytes. The C library maps blocks of more than 32 MiB separately and unmaps them when they are
+/// freed. When a smaller mapped block is freed, the C library raises its threshold and then keeps that much memory in the heap of each
+/// thread.
 const LEAST: usize = (32 << 20) + 4096;
 
-/// Error: the system does not have enough memory now.
+/// Error: the system cannot provide the memory at present.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHeadroom {
     /// Size of the refused allocation, bytes.
     pub bytes: u64,
 }
 
-/// Checks that memory for `count` items of `each` bytes is available now. Other threads may use it up afterwards.
+/// Checks that memory for `count` items of `each` bytes is available now. Other threads may use this memory before the caller allocates it.
 pub fn headroom(count: usize, each: usize) -> Result<(), NoHeadroom> {
     if count <= FEW {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Pure part of mpgpu: plans a batch of transfers for a machine, lowers the plan to a program, and simulates programs in virtual time. It
-//! uses no driver, no clock and no global state.
+//! Core of mpgpu without side effects: plans a batch of transfers for a machine, translates the plan to a program, and simulates programs
+//! in virtual time. It uses no driver, no clock and no global state.
 //!
 //! Each module imports only modules above it in this table:
 //!
@@ -11,7 +11,7 @@
 //! | [`topology`] | the machine as a graph of devices, links and shared resources; routes between devices |
 //! | [`program`] | operations with dependencies, and the validator that proves a program correct |
 //! | [`model`] | cost in seconds of a path and of a set of paths; the simulator |
-//! | [`plan`] | the planner: transfers and a machine in, a [`plan::Plan`] out |
+//! | [`plan`] | the planner, which creates a [`plan::Plan`] from transfers and a machine |
 //! | [`collective`] | the copies of a broadcast, a scatter, a gather, an all-gather and an all-to-all |
 //! | [`adapt`] | choice of a plan variant by measured execution times, and its simulation |
 #![forbid(unsafe_code)]

@@ -1,13 +1,13 @@
-//! Text form of sizes and times.
+//! Parses and formats sizes and times.
 
 use std::fmt;
 
-/// Reason for which a text is not a size.
+/// Reason why a text is not a valid size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SizeError {
-    /// Text that is not a number with a known unit.
+    /// The text is not a number with a known unit.
     Malformed,
-    /// Number that needs more than 64 bits.
+    /// The size needs more than 64 bits.
     Overflow,
 }
 
@@ -22,7 +22,8 @@ impl fmt::Display for SizeError {
     }
 }
 
-/// Parses a size such as `4096`, `64M` or `1GiB`. Refuses `MB` and similar units, because they mean 10^6 or 2^20.
+/// Parses a size such as `4096`, `64M` or `1GiB` and returns the number of bytes. `MB` and similar units are errors, because they can mean
+/// 10^6 or 2^20.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
@@ -40,14 +41,14 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     number.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or(SizeError::Overflow)
 }
 
-/// Formats a size, for example `512.0 MiB`.
+/// Formats a number of bytes with a binary unit, for example `512.0 MiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = (bytes.max(1).ilog2() / 10).min(4);
     if unit == 0 { format!("{bytes} B") } else { format!("{:.1} {}", bytes as f64 / 1024_f64.powi(unit as i32), UNITS[unit as usize]) }
 }
 
-/// Formats a time, for example `3.72 ms`.
+/// Formats a duration given in seconds, for example `3.72 ms`.
 pub fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.1} us", s * 1e6),
@@ -56,7 +57,7 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
-/// Formats the devices of a machine for messages, as callers number them: `GPUs 0 to 3, the host and host NUMA domain 1`.
+/// Formats the devices of a machine for messages, with the numbers that callers use: `GPUs 0 to 3, the host and host NUMA domain 1`.
 pub fn devices(gpus: u32, hosts: u32) -> String {
     let gpus = match gpus {
         0 => "no GPU".to_owned(),

@@ -1,17 +1,17 @@
-//! Executors of programs.
+//! Methods of executing a program.
 
-/// Executor that a plan is made for.
+/// Method by which a backend executes a plan's program.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Engine {
-    /// Executor that the model finds fastest.
+    /// Method that the model predicts to be fastest.
     #[default]
     Auto,
-    /// Copies on internal streams, joined by events.
+    /// Individual copies on internal streams, ordered by events.
     Stream,
-    /// Copies and fused kernels as one graph launch.
+    /// One graph launch that contains all copies and fused kernels.
     Graph,
-    /// Direct copies in batched calls.
+    /// Calls of the driver's batched copy, without staging.
     Batch,
-    /// Direct copies between GPU memories in fused kernels.
+    /// Fused kernels that copy directly between GPU memories.
     Kernel,
 }

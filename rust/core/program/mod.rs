@@ -1,10 +1,11 @@
 //! Programs: lists of copy operations with their order, mechanisms and staging slots.
 //!
-//! A program names places, not addresses: a byte of a transfer's source or destination, or a byte of a staging slot. So one program serves
-//! every set of addresses of the same shape, and every backend runs the same program.
+//! A program contains no addresses. It identifies each byte by its position in the source or destination of a transfer, or in a staging
+//! slot. One program therefore serves every batch whose transfers have the same sizes, devices and kinds of memory. Every backend runs the
+//! same programs.
 //!
-//! Operations on one lane run in the order of [`Program::ops`]. Across lanes, only [`Op::after`] orders operations. Nothing else is
-//! guaranteed, and the validator (`validate`) assumes nothing else.
+//! Each operation belongs to a lane (an internal stream). Operations of one lane run in the order of [`Program::ops`]. Between lanes, only
+//! [`Op::after`] orders operations. No other order is guaranteed, and the validator (`validate`) assumes none.
 
 mod engine;
 mod partitioned;
@@ -21,13 +22,13 @@ use crate::topology::{DeviceId, MAX_DEVICES};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
-/// Index into [`Program::ops`].
+/// Operation of a program, as an index into [`Program::ops`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u32);
-/// Index into [`Program::lanes`].
+/// Lane (internal stream) of a program, as an index into [`Program::lanes`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
-/// Index into [`Program::rings`].
+/// Staging ring of a program, as an index into [`Program::rings`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RingId(pub u32);
 
@@ -36,13 +37,13 @@ pub struct RingId(pub u32);
 pub struct Gpus([u64; Gpus::WORDS]);
 
 impl Gpus {
-    /// Empty set.
+    /// Set that contains no GPU.
     pub const NONE: Gpus = Gpus([0; Gpus::WORDS]);
 
-    /// Number of 64-bit words, enough for the largest number of GPUs of a machine.
+    /// Number of 64-bit words in a set. The set has one bit for each GPU that a machine can have.
     const WORDS: usize = MAX_DEVICES / 64;
 
-    /// True if this GPU is in the set. Host memory never is.
+    /// True if this GPU is in the set; always false for host memory.
     pub fn contains(self, gpu: DeviceId) -> bool {
         u32::try_from(gpu.0).is_ok_and(|gpu| self.0.get(gpu as usize / 64).is_some_and(|word| word >> (gpu % 64) & 1 == 1))
     }
@@ -52,7 +53,7 @@ impl Gpus {
         self == Gpus::NONE
     }
 
-    /// Returns the GPUs in the order of their numbers.
+    /// Returns the GPUs of the set in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = DeviceId> + Clone {
         (0..).zip(self.0).flat_map(|(at, word): (u32, u64)| {
             let mut left = word;
@@ -66,7 +67,7 @@ impl Gpus {
 }
 
 impl FromIterator<DeviceId> for Gpus {
-    /// Collects GPUs of a machine and ignores host memory.
+    /// Collects the GPUs among the given devices and ignores host memory.
     fn from_iter<T: IntoIterator<Item = DeviceId>>(gpus: T) -> Self {
         let mut set = Gpus::NONE;
         for gpu in gpus.into_iter().filter_map(|gpu| u32::try_from(gpu.0).ok()) {
@@ -78,144 +79,146 @@ impl FromIterator<DeviceId> for Gpus {
     }
 }
 
-/// Sequence of operations that one device issues in order: a stream on CUDA. On host memory, the work of one CPU thread.
+/// Lane (internal stream): sequence of operations that one device performs in order. It is a stream on CUDA, and the work of one CPU thread
+/// if it only moves host memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
-    /// Device whose copy engine does the work. For a copy from or to host memory it is the GPU at the other end.
+    /// Device whose copy engine performs the operations. For a copy from or to host memory, it is the GPU at the other end.
     pub device: DeviceId,
-    /// Other GPUs that may do the work instead, because the choice of the GPU costs less than starting a lane on one GPU after work on
-    /// another. For copies between two GPUs this is the other end; for a kernel, all GPUs of a batch. Only plain copies and kernels run on
-    /// such a lane.
+    /// Other GPUs that may perform the operations instead of `device`. Switching from one GPU to another within a step costs more than
+    /// using the less suitable copy engine, so the executor may prefer the GPU of the caller's stream. For a copy between two GPUs, this
+    /// set holds the second GPU; for a kernel, it holds all GPUs of the batch. Lanes with such GPUs run only plain copies and kernels.
     pub also: Gpus,
 }
 
 impl Lane {
-    /// Returns a lane that only `device` can work on.
+    /// Creates an internal stream whose operations only `device` may perform.
     pub fn new(device: DeviceId) -> Lane {
         Lane { device, also: Gpus::NONE }
     }
 
-    /// Returns the devices that may work on this lane.
+    /// Returns the devices that may perform the operations of this internal stream.
     pub fn devices(self) -> impl Iterator<Item = DeviceId> + Clone {
         std::iter::once(self.device).chain(self.also.iter())
     }
 
-    /// Returns the device that works on this lane if the caller's stream belongs to `home`: `home` itself, if it may.
+    /// Returns the device that performs the operations of this internal stream if the caller's stream belongs to `home`: `home` if it is
+    /// allowed to, otherwise [`Lane::device`].
     pub fn device_for(&self, home: DeviceId) -> DeviceId {
         if self.also.contains(home) { home } else { self.device }
     }
 }
 
-/// Ring of staging slots on one device. One path uses it, or several paths between the same two devices one after the other.
+/// Ring of staging slots on one device. It is used by one path, or by several paths between the same two devices, one after the other.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Ring {
-    /// Device that holds the memory.
+    /// Device whose memory contains the slots.
     pub device: DeviceId,
-    /// Size of one slot, bytes.
+    /// Size of one staging slot, bytes.
     pub slot_bytes: u64,
-    /// Number of slots.
+    /// Number of staging slots in the ring.
     pub slots: u32,
 }
 
 impl Ring {
-    /// Returns the size of all slots, bytes.
+    /// Returns the total size of all slots, bytes.
     pub fn bytes(&self) -> u64 {
         self.slot_bytes * u64::from(self.slots)
     }
 }
 
-/// Byte position in a buffer of the program.
+/// Position of a byte in the source or destination of a transfer or in a staging slot.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Position in the source of a transfer.
     Source {
-        /// Index into the batch.
+        /// Number of the transfer in the batch.
         transfer: u32,
-        /// Offset from the start, bytes.
+        /// Offset from the start of the source, bytes.
         offset: u64,
     },
     /// Position in the destination of a transfer.
     Destination {
-        /// Index into the batch.
+        /// Number of the transfer in the batch.
         transfer: u32,
-        /// Offset from the start, bytes.
+        /// Offset from the start of the destination, bytes.
         offset: u64,
     },
-    /// Start of a staging slot.
+    /// First byte of a staging slot.
     Slot {
-        /// Ring of the slot.
+        /// Ring that contains the slot.
         ring: RingId,
-        /// Number of the slot in the ring.
+        /// Number of the slot in the ring, from 0.
         slot: u32,
     },
 }
 
-/// Contiguous copy.
+/// Copy of one contiguous range of bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
-    /// Source.
+    /// First byte to read.
     pub from: Place,
-    /// Destination.
+    /// First byte to write.
     pub to: Place,
-    /// Size in bytes. Never zero.
+    /// Number of bytes to copy, never 0.
     pub bytes: u64,
 }
 
-/// Mechanism by which an operation moves its copies.
+/// Mechanism by which an operation performs its copies.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Mechanism {
-    /// One plain copy by a copy engine.
+    /// One plain copy, performed by a copy engine.
     Copy,
-    /// All copies in one call of the driver's batched copy.
+    /// One call of the driver's batched copy that performs all copies.
     Batch,
-    /// All copies in one kernel launch.
+    /// One kernel launch that performs all copies.
     Kernel,
-    /// All copies by a CPU thread, between pageable host memory and slots of pinned memory.
+    /// A CPU thread that performs all copies, between pageable host memory and slots of pinned memory.
     Thread,
 }
 
-/// Operation of a program.
+/// Operation of a program: one or more copies with one mechanism.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Op {
-    /// Lane of the operation.
+    /// Lane (internal stream) on which the operation runs.
     pub lane: LaneId,
-    /// Mechanism of the copies.
+    /// Mechanism by which the copies are performed.
     pub mechanism: Mechanism,
-    /// Copies of the operation, in no particular order: exactly one for [`Mechanism::Copy`], one or more otherwise.
+    /// Copies of the operation, in any order. [`Mechanism::Copy`] has exactly one, the other mechanisms have at least one.
     pub copies: SmallVec<[Copy; 1]>,
-    /// Operations on other lanes that must finish first. Each comes earlier in [`Program::ops`].
+    /// Operations on other lanes (internal streams) that must finish first. Each has a lower index in [`Program::ops`].
     pub after: SmallVec<[OpId; 2]>,
 }
 
-/// List of operations that moves a batch of transfers.
+/// Program: list of copy operations that performs a batch of transfers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Program {
     /// Size of each transfer of the batch, bytes.
     pub transfers: Vec<u64>,
-    /// [`Shape::source`] of each transfer; empty if no two transfers share a source.
+    /// Number of the source of each transfer ([`Shape::source`]). The list is empty if no two transfers share a source.
     pub sources: Vec<u32>,
-    /// Lanes in use.
+    /// Lanes (internal streams) on which the operations run.
     pub lanes: Vec<Lane>,
-    /// Staging rings in use.
+    /// Staging rings that the operations use.
     pub rings: Vec<Ring>,
-    /// Operations, in an order that respects every dependency.
+    /// Operations, in an order that satisfies every dependency.
     pub ops: Vec<Op>,
 }
 
 impl Program {
-    /// Returns the staging bytes that the program uses on `device`.
+    /// Returns the amount of staging memory that the program uses on `device`, bytes.
     pub fn staging_bytes(&self, device: DeviceId) -> u64 {
         self.rings.iter().filter(|r| r.device == device).map(Ring::bytes).sum()
     }
 
-    /// Returns the number of rings in front of those that threads use, which come last.
+    /// Returns the number of staging rings that CPU threads do not use. Rings used by CPU threads come last in [`Program::rings`].
     pub fn own_rings(&self) -> usize {
         let of_slot = |place: Place| if let Place::Slot { ring, .. } = place { Some(ring.0 as usize) } else { None };
         let by_threads = self.ops.iter().filter(|op| op.mechanism == Mechanism::Thread).flat_map(|op| &op.copies);
         by_threads.flat_map(|copy| [copy.to, copy.from]).filter_map(of_slot).min().unwrap_or(self.rings.len())
     }
 
-    /// Returns the device that holds a place of the program of this batch.
+    /// Returns the device whose memory contains `place`. `batch` describes the transfers of the program.
     pub fn device(&self, batch: &[Shape], place: Place) -> DeviceId {
         match place {
             Place::Source { transfer, .. } => batch[transfer as usize].src_device,
@@ -224,8 +227,8 @@ impl Program {
         }
     }
 
-    /// Returns the pairs of GPUs in which one may access the other's memory, without duplicates. They follow from the ends of copies and
-    /// the devices that work on them.
+    /// Returns the pairs of GPUs between which peer access is needed, without duplicates: each GPU that performs a copy with each end of
+    /// the copy, and the two ends with each other.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);
         let mut copies = BTreeSet::new();

@@ -1,35 +1,38 @@
-//! Transfers that move in partitions: flags by which a step waits for its input, and flags that signal arrivals.
+//! Implements partitioned transfers. Flags tell each step when a partition of its input is ready and notify receivers when a partition has
+//! arrived.
 //!
-//! Each partition of a transfer has a ready flag. Its producer sets the flag, and every lane that reads the partition waits for it. If
-//! arrivals are signalled, the partition also has one flag for every lane that writes to the transfer's destination. All these flags stay
-//! set until the next step begins. So a receiver may read them as often as it likes, and a flag that is not set means that bytes are
-//! missing.
+//! Each partition of a transfer has a ready flag. Its producer sets the flag, and every lane (internal stream) that reads the partition
+//! waits for the flag. If arrivals are signalled, the partition also has one arrival flag for every lane that writes to the transfer's
+//! destination. All these flags stay set until the next step begins. A receiver may therefore read them any number of times, and an unset
+//! flag means that data are missing.
 //!
-//! All partitions of a transfer have the same number of arrival flags. A lane that moves no byte of a partition has one too, which another
-//! lane sets. If producers store the bytes at the destination themselves, the ready flag is the arrival flag, and without arrival signals
-//! there are no flags. There are none either if all partitions move after their producers, in stream order.
+//! All partitions of a transfer have the same number of arrival flags. If a lane moves no byte of a partition, another lane sets the flag
+//! in its place. If producers store the data at the destination themselves, the ready flag serves as the arrival flag, and without arrival
+//! signals there are no flags. If all partitions move after their producers, in stream order, there are no flags either.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Division of a transfer into partitions of equal size. The last one may be shorter.
+/// Division of a transfer into partitions of equal size. The last partition may be smaller.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Partitions {
     /// Size of the transfer, bytes.
     pub total: u64,
-    /// Size of each partition but the last, bytes.
+    /// Size in bytes of each partition except the last.
     pub bytes: u64,
-    /// Number of partitions; 0 for a transfer without bytes.
+    /// Number of partitions; 0 for a transfer of 0 bytes.
     pub count: u32,
 }
 
-/// Largest number of partitions of a transfer. Each costs its lanes a wait and a copy, and a kernel's argument can hold few flags.
+/// Maximum number of partitions of a transfer. Each partition costs a wait and a copy on the internal streams, and the arguments of a
+/// kernel can hold only a limited number of flags.
 pub const MOST_PARTITIONS: u32 = 4096;
 
 impl Partitions {
-    /// Divides `total` bytes into `count` partitions, or fewer if fewer of the rounded size are enough.
+    /// Divides a transfer of `total` bytes into at most `count` partitions. The partition size is rounded up, so fewer partitions may be
+    /// enough.
     pub fn new(total: u64, count: u32) -> Partitions {
         if total == 0 {
             return Partitions::default();
@@ -38,13 +41,13 @@ impl Partitions {
         Partitions { total, bytes, count: total.div_ceil(bytes) as u32 }
     }
 
-    /// Returns the range of a partition within its transfer, in bytes.
+    /// Returns the range of bytes of a partition, relative to the start of its transfer.
     pub fn range(&self, partition: u32) -> Range<u64> {
         let begin = u64::from(partition) * self.bytes;
         begin..(begin + self.bytes).min(self.total)
     }
 
-    /// Returns the partitions that a range of the transfer touches.
+    /// Returns the numbers of the partitions that overlap a range of the transfer.
     pub fn touched(&self, offset: u64, bytes: u64) -> Range<u32> {
         if bytes == 0 {
             return 0..0;
@@ -53,50 +56,53 @@ impl Partitions {
     }
 }
 
-/// Flags of a transfer's partitions.
+/// Flags of the partitions of one transfer.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartitionFlags {
-    /// Ready flag of partition 0; those of the other partitions follow.
+    /// Index of the ready flag of partition 0. The ready flags of the other partitions follow.
     pub ready: u32,
-    /// First arrival flag.
+    /// Index of the first arrival flag of partition 0. The arrival flags of all partitions are contiguous.
     pub arrived: u32,
-    /// Number of arrival flags of each partition. A partition has arrived when all are set. 0 if arrivals are not signalled.
+    /// Number of arrival flags of each partition, or 0 if arrivals are not signalled. A partition has arrived when all its arrival flags
+    /// are set.
     pub writers: u32,
 }
 
 impl PartitionFlags {
-    /// Returns the arrival flags of a partition.
+    /// Returns the arrival flags of one partition.
     pub fn arrived(&self, partition: u32) -> impl Iterator<Item = FlagId> {
         let first = self.arrived + partition * self.writers;
         (first..first + self.writers).map(FlagId)
     }
 }
 
-/// Error: a rank other than the source's reads the transfer. The producer could not signal that rank's lanes.
+/// Error: the program lets a rank read a transfer whose source belongs to another rank. The producer could not signal that rank's internal
+/// streams.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ReadElsewhere {
-    /// Number of the transfer.
+    /// Number of the transfer in the batch.
     pub transfer: u32,
-    /// Rank that reads the transfer.
+    /// Rank that would read the transfer.
     pub rank: u32,
 }
 
-/// Lanes, each a rank and a lane number, with the lane's index among the lanes of a transfer.
+/// Internal streams that write to one transfer. The key is a rank and the number of one of its internal streams; the value is the index
+/// among the streams of the transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// Way in which partitions reach their destinations. The last value must be the largest as a number.
+/// Method by which partitions reach their destinations. The last variant must have the largest number.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum PartitionMove {
     /// The program moves each partition as soon as it is ready.
     Early,
     /// The program moves all partitions after their producers, in stream order. Arrivals are not signalled.
     After,
-    /// Producers store the bytes at the destination; the program does not move them.
+    /// Producers store the data at the destination, and the program does not move them.
     Stored,
 }
 
 impl PartitionMove {
-    /// True if any party reads the producers' flags. `tells` is true if arrivals are signalled.
+    /// True if a stream or kernel reads the flags that producers set. `tells` is true if arrivals are signalled.
     pub fn counts(self, tells: bool) -> bool {
         match self {
             PartitionMove::Early => true,
@@ -106,7 +112,7 @@ impl PartitionMove {
     }
 }
 
-/// Returns the lanes that write to the destination of each transfer, numbered.
+/// Returns, for each transfer, the internal streams that write to its destination, each with a number.
 fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     let mut writers: Vec<Lanes> = vec![Lanes::new(); transfers];
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -121,8 +127,9 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
     writers
 }
 
-/// Adds the flags of partitions to a divided program. `partitions` has one entry for each transfer; `tells` is true if arrivals are
-/// signalled. Each copy waits for all partitions that it reads, except if all partitions move after their producers.
+/// Adds the flags of partitions to a program that was divided among ranks, and returns the flags of each transfer. `partitions` has one
+/// entry for each transfer; `tells` is true if arrivals are signalled. Each copy waits for all partitions that it reads, unless all
+/// partitions move after their producers.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
@@ -176,7 +183,7 @@ pub fn add_partition_flags(
         return Ok(flags);
     }
     for part in &mut parts.parts {
-        // Pairs of a lane and a flag.
+        // Internal streams and the flags for which they already wait.
         let mut awaited = BTreeSet::new();
         for step in &mut part.steps {
             for (transfer, offset, bytes) in step.copies.iter().filter_map(source) {
@@ -198,10 +205,10 @@ pub fn add_partition_flags(
     Ok(flags)
 }
 
-/// Makes the last step of each lane that writes to a partition set the lane's arrival flag. One of these steps also sets the flags of lanes
-/// that write nothing to the partition.
+/// Adds the signals of arrivals: for each partition and each internal stream that writes to it, the last such step sets the stream's
+/// arrival flag. One of these steps also sets the flags of internal streams that write nothing to the partition.
 fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[PartitionFlags], writers: &[Lanes]) {
-    // Rank and step that set each flag.
+    // Last step that writes to the partition of each arrival flag: rank and index of the step.
     let mut last: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
         for (number, step) in (0..).zip(&part.steps) {
@@ -227,12 +234,12 @@ fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[Partiti
     }
 }
 
-/// Returns the range of a transfer that a copy reads.
+/// Returns the transfer that a copy reads, with offset and size in bytes; `None` for a copy from a staging slot.
 fn source(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Source { transfer, offset } = copy.from { Some((transfer, offset, copy.bytes)) } else { None }
 }
 
-/// Returns the range of a transfer that a copy writes.
+/// Returns the transfer that a copy writes, with offset and size in bytes; `None` for a copy to a staging slot.
 fn destination(copy: &Copy) -> Option<(u32, u64, u64)> {
     if let Place::Destination { transfer, offset } = copy.to { Some((transfer, offset, copy.bytes)) } else { None }
 }

@@ -1,110 +1,113 @@
-//! Division of a program among several ranks: the work of each rank, and the flags by which the ranks synchronize.
+//! Divides a program among several ranks: assigns operations to ranks, and adds the flags by which the ranks synchronize.
 //!
-//! The rank of the *source* writes the bytes into the destination or into a staging slot. A rank whose destination is forwarded does the
-//! same. The rank of the *destination* reads them from the slot. A rank works for others only where no other rank can: a copy between host
-//! memory and a GPU belongs to that GPU's rank, because the GPU's PCIe link moves it.
+//! The rank that owns the *source* of a transfer writes the data to the destination or to a staging slot. If data are forwarded from a
+//! destination, the rank that owns this destination writes them onwards. The rank that owns the *destination* reads the data from the
+//! staging slot. A rank performs a copy between memory of other ranks only if no other rank can: a copy between host memory and a GPU is
+//! assigned to the rank of that GPU, because the GPU's PCIe link moves the data.
 //!
-//! Ranks synchronize by flags. One rank sets a flag (0 to 1), and one rank waits for it (for 1) and resets it to 0, each once per step. No
-//! value changes from step to step, so a captured graph can be launched repeatedly. There are three kinds of flags:
+//! Each flag belongs to a pair of ranks. In each step, one rank sets the flag (0 to 1), and the other rank waits until it is 1 and resets
+//! it to 0. The values are the same in every step, so a captured graph can be launched repeatedly. There are three kinds of flags:
 //!
 //! | flag | set | waited for and reset |
 //! | --- | --- | --- |
-//! | ready | when a rank has reached the step in its stream | by a lane of another rank, before it accesses memory of the first one, or before the first access to a slot that the first one uses |
+//! | ready | when a rank has reached the step in its stream | by a lane (internal stream) of another rank, before it accesses memory of the first rank, or before the first access to a slot that the first rank uses |
 //! | hand-over | after an operation | before a dependent operation of another rank |
 //! | done | after a lane's last operation that accesses memory of another rank | by that rank, before later work of its stream |
 //!
 //! [`check_parts`] proves for any such division that no order of ranks ends in a deadlock, that no flag is set again before it was reset,
-//! and that successive steps do not overwrite each other's bytes.
+//! and that successive steps do not overwrite each other's data.
 
 use super::{Copy, LaneId, Mechanism, OpId, Place, Program, Shape};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Index into [`Parts::flags`].
+/// Flag of a divided program, as an index into [`Parts::flags`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlagId(pub u32);
 
-/// Ranks whose memory holds the two ends of a transfer.
+/// Ranks that own the memory at the two ends of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndRanks {
-    /// Rank of the source. It reads the source, or lets others read it.
+    /// Rank that owns the source. It reads the source, or permits other ranks to read it.
     pub src: u32,
-    /// Rank of the destination, which has the bytes after the step.
+    /// Rank that owns the destination, where the data are after the step.
     pub dst: u32,
 }
 
-/// Flag between two ranks.
+/// Flag by which one rank signals another rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Flag {
     /// Rank that sets the flag to 1.
     pub raiser: u32,
-    /// Rank that waits for 1 and resets it to 0.
+    /// Rank that waits until the flag is 1 and resets it to 0.
     pub taker: u32,
 }
 
-/// Operation of a rank.
+/// Operation that one rank executes in each step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
     /// Operation of the program that this step executes, entirely or in part.
     pub op: OpId,
-    /// Index into [`Part::lanes`].
+    /// Lane (internal stream) on which the operation runs, as an index into [`Part::lanes`].
     pub lane: u32,
-    /// Flags to wait for and reset before the operation.
+    /// Flags that the rank waits for and resets before the operation.
     pub takes: SmallVec<[FlagId; 2]>,
-    /// Flags of partitions to wait for before the operation, without a reset.
+    /// Flags of partitions that the rank waits for, but does not reset, before the operation.
     pub awaits: SmallVec<[FlagId; 1]>,
-    /// Steps of the same rank on other lanes that must finish first: indices into [`Part::steps`], each smaller than that of this step.
+    /// Operations of the same rank on other lanes (internal streams) that must finish first, as indices into [`Part::steps`]. Each index is
+    /// smaller than that of this operation.
     pub after: SmallVec<[u32; 2]>,
-    /// Mechanism of the copies.
+    /// Mechanism by which the copies are performed.
     pub mechanism: Mechanism,
-    /// Copies of the operation.
+    /// Copies that this rank performs.
     pub copies: SmallVec<[Copy; 1]>,
-    /// Flags to set after the operation.
+    /// Flags that the rank sets after the operation.
     pub raises: SmallVec<[FlagId; 2]>,
 }
 
-/// Work of one rank in each step.
+/// Part of a program that one rank executes in each step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Flags set in the caller's stream before everything else.
+    /// Flags that the rank sets in the caller's stream at the start of the step.
     pub begins: Vec<FlagId>,
-    /// Flags waited for and reset in the caller's stream after that, before its kernels write to memory of other ranks.
+    /// Flags that the rank waits for and resets in the caller's stream after setting `begins`. The caller's kernels may then write to
+    /// memory of other ranks.
     pub arms: Vec<FlagId>,
-    /// Device whose copy engine serves each lane.
+    /// Device of each lane (internal stream) of the rank. Its copy engine performs the copies.
     pub lanes: Vec<DeviceId>,
     /// Operations, in an order that respects every dependency, including dependencies through other ranks.
     pub steps: Vec<PartStep>,
-    /// Flags set in the caller's stream after all operations have finished, if its kernels have written to memory of other ranks.
+    /// Flags that the rank sets in the caller's stream after all operations, if the caller's kernels have written to memory of other ranks.
     pub written: Vec<FlagId>,
-    /// Flags waited for and reset in the caller's stream at the end of the step.
+    /// Flags that the rank waits for and resets in the caller's stream at the end of the step.
     pub ends: Vec<FlagId>,
 }
 
 /// Program divided among ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Parts {
-    /// Part of each rank.
+    /// Part of the program that each rank executes, indexed by rank.
     pub parts: Vec<Part>,
-    /// Flags of all parts.
+    /// Flags by which all parts synchronize.
     pub flags: Vec<Flag>,
 }
 
 /// Batch of transfers whose memory belongs to several ranks.
 #[derive(Copy, Clone, Debug)]
 pub struct RankedBatch<'a> {
-    /// Number of ranks.
+    /// Number of ranks that take part.
     pub ranks: u32,
-    /// Transfers of the batch.
+    /// Description of each transfer.
     pub shapes: &'a [Shape],
-    /// Ranks of each transfer's ends.
+    /// Ranks that own the ends of each transfer.
     pub ends: &'a [EndRanks],
-    /// Rank that works for each GPU, by the GPU's number.
+    /// Rank that uses each GPU, indexed by the GPU's number.
     pub owners: &'a [u32],
 }
 
 impl RankedBatch<'_> {
-    /// Returns the device and the rank of the memory that holds a place; `None` for staging slots.
+    /// Returns the device whose memory contains `place` and the rank that owns this memory; `None` for staging slots.
     fn owner(&self, place: Place) -> Option<(DeviceId, u32)> {
         let of = |transfer: u32| (&self.shapes[transfer as usize], self.ends[transfer as usize]);
         match place {
@@ -114,7 +117,7 @@ impl RankedBatch<'_> {
         }
     }
 
-    /// Returns the rank that executes a copy of a lane of `device`.
+    /// Returns the rank that performs a copy on an internal stream of `device`.
     fn worker(&self, copy: &Copy, device: DeviceId) -> u32 {
         let worker = || self.owners.get(device.0 as usize).copied();
         match (self.owner(copy.from), self.owner(copy.to)) {
@@ -133,19 +136,19 @@ impl RankedBatch<'_> {
         }
     }
 
-    /// Returns the ranks whose memory a copy accesses, except for staging slots.
+    /// Returns the ranks that own the memory at the ends of a copy. Staging slots have no owner.
     fn touched(&self, copy: &Copy) -> impl Iterator<Item = u32> {
         [copy.from, copy.to].into_iter().filter_map(|place| self.owner(place)).map(|(_, rank)| rank)
     }
 
-    /// Returns the device whose copy engine a rank uses for a copy of a lane of `device`: preferably one of its own.
+    /// Returns the device whose copy engine rank `rank` uses for a copy on an internal stream of `device`. A GPU of this rank is preferred.
     fn engine(&self, rank: u32, copy: &Copy, device: DeviceId) -> DeviceId {
         let own = |place| self.owner(place).filter(|(device, of)| *of == rank && !device.is_host()).map(|(device, _)| device);
         own(copy.from).or_else(|| own(copy.to)).unwrap_or(device)
     }
 }
 
-/// Returns the slots that a copy reads or writes.
+/// Returns the staging slots that a copy reads or writes, each as a ring and a slot number.
 fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
     [copy.from, copy.to].into_iter().filter_map(|place| match place {
         Place::Slot { ring, slot } => Some((ring.0, slot)),
@@ -153,18 +156,19 @@ fn slots(copy: &Copy) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// State of a rank's lane while a program is divided.
+/// State of one internal stream of a rank while a program is divided.
 #[derive(Default)]
 struct LaneState {
-    /// Ranks that are known to have reached the step.
+    /// Other ranks that are known to have reached the step.
     ready: BTreeSet<u32>,
-    /// Last step of each lane of another rank that this lane is known to come after.
+    /// Last operation, on each internal stream of another rank, that is known to finish before the next operation of this internal stream.
+    /// The key is the rank and its stream.
     seen: BTreeMap<(u32, u32), u32>,
-    /// Last step that accesses the memory of each other rank.
+    /// Index of the last operation that accesses memory of each other rank.
     touches: BTreeMap<u32, u32>,
 }
 
-/// Divides a valid program among the ranks of its batch.
+/// Divides a valid program among the ranks of its batch and returns the part of each rank.
 pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
     let mut parts = Parts { parts: vec![Part::default(); batch.ranks as usize], flags: Vec::new() };
     let mut users: BTreeMap<(u32, u32), BTreeSet<u32>> = BTreeMap::new();
@@ -176,12 +180,12 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
             }
         }
     }
-    // Lane of each rank, by the rank and the program's lane.
+    // Index of each rank's internal stream, by the rank and the program's internal stream.
     let mut lanes: BTreeMap<(u32, LaneId), u32> = BTreeMap::new();
     let mut states: BTreeMap<(u32, u32), LaneState> = BTreeMap::new();
-    // Parts of each operation: rank and step.
+    // Steps that each operation of the program is divided into: rank and step.
     let mut pieces: Vec<SmallVec<[(u32, u32); 1]>> = Vec::with_capacity(program.ops.len());
-    // Last operation of each lane on each slot. A lane orders the operations that use a slot.
+    // Index of the last operation of each internal stream on each slot. Each slot is used in the order of an internal stream.
     let mut last_at_slot: BTreeMap<(LaneId, (u32, u32)), u32> = BTreeMap::new();
     for (index, op) in program.ops.iter().enumerate() {
         let device = program.lanes[op.lane.0 as usize].device;
@@ -211,7 +215,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
                 raises: SmallVec::new(),
             };
             // Ranks whose memory the step accesses must have reached the step. The first access to a slot also waits for all ranks that use
-            // the slot, because they have then finished with the bytes of the last step. Later accesses come after the first.
+            // the slot, because they have then finished with the data of the previous step. Later accesses follow the first.
             let touched: BTreeSet<u32> = step.copies.iter().flat_map(|copy| batch.touched(copy)).filter(|other| *other != rank).collect();
             let of_slots: BTreeSet<u32> = step.copies.iter().flat_map(slots).filter_map(|slot| users.remove(&slot)).flatten().collect();
             for other in touched.iter().copied().chain(of_slots) {
@@ -253,7 +257,7 @@ pub fn divide(program: &Program, batch: &RankedBatch<'_>) -> Parts {
 }
 
 impl Part {
-    /// Returns all copies of the part that have bytes.
+    /// Returns all copies of the part, without copies of 0 bytes.
     pub fn copies(&self) -> impl Iterator<Item = &Copy> {
         self.steps.iter().flat_map(|step| &step.copies).filter(|copy| copy.bytes > 0)
     }
@@ -266,7 +270,7 @@ impl Parts {
     }
 }
 
-/// Defect of a division.
+/// Defect of a program's division among ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PartViolation {
@@ -294,27 +298,29 @@ pub enum PartViolation {
     OutsideStep { op: u32, rank: u32, owner: u32 },
 }
 
-/// Event in two successive steps: the begin or the end of a rank's step, or one of its operations.
+/// Event in the history of two successive steps: the start or end of a step on one rank, or one of its operations.
 #[derive(Copy, Clone)]
 struct HistoryEvent {
     chain: usize,
-    /// Position of the event in its chain, from 1.
+    /// Position of the event in its sequential chain of events, from 1.
     position: u32,
 }
 
-/// Two successive steps of all ranks, with their happens-before relation.
+/// History of two successive steps on all ranks, with the happens-before relation of their events.
 struct History<'a> {
     parts: &'a Parts,
     chains: usize,
-    /// First chain of each rank. A rank has one chain of its own, followed by one for each of its lanes.
+    /// Index of the first event chain of each rank. A rank has one chain for the starts and ends of its steps, followed by one chain for
+    /// each of its internal streams.
     first_chain: Vec<usize>,
     events: Vec<HistoryEvent>,
-    /// Direct predecessors of each event.
+    /// Events that directly precede each event.
     before: Vec<Vec<usize>>,
-    /// Vector clocks: `clocks[event * chains + chain]` is the number of events of the chain that are sure to have happened when this event
-    /// begins, including itself.
+    /// Vector clocks: `clocks[event * chains + chain]` is the number of events of the chain that are sure to have happened when the event
+    /// begins, including the event itself.
     clocks: Vec<u32>,
-    /// Index of the begin of each rank's step 0. Its operations follow, then its end, then the same events of step 1.
+    /// Index of the event that starts step 0 on each rank. The rank's operations follow, then the end of the step, then the same events of
+    /// step 1.
     first_event: Vec<usize>,
 }
 
@@ -353,7 +359,7 @@ impl<'a> History<'a> {
         self.begin(rank, step) + 1 + self.parts.parts[rank].steps.len()
     }
 
-    /// Adds the events of each rank in their order.
+    /// Adds the events of each rank in the order in which the rank executes them.
     fn lay_out(&mut self) {
         let mut length = vec![0; self.chains];
         let mut last: Vec<Option<usize>> = vec![None; self.chains];
@@ -379,7 +385,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// Adds the order that follows from each flag: the rank that waits comes after the rank that sets it.
+    /// Adds the order that follows from each flag: the event that waits for the flag comes after the event that sets it.
     fn join_flags(&mut self) -> Result<(), PartViolation> {
         for (flag, (raisers, takers)) in flag_uses(self.parts).into_iter().enumerate() {
             let Flag { raiser, taker } = self.parts.flags[flag];
@@ -398,7 +404,7 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// Executes all events in a possible order and computes their clocks. Fails if the ranks wait for each other in a cycle.
+    /// Visits all events in a possible order and computes their clocks. Fails if the ranks wait for each other in a cycle.
     fn run(&mut self) -> Result<(), PartViolation> {
         let count = self.events.len();
         let mut pending: Vec<usize> = self.before.iter().map(Vec::len).collect();
@@ -435,17 +441,18 @@ impl<'a> History<'a> {
         Err(PartViolation::Deadlock { rank: rank as u32 })
     }
 
-    /// True if one event has ended before another begins, in every possible order.
+    /// True if event `earlier` has ended before event `later` begins in every possible order.
     fn precedes(&self, earlier: usize, later: usize) -> bool {
         let HistoryEvent { chain, position } = self.events[earlier];
         earlier != later && self.clocks[later * self.chains + chain] >= position
     }
 }
 
-/// Uses of a flag: a rank, and the number of one of its operations, or `None` for the begin or end of the step.
+/// Places where a flag is set or waited for: a rank, and the index of one of its operations. The index is `None` for the start or end of
+/// the step.
 type Uses = Vec<(u32, Option<u32>)>;
 
-/// Returns, for each flag, the uses that set it and the uses that wait for it.
+/// Returns, for each flag, the places where it is set and the places where it is waited for.
 fn flag_uses(parts: &Parts) -> Vec<(Uses, Uses)> {
     let mut uses = vec![(Uses::new(), Uses::new()); parts.flags.len()];
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -466,16 +473,17 @@ fn flag_uses(parts: &Parts) -> Vec<(Uses, Uses)> {
     uses
 }
 
-/// Accepts exactly the divisions of a valid program that move its batch correctly, step after step, for all speeds of the ranks.
+/// Checks that parts move the batch of a valid program correctly, step after step, whatever the speeds of the ranks. Returns the first
+/// defect otherwise.
 pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) -> Result<(), PartViolation> {
     if parts.parts.len() != batch.ranks as usize {
         return Err(PartViolation::PartCount { parts: parts.parts.len(), ranks: batch.ranks });
     }
-    // Parts of each operation: rank and step.
+    // Steps that each operation of the program is divided into: rank and step.
     let mut pieces: Vec<Vec<(usize, u32)>> = vec![Vec::new(); program.ops.len()];
     for (rank, part) in parts.parts.iter().enumerate() {
-        // Each part must keep the order of the program. Then the operation that comes first among all ranks can always run, even if one
-        // hardware queue serves all lanes.
+        // Each part must keep the order of the program. The operation that comes first among all ranks can then always run, even if one
+        // hardware queue serves all internal streams.
         let mut previous = OpId(0);
         for (number, step) in (0..).zip(&part.steps) {
             let bad = step.lane as usize >= part.lanes.len() || step.after.iter().any(|after| *after >= number) || step.op < previous;
@@ -516,8 +524,8 @@ pub fn check_parts(program: &Program, batch: &RankedBatch<'_>, parts: &Parts) ->
     Ok(())
 }
 
-/// Checks that the parts keep the program's order, that successive steps do not share a slot, and that memory is accessed only while its
-/// rank is in the step.
+/// Checks that the parts keep the program's order, that successive steps do not use a slot at the same time, and that memory of a rank is
+/// accessed only between the start and the end of the rank's step.
 fn check_order(
     program: &Program,
     batch: &RankedBatch<'_>,

@@ -1,27 +1,27 @@
-//! Properties of transfers that matter for planning and simulation.
+//! Describes transfers by the properties that matter for planning and simulation.
 
 use crate::topology::{DeviceId, MemoryKind};
 use std::hash::{Hash, Hasher};
 
-/// Transfer without addresses, as the planner sees it.
+/// Transfer description without addresses, as the planner and the simulator use it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Device of the destination.
     pub dst_device: DeviceId,
     /// Device of the source.
     pub src_device: DeviceId,
-    /// Memory kind of the destination.
+    /// Kind of memory of the destination.
     pub dst_kind: MemoryKind,
-    /// Memory kind of the source.
+    /// Kind of memory of the source.
     pub src_kind: MemoryKind,
-    /// Size in bytes.
+    /// Size of the transfer in bytes.
     pub bytes: u64,
-    /// Number of the source. Transfers of a batch with the same number read the same bytes; 0 stands for a source that no other transfer
-    /// reads.
+    /// Number of the source. Transfers of a batch with the same nonzero number read the same data. The value 0 means that no other transfer
+    /// reads the source.
     pub source: u32,
 }
 
-/// Hashes all fields in one call, because lists of 100,000 shapes serve as keys.
+/// Hashes all fields in one call, because lists of 100,000 descriptions serve as keys.
 impl Hash for Shape {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [to, from, to_kind, from_kind] = [self.dst_device.0, self.src_device.0, self.dst_kind as i32, self.src_kind as i32];

@@ -1,22 +1,22 @@
-//! Validator: proves that a program moves its batch correctly, independently of the planner that made it.
+//! Validates programs: proves that a program moves its batch correctly, independently of the planner that created it.
 //!
-//! Three facts together exclude a wrong byte, for all speeds of lanes and links:
+//! Three facts together exclude a wrong byte at the destination, whatever the speeds of internal streams and links:
 //!
 //! 1. Every dependency points backwards in [`Program::ops`]. So there is no cycle, and the list itself is a possible order.
-//! 2. Any two operations that access the same bytes of a staging slot, of which at least one writes, are ordered by lanes and dependencies.
-//!    So every order that the program allows gives the same result as the order of the list.
+//! 2. If two operations access the same bytes of a staging slot and at least one of them writes, they are ordered by internal streams and
+//!    dependencies. So every order that the program allows gives the same result as the order of the list.
 //! 3. Executed symbolically in the order of the list, the program writes every destination byte exactly once. The byte comes from the same
 //!    offset of the same transfer, or of another transfer with the same source.
 //!
-//! Transfers of one batch never overlap (the engine refuses them), so sources and destinations need no order among each other. A
-//! destination that is forwarded may be read, if the operations that wrote those bytes are sure to have finished.
+//! Transfers of one batch never overlap (the library refuses them), so accesses to sources and destinations of different transfers need no
+//! order. Data may be forwarded from a destination, if the operations that wrote them there are sure to have finished.
 
 use super::{Copy, Mechanism, Op, OpId, Place, Program, RingId};
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Defect of a program.
+/// Defect of a program that the validator reports.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Violation {
@@ -54,7 +54,8 @@ pub enum Violation {
     Staging { device: DeviceId, bytes: u64, bound: u64 },
 }
 
-/// Accepts exactly the programs that move their batch correctly and use at most `staging_bytes` on each device.
+/// Checks that a program moves its batch correctly and uses at most `staging_bytes` of staging memory on each device. Returns the first
+/// defect otherwise.
 pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> {
     staging_fits(program, staging_bytes)?;
     let mut order = Order::new(program)?;
@@ -64,7 +65,7 @@ pub fn validate(program: &Program, staging_bytes: u64) -> Result<(), Violation> 
         let op = op as u32;
         order.advance(op, step)?;
         well_formed(program, op, step)?;
-        // Copies of one operation are unordered, so all of them are read before any counts as written.
+        // Copies of one operation are unordered, so all of them are read before any of their destinations is marked as written.
         let mut contents: SmallVec<[Origin; 1]> = SmallVec::with_capacity(step.copies.len());
         for copy in &step.copies {
             contents.push(read(&mut slots, &written, &order, op, copy)?);
@@ -99,12 +100,13 @@ fn staging_fits(program: &Program, bound: u64) -> Result<(), Violation> {
     }
 }
 
-/// Happens-before relation: for each operation and lane, the number of operations of that lane that are sure to have finished.
+/// Happens-before relation of a program's operations.
 struct Order<'a> {
     program: &'a Program,
-    /// Counts, indexed by `op * lanes + lane`.
+    /// Number of operations of a lane (internal stream) that are sure to have finished when operation `op` starts, at index `op * lanes +
+    /// lane`.
     clocks: Vec<u32>,
-    /// Position of each operation in its lane, from 1.
+    /// Position of each operation on its lane (internal stream), from 1.
     position: Vec<u32>,
     last: Vec<Option<u32>>,
 }
@@ -123,7 +125,7 @@ impl<'a> Order<'a> {
         })
     }
 
-    /// Adds the next operation of the list.
+    /// Adds the next operation of the program to the relation.
     fn advance(&mut self, op: u32, step: &Op) -> Result<(), Violation> {
         let lanes = self.last.len();
         let begin = self.clocks.len();
@@ -146,7 +148,7 @@ impl<'a> Order<'a> {
         Ok(())
     }
 
-    /// True if `earlier` is sure to have finished before `op` starts.
+    /// True if operation `earlier` is sure to have finished before operation `op` starts.
     fn before(&self, earlier: u32, op: u32) -> bool {
         let lanes = self.last.len();
         let of = self.program.ops[earlier as usize].lane.0 as usize;
@@ -188,25 +190,25 @@ fn well_formed(program: &Program, op: u32, step: &Op) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Origin of bytes: they start at `offset` of the source of `transfer`.
+/// Origin of data: they start at `offset` in the source of `transfer`.
 #[derive(Copy, Clone, Debug)]
 struct Origin {
     transfer: u32,
     offset: u64,
 }
 
-/// Content of a slot at the current operation. Every access to a slot starts at its first byte, so any two accesses overlap.
+/// Content of a staging slot at the current operation. Every access to a slot starts at its first byte, so any two accesses overlap.
 struct Slot {
     origin: Origin,
     bytes: u64,
     writer: u32,
-    /// Operations that have read the slot since `writer` has written it.
+    /// Operations that have read the slot since operation `writer` wrote it.
     readers: Vec<u32>,
 }
 
 type Slots = BTreeMap<(u32, u32), Slot>;
 
-/// Written ranges of a destination, by their start: the end, and the operation that wrote the range.
+/// Ranges of a destination that were written. The key is the start of the range; the value is its end and the operation that wrote it.
 type Written = BTreeMap<u64, (u64, u32)>;
 
 fn read(slots: &mut Slots, written: &[Written], order: &Order, op: u32, copy: &Copy) -> Result<Origin, Violation> {
