@@ -55,7 +55,7 @@ def test_a_storage_that_has_its_memory_again_needs_a_new_plan_where_that_is_anot
     if dst.data_ptr() == before:
         plan.execute().synchronize()
     else:
-        with pytest.raises(mpgpu.ArgumentError, match="make the plan again"):
+        with pytest.raises(mpgpu.ArgumentError, match="plan again while the tensor has memory"):
             plan.execute()
         mpgpu.Plan([(dst, src)]).execute().synchronize()
     assert (dst == 9).all() and not any((other == 9).any() for other in others)

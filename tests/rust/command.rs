@@ -765,7 +765,7 @@ fn run_says_what_is_missing() {
     let folder = Folder::new("blank");
     let library = folder.file("a b.so");
     std::fs::write(&library, "").expect("written");
-    assert!(error(&["run", "--library", &library, "--", "true"]).contains("blank"));
+    assert!(error(&["run", "--library", &library, "--", "true"]).contains("a path with a space or a colon"));
     std::fs::rename(&library, folder.file("c.so")).expect("renamed");
     assert!(error(&["run", "--audit", "--library", &folder.file("c.so"), "--", "true"]).contains("--audit: there is no "));
     assert!(error(&["run", "--library", &folder.file("c.so"), "--", "/nowhere/program"]).contains("/nowhere/program cannot be run"));

@@ -65,7 +65,7 @@ fn what_lies_at_the_path_of_a_meeting_is_left_alone() {
     [file, link].iter().for_each(|path| std::fs::remove_file(path).expect("it is there"));
     std::fs::remove_dir(folder).expect("it is there");
     let long = std::env::temp_dir().join("x".repeat(200));
-    is_refused(&long, &everybody, "no path of a socket");
+    is_refused(&long, &everybody, "but the path of a socket has 1 to 107");
 }
 
 #[test]

@@ -202,7 +202,7 @@ fn a_described_buffer_is_fetched_once_and_whenever_the_receiver_likes() {
             let here = memory(address, BYTES + 1);
             assert!(here[..BYTES as usize].iter().all(|byte| *byte == 42) && here[BYTES as usize] == 9);
             let again = rank.messenger.fetch(&descriptor, address, BYTES, DEFAULT).expect_err("it was fetched").to_string();
-            assert!(again.contains("fetched already"), "{again}");
+            assert!(again.contains("was already fetched"), "{again}");
             let dropped = receiver.lock().expect("no panic").recv().expect("a sender");
             rank.messenger.fetch(&dropped, address, BYTES, DEFAULT).expect_err("it was cancelled");
             barrier.wait();
