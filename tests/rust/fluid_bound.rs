@@ -276,3 +276,25 @@ fn one_gpu_that_sends_over_all_its_links_is_bounded_by_their_sum() {
     let port = f64::from(1 << 30) / (792e9 + 225e9);
     assert!(bound >= port * (1.0 - 1e-9), "{bound} s, and {port} s for one port");
 }
+
+/// Checks that ways end on machines with links in one direction, shared resources and staged rates of all sorts, under prices that are partly zero.
+#[test]
+fn the_bound_and_trees_of_any_machine_are_found() {
+    let first = crate::common::setting("TEST_SEED", 0);
+    for seed in first..first + 300 {
+        let mut random = Random(seed);
+        let (machine, _, options) = crate::common::machine_and_batch(&mut random, 64 << 20);
+        // The first and the last device send to some others each.
+        let mut batch = Vec::new();
+        for src_device in machine.devices().take(1).chain(machine.devices().last()) {
+            for dst_device in machine.devices().filter(|dst| *dst != src_device).take(3) {
+                let (dst_kind, src_kind, source) = (kind(dst_device), kind(src_device), (src_device.0 + 10) as u32);
+                batch.push(Shape { source, dst_device, src_device, dst_kind, src_kind, bytes: 1 << 20 });
+            }
+        }
+        let bound = TimeBound::new(&machine, &batch).seconds;
+        if let Ok(plan) = plan(&machine, &batch, &Options { staging_bytes: 1 << 30, ..options }) {
+            assert!(plan.predicted > 0.0 && bound >= 0.0, "{seed}");
+        }
+    }
+}
