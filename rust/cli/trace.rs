@@ -5,15 +5,17 @@ use crate::draw;
 use crate::plan::Request;
 use crate::text::{print_json, table};
 use clap::Args;
-use mpgpu_contexts::{self as context, BackendChoice, Config, Context, ContextOptions};
+use mpgpu_backend::StreamHandle;
+use mpgpu_contexts::{self as context, BackendChoice, Config, Context, ContextOptions, PlanOptions};
 use mpgpu_core::model::simulate::{Executor, Scenario};
 use mpgpu_core::model::timeline::{Arrow, Span, Timeline, TimelineLane};
-use mpgpu_core::plan::{OpPaths, Plan};
+use mpgpu_core::plan::{OpPaths, Options, Plan, Shape, plan};
 use mpgpu_core::topology::Machine;
 use mpgpu_core::units::{size, time};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Number of executions before the traced one: the first copies of a process and of a pair of GPUs are slow.
 const WARM_UP: usize = 3;
@@ -53,6 +55,8 @@ struct Run {
     notes: Vec<String>,
     /// Result of [`Plan::paths_of_copies`].
     paths: Vec<OpPaths>,
+    /// Seconds that the same transfers take by plain copies, if a drawing compares with them.
+    plain: Option<f64>,
 }
 
 /// Returns the text for standard output.
@@ -60,7 +64,10 @@ pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
     let run = if arguments.measure { measure(arguments)? } else { simulate(arguments)? };
     let path = |span: &Span| run.path(span);
     if let Some(file) = &arguments.svg {
-        write_file(file, &draw::gantt(&run.timeline, path, &run.notes, !arguments.no_arrows))?;
+        write_file(
+            file,
+            &draw::gantt(&run.timeline, path, &draw::Chart { notes: &run.notes, arrows: !arguments.no_arrows, plain: run.plain }),
+        )?;
     }
     if let Some(file) = &arguments.perfetto {
         write_file(file, &format!("{}\n", draw::perfetto(&run.timeline, path)))?;
@@ -75,19 +82,30 @@ pub fn run(arguments: &TraceArguments) -> Result<String, Failure> {
 fn simulate(arguments: &TraceArguments) -> Result<Run, Failure> {
     let (machine, plan) = arguments.what.plan()?;
     let executor = Executor::of(plan.executor);
-    let mut timeline = {
-        let mut scenario = Scenario::new(&machine, plan.options.staging_bytes);
-        let bound = scenario.bind(&plan.program, &arguments.what.batch())?;
-        scenario.execute(bound, executor, 0);
-        scenario.run().timeline
-    };
+    let batch = arguments.what.batch();
+    let mut timeline = simulated(&machine, &plan, &batch)?;
+    let plain = arguments.svg.as_ref().and_then(|_| simulated_plain(&machine, &plan.options, &batch));
     timeline.name = title(arguments, &machine);
     let issued = match executor {
         Executor::Streams => "issued on streams, one by one",
         Executor::Graph | Executor::FirstGraph => "launched as one graph",
     };
     let notes = vec![format!("{} on {}; {issued}.", summary(&plan), machine.topology().name)];
-    Ok(Run { paths: plan.paths_of_copies(), plan, timeline, precision: None, notes, machine })
+    Ok(Run { paths: plan.paths_of_copies(), plan, timeline, precision: None, notes, machine, plain })
+}
+
+/// Returns the timeline of one simulated execution.
+fn simulated(machine: &Machine, plan: &Plan, batch: &[Shape]) -> Result<Timeline, Failure> {
+    let mut scenario = Scenario::new(machine, plan.options.staging_bytes);
+    let bound = scenario.bind(&plan.program, batch)?;
+    scenario.execute(bound, Executor::of(plan.executor), 0);
+    Ok(scenario.run().timeline)
+}
+
+/// Returns the seconds that the transfers take with one path each, or `None` if some transfer has no route then.
+fn simulated_plain(machine: &Machine, options: &Options, batch: &[Shape]) -> Option<f64> {
+    let plan = plan(machine, batch, &Options { max_paths: 1, ..*options }).ok()?;
+    Some(draw::last_copy(&simulated(machine, &plan, batch).ok()?))
 }
 
 fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
@@ -119,12 +137,11 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     let plan = context.plan(&transfers, &arguments.what.plan_options())?;
     let first = arguments.what.transfers.first().map_or(mpgpu_core::topology::DeviceId::gpu(0), |transfer| transfer.src);
     let stream = context.create_stream(first)?;
-    // The warm-up executions are traced too: tracing uses streams, which are created on first use even if the plan otherwise runs as a
-    // graph.
-    for _ in 0..WARM_UP {
-        plan.trace(stream)?;
-    }
-    let mut trace = plan.trace(stream)?;
+    let mut trace = traced(&plan, stream)?;
+    let plain = match measured_plain(arguments, &context, &transfers) {
+        Some(plain) => Some(draw::last_copy(&traced(&plain, stream)?.timeline)),
+        None => None,
+    };
     drop(ordinary);
     allocated.into_iter().try_for_each(|address| context.free(address))?;
     context.destroy_stream(stream)?;
@@ -139,7 +156,30 @@ fn measure(arguments: &TraceArguments) -> Result<Run, Failure> {
     }
     let planned = plan.planned().clone();
     let paths = planned.paths_of_copies();
-    Ok(Run { machine: context.machine().clone(), plan: planned, timeline: trace.timeline, precision: Some(trace.precision), notes, paths })
+    Ok(Run {
+        machine: context.machine().clone(),
+        plan: planned,
+        timeline: trace.timeline,
+        precision: Some(trace.precision),
+        notes,
+        paths,
+        plain,
+    })
+}
+
+/// Returns the plan with one path for each transfer if a drawing compares with it, or `None` if some transfer has no route then.
+fn measured_plain(arguments: &TraceArguments, context: &Context, transfers: &[context::Transfer]) -> Option<Arc<context::Plan>> {
+    let options = PlanOptions { max_paths: Some(1), ..arguments.what.plan_options() };
+    arguments.svg.as_ref().and_then(|_| context.plan(transfers, &options).ok())
+}
+
+/// Returns the trace of an execution after [`WARM_UP`] others. They are traced too: tracing uses streams, which are created on first use
+/// even if the plan otherwise runs as a graph.
+fn traced(plan: &context::Plan, stream: StreamHandle) -> Result<context::Trace, Failure> {
+    for _ in 0..WARM_UP {
+        plan.trace(stream)?;
+    }
+    Ok(plan.trace(stream)?)
 }
 
 /// Returns the title of the picture: the machine and the transfers.
@@ -173,7 +213,7 @@ impl Run {
 
     /// Returns the time from the first start to the last end of an operation, in seconds.
     fn seconds(&self) -> f64 {
-        self.timeline.spans.iter().filter(|span| span.op.is_some()).map(|span| span.end).fold(0.0, f64::max)
+        draw::last_copy(&self.timeline)
     }
 
     fn describe(&self) -> String {

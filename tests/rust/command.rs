@@ -203,6 +203,10 @@ fn every_preset_is_drawn_with_every_node_and_every_link() {
         }
         // One line stands for both directions.
         assert_eq!(svg.matches("<path class=").count(), machine["links"].as_array().expect("a list").len() / 2, "{name}");
+        // Each label has an opaque ground, above all lines and below all labels.
+        assert_eq!(svg.matches("<rect class=\"g\"").count(), svg.matches("<text class=\"k\"").count(), "{name}");
+        let order = [svg.rfind("<path "), svg.find("<rect class=\"g\""), svg.rfind("<rect class=\"g\""), svg.find("<text class=\"k\"")];
+        assert!(order.is_sorted() && order[0].is_some(), "{name}: {order:?}");
     }
 }
 
@@ -316,8 +320,17 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
     assert!(text.contains("simulated") && text.contains("gpu0 lane 0: gpu0>gpu1") && text.contains("GB/s while busy"), "{text}");
     let svg = read(&svg);
     assert_picture(&svg);
-    for part in ["Modelled by the simulator", "gpu0&gt;gpu1 via gpu2", "lane 0: gpu0&gt;gpu1", "0 us", "47.9 GB/s"] {
+    for part in ["Modelled by the simulator", "gpu0&gt;gpu1 via gpu2", "lane 0: gpu0&gt;gpu1", "time in us", "47.9 GB/s"] {
         assert!(svg.contains(part), "{part}");
+    }
+    // The picture marks the end that the text gives, and compares with the simulation of one path.
+    let last = |text: &str| {
+        let (_, rest) = text.split_once("last byte after ").expect("the time of the last byte");
+        rest.split_once(" (").expect("a rate").0.to_owned()
+    };
+    let plain = output(&["trace", "--topology", "beluga", "gpu0:gpu1:64M", "--max-paths", "1"]);
+    for part in [format!(">last copy ends at {}</text>", last(&text)), ">plain copies</text>".into(), format!(">{}</text>", last(&plain))] {
+        assert!(svg.contains(&part), "{part}");
     }
     let trace: Value = serde_json::from_str(&read(&perfetto)).expect("JSON");
     assert_eq!(trace["otherData"]["modelled"], true);
@@ -354,8 +367,13 @@ fn trace_simulates_a_run_and_writes_it_for_people_and_for_viewers() {
 #[test]
 fn trace_measures_on_the_host_backend_and_says_what_that_is() {
     let arguments = ["trace", "--measure", "--backend", "host", "--topology", "beluga", "gpu0:gpu1:4M", "host0:gpu2:1M"];
-    let text = output(&arguments);
+    let folder = Folder::new("measured");
+    let svg = folder.file("run.svg");
+    let text = output(&[&arguments[..], &["--svg", &svg]].concat());
     assert!(text.contains("measured") && text.contains("measured times, but not of GPUs"), "{text}");
+    let svg = read(&svg);
+    assert_picture(&svg);
+    assert!(["last copy ends at", "the same transfers by plain copies: "].iter().all(|part| svg.contains(part)), "{svg}");
     let trace = json(&[&arguments[..], &["--pageable", "--json"]].concat());
     assert_eq!((&trace["modelled"], &trace["precision_seconds"]), (&false.into(), &0.0.into()));
     let spans = trace["spans"].as_array().expect("a list");

@@ -20,19 +20,87 @@ fn is_dark(colour: usize) -> bool {
 
 const STYLE: &str = "\
 .t{font-size:17px;font-weight:bold}.d{font-size:12px;fill:#444}.n{font-size:12px}.v{font-size:13px;font-weight:bold}\
-.a{font-size:11px;fill:#444;font-variant-numeric:tabular-nums}.b{font-size:10px;fill:#111}.w{font-size:10px;fill:#fff}\
-.r0{fill:#f4f4f4}.r1{fill:#fafafa}.o{fill:#bbb;stroke:#777;stroke-width:.5}\
-path{fill:none;stroke:#ddd}path.x{stroke:#888}path.y{stroke:#444;stroke-opacity:.45}";
+.a{font-size:11px;fill:#444;font-variant-numeric:tabular-nums}.e{font-size:11px;font-weight:bold;fill:#111}.b{font-size:10px;fill:#111}.w{font-size:10px;fill:#fff}\
+.r0{fill:#f4f4f4}.r1{fill:#fafafa}.o{fill:#bbb;stroke:#777;stroke-width:.5}.p{fill:#fff;stroke:#222;stroke-dasharray:4 3}.g{fill:#fff}\
+path{fill:none;stroke:#ddd}path.x{stroke:#888}path.z{stroke:#111}path.y{stroke:#444;stroke-opacity:.45}";
 
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 24.0;
 const CHART: f64 = 760.0;
+/// Name of the bar for comparison.
+const PLAIN: &str = "plain copies";
+/// Height between the last lane and the bar for comparison.
+const PLAIN_SPACE: f64 = 10.0;
 /// Largest number of arrows to draw. More would form a grey cloud; the JSON has all.
 const MOST_ARROWS: usize = 160;
 
+/// Contents of a chart besides its timeline.
+pub struct Chart<'a> {
+    /// Lines below the title.
+    pub notes: &'a [String],
+    /// True if dependencies are drawn.
+    pub arrows: bool,
+    /// Seconds that the same transfers take by plain copies, drawn as a bar for comparison.
+    pub plain: Option<f64>,
+}
+
+/// Position and scale of the time axis.
+struct Axis {
+    left: f64,
+    /// Time at the right edge, in seconds.
+    end: f64,
+    top: f64,
+    /// Lower edge of the last lane.
+    bottom: f64,
+}
+
+impl Axis {
+    fn x(&self, seconds: f64) -> f64 {
+        self.left + seconds / self.end * CHART
+    }
+
+    /// Draws the title, the ticks and their lines.
+    fn draw(&self, svg: &mut Svg, (step, unit, scale): (f64, &str, f64), bottom: f64) {
+        svg.text("d", (self.left + CHART / 2.0, self.top - 26.0), Anchor::Middle, &format!("time in {unit}"));
+        for tick in 0..=(self.end / step * 1.000_001) as usize {
+            let seconds = tick as f64 * step;
+            svg.line("x", 0.5, (self.x(seconds), self.top - 4.0), (self.x(seconds), bottom));
+            let mark = ((seconds * scale * 1000.0).round() / 1000.0).to_string();
+            svg.text("a", (self.x(seconds), self.top - 9.0), Anchor::Middle, &mark);
+        }
+    }
+
+    /// Draws a line at the end of the last copy. The row of the heading of the first device has no bars, so the text is there.
+    fn mark_end(&self, svg: &mut Svg, seconds: f64) {
+        let (x, text) = (self.x(seconds), format!("last copy ends at {}", time(seconds)));
+        svg.line("z", 1.5, (x, self.top - 4.0), (x, self.bottom));
+        let is_left = x + text_width(&text, 11.0) + 8.0 > self.left + CHART;
+        let (point, anchor) = if is_left { (x - 5.0, Anchor::End) } else { (x + 5.0, Anchor::Start) };
+        svg.ground((point, self.top + 13.0), anchor, &text, 11.0);
+        svg.text("e", (point, self.top + 13.0), anchor, &text);
+    }
+
+    /// Draws the bar of plain copies below the lanes. `last` is the time at which the last copy ends.
+    fn compare(&self, svg: &mut Svg, plain: f64, last: f64) {
+        let (y, wide) = (self.bottom + PLAIN_SPACE, plain / self.end * CHART);
+        svg.text("v", (MARGIN, y + 16.0), Anchor::Start, PLAIN);
+        svg.rectangle("p", [self.left, y + 3.0, wide.max(0.6), ROW - 6.0], &format!("the same transfers by {PLAIN}: {}", time(plain)));
+        let ratio = if last > 0.0 { format!("the same transfers, {:.2} times as long", plain / last) } else { String::new() };
+        if text_width(&ratio, 10.0) <= wide - 6.0 {
+            svg.text("b", (self.left + wide / 2.0, y + 15.5), Anchor::Middle, &ratio);
+        }
+        svg.text("a", (self.left + CHART + 8.0, y + 16.0), Anchor::Start, &time(plain));
+    }
+}
+
+/// Returns the time at which the last operation ends, in seconds.
+pub fn last_copy(timeline: &Timeline) -> f64 {
+    timeline.spans.iter().filter(|span| span.op.is_some()).map(|span| span.end).fold(0.0, f64::max)
+}
+
 /// Returns the chart of a timeline as an SVG file. `path` returns the name of a span's path: spans with equal names have the same colour,
-/// and spans without a name are grey. `notes` are lines below the title. With `arrows` the chart shows dependencies.
-pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes: &[String], arrows: bool) -> String {
+/// and spans without a name are grey.
+pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, chart: &Chart<'_>) -> String {
     let mut paths: Vec<String> = Vec::new();
     let mut colour = |span: &Span| {
         let name = path(span)?;
@@ -42,9 +110,10 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         }))
     };
     let colours: Vec<Option<usize>> = timeline.spans.iter().map(&mut colour).collect();
-    let last = timeline.spans.iter().map(|span| span.end).fold(0.0, f64::max);
-    let (step, unit, scale) = axis(last);
-    let end = if last > 0.0 { last * 1.01 } else { step };
+    let own = timeline.spans.iter().map(|span| span.end).fold(0.0, f64::max);
+    let last = chart.plain.map_or(own, |plain| own.max(plain));
+    let ticks = axis(last, own);
+    let end = if last > 0.0 { last * 1.01 } else { ticks.0 };
 
     // Rows: a heading for each device, then its lanes.
     let mut order: Vec<usize> = (0..timeline.lanes.len()).collect();
@@ -54,22 +123,21 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         let lane = &timeline.lanes[lane];
         lane.name.strip_prefix(&format!("{} ", lane.device)).unwrap_or(&lane.name).to_owned()
     };
-    let names = order.iter().map(|&lane| text_width(&label(lane), 12.0) + 20.0).fold(90.0, f64::max);
+    let names = order.iter().map(|&lane| text_width(&label(lane), 12.0) + 20.0).fold(110.0, f64::max);
     let (left, mut y) = (MARGIN + names, MARGIN + 14.0);
     let totals: Vec<String> = (0..timeline.lanes.len()).map(|lane| total(timeline, lane)).collect();
     let width = left + CHART + totals.iter().map(|text| text_width(text, 11.0) + 8.0).fold(0.0, f64::max) + MARGIN;
-    let x = |seconds: f64| left + seconds / end * CHART;
 
     let mut svg = Svg::new();
     svg.text("t", (MARGIN, y), Anchor::Start, &timeline.name);
     let nature = if timeline.modelled { "Modelled by the simulator: no clock was read." } else { "Measured." };
-    for line in std::iter::once(nature).chain(notes.iter().map(String::as_str)) {
+    for line in std::iter::once(nature).chain(chart.notes.iter().map(String::as_str)) {
         y += 17.0;
         svg.text("d", (MARGIN, y), Anchor::Start, line);
     }
     y += 24.0;
     y = legend(&mut svg, &paths, colours.contains(&None), width, y);
-    let top = y + 34.0;
+    let top = y + 48.0;
 
     let mut at = top;
     let mut rows = vec![0.0; timeline.lanes.len()];
@@ -85,7 +153,9 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
         rows[lane] = at;
         at += ROW;
     }
-    let bottom = at;
+    let lanes = Axis { left, end, top, bottom: at };
+    let bottom = at + if chart.plain.is_some() { PLAIN_SPACE + ROW } else { 0.0 };
+    let x = |seconds: f64| lanes.x(seconds);
     for (index, &lane) in order.iter().enumerate() {
         let class = if index % 2 == 0 { "r0" } else { "r1" };
         svg.rectangle(class, [left, rows[lane], CHART, ROW], "");
@@ -95,18 +165,21 @@ pub fn gantt(timeline: &Timeline, path: impl Fn(&Span) -> Option<String>, notes:
     for (device, y) in headings {
         svg.text("v", (MARGIN, y + 15.0), Anchor::Start, &device.to_string());
     }
-    for tick in 0..=(end / step * 1.000_001) as usize {
-        let seconds = tick as f64 * step;
-        svg.line("x", 0.5, (x(seconds), top - 4.0), (x(seconds), bottom));
-        let mark = format!("{}{}", (seconds * scale * 1000.0).round() / 1000.0, if tick == 0 { format!(" {unit}") } else { String::new() });
-        svg.text("a", (x(seconds), top - 9.0), Anchor::Middle, &mark);
-    }
-    if arrows && timeline.arrows.len() <= MOST_ARROWS {
+    lanes.draw(&mut svg, ticks, bottom);
+    if chart.arrows && timeline.arrows.len() <= MOST_ARROWS {
         for arrow in &timeline.arrows {
             let (from, to) = (&timeline.spans[arrow.from], &timeline.spans[arrow.to]);
             let middle = |span: &Span| rows[span.lane] + ROW / 2.0;
             svg.line("y", 0.7, (x(from.end), middle(from)), (x(to.begin), middle(to)));
         }
+    }
+
+    let copied = last_copy(timeline);
+    if copied > 0.0 {
+        lanes.mark_end(&mut svg, copied);
+    }
+    if let Some(plain) = chart.plain {
+        lanes.compare(&mut svg, plain, copied);
     }
 
     for (span, colour) in timeline.spans.iter().zip(&colours) {
@@ -151,9 +224,10 @@ fn legend(svg: &mut Svg, paths: &[String], others: bool, width: f64, mut y: f64)
     y
 }
 
-/// Returns the seconds between ticks, the unit, and the factor from seconds to the unit.
-fn axis(last: f64) -> (f64, &'static str, f64) {
-    let (unit, scale) = match last {
+/// Returns the seconds between ticks of an axis up to `last`, the unit in which [`time`] formats `own`, and the factor from seconds to the
+/// unit.
+fn axis(last: f64, own: f64) -> (f64, &'static str, f64) {
+    let (unit, scale) = match own {
         ..1e-3 => ("us", 1e6),
         ..1.0 => ("ms", 1e3),
         _ => ("s", 1.0),
@@ -205,11 +279,11 @@ mod tests {
     #[test]
     fn the_axis_has_about_ten_round_ticks_in_a_fitting_unit() {
         for (last, step, unit) in [(87e-6, 10e-6, "us"), (3.64e-3, 0.5e-3, "ms"), (0.9999e-3, 0.1e-3, "us"), (12.0, 2.0, "s")] {
-            let (found, name, _) = axis(last);
+            let (found, name, _) = axis(last, last);
             assert!((found - step).abs() < step * 1e-9, "{last}: {found}");
             assert_eq!(name, unit);
             assert!((5.0..=11.0).contains(&(last / found).ceil()), "{last}");
         }
-        assert!(axis(0.0).0 > 0.0, "a timeline of nothing has an axis too");
+        assert!(axis(0.0, 0.0).0 > 0.0, "a timeline of nothing has an axis too");
     }
 }

@@ -7,7 +7,7 @@ use mpgpu_core::topology::{LinkKind, NodeKind, Topology};
 
 const STYLE: &str = "\
 .t{font-size:15px;font-weight:bold}.d{font-size:12px;fill:#333}.v{font-size:12px;font-weight:bold}.s{font-size:9px;fill:#333}\
-.k{font-size:10px;stroke:#fff;stroke-width:4px;paint-order:stroke}\
+.k{font-size:10px}.g{fill:#fff}\
 path{fill:none}path.n{stroke:#22691f}path.p{stroke:#1565c0;stroke-dasharray:7 4}path.h{stroke:#8a4b08;stroke-dasharray:2 4}\
 .gpu{fill:#e3f1e3;stroke:#22691f}.host{fill:#fdefdc;stroke:#8a4b08}.switch{fill:#eee;stroke:#555}";
 
@@ -21,6 +21,10 @@ const GAP: f64 = 74.0;
 /// Height that an arc gains for each node that it passes.
 const RISE: f64 = 24.0;
 const LINE: f64 = 12.0;
+/// Font size of a link's label.
+const LABEL: f64 = 10.0;
+/// Width of the space between two nodes of a row. The label of a link between them fits into it.
+const SPACE: f64 = 34.0;
 /// Letters in a line of text below the drawing.
 const LETTERS: usize = 90;
 
@@ -50,7 +54,7 @@ pub fn machine(topology: &Topology) -> String {
         y += arcs as f64 * RISE + if index > 0 { GAP } else { 0.0 };
         let column = width / row.len() as f64;
         for (place, &node) in row.iter().enumerate() {
-            places[node] = Place { x: MARGIN + (place as f64 + 0.5) * column, half: column / 2.0 - 13.0, y };
+            places[node] = Place { x: MARGIN + (place as f64 + 0.5) * column, half: (column - SPACE) / 2.0, y };
         }
         y += BOX;
     }
@@ -79,18 +83,20 @@ pub fn machine(topology: &Topology) -> String {
         } else if a.abs_diff(b) == 1 {
             let y = from.y + BOX / 2.0;
             svg.line(class, thick, (from.x + from.half, y), (to.x - to.half, y));
-            labels.push((((from.x + to.x) / 2.0, y - 5.0 - LINE * (text.len() as f64 - 1.0)), vec![text.concat()]));
+            let text = text.concat();
+            // A label that is wider than the space between the two nodes is placed above them.
+            let base = if text_width(text.trim(), LABEL) > SPACE { from.y } else { y };
+            labels.push((((from.x + to.x) / 2.0, base - 5.0), vec![text]));
         } else {
             let rise = a.abs_diff(b) as f64 * RISE;
             svg.arc(class, thick, (from.x, from.y), (to.x, to.y), rise);
             labels.push((((from.x + to.x) / 2.0, from.y - rise + 4.0), vec![text.concat()]));
         }
     }
-    for ((x, y), lines) in &labels {
-        for (index, line) in lines.iter().enumerate() {
-            svg.text("k", (*x, y + LINE * index as f64), Anchor::Middle, line.trim());
-        }
-    }
+    let lines =
+        || labels.iter().flat_map(|((x, y), lines)| (0..).zip(lines).map(move |(at, line)| ((*x, y + LINE * f64::from(at)), line.trim())));
+    lines().for_each(|(point, line)| svg.ground(point, Anchor::Middle, line, LABEL));
+    lines().for_each(|(point, line)| svg.text("k", point, Anchor::Middle, line));
     for (node, place) in topology.nodes.iter().zip(&places) {
         let (class, note) = match node.kind {
             NodeKind::Gpu => ("gpu", ""),

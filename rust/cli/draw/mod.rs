@@ -17,7 +17,7 @@ mod perfetto;
 mod svg;
 
 pub use cables::{Cable, Together, cables};
-pub use gantt::gantt;
+pub use gantt::{Chart, gantt, last_copy};
 pub use heat::{HeatMap, heat};
 pub use machine::machine;
 pub use perfetto::perfetto;

@@ -14,6 +14,7 @@ pub struct Svg {
 pub enum Anchor {
     Start,
     Middle,
+    End,
 }
 
 /// Returns an upper bound for the width of a drawn text. Of the fonts named in [`Svg::finish`], the widest takes 0.62 of its size per
@@ -86,9 +87,21 @@ impl Svg {
         let anchor = match anchor {
             Anchor::Start => "",
             Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
         };
         let (x, y, text) = (number(x), number(y), escaped(text));
         self.push(format_args!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{anchor}>{text}</text>"));
+    }
+
+    /// Adds an opaque rectangle of class `g` under a text of this size that is added later, so that no line crosses the text.
+    pub fn ground(&mut self, (x, y): (f64, f64), anchor: Anchor, text: &str, size: f64) {
+        let width = text_width(text, size) + 2.0;
+        let left = match anchor {
+            Anchor::Start => x - 1.0,
+            Anchor::Middle => x - width / 2.0,
+            Anchor::End => x - width + 1.0,
+        };
+        self.rectangle("g", [left, y - 0.9 * size, width, 1.2 * size], "");
     }
 
     /// Returns the file. The background is white, so that the picture is readable on dark pages too.

@@ -29,7 +29,10 @@ pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Resul
     let play = World::new(real(arguments, model)?, players.clone(), tenants(arguments, model)?).play(&conditions)?;
     let run = Played { arguments, model, players, play };
     if let Some(file) = &arguments.adapt.svg {
-        write_file(file, &draw::gantt(&run.timeline(), |span| Some(span.name.clone()), &run.notes(), true))?;
+        write_file(
+            file,
+            &draw::gantt(&run.timeline(), |span| Some(span.name.clone()), &draw::Chart { notes: &run.notes(), arrows: true, plain: None }),
+        )?;
     }
     Ok(if arguments.json { format!("{:#}\n", run.to_json()) } else { run.to_text() })
 }
