@@ -1,4 +1,4 @@
-//! A plan bound to addresses, and its executions.
+//! A plan that is bound to addresses, and its executions.
 
 use super::active::{ActiveStreams, GpuEnds, GpuSet, OtherCopies};
 use super::batch::Located;
@@ -30,32 +30,33 @@ use std::time::Duration;
 #[repr(C)] // Fields that every execution reads come first and together: in a time loop the application evicts them from the near caches.
 pub struct Plan {
     context: Arc<ContextState>,
-    /// Program of `planned`.
+    /// Program of the planner's result `planned`.
     program: Arc<plan::Program>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     regions: Regions,
-    /// Bytes of all transfers together.
+    /// Total size of all transfers in bytes.
     bytes: u64,
-    /// The context's count of frees when the plan's memory was last found allocated.
+    /// The context's count of frees at the time when the plan's memory was last found to be allocated.
     alive_at: AtomicU64,
-    /// Imported memory that the plan uses. Weak references, because a cached plan must not keep a connection open.
+    /// Imported memory that the plan uses. The references are weak, because a cached plan must not keep a connection to another process
+    /// open.
     imports: Box<[Weak<Import>]>,
     /// Variants of the plan from which executions choose by measured times.
     variants: Option<Box<Variants>>,
-    /// Executor of `planned`.
+    /// Executor that runs the plan.
     executor: plan::Engine,
-    /// Check mode of the context.
+    /// Checks that the context makes on every execution.
     verify: Verify,
     /// State that the backend keeps for the plan.
     state: PlanState,
     planned: Arc<plan::Plan>,
-    /// Staging bound in bytes for which the plan was made.
+    /// Staging bound in bytes per device for which the plan was made.
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
 }
 
-/// Bytes of host memory per operation that one execution takes: backends list the operations with their order.
+/// Bytes of host memory that one execution takes for each operation of the plan. Backends list the operations with their order.
 const OPERATION_BYTES: usize = 96;
 
 /// Times of one execution, measured by [`Plan::trace`].
@@ -63,11 +64,11 @@ const OPERATION_BYTES: usize = 96;
 pub struct Trace {
     /// Times of the operations, counted from the moment at which the execution could start.
     pub timeline: Timeline,
-    /// Uncertainty between times of different devices, in seconds.
+    /// Uncertainty in seconds when times of different devices are compared.
     pub precision: f64,
 }
 
-/// Allocation of the backend that the plan uses, with the first end of a transfer that lies in it.
+/// Allocation of the backend that the plan uses, with the first source or destination that lies in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,
@@ -76,9 +77,10 @@ struct UsedAllocation {
 }
 
 impl Plan {
-    /// Binds a planner's result to addresses. `endpoints` holds the transfers as they are copied
-    /// ([`Registrations::cut`](super::registered::Registrations::cut)), `batch` the original transfers. `alive_at` is the context's count
-    /// of frees before the batch was located. A variant of the plan `of` uses the staging memory of that plan if it fits.
+    /// Binds a planner's result to addresses. `endpoints` holds the transfers in the pieces in which they are copied
+    /// ([`Registrations::cut`](super::registered::Registrations::cut)), and `batch` the original transfers. `alive_at` is the context's
+    /// count of frees from before the batch was located. If `of` is a plan, the new plan is a variant of it and uses its staging memory if
+    /// that is large enough.
     pub(super) fn new(
         context: &Arc<ContextState>,
         planned: Arc<plan::Plan>,
@@ -122,28 +124,29 @@ impl Plan {
         })
     }
 
-    /// Adds variants to the plan, from which each execution chooses.
+    /// Returns the plan with variants from which each execution chooses.
     pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
         Plan { variants: variants.map(Box::new), ..self }
     }
 
-    /// Enqueues one execution in `stream`: it starts after all earlier work there, and later work there starts after it. Does not wait.
+    /// Enqueues one execution in `stream`. It starts after all earlier work in the stream, and later work in the stream starts after it.
+    /// Does not wait.
     ///
-    /// In a captured stream the execution becomes part of the graph. If the plan stages, this execution has staging memory of its own. The
-    /// completion then cannot be waited for, and launches of the captured graph must be ordered by the caller.
+    /// In a captured stream the execution becomes part of the graph. If the plan uses staging memory, a captured execution has staging
+    /// memory of its own. The completion then cannot be waited for, and the caller must order launches of the captured graph.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::End)?.ok_or_else(|| no_completion().into())
     }
 
-    /// Enqueues one execution without a completion of its own. Only stream order shows when it has finished.
+    /// Enqueues one execution and returns no completion. Only the order of the stream shows when the execution has finished.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::Nothing).map(drop)
     }
 
-    /// Executes the plan once in `stream`, isolated, and returns the times of each operation: from device timestamps on CUDA, from the
-    /// clock on the host backend. Waits for earlier work in the stream and for the execution.
+    /// Executes the plan once in `stream`, isolated, and returns the times of each operation. The times come from device timestamps on
+    /// CUDA, and from the clock on the host backend. Waits for earlier work in the stream and for the execution.
     ///
     /// Operations are timed one by one. So a plan that normally runs as a graph runs on streams here, and each operation takes about a
     /// microsecond longer. Use the trace for the order of operations, and `execute` for their total time.
@@ -157,7 +160,7 @@ impl Plan {
     }
 
     /// Creates everything that the first execution in `stream` would otherwise create, so that the first execution takes no longer than
-    /// later ones. Enqueues nothing and moves no byte.
+    /// later ones. Enqueues nothing and moves no data.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
         let prepare =
@@ -168,7 +171,7 @@ impl Plan {
         })
     }
 
-    /// Describes one execution to the backend.
+    /// Returns the description of one execution for the backend.
     fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion], report: Report) -> Execution<'a> {
         Execution {
             program: &self.program,
@@ -196,8 +199,8 @@ impl Plan {
         Ok(completion)
     }
 
-    /// Submits one execution to the backend: immediately if the plan has no staging memory, otherwise in turn with other executions that
-    /// share its staging memory.
+    /// Submits one execution to the backend. If the plan has no staging memory, this happens immediately; otherwise it waits until no other
+    /// thread is submitting an execution that shares staging memory.
     pub(super) fn run(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         headroom(self.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
         self.validate()?;
@@ -215,7 +218,7 @@ impl Plan {
         submitted.map_err(|error| self.cause(error))
     }
 
-    /// Makes the checks that precede every execution. The context stays open while the result lives.
+    /// Makes the checks that precede every execution. The context stays open as long as the returned guard lives.
     fn begin(&self) -> Result<impl Drop + '_, Error> {
         let context = &*self.context;
         let open = context.enter()?;
@@ -249,7 +252,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Fails if some memory of the plan no longer belongs to the allocation for which the plan was made.
+    /// Returns an error if some memory of the plan no longer belongs to the allocation for which the plan was made.
     fn look_for_freed(&self) -> Result<(), Error> {
         for held in &self.allocations {
             if self.context.locate(held.address)?.map(|a| a.id) != Some(held.allocation.get()) {
@@ -276,23 +279,23 @@ impl Plan {
         &self.planned
     }
 
-    /// Returns the bytes of all transfers together.
+    /// Returns the total size of all transfers in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the number of paths of all transfers together.
+    /// Returns the total number of paths of all transfers.
     pub fn paths(&self) -> usize {
         self.planned.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// Returns the staging bytes on the device that needs most.
+    /// Returns the size in bytes of the plan's staging memory on the device that needs the most.
     pub fn staging_bytes(&self) -> u64 {
         let program = &self.planned.program;
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
-    /// Returns the measured times of executions that have been read so far, if the plan has variants.
+    /// Returns the medians of the execution times that have been read so far, if the plan has variants.
     pub fn measured(&self) -> Measured {
         self.variants.as_ref().map_or(Measured::default(), |variants| variants.measured())
     }
@@ -317,7 +320,7 @@ impl Plan {
         text
     }
 
-    /// Describes the plan as JSON.
+    /// Returns a description of the plan as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         let mut json = self.planned.to_json(&self.context.machine_now());
         json["backend"] = self.context.backend.name().into();
@@ -336,8 +339,8 @@ impl Plan {
     }
 }
 
-/// Places a program's rings. Returns their base addresses, and the regions by which its executions are ordered. On each device these lie
-/// inside the regions of the plan `of` if they fit there.
+/// Places the staging rings of a program. Returns their base addresses, and the regions by which its executions are ordered. On each device
+/// these regions lie inside the regions of the plan `of` if they fit there.
 fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> Result<(Arc<[u64]>, Regions), Error> {
     let backend = &*context.backend;
     let within = of.map(|of| (&of.program.rings[..backend.ordered_rings(&of.program)], &of.regions));
@@ -349,23 +352,23 @@ fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> 
 
 /// Variants of a plan from which executions choose.
 ///
-/// While other streams copy, a plan starts with the plain copies, which use no links but their own, and every trial of another variant
-/// counts as cost. Some overlaps rule out other variants, because one stream would gain what another loses; the plain copies are then used
-/// and nothing is tried. This is so if another stream copies to or from a GPU that is a relay here. It is also so if this plan copies from
-/// or to host memory and another stream reads a GPU that this plan writes, or writes a GPU that it reads: the other copy already fills host
-/// memory.
+/// While other streams copy, a plan starts with the plain copies, because they use only the direct links, and every trial of another
+/// variant counts as cost. In some cases only the plain copies are used and nothing is tried, because one stream would gain what another
+/// loses. This is so if another stream copies to or from a GPU that is a relay of this plan. It is also so if this plan copies from or to
+/// host memory, and another stream reads a GPU that this plan writes or writes a GPU that this plan reads. The copies of the other stream
+/// then already use all bandwidth of host memory.
 pub(super) struct Variants {
-    /// Variants other than the plan as described, which has index 0.
+    /// Variants other than the plan itself, which has index 0.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
-    /// GPUs at which the transfers end and begin, whether any end is in host memory, and the relay GPUs.
+    /// GPUs that the transfers write to and read from, true if any end is in host memory, and the relay GPUs.
     ends: GpuEnds,
     has_host_end: bool,
     relays: GpuSet,
 }
 
 impl Variants {
-    /// Creates the variants of the plan `all` for `batch`: the plan itself and `others`. `choice` must have as many variants.
+    /// Creates the variants of the plan `all` for `batch`: the plan itself and `others`. `choice` must have the same number of variants.
     pub fn new(all: &plan::Plan, batch: &[Located], others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
         let (to, from) = (batch.iter().map(|t| t.shape.dst_device), batch.iter().map(|t| t.shape.src_device));
         Variants {
@@ -377,13 +380,13 @@ impl Variants {
         }
     }
 
-    /// True if other streams would lose what this plan gains by several paths.
+    /// True if other streams would lose the bandwidth that this plan gains by using several paths.
     fn takes_from(&self, others: OtherCopies) -> bool {
         let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
         self.relays.meets(others.ends.all()) || self.has_host_end && meets
     }
 
-    /// Returns all variants, starting with `described`.
+    /// Returns an iterator over all variants, starting with `described`, the plan itself.
     pub fn all<'a>(&'a self, described: &'a Plan) -> impl Iterator<Item = &'a Plan> {
         [described].into_iter().chain(&self.others)
     }
@@ -392,7 +395,7 @@ impl Variants {
         variant.checked_sub(1).map_or(described, |other| &self.others[other])
     }
 
-    /// Executes one variant. `active` tracks the copies of the context's other streams.
+    /// Executes one variant of the plan. `active` tracks the copies of the context's other streams.
     pub fn run(
         &self,
         described: &Plan,
@@ -431,20 +434,20 @@ impl Variants {
         Ok(completion)
     }
 
-    /// Returns the [medians](Choosing::medians) of isolated executions, or of executions while other streams copied if there are more of
-    /// those.
+    /// Returns the [medians](Choosing::medians) of isolated executions. If more executions ran while other streams copied, returns the
+    /// medians of those executions instead.
     pub fn measured(&self) -> Measured {
         let (alone, beside) = (lock(&self.choice.alone), lock(&self.choice.beside));
         if beside.all_executions() > alone.all_executions() { beside.medians() } else { alone.medians() }
     }
 
-    /// Returns the age of the earlier run's measurements from which the choice started.
+    /// Returns the age of the earlier run's measurements from which the choice started, or `None` if there were none.
     pub fn began_with(&self) -> Option<Duration> {
         self.choice.kept.as_ref()?.age()
     }
 
-    /// Describes each variant with the times that are available now: for isolated executions, and for executions while other streams copied
-    /// if there were any.
+    /// Returns a description of each variant with the times that are available now: for isolated executions, and for executions while other
+    /// streams copied, if there were any.
     pub fn known(&self, described: &Plan) -> (Vec<Known>, Option<Vec<Known>>) {
         let count = self.others.len() + 1;
         let known = |state: &mut Choosing<Moments>| {

@@ -14,28 +14,30 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of destination memory on each device, and of source memory; halved if a device has less.
+/// Size in bytes of the destination memory on each device, and of the source memory. It is halved if a device has less memory.
 const ROOM: u64 = 1 << 30;
-/// Bytes of destination memory and of source memory on the host backend, whose CPU threads move every byte within a few milliseconds.
+/// Size in bytes of the destination memory and of the source memory on the host backend, whose CPU threads move every byte within a few
+/// milliseconds.
 const ROOM_ON_CPU: u64 = 16 << 20;
-/// Smallest usable size in bytes. With less memory a probe would measure only start-up times.
+/// Smallest usable size in bytes of the memory on each device. With less memory a probe would measure only start-up times.
 const LEAST_ROOM: u64 = 16 << 20;
-/// Bytes of a test pattern; more than the caches between a GPU and its bus can hold.
+/// Size of a test pattern in bytes. It is larger than the caches between a GPU and its bus.
 const PATTERN: u64 = 4 << 20;
-/// Alignment of the segments of one operation, bytes.
+/// Alignment in bytes of the memory of each copy.
 const ALIGNMENT: u64 = 256;
-/// Number of host buffers, which repetitions use in turn. Virtual machines hide the socket on which the pages of a buffer lie (four H200: 1
-/// GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+/// Number of host buffers that repetitions of a measurement use alternately. Virtual machines hide the socket on which the pages of a
+/// buffer lie (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;
 
 /// Timing harness for transfers on a backend. It allocates memory and a stream on every device, and releases them when dropped.
 pub struct TransferHarness<'a> {
     backend: &'a dyn Backend,
     room: u64,
-    /// Source and destination memory of each device. The first source is filled with the pattern. A host has [`HOST_BUFFERS`] of both.
+    /// Source and destination memory of each device. The first source is filled with the test pattern. A host has [`HOST_BUFFERS`] sources
+    /// and as many destinations.
     memory: BTreeMap<DeviceId, Vec<Arenas>>,
     streams: BTreeMap<DeviceId, StreamHandle>,
-    /// Number of checks so far. Each check uses its own part of the pattern.
+    /// Number of checks so far. Each check uses another part of the pattern.
     checks: u64,
 }
 
@@ -46,7 +48,7 @@ struct Arenas {
 }
 
 impl<'a> TransferHarness<'a> {
-    /// Allocates memory and streams on these devices, which must include host memory, and fills the sources.
+    /// Allocates memory and streams on these devices, which must include host memory, and fills the sources with the pattern.
     pub fn new(backend: &'a dyn Backend, devices: &[DeviceId]) -> Result<TransferHarness<'a>, BackendError> {
         let room = if backend.is_virtual() { ROOM_ON_CPU } else { ROOM };
         let mut harness = TransferHarness { backend, room, memory: BTreeMap::new(), streams: BTreeMap::new(), checks: 0 };
@@ -97,13 +99,13 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Returns the memory of a device for repetitions that use this buffer.
+    /// Returns the memory of a device that a repetition with this buffer number uses.
     fn arenas(&self, device: DeviceId, buffer: usize) -> Result<Arenas, BackendError> {
         let of_device = self.memory.get(&device).filter(|arenas| !arenas.is_empty());
         of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))
     }
 
-    /// Returns words of an arena of host memory.
+    /// Returns `words` words of host memory at `address`, starting with word number `first`.
     fn words(&self, address: u64, first: u64, words: u64) -> Words<'_> {
         debug_assert!(self.memory.iter().filter(|(device, _)| device.is_host()).flat_map(|(_, arenas)| arenas).any(|arenas| {
             let inside = |base: u64| base <= address && address + words * 8 <= base + self.room;
@@ -123,7 +125,7 @@ impl<'a> TransferHarness<'a> {
         Ok(Timing { issue, total: start.elapsed().as_secs_f64() })
     }
 
-    /// Makes one plain copy and waits for it.
+    /// Makes one plain copy and waits until it has finished.
     fn copy(&self, from: DeviceId, to: DeviceId, ends: Endpoints, bytes: u64) -> Result<(), BackendError> {
         let op = direct(from, to, Mechanism::Copy, smallvec![Piece { transfer: 0, offset: 0, bytes }]);
         let program = lower(vec![bytes], &[op], |_| (), &[]);
@@ -151,8 +153,8 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Places a hop in the arenas. Destinations do not overlap. Sources do not overlap while there is room, because bytes that several
-    /// copies read would come from a cache.
+    /// Selects memory for the source and the destination of a hop. Destinations do not overlap. Sources do not overlap either if there is
+    /// enough memory, because data that several copies read would come from a cache.
     fn place(&self, layout: &mut Layout, hop: &Hop) -> Result<Endpoints, BackendError> {
         let source = layout.left.entry(hop.from).or_default();
         if *source + hop.bytes > self.room {
@@ -210,8 +212,8 @@ impl<'a> TransferHarness<'a> {
         self.prepared(program, endpoints, rings, issuer, engine)
     }
 
-    /// Makes one run of [`Harness::pass_flags`] and returns its seconds. `flags` is the address of three words that must be 0. The time
-    /// counts from the moment when everything is enqueued.
+    /// Makes one run of [`Harness::pass_flags`] and returns its time in seconds. `flags` is the address of three words that must be 0. The
+    /// time counts from the moment when everything is enqueued.
     fn run_flags(&self, streams: [StreamHandle; 2], flags: u64, rounds: u32) -> Result<f64, BackendError> {
         let [start, there, back] = [flags, flags + 8, flags + 16];
         let (raised, fate) = (|counter| Signal { counter, value: 1 }, StepFate::default());
@@ -237,10 +239,10 @@ impl<'a> TransferHarness<'a> {
     }
 }
 
-/// Bytes of the arenas in use on each device.
+/// Amounts of memory in bytes that are already in use on each device.
 #[derive(Default)]
 struct Layout {
-    /// Index of the host buffer.
+    /// Number of the host buffer.
     buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,
@@ -252,7 +254,7 @@ impl Layout {
     }
 }
 
-/// A program bound to addresses, ready to run.
+/// Program that is bound to addresses and ready to run.
 struct Prepared {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -265,7 +267,7 @@ fn direct(from: DeviceId, to: DeviceId, mechanism: Mechanism, pieces: SmallVec<[
     DirectOp { device: copying_device(from, to), also: Gpus::NONE, mechanism, pieces }
 }
 
-/// Returns one plain copy for each hop; the transfer number is the hop's index.
+/// Returns one plain copy for each hop. The transfer number of a copy is the index of its hop.
 fn plain(hops: &[Hop]) -> Vec<DirectOp> {
     let piece = |(transfer, hop): (u32, &Hop)| {
         direct(hop.from, hop.to, Mechanism::Copy, smallvec![Piece { transfer, offset: 0, bytes: hop.bytes }])
@@ -273,7 +275,7 @@ fn plain(hops: &[Hop]) -> Vec<DirectOp> {
     (0..).zip(hops).map(piece).collect()
 }
 
-/// Returns the lane key of a copy: its transfer number, so that each copy has its own internal stream.
+/// Returns the number of the copy's transfer as the key of its internal stream, so that each copy has its own stream.
 fn a_lane_each(op: &DirectOp) -> u32 {
     op.pieces[0].transfer
 }
@@ -314,8 +316,8 @@ impl Harness for TransferHarness<'_> {
         }
     }
 
-    /// Inverts the destination, copies, reads the bytes back to host memory and compares them there. If reading back loses bytes, the hops
-    /// into this device also count as losing bytes: the check cannot distinguish the two cases.
+    /// Inverts the bytes of the destination, copies the pattern there, reads the bytes back to host memory and compares them. If reading
+    /// back loses data, the hops into this device also count as losing data, because the check cannot distinguish the two cases.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, BackendError> {
         let host = self.memory.keys().copied().find(|device| device.is_host()).ok_or(BackendError::InvalidDevice(DeviceId::HOST.0))?;
         let bytes = PATTERN.min(self.room / 2);

@@ -18,7 +18,7 @@ pub(super) struct Holdings {
     events: Mutex<HashSet<EventHandle>>,
 }
 
-/// Resources that the caller had not released when a context closed.
+/// Resources that the caller had not released when the context closed.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub allocations: usize,
@@ -28,7 +28,7 @@ pub(super) struct Left {
 }
 
 impl Holdings {
-    /// Allocates memory of the backend. With `is_shared`, other processes can map it.
+    /// Allocates memory of the backend and returns its address. With `is_shared`, other processes can map the memory.
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool, backend: &dyn Backend) -> Result<u64, BackendError> {
         let address = if is_shared { backend.allocate_shared(device, bytes) } else { backend.allocate(device, bytes) }?;
         lock(&self.memory).insert(address, (device, bytes));
@@ -40,7 +40,7 @@ impl Holdings {
         lock(&self.memory).remove(&address).map(|(_, bytes)| bytes).ok_or(Error::NotAllocated(address))
     }
 
-    /// True if the caller holds memory that starts at this address.
+    /// True if the caller holds memory that was allocated at exactly this address.
     pub fn has(&self, address: u64) -> bool {
         lock(&self.memory).contains_key(&address)
     }
@@ -79,17 +79,18 @@ impl Holdings {
         backend.destroy_event(event)
     }
 
-    /// Returns the bytes of the caller's memory on `device`.
+    /// Returns the size in bytes of all memory that the caller holds on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         lock(&self.memory).values().filter(|(d, _)| *d == device).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns the number of the caller's streams on `device`.
+    /// Returns the number of streams that the caller holds on `device`.
     pub fn streams(&self, device: DeviceId) -> u64 {
         lock(&self.streams).values().filter(|d| **d == device).count() as u64
     }
 
-    /// Releases everything that is left. All work must have finished.
+    /// Releases everything that the caller still holds. All work must have finished. Returns the number of resources that were left and the
+    /// first error.
     pub fn release(&self, backend: &dyn Backend) -> (Left, Result<(), BackendError>) {
         let streams = std::mem::take(&mut *lock(&self.streams));
         let events = std::mem::take(&mut *lock(&self.events));

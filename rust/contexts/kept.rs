@@ -1,8 +1,8 @@
 //! Keeps measured times of plans for later runs on the same machine, in a file in the folder of the active tuning file.
 //!
 //! Plans of a later context start from these times: the fastest variant is active immediately and is still measured as usual. The file is
-//! read when a context is created, and written when a context is destroyed or the process ends. Failures are logged and have no other
-//! effect. Processes that end together write one after the other, and each preserves the entries of other shapes.
+//! read when a context is created. It is written when a context is destroyed or the process ends. Failures are logged and have no other
+//! effect. Processes that end at the same time write one after the other, and each preserves the entries of other shapes.
 
 use super::cache::{Cache, ShapeRequest};
 use super::choosing::{KeptShape, now};
@@ -20,13 +20,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
-/// Age beyond which measurements are ignored: other load on the machine changes from day to day.
+/// Age beyond which measurements are ignored, because other load on the machine changes from day to day.
 const OLDEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Largest number of shapes in a file; those measured last are kept.
+/// Largest number of shapes in a file. If there are more, those that were measured last are kept.
 const MOST_SHAPES: usize = 256;
 
-/// Largest size of a file that is read. A file of [`MOST_SHAPES`] shapes takes a tenth of it.
+/// Largest size in bytes of a file that is read. A file of [`MOST_SHAPES`] shapes has a tenth of this size.
 const MOST_BYTES: u64 = 1 << 20;
 
 #[derive(Default, Serialize, Deserialize)]
@@ -43,8 +43,8 @@ pub(super) struct KeptTimes {
 }
 
 impl KeptTimes {
-    /// Reads the times that are kept with a tuning file. Returns `None` for virtual devices, whose probes are not kept either, and if the
-    /// backend cannot identify its hardware.
+    /// Reads the measured times that are kept with a tuning file. Returns `None` for virtual devices, because their probes are not kept
+    /// either, and if the backend cannot identify its hardware.
     pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<KeptTimes> {
         if backend.is_virtual() {
             return None;
@@ -62,14 +62,14 @@ impl KeptTimes {
         self.shapes.get(&self.key(shape)).filter(|kept| is_recent(kept))
     }
 
-    /// Returns the key of a shape. It includes the debug output, which may change between versions of the library; the key also includes
-    /// the version.
+    /// Returns the key of a shape in the file. The key includes the version of the library, because it also includes debug output, which
+    /// may change between versions.
     fn key(&self, shape: &ShapeRequest) -> String {
         format!("{:016x}", hash([&*self.machine, &format!("{shape:?}")]))
     }
 
-    /// Registers the times for writing at the end of the process, in case the context of this cache is not destroyed before. The
-    /// interposer's context never is.
+    /// Registers the times, so that they are written at the end of the process if the context of this cache has not been destroyed by then.
+    /// The interposer's context never is destroyed.
     pub fn write_at_exit(self: &Arc<KeptTimes>, cache: &Arc<Cache>) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -105,10 +105,10 @@ impl KeptTimes {
     }
 }
 
-/// Times and caches of the contexts that are not destroyed.
+/// Measured times and caches of the contexts that have not been destroyed.
 static OPEN: Mutex<Vec<(Weak<KeptTimes>, Weak<Cache>)>> = Mutex::new(Vec::new());
 
-/// Generation of the process to which the entries of [`OPEN`] belong.
+/// Generation ([`fork::generation`]) of the process to which the entries of [`OPEN`] belong.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn at_exit() {
@@ -133,7 +133,7 @@ fn is_recent(shape: &KeptShape) -> bool {
     shape.age().is_some_and(|age| age <= OLDEST)
 }
 
-/// Returns the recent shapes of a file, or none if it cannot be read.
+/// Returns the recent shapes of a file, or no shapes if the file cannot be read.
 fn read(path: &Path) -> Vec<KeptShape> {
     let mut text = String::new();
     let read = open_regular(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text));

@@ -4,10 +4,10 @@
 //!
 //! | module | promise |
 //! | --- | --- |
-//! | [`config`] | the environment, read once, into a plain value |
-//! | [`batch`] | which transfers are accepted, and the description of them that the planner gets |
+//! | [`config`] | reads the environment once, into a plain value |
+//! | [`batch`] | decides which transfers are accepted, and describes them to the planner |
 //! | [`nvtx`] | NVTX ranges for profilers |
-//! | [`staging`] | placement of staging rings, and the order of executions that share staging bytes |
+//! | [`staging`] | placement of staging rings, and the order of executions that share staging memory |
 //! | `active` | the streams that copy now |
 //! | `callbacks` | functions that are called when an execution has finished |
 //! | `holdings` | memory, streams and events that the caller holds |

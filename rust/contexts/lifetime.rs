@@ -33,51 +33,51 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
-/// Options for opening a context. `None` uses the environment's value, or the default if it has none.
+/// Options for opening a context. A field that is `None` uses the environment's value, or the default if the environment has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextOptions {
-    /// Backend to use.
+    /// Backend that the context uses.
     pub backend: Option<BackendChoice>,
-    /// Name of a preset, or path of a topology file.
+    /// Name of a topology preset, or path of a topology file.
     pub topology: Option<String>,
-    /// Bytes of the staging arena of each device that needs one.
+    /// Size in bytes of the staging arena of each device that needs one.
     pub staging_bytes: Option<u64>,
-    /// Number of plans kept for repeated requests.
+    /// Number of plans that are kept for repeated requests.
     pub cache_plans: Option<usize>,
     /// Number of programs whose graphs are kept.
     pub cache_graphs: Option<usize>,
     /// Mechanism by which streams wait for signals.
     pub signal_wait: Option<SignalWait>,
-    /// Number of threads that may copy between pageable and pinned host memory; 0 for none.
+    /// Number of threads that may copy between pageable and pinned host memory. If 0, the driver makes these copies.
     pub host_threads: Option<u32>,
 }
 
 /// Counters of a context.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Statistics of the plan cache.
+    /// Counters of the plan cache.
     pub cache: CacheStatistics,
-    /// Executions enqueued.
+    /// Number of executions that were enqueued.
     pub executions: u64,
-    /// Bytes of all transfers of these executions. Each byte counts once, whatever the number of its hops.
+    /// Total size in bytes of all transfers of these executions. Each byte counts once, whatever the number of its hops.
     pub bytes: u64,
-    /// Statistics of the backend's graphs.
+    /// Counters of the backend's graphs.
     pub graphs: GraphStatistics,
 }
 
 /// Resources of a context on one device.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatistics {
-    /// Bytes of the staging arena.
+    /// Size in bytes of the staging arenas on the device.
     pub staging_bytes: u64,
-    /// Bytes that the caller has allocated and not freed.
+    /// Size in bytes of the memory that the caller has allocated and not yet freed.
     pub allocated_bytes: u64,
-    /// Streams that the caller has created and not destroyed.
+    /// Number of streams that the caller has created and not yet destroyed.
     pub streams: u64,
 }
 
-/// Bytes of host memory that a plan needs per transfer, excluding the planner's: request, shapes, ranges and their order, ends and
-/// allocations.
+/// Bytes of host memory that a plan needs for each transfer, excluding the planner's result. They hold the request, the transfers'
+/// descriptions, ranges and their order, endpoints and allocations.
 const BOUND_BYTES: usize = 768;
 
 /// A context: a machine, a backend, and all state kept between calls (plans, staging memory, statistics, and the resources that the caller
@@ -85,13 +85,13 @@ const BOUND_BYTES: usize = 768;
 pub struct Context {
     pub(super) shared: Arc<ContextState>,
     cache: Arc<Cache>,
-    /// Result of resolving [`PlanOptions::default`] without a tuning.
+    /// Planner options that result from [`PlanOptions::default`] without a tuning.
     defaults: Options,
-    /// Path of the file that the last probe wrote.
+    /// Path of the file that the last probe of this context wrote.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// Tuning from `MPGPU_TUNING_FILE`, or the one kept with the probe.
+    /// Tuning from `MPGPU_TUNING_FILE`, or the tuning that is kept with the probe.
     tuning: Option<Tuning>,
-    /// Times that earlier runs measured, if a tuning is in use.
+    /// Execution times that earlier runs measured, if a tuning is in use.
     kept: Option<Arc<KeptTimes>>,
 }
 
@@ -143,7 +143,7 @@ impl Context {
         Ok(Context { cache, shared, defaults, tuning, kept, probed: Mutex::new(None) })
     }
 
-    /// Returns the machine that plans are made for.
+    /// Returns the machine for which plans are made.
     pub fn machine(&self) -> &Machine {
         &self.shared.machine
     }
@@ -182,10 +182,10 @@ impl Context {
         })
     }
 
-    /// Plans with exactly the given options. Environment, tuning file and measured times have no influence. For tuners, which search for
-    /// options.
+    /// Plans with exactly the given options; environment, tuning file and measured times have no influence. This is for tuners, which
+    /// search for the best options.
     pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
-        // Checks that the staging bound does not exceed the context's.
+        // This checks that the staging bound does not exceed the bound of the context.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
         self.plan_located(transfers, false, |_, _| Ok(*options))
@@ -213,7 +213,7 @@ impl Context {
         let cut = self.shared.registrations.cut(&request.batch)?;
         let copied = cut.as_ref().unwrap_or(&request.batch);
         let mut shape = ShapeRequest { batch: copied.iter().map(|t| t.shape).collect(), options: request.options };
-        // Memory that another process has mapped here may be written, but is not read to be forwarded.
+        // Memory of this process that another process has mapped may be written, but it is not read in order to forward data.
         let ends = copied.iter().flat_map(|t| [t.dst, t.src]);
         if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
             batch::number_sources(copied, &mut shape.batch);
@@ -249,7 +249,8 @@ impl Context {
         Ok(self.cache.insert_shape(shape.clone(), Arc::new(planned)))
     }
 
-    /// Prepares the variants that executions of a plan may use instead of it. Returns `None` if the model sees no gain in several paths.
+    /// Prepares the variants that executions of a plan may use instead of the plan. Returns `None` if the model predicts no gain from
+    /// several paths.
     fn variants(
         &self,
         shape: ShapeRequest,

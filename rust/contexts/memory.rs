@@ -10,12 +10,12 @@ use crate::sync::lock;
 use crate::topology::DeviceId;
 
 impl Context {
-    /// Allocates memory of `device`. The context owns it until [`free`](Context::free).
+    /// Allocates memory of `device` and returns its address. The context owns the memory until [`free`](Context::free).
     pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, false)
     }
 
-    /// Allocates memory of `device` that other processes can map.
+    /// Allocates memory of `device` that other processes can map, and returns its address.
     pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, true)
     }
@@ -35,7 +35,8 @@ impl Context {
         Ok(allocated)
     }
 
-    /// Frees memory. Waits until everything enqueued so far has finished, as `cudaFree` does, because a copy may still use it.
+    /// Frees memory. Waits until all work that was enqueued so far has finished, as `cudaFree` does, because a copy may still use the
+    /// memory.
     pub fn free(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.shared.holdings.take(address)?;
@@ -48,9 +49,9 @@ impl Context {
         Ok(freed?)
     }
 
-    /// Frees memory after the work that is enqueued in `stream` now, without waiting for it. Plans and other processes can no longer use
-    /// the memory from now on. The backend gets it in a later [`free`](Context::free), when memory runs short, or when the context closes.
-    /// On an error nothing is freed.
+    /// Frees memory after the work that is enqueued in `stream` now, without waiting for this work. Plans and other processes can no longer
+    /// use the memory as soon as this function has returned. The memory is passed back to the backend in a later [`free`](Context::free),
+    /// when memory runs short, or when the context closes. On an error nothing is freed.
     pub fn free_async(&self, address: u64, stream: StreamHandle) -> Result<(), Error> {
         let shared = &*self.shared;
         let _open = shared.enter()?;
@@ -72,8 +73,9 @@ impl Context {
         Ok(())
     }
 
-    /// Pins the program's own host memory, so that copies access it in place. Threads fault its pages in, as huge pages if `huge` is set.
-    /// Blocks. The memory must stay mapped until [`unregister_memory`](Context::unregister_memory). On an error nothing is pinned.
+    /// Pins the program's own host memory, so that copies access it in place. CPU threads fault in the pages, as huge pages if `huge` is
+    /// set. Blocks until this is done. The memory must stay mapped until [`unregister_memory`](Context::unregister_memory). On an error
+    /// nothing is pinned.
     pub fn register_memory(&self, address: u64, bytes: u64, huge: bool) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         let refuse = |reason: String| Err(Error::NotRegistrable { address, bytes, reason });
@@ -97,8 +99,8 @@ impl Context {
         Ok(())
     }
 
-    /// Unregisters memory. Waits until everything enqueued so far has finished, because a copy may still use it. Plans that use the memory
-    /// can no longer be executed.
+    /// Unregisters memory. Waits until all work that was enqueued so far has finished, because a copy may still use the memory. Plans that
+    /// use the memory can no longer be executed.
     pub fn unregister_memory(&self, address: u64) -> Result<(), Error> {
         let shared = &*self.shared;
         drop(shared.enter()?);
@@ -112,15 +114,15 @@ impl Context {
 }
 
 impl ContextState {
-    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) as soon as no other rank has it mapped. Does not wait for that.
+    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) as soon as no other rank has it mapped. Does not wait for this.
     pub fn free_unmapped(&self, address: u64) -> Result<(), Error> {
         self.free_later(address, UsedBy::Peers)?;
         self.reclaim();
         Ok(())
     }
 
-    /// Frees memory that no work uses, here or in other ranks, even if other ranks still have it mapped. The backend gets it immediately if
-    /// it can free without waiting, otherwise later.
+    /// Frees memory that no work uses, in this rank or in others, even if other ranks still have it mapped. The memory is passed back to
+    /// the backend immediately if the backend can free it without waiting, otherwise later.
     pub fn free_unused(&self, address: u64) -> Result<(), Error> {
         self.sharing.withdraw(address, &*self.backend);
         self.free_later(address, UsedBy::Nobody)?;

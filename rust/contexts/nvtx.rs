@@ -1,11 +1,11 @@
 //! NVTX ranges for profilers: domain `mpgpu`, one range around each call that plans or executes.
 //!
-//! Nothing is linked. A profiler that supports NVTX names a library in `NVTX_INJECTION64_PATH`. A program with ranges loads this library,
-//! calls its `InitializeInjectionNvtx2` and passes it tables of empty slots. The library stores its functions in the slots of the calls
-//! that it wants. This is the whole contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3). NVIDIA's crate follows the same
-//! contract by compiling the C headers, which requires libclang wherever mpgpu is built.
+//! The library links nothing for this. A profiler that supports NVTX names a library in `NVTX_INJECTION64_PATH`. A program with ranges
+//! loads that library, calls its function `InitializeInjectionNvtx2` and passes it tables of empty slots. The profiler's library stores its
+//! own functions in the slots of the calls that it wants to observe. This is the whole contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h`
+//! of NVTX 3). NVIDIA's crate follows the same contract by compiling the C headers, which requires libclang wherever mpgpu is built.
 //!
-//! The variable is read once, when the process creates its first context. Without a profiler a range costs one relaxed load.
+//! The variable is read once, when the process creates its first context. Without a profiler a range costs one relaxed load of an atomic.
 
 use crate::backend::static_program::check_can_load;
 use libloading::Library;
@@ -24,14 +24,14 @@ pub enum Call {
     Execute,
 }
 
-/// An open range of this thread. It ends when the value is dropped. The value stays on its thread, because ranges nest per thread.
+/// Open range of this thread, which ends when the value is dropped. The value must stay on its thread, because ranges nest per thread.
 #[must_use]
 pub struct NvtxRange {
     profiler: Option<&'static Profiler>,
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// Opens a range that shows the bytes of the batch. `bytes` is called only if a profiler is attached.
+/// Opens a range that shows the size of the batch in bytes. `bytes`, which returns this size, is called only if a profiler is attached.
 #[inline]
 pub fn range(call: Call, bytes: impl FnOnce() -> u64) -> NvtxRange {
     let profiler = PROFILER.load(Ordering::Relaxed);
@@ -56,7 +56,7 @@ impl Drop for NvtxRange {
     }
 }
 
-/// Attaches the profiler that the environment names, if any. Takes effect once per process.
+/// Attaches the profiler that the environment names, if any. Only the first call in a process has an effect.
 pub fn attach() {
     static ATTACH: Once = Once::new();
     ATTACH.call_once(|| {
@@ -75,7 +75,7 @@ type Domain = *mut c_void;
 type Push = unsafe extern "C" fn(Domain, *const EventAttributes) -> c_int;
 type Pop = unsafe extern "C" fn(Domain) -> c_int;
 
-/// Functions of the profiler, with its domain and names for our ranges.
+/// Functions of the attached profiler, with the domain and the names of our ranges.
 struct Profiler {
     domain: Domain,
     push: Push,
@@ -90,7 +90,7 @@ struct Message(i32, *const c_void);
 const ASCII: i32 = 1;
 const REGISTERED: i32 = 3;
 
-/// Layout of `nvtxEventAttributes_t`.
+/// Struct with the layout of `nvtxEventAttributes_t`.
 #[repr(C)]
 struct EventAttributes {
     version: u16,
@@ -107,9 +107,9 @@ struct EventAttributes {
 
 const _: () = assert!(size_of::<EventAttributes>() == 48);
 
-/// `NVTX_VERSION`, which appears in the attributes and in the export table.
+/// Value of `NVTX_VERSION`, which is part of the attributes and of the export table.
 const VERSION: u16 = 3;
-/// `NVTX_PAYLOAD_TYPE_UNSIGNED_INT64`.
+/// Value of `NVTX_PAYLOAD_TYPE_UNSIGNED_INT64`.
 const UNSIGNED: i32 = 1;
 
 impl Profiler {
@@ -177,13 +177,13 @@ impl Profiler {
     }
 }
 
-/// Number of slots of each module of functions (`NvtxCallbackModule`). The first slot of a module is unused. The modules are: none, core,
+/// Number of slots in each module of functions (`NvtxCallbackModule`). The first slot of a module is unused. The modules are: none, core,
 /// CUDA, OpenCL, CUDA runtime, core 2 with the domains, and synchronisation.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST: usize = 16;
 
-/// Slots of `CORE2` (`NvtxCallbackIdCore2`).
+/// Indices of slots in the module `CORE2` (`NvtxCallbackIdCore2`).
 const DOMAIN_PUSH: usize = 4;
 const DOMAIN_POP: usize = 5;
 const DOMAIN_REGISTER_STRING: usize = 10;
@@ -193,18 +193,18 @@ type Slot = AtomicPtr<c_void>;
 
 /// Slots in which the profiler stores its functions.
 static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(null_mut()) }; MOST] }; SIZES.len()];
-/// Tables that the profiler gets: the addresses of the slots, with NULL before and after them.
+/// Tables of the addresses of the slots, which are passed to the profiler. Each table has NULL before and after the addresses.
 static TABLES: [[AtomicPtr<Slot>; MOST + 1]; SIZES.len()] =
     [const { [const { AtomicPtr::<Slot>::new(null_mut()) }; MOST + 1] }; SIZES.len()];
 
-/// Layout of `NvtxExportTableCallbacks`.
+/// Struct with the layout of `NvtxExportTableCallbacks`.
 #[repr(C)]
 struct Callbacks {
     size: usize,
     function_table: unsafe extern "C" fn(c_int, *mut *const AtomicPtr<Slot>, *mut c_uint) -> c_int,
 }
 
-/// Layout of `NvtxExportTableVersionInfo`.
+/// Struct with the layout of `NvtxExportTableVersionInfo`.
 #[repr(C)]
 struct VersionTable {
     size: usize,

@@ -60,8 +60,8 @@ impl Context {
         }
     }
 
-    /// Opens a context on the topology of a kept probe, with the tuning that is kept in the same folder. `MPGPU_TUNING_FILE` has
-    /// precedence, even if it is `none`.
+    /// Opens a context on the topology of a kept probe, with the tuning that is kept in the same folder. `MPGPU_TUNING_FILE` takes
+    /// precedence over this tuning, even if its value is `none`.
     pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, kept: &Path) -> Result<Context, Error> {
         if config.tuning_file.is_some() {
             return Context::with_backend(machine, backend, config);
@@ -72,10 +72,10 @@ impl Context {
     }
 }
 
-/// Name of the discovered topology. It is the default if no topology is named and no probe is kept.
+/// Name of the topology that is discovered from the driver. It is the default if no topology is named and no probe is kept.
 pub const DISCOVERED: &str = "discovered";
 
-/// Name of the topology that a probe of these GPUs left in the cache directory. It is the default if no topology is named.
+/// Name of the topology of the kept probe of these GPUs in the cache directory. It is the default if no topology is named.
 pub const PROBED: &str = "probed";
 
 /// Opens a context on the host backend, with as many virtual devices as the selected topology has.
@@ -98,14 +98,14 @@ fn host(config: Config) -> Result<Context, Error> {
     Context::with_backend(Arc::new(machine), Arc::new(backend), config)
 }
 
-/// Origin of a topology.
+/// Origin of a context's topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Reported by the driver and NVML.
+    /// The topology is the one that the driver and NVML report.
     Discovered,
-    /// The kept probe of the visible GPUs, with the path of its file.
+    /// The topology is that of the kept probe of the visible GPUs, with the path of its file.
     Probed(PathBuf),
-    /// Named by the user: a preset or a file.
+    /// The user named a preset or a topology file.
     Named,
 }
 
@@ -129,8 +129,8 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// Opens a context on the GPUs that the driver shows this process. The topology is the named, the probed or the discovered one; a kept
-/// probe brings its tuning with it.
+/// Opens a context on the GPUs that the driver shows to this process. The topology is the named, the probed or the discovered topology.
+/// With a kept probe, the tuning that is kept with it is used.
 fn cuda(mut config: Config) -> Result<Context, Error> {
     let count = cuda::device_count()?;
     let (topology, origin) = machine_here(&config)?;
@@ -170,17 +170,17 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
 /// File that contexts read: a topology, a probe or a tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// `topology`, `probe` or `tuning`.
+    /// Kind of the file: `topology`, `probe` or `tuning`.
     pub what: &'static str,
-    /// Path of the file; for a topology also the name of a preset.
+    /// Path of the file. For a topology it may also be the name of a preset.
     pub path: String,
-    /// True if the user named the file. Contexts then refuse to open if it is unusable. A kept file that is unusable is ignored.
+    /// True if the user named the file. Contexts then refuse to open if the file is unusable, whereas an unusable kept file is ignored.
     pub is_named: bool,
-    /// The reason if the file is unusable.
+    /// `Ok` if the file is usable; otherwise the reason why not.
     pub state: Result<(), String>,
 }
 
-/// Returns the files that a context on this machine reads with this configuration, each with the reason if it is unusable.
+/// Returns the files that a context on this machine reads with this configuration. Each file is returned with the reason if it is unusable.
 pub fn files_here(config: &Config) -> Vec<File> {
     let mut files = Vec::new();
     let mut note = |what, path: String, is_named, state: Result<(), String>| {
