@@ -291,7 +291,10 @@ mod tests {
             ("gpu0:gpu1:1M --adapt --tenant host=0.5@9..5", "9..5: the first execution must be before the last one"),
             ("gpu0:gpu1:1M --adapt --noise 2", "must be from 0 to 0.5"),
             ("gpu0:gpu1:1M --adapt --window 1,4", "--window with 2 entries: --adapt takes one"),
-            ("gpu0:gpu1:1M --adapt --window 17", "17 plans that choose variants, but at most 16 can be simulated; give fewer transfers or a smaller --window"),
+            (
+                "gpu0:gpu1:1M --adapt --window 17",
+                "17 plans that choose variants, but at most 16 can be simulated; give fewer transfers or a smaller --window",
+            ),
         ] {
             let error = sim(line).expect_err(line);
             assert!(error.contains(says), "{line}: {error}");
