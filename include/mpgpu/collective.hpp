@@ -4,8 +4,8 @@
 
 /// @file
 /// Collectives: `broadcast`, `scatter`, `gather`, `all_gather` and `all_to_all`, as transfers between devices of a
-/// process or as descriptors of a rank. No collective reduces. If they are planned together, bytes that several
-/// participants receive are forwarded by participants that already have them.
+/// process or as descriptors of a rank. There are no reductions. If the transfers of a collective are planned together,
+/// participants that already have data forward it to others that also receive it.
 ///
 /// @code
 /// // One process. Planning again is a look-up.
@@ -19,7 +19,7 @@
 ///
 /// Blocks of several participants are contiguous, in participant order. A block that is already at its destination is
 /// not copied, for example a source of `all_gather` inside the participant's own destination (`MPI_IN_PLACE`). An
-/// all-to-all in place would need memory of its own, so planning it fails.
+/// in-place all-to-all would need temporary memory, so planning it fails.
 
 #include <mpgpu/error.hpp>
 #include <mpgpu/node.hpp>
@@ -288,8 +288,8 @@ template <class Source, class Ends>
                       : detail::transfers_of(detail::pieces_of(MP_SCATTER, to.size(), 0, sizes, failed), from, to);
 }
 
-/// Returns the transfers that copy all of `sources` to consecutive parts of `destination`, whose size is the sum of
-/// theirs. Throws `argument_error`.
+/// Returns the transfers that copy all of `sources` to consecutive parts of `destination`, whose size is the sum of the
+/// sizes of `sources`. Throws `argument_error`.
 template <class Ends, class Destination>
 [[nodiscard]] std::vector<transfer> gather(Ends &&sources, Destination &&destination, on_error failed = {}) {
     const std::vector<detail::block> from = detail::blocks_of(sources), to{detail::block_of(destination)};
@@ -367,8 +367,8 @@ template <class Sources, class Destinations,
 /// same size on all other ranks. Pass them to `node::plan_exchange`, like those of the collectives below.
 ///
 /// This and the collectives below throw `argument_error` for an empty node, a root that is not a rank, memory whose
-/// size differs from the bytes that move there, and sizes that are not one per rank or whose sum overflows. The other
-/// ranks, which are in `plan_exchange` or call it later, then get `rank_failed` with the reason.
+/// size differs from the bytes that move there, and lists of sizes that do not have one entry per rank or whose sum
+/// overflows. The other ranks, which are in `plan_exchange` or call it later, then get `rank_failed` with the reason.
 template <class Elements>
 [[nodiscard]] std::vector<half_transfer> broadcast(const node &ranks, int root, Elements &&elements,
                                                    on_error failed = {}) {
@@ -403,7 +403,7 @@ template <class Source, class Destination>
 }
 
 /// Returns this rank's descriptors for an all-gather, which copies `source` of each rank to `destination` of all ranks.
-/// `elements` as for `gather`.
+/// `elements` has the same meaning as for `gather`.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_gather(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> elements = {}, on_error failed = {}) {
@@ -412,10 +412,10 @@ template <class Source, class Destination>
         MP_ALL_GATHER, ranks, 0, detail::as_device_span(source), to, elements, failed);
 }
 
-/// Returns this rank's descriptors for an all-to-all, which copies one part of `source` to each rank, and one part of
-/// each rank into `destination`. `sent` and `received` list the number of elements for each rank; if they are empty,
-/// all parts have equal size. If two ranks disagree about a size, planning fails on all ranks, and the error names
-/// both.
+/// Returns this rank's descriptors for an all-to-all, which copies one part of `source` to each rank, and receives one
+/// part from each rank into `destination`. `sent` and `received` list the number of elements for each rank; if they are
+/// empty, all parts have equal size. If two ranks disagree about a size, planning fails on all ranks, and the error
+/// names both.
 template <class Source, class Destination>
 [[nodiscard]] std::vector<half_transfer> all_to_all(const node &ranks, Source &&source, Destination &&destination,
                                                     array_view<const std::size_t> sent = {},

@@ -3,7 +3,7 @@
 #define MPGPU_CONTEXT_HPP
 
 /// @file
-/// Contexts: a machine and the resources that the library holds on it.
+/// Contexts, which hold the description of the machine and the library's resources on it.
 
 #include <mpgpu/detail/handle.hpp>
 #include <mpgpu/detail/host_task.hpp>
@@ -37,7 +37,7 @@ enum class backend : std::int32_t {
 
 /// Method by which streams wait for signals.
 enum class signal_wait : std::int32_t {
-    automatic = MP_SIGNAL_WAIT_DEFAULT,   ///< value of `MPGPU_SIGNAL_WAIT`, or the default of `mp_signal_wait_t`
+    automatic = MP_SIGNAL_WAIT_DEFAULT,   ///< value of `MPGPU_SIGNAL_WAIT`; if unset, see `mp_signal_wait_t`
     operation = MP_SIGNAL_WAIT_OPERATION, ///< stream operation, which uses no GPU resources
     kernel = MP_SIGNAL_WAIT_KERNEL        ///< kernel of one warp, which continues sooner; see `mp_signal_wait_t`
 };
@@ -48,12 +48,13 @@ enum class description : std::int32_t {
     json = MP_FORMAT_JSON  ///< one JSON object
 };
 
-/// Options of a new context. A field that keeps its default takes its value from the environment, otherwise from the
+/// Options of a new context. If a field keeps its default, its value is taken from the environment, otherwise from the
 /// library's defaults.
 struct context_options {
     /// Execution backend.
     mpgpu::backend backend = mpgpu::backend::automatic;
-    /// Name of a preset, or path of a topology file. Empty: the machine is discovered.
+    /// Name of a topology preset, or path of a topology file. If it is empty, the value of `MPGPU_TOPOLOGY` is used; if
+    /// that is unset, the context discovers the machine.
     std::string topology;
     /// Maximum staging memory on each device, bytes. 0: the library decides.
     std::uint64_t staging_bytes = 0;
@@ -64,14 +65,14 @@ struct context_options {
     /// Maximum number of CPU threads that copy between pageable and pinned host memory, at most 256. -1: none. 0: the
     /// library decides.
     std::int32_t host_threads = 0;
-    /// Maximum number of programs whose graphs are kept for reuse. 0: the library decides.
+    /// Maximum number of copy programs (compiled plans) whose CUDA graphs are cached for reuse. 0: the library decides.
     std::uint64_t cache_graphs = 0;
 };
 
 /// Options of a probe.
 struct probe_options {
     /// Path of the file to write. Empty: a file in the user's cache directory. Contexts on these GPUs read it there,
-    /// and the tuning file beside it.
+    /// with the tuning file in the same directory.
     std::string file;
     /// True if the probe writes a file.
     bool keep = true;
@@ -86,13 +87,13 @@ using device_statistics = mp_device_statistics_t;
 
 /// Context: a machine and all resources that the library holds on it. Usually one per process; all threads may use it.
 ///
-/// Owns its C handle and is move-only. The destructor waits for the work of this context, then frees its resources,
-/// including all of its memory. Other objects made from the context become invalid.
+/// Owns its C handle and is move-only. The destructor waits for the work enqueued in this context, then frees its
+/// resources, including all of its memory. Other objects made from the context become invalid.
 class context {
   public:
-    /// Discovers the machine and reads the environment; this happens nowhere else. Allocates nothing on a device; the
-    /// first plan that uses a device does. Throws `configuration_error`, `not_supported`, `argument_error`,
-    /// `driver_error`.
+    /// Creates a context: discovers the machine and reads the environment. No other function does either. Allocates no
+    /// device memory; the first plan that uses a device allocates it. Throws `configuration_error`, `not_supported`,
+    /// `argument_error`, `driver_error`.
     explicit context(const context_options &options = {}, on_error failed = {}) {
         mp_context_options_t c = MP_CONTEXT_OPTIONS_INIT;
         c.backend = static_cast<mp_backend_t>(options.backend);
@@ -136,11 +137,11 @@ class context {
         });
     }
 
-    /// Measures the machine: the speed of copies, which copies slow each other down, and whether the bytes arrive.
-    /// Contexts that are created later use the result; this context does not. A full probe that is stored for them also
-    /// tunes copies of host memory and all-to-alls; see `mp_context_probe`. Takes seconds and uses memory on every
-    /// device and all links, so no other work should run. Throws `argument_error`, `out_of_memory`, `not_supported`,
-    /// `configuration_error`, `driver_error`.
+    /// Measures the machine: the speed of copies, and which copies slow each other down. It also checks that copies
+    /// arrive correctly. Contexts that are created later use the result; this context does not. Unless the options
+    /// select a quick probe or no file, the probe also tunes plans for copies of host memory and for all-to-alls; see
+    /// `mp_context_probe`. Takes seconds and uses memory on every device and all links, so no other work should run.
+    /// Throws `argument_error`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
     void probe(const probe_options &options = {}, on_error failed = {}) const {
         mp_probe_options_t c = MP_PROBE_OPTIONS_INIT;
         c.file = options.file.empty() ? nullptr : options.file.c_str();
@@ -171,8 +172,8 @@ class context {
         return held;
     }
 
-    /// Blocks the calling thread until all work enqueued so far in a stream has finished. For streams that are not an
-    /// `mpgpu::stream`. Throws as `stream::synchronize`.
+    /// Blocks the calling thread until all work enqueued so far in a stream has finished. Use it for streams that are
+    /// not an `mpgpu::stream`. Throws the exceptions of `stream::synchronize`.
     void synchronize(stream_view stream, on_error failed = {}) const {
         failed.report(mp_stream_synchronize(get(), stream.get()));
     }
@@ -193,7 +194,7 @@ class context {
     }
 
     /// Returns the value of a counter. Data that was written before the counter was set to this value is then visible
-    /// to the calling thread. Throws as `raise_from_host`.
+    /// to the calling thread. Throws the exceptions of `raise_from_host`.
     [[nodiscard]] std::uint64_t read_counter(const std::uint64_t *counter, on_error failed = {}) const {
         std::uint64_t value = 0;
         failed.report(mp_signal_read(get(), counter, &value));

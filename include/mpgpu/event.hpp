@@ -32,8 +32,8 @@ class event {
     }
 
     /// Blocks the calling thread until the recorded work has finished. Throws `argument_error`, `driver_error`, and
-    /// `peer_gone` as `stream::synchronize`, every time until the event is recorded in a stream that has already
-    /// reported the error.
+    /// `peer_gone` in the cases in which `stream::synchronize` throws it. `peer_gone` is thrown by every call until the
+    /// event is recorded again in a stream that has already reported the error.
     void synchronize(on_error failed = {}) const { failed.report(mp_event_synchronize(context_handle(), get())); }
 
     /// Returns the C handle, which this object still owns. It is not a `cudaEvent_t`, even on the CUDA backend.

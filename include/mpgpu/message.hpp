@@ -77,14 +77,14 @@ class message_info {
     std::array<std::byte, MP_MESSAGE_METADATA_BYTES> metadata_{};
 };
 
-/// Tags that a receive accepts: those that equal `value` in the bits of `mask`.
+/// Tags that a receive accepts: those that equal `value` in all bits that are set in `mask`.
 struct message_tag {
-    std::uint64_t value = 0;                ///< compared in the bits of `mask`
-    std::uint64_t mask = ~std::uint64_t{0}; ///< bits that count
+    std::uint64_t value = 0;                ///< compared with the tag in the bits that are set in `mask`
+    std::uint64_t mask = ~std::uint64_t{0}; ///< bits that must be equal
 
     /// Accepts exactly this tag.
     constexpr message_tag(std::uint64_t exactly) noexcept : value(exactly) {}
-    /// Accepts tags that equal `tag` in the bits of `bits`.
+    /// Accepts tags that equal `tag` in all bits that are set in `bits`.
     constexpr message_tag(std::uint64_t tag, std::uint64_t bits) noexcept : value(tag), mask(bits) {}
     /// Accepts any tag.
     [[nodiscard]] static constexpr message_tag any() noexcept { return {0, 0}; }
@@ -98,7 +98,7 @@ template <class Byte> class message_memory {
     template <class C> using element_of = std::remove_pointer_t<pointer_of<C>>;
 
   public:
-    /// Refers to `bytes` bytes from `data` on.
+    /// Refers to `bytes` bytes that begin at `data`.
     constexpr message_memory(Byte *data, std::uint64_t bytes) noexcept : data_(data), bytes_(bytes) {}
 
     /// Refers to all elements of a container or view.
@@ -120,7 +120,7 @@ template <class Byte> class message_memory {
     std::uint64_t bytes_;
 };
 
-/// Request of a send, a receive, a fetch or a described buffer. Destroying a pending request does not stop the
+/// Request for a send, a receive, a fetch or a described buffer. Destroying a pending request does not stop the
 /// operation, as with `request`.
 class message_request : public request {
   public:
@@ -137,9 +137,9 @@ class message_request : public request {
         return message;
     }
 
-    /// Returns the message if `synchronize` would not block; the request is then empty. Does not block. Throws as
-    /// `synchronize`. An error that is reported to a `std::error_code` also ends the request; the result is then that
-    /// of `synchronize`.
+    /// Returns the message if `synchronize` would not block; the request is then empty. Does not block. Throws the
+    /// exceptions of `synchronize`. An error that is reported to a `std::error_code` also ends the request; the result
+    /// is then the same as that of `synchronize`.
     [[nodiscard]] std::optional<message_info> test(on_error failed = {}) {
         message_info message;
         std::int32_t done = 0;
@@ -173,13 +173,13 @@ struct described_buffer {
 
 /// Options of a new messenger. 0 selects the default. All ranks pass the same options.
 struct messenger_options {
-    std::uint32_t operations = 0; ///< unreceived sends, and unfinished receives, of a rank; 1024 by default
-    std::uint32_t messages = 0;   ///< messages of one rank that wait for receives of another; 4096 by default
+    std::uint32_t operations = 0; ///< maximum unreceived sends, and unfinished receives, per rank; default 1024
+    std::uint32_t messages = 0;   ///< maximum messages from one rank that wait at another; default 4096
 };
 
-/// Endpoint of one rank for the messages of a node. Owns its C handle and is move-only. Each rank destroys its
-/// messenger independently. The destructor blocks until data movement in progress has ended, at most twelve seconds
-/// (`mp_messenger_destroy`).
+/// Endpoint through which one rank exchanges messages with the other ranks of a node. Owns its C handle and is
+/// move-only. Each rank destroys its messenger independently. The destructor blocks until data movement in progress has
+/// ended, at most twelve seconds (`mp_messenger_destroy`).
 class messenger {
   public:
     /// Constructs an empty messenger. Every call on it reports `status::invalid_handle`.
@@ -206,8 +206,8 @@ class messenger {
         return made;
     }
 
-    /// Receives a message of `rank`, or of `any_rank`, into `data`, after earlier work in `stream`. See `mp_receive`.
-    /// Throws as `send`.
+    /// Receives a message from `rank`, or from any rank with `any_rank`, into `data`, after earlier work in `stream`.
+    /// See `mp_receive`. Throws the exceptions of `send`.
     [[nodiscard]] message_request receive(message_memory<void> data, std::int32_t rank, message_tag tag,
                                           stream_view stream, on_error failed = {}) const {
         message_request made;
@@ -224,8 +224,8 @@ class messenger {
         return found != 0 ? std::optional<message_info>(message) : std::nullopt;
     }
 
-    /// Describes the bytes of `data`, after earlier work in `stream` has written them, for one rank that fetches them.
-    /// Throws as `send`.
+    /// Describes the bytes of `data`, after earlier work in `stream` has written them, so that one rank can fetch them.
+    /// Throws the exceptions of `send`.
     [[nodiscard]] described_buffer describe(message_memory<const void> data, stream_view stream,
                                             on_error failed = {}) const {
         described_buffer made{};
@@ -234,8 +234,8 @@ class messenger {
         return made;
     }
 
-    /// Fetches the buffer of a descriptor, once, into `data`, after earlier work in `stream`. Throws as `send`, and
-    /// `message_error` if `data` is too small.
+    /// Fetches the buffer that a descriptor refers to, once, into `data`, after earlier work in `stream`. Throws the
+    /// exceptions of `send`, and `message_error` if `data` is too small.
     [[nodiscard]] message_request fetch(const message_descriptor &descriptor, message_memory<void> data,
                                         stream_view stream, on_error failed = {}) const {
         message_request made;

@@ -3,11 +3,12 @@
 #define MPGPU_MPI_HPP
 
 /// @file
-/// MPI ranks of a node, which share memory and plan together. Needs only mpgpu.hpp and MPI.
+/// Nodes made from an MPI communicator: the MPI ranks on one machine, which share memory and plan transfers together.
+/// Needs only mpgpu.hpp and MPI.
 ///
 /// @code
 /// mpgpu::context ctx;
-/// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks of this node, and their GPUs
+/// const mpgpu::mpi::node node(ctx, MPI_COMM_WORLD);                  // the ranks on this node, and their GPUs
 /// const mpgpu::device gpu = node.device();                           // the GPU that this rank uses
 /// mpgpu::buffer<double> ghost(ctx, gpu, n);
 /// mpgpu::plan halo = node.plan_exchange(                             // all transfers of a step; collective
@@ -103,17 +104,17 @@ class communicator {
     MPI_Comm value_ = MPI_COMM_NULL;
 };
 
-/// Message of each rank to the others in `exchange`. Plain bytes.
+/// Message that each rank sends to the others in `exchange`. Plain bytes.
 struct offer {
     memory_handle handle;
-    std::int32_t status; ///< of the export; `MP_SUCCESS` with a handle
-    std::uint32_t empty; ///< 1 if the rank offers nothing
+    std::int32_t status; ///< status of the export; `MP_SUCCESS` if there is a handle
+    std::uint32_t empty; ///< 1 if the rank exports nothing
 };
 static_assert(std::is_trivially_copyable_v<offer> && sizeof(offer) == sizeof(memory_handle) + 8);
 
 } // namespace detail
 
-/// UUID of a GPU or a host domain, equal in all processes of a node.
+/// UUID of a GPU or a NUMA domain of host memory. It is equal in all processes on one machine.
 using device_uuid = std::array<unsigned char, 16>;
 
 namespace detail {
@@ -133,32 +134,33 @@ namespace detail {
 }
 
 /// Result of `node::exchange`: the memory of all ranks that this rank can map. Owns the mappings and is move-only.
-/// Copies into memory of a rank must have ended before that rank frees it.
+/// Before a rank frees its memory, copies from and to it must have ended.
 template <class T> class shared_memory {
   public:
     /// Returns the number of ranks of the communicator.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(peers_.size()); }
 
-    /// Returns the memory of a rank of the communicator from which the node was made. `range` is the index among the
-    /// ranges of that rank. This rank's own memory has its own address. Returns `nullptr` for a range that the rank did
-    /// not offer, for a rank of another node, and for memory that cannot be mapped; `why` returns the reason.
+    /// Returns the memory of a rank, as mapped in this process. `rank` is a rank of the communicator from which the
+    /// node was made. `range` is the index among the ranges that the rank passed to `exchange`. For this rank, the
+    /// result is the memory that it passed. Returns `nullptr` for a range that the rank did not pass, for a rank on
+    /// another node, and for memory that cannot be mapped; `why` returns the reason.
     [[nodiscard]] imported_memory<T> *of(int rank, std::size_t range = 0) noexcept {
         mapped *const found = contains(rank, range) ? &peers_[static_cast<std::size_t>(rank)].ranges[range] : nullptr;
         return found != nullptr && found->memory ? &found->memory : nullptr;
     }
-    /// Returns the memory of a rank as the source of transfers.
+    /// Returns the memory of a rank as read-only memory, which can be the source of transfers.
     [[nodiscard]] const imported_memory<T> *of(int rank, std::size_t range = 0) const noexcept {
         const mapped &found = find(rank, range);
         return found.memory ? &found.memory : nullptr;
     }
 
-    /// Returns the reason why `of(rank, range)` is `nullptr`. `success` if it is not `nullptr`, or if the rank did not
-    /// offer the range.
+    /// Returns the reason why `of(rank, range)` is `nullptr`. The result is `status::success` if it is not `nullptr`,
+    /// or if the rank did not pass the range to `exchange`.
     [[nodiscard]] mpgpu::status status(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).status;
     }
 
-    /// Returns the text for the reason why `of(rank, range)` is `nullptr`. Empty if there is none.
+    /// Returns the reason why `of(rank, range)` is `nullptr`, as text. The text is empty if there is no reason.
     [[nodiscard]] const std::string &why(int rank, std::size_t range = 0) const noexcept {
         return find(rank, range).why;
     }
@@ -172,7 +174,7 @@ template <class T> class shared_memory {
     };
     struct peer {
         std::vector<mapped> ranges; ///< empty for a rank on another node
-        mapped elsewhere;           ///< result for all other ranges
+        mapped elsewhere;           ///< result of `of` for all other ranges
     };
 
     [[nodiscard]] bool contains(int rank, std::size_t range) const noexcept {
@@ -203,21 +205,21 @@ class node : public mpgpu::node {
     node() noexcept = default;
 
     /// Splits `all` by node. Collective over `all`. The caller keeps `all`; the node duplicates it, so that its
-    /// messages do not match messages of the caller. `gpus` as for `mpgpu::node`. Throws as that constructor, and
-    /// `driver_error` for an error of MPI.
+    /// messages do not match the caller's messages. `gpus` lists the GPUs that this rank uses; see the constructor of
+    /// `mpgpu::node`. Throws the exceptions of that constructor, and `driver_error` for an MPI error.
     node(const context &ctx, MPI_Comm all, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, MPI_COMM_NULL), gpus) {}
-    /// Splits `all` by node, with one GPU. `std::optional::emplace` and `std::make_unique` need this overload, because
-    /// they cannot forward a braced list.
+    /// Splits `all` by node, for a rank that uses one GPU. `std::optional::emplace` and `std::make_unique` need this
+    /// overload, because they cannot forward a braced list.
     node(const context &ctx, MPI_Comm all, mpgpu::device gpu)
         : node(ctx, all, array_view<const mpgpu::device>(&gpu, 1)) {}
 
-    /// Uses `local`, an existing communicator of the ranks of this node, or of some of them. Only these ranks share
-    /// memory and plan together. The caller keeps both communicators. With `MPI_COMM_NULL` the node splits `all`
-    /// itself.
+    /// Creates the node from `local`, an existing communicator that contains the ranks on this node, or some of them.
+    /// Only these ranks share memory and plan together. The caller keeps both communicators. With `MPI_COMM_NULL` the
+    /// node splits `all` itself.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, array_view<const mpgpu::device> gpus = {})
         : node(ctx, communicators(all, local), gpus) {}
-    /// Uses `local`, with one GPU.
+    /// Creates the node from the communicator `local`, for a rank that uses one GPU.
     node(const context &ctx, MPI_Comm all, MPI_Comm local, mpgpu::device gpu)
         : node(ctx, all, local, array_view<const mpgpu::device>(&gpu, 1)) {}
 
@@ -231,12 +233,13 @@ class node : public mpgpu::node {
     [[nodiscard]] MPI_Comm communicator() const noexcept { return of_.local ? of_.local->get() : MPI_COMM_NULL; }
     /// Returns a duplicate of the communicator `all`, with the ranks of all nodes. The node owns it.
     [[nodiscard]] MPI_Comm everyone() const noexcept { return of_.all.get(); }
-    /// Returns the ranks of this node including this one, as the communicator `all` numbers them, in ascending order.
+    /// Returns the ranks on this node, including this rank, in ascending order. They are ranks of the communicator
+    /// `all`.
     [[nodiscard]] const std::vector<int> &ranks() const noexcept { return on_node_; }
-    /// Converts a rank of the communicator `all` to the rank in this node, which plans and messages use. For a rank of
-    /// another node the result is below 0, and every call rejects it by name; check with `contains` first. A rank below
-    /// 0, such as `MPI_PROC_NULL`, is returned unchanged, and descriptors with it move nothing. Throws `argument_error`
-    /// for a rank that the communicator does not have.
+    /// Converts a rank of the communicator `all` to the rank in this node, which plans and messages use. For a rank on
+    /// another node the result is below 0. Every call rejects such a result with an error that names the rank; check
+    /// with `contains` first. A rank below 0, such as `MPI_PROC_NULL`, is returned unchanged, and descriptors with it
+    /// move nothing. Throws `argument_error` for a number that is not a rank of the communicator.
     [[nodiscard]] int rank_on_node(int rank) const {
         if (rank >= communicator_size()) {
             mpgpu::detail::fail({status::invalid_argument, 0, "rank",
@@ -253,11 +256,11 @@ class node : public mpgpu::node {
         return rank >= 0 && rank < communicator_size() && index_[static_cast<std::size_t>(rank)] >= 0;
     }
 
-    /// Returns the device that each rank of this node passes, in the order of `ranks()`, as this process numbers
-    /// devices. Devices are identified by UUID, so the ranks may have different `CUDA_VISIBLE_DEVICES`. A rank whose
-    /// GPU is not visible to this process has no device. Collective over the ranks of this node. Throws
-    /// `argument_error` on a rank that passes a device that it does not have; the other ranks continue and get no
-    /// device for it. Throws `rank_failed` if ranks are in different calls.
+    /// Returns the devices that the ranks on this node pass, in the order of `ranks()`. The devices have the numbers
+    /// that they have in this process. Devices are identified by UUID, so the ranks may have different
+    /// `CUDA_VISIBLE_DEVICES`. A rank whose GPU is not visible to this process gets no device in the result. Collective
+    /// over the ranks on this node. Throws `argument_error` on a rank that passes a device that does not exist there;
+    /// the other ranks continue and get no device for this rank. Throws `rank_failed` if ranks are in different calls.
     [[nodiscard]] std::vector<std::optional<mpgpu::device>> device_of_each(mpgpu::device mine) const {
         check_made();
         device_uuid uuid{};
@@ -279,15 +282,16 @@ class node : public mpgpu::node {
         return found;
     }
 
-    /// Exports `mine` and imports the memory that the other ranks of this node export. An empty span offers nothing.
-    /// Collective over the ranks of this node. If an export or a mapping fails, nothing is thrown and no rank waits;
-    /// `shared_memory::why` returns the reason. Throws `rank_failed` if ranks are in different calls.
+    /// Exports `mine` and imports the memory that the other ranks of this node export. If `mine` is empty, this rank
+    /// exports nothing. Collective over the ranks of this node. If an export or a mapping fails, nothing is thrown and
+    /// no rank waits; `shared_memory::why` returns the reason. Throws `rank_failed` if ranks are in different calls.
     template <class T> [[nodiscard]] shared_memory<T> exchange(device_span<T> mine) const {
         return exchange(std::vector<device_span<T>>{mine});
     }
-    /// Exchanges several ranges of each rank together; `of(rank, i)` returns range `i` of a rank. Ranges may be empty,
-    /// and ranks may offer different numbers of them. If `kernels` is a device, the memory is mapped for its kernels
-    /// (`imported_memory::in_kernels`), including memory of GPUs that are not visible to this process.
+    /// Exchanges several memory ranges of each rank together; `shared_memory::of(rank, i)` returns range `i` of a rank.
+    /// Ranges may be empty, and ranks may pass different numbers of ranges. If `kernels` is a device, the memory is
+    /// mapped for its kernels (`imported_memory::in_kernels`), including memory of GPUs that are not visible to this
+    /// process.
     template <class T>
     [[nodiscard]] shared_memory<T> exchange(const std::vector<device_span<T>> &mine,
                                             mpgpu::device kernels = mpgpu::device::automatic()) const {
@@ -355,7 +359,7 @@ class node : public mpgpu::node {
     /// Communicators that this object owns.
     struct communicators {
         detail::communicator all;
-        std::shared_ptr<detail::communicator> local; ///< of this node; shared with the allgather function
+        std::shared_ptr<detail::communicator> local; ///< ranks on this node; shared with the allgather function
 
         /// Duplicates the communicators. Splits `of_all` by node if `of_local` is `MPI_COMM_NULL`.
         communicators(MPI_Comm of_all, MPI_Comm of_local) : local(std::make_shared<detail::communicator>()) {
@@ -390,7 +394,7 @@ class node : public mpgpu::node {
         }
     }
 
-    /// Gathers `count` values of each rank of this node, which all of them pass to `call`.
+    /// Gathers `count` values from each rank on this node. All ranks on the node must be in the collective `call`.
     template <class T> [[nodiscard]] std::vector<T> of_all(const char *call, const T *mine, std::size_t count) const {
         return mpgpu::detail::of_all_ranks(get(), on_node_.size(), call, mine, count);
     }
@@ -405,8 +409,8 @@ class node : public mpgpu::node {
     mp_context_t context_ = nullptr;
     device_count devices_;
     communicators of_;
-    std::vector<int> on_node_; ///< rank in `all` of each rank of this node
-    std::vector<int> index_;   ///< index in `on_node_` of each rank of `all`; -1 on another node
+    std::vector<int> on_node_; ///< for each rank of this node: its rank in the communicator `all`
+    std::vector<int> index_;   ///< for each rank of `all`: its index in `on_node_`; -1 on another node
 };
 
 } // namespace mpgpu::mpi

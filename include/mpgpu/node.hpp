@@ -3,13 +3,13 @@
 #define MPGPU_NODE_HPP
 
 /// @file
-/// Nodes: ranks, each in its own process, that plan together. `mpi::node` of mpgpu/mpi.hpp is a node made from a
-/// communicator.
+/// Nodes: groups of ranks, each in its own process, that plan transfers together. `mpi::node`, in mpgpu/mpi.hpp, is a
+/// node made from an MPI communicator.
 ///
 /// @code
 /// mpgpu::node node(ctx, rank, ranks, "/tmp/meeting");                // collective
 /// mpgpu::plan halo = node.plan_exchange({mpgpu::send_to(right, tag, edge), mpgpu::receive_from(left, tag, ghost)});
-/// halo.enqueue(stream);                                              // each time step, each rank its part
+/// halo.enqueue(stream);                                              // in each time step, on every rank
 /// @endcode
 
 #include <mpgpu/buffer.hpp>
@@ -29,13 +29,15 @@
 
 namespace mpgpu {
 
-/// Memory of a rank that transfers of a node's plan may refer to. The C struct.
+/// Memory range that a rank passes to a plan of the node, so that the plan's transfers may refer to it. The C struct.
 using window = mp_window_t;
 
-/// Copy between windows of two ranks, or within one rank: destination, source (each a `node_end`), bytes. The C struct.
+/// Copy between windows (memory ranges) of two ranks, or within one rank. It consists of the destination and the
+/// source, each a `node_end`, and the number of bytes. The C struct.
 using node_transfer = mp_node_transfer_t;
 
-/// Returns one end of a `node_transfer`: byte `offset` of the window with this index among those that `rank` passes.
+/// Returns the source or destination of a `node_transfer`: the address `offset` bytes after the beginning of a window.
+/// `window` is the index among the windows that `rank` passes.
 [[nodiscard]] constexpr mp_node_end_t node_end(int rank, std::uint32_t index, std::uint64_t offset = 0) noexcept {
     return {static_cast<std::uint32_t>(rank), index, offset};
 }
@@ -44,7 +46,7 @@ using node_transfer = mp_node_transfer_t;
 /// but no address in the other rank's memory. `send_to` and `receive_from` create it.
 struct half_transfer {
     window memory;     ///< memory of this rank
-    int rank;          ///< other rank; below 0, as `MPI_PROC_NULL`, nothing is moved
+    int rank;          ///< other rank; if it is below 0, like `MPI_PROC_NULL`, nothing is moved
     std::uint64_t tag; ///< equal in the send and the receive descriptor
     bool is_send;      ///< true if this rank sends the bytes
 };
@@ -59,7 +61,7 @@ template <class Memory> constexpr void refuse_memory_of_half() noexcept {
     static_assert(!is_end<Memory>, "mpgpu: receive_from writes: pass a buffer or a device_span that is not const");
 }
 
-/// Gathers `count` values of every rank of a node, in rank order. All ranks call it together with the same `call`,
+/// Gathers `count` values from every rank of a node, in rank order. All ranks call it together with the same `call`,
 /// which is the name that errors show. Throws `rank_failed` if ranks are in different calls.
 template <class T>
 [[nodiscard]] std::vector<T> of_all_ranks(mp_node_t node, std::size_t ranks, const char *call, const T *mine,
@@ -70,7 +72,7 @@ template <class T>
     return all;
 }
 
-/// Blocks until all ranks of a node have called it with the same `call`. Throws as `of_all_ranks`.
+/// Blocks until all ranks of a node have called it with the same `call`. Throws the exceptions of `of_all_ranks`.
 inline void meet_all_ranks(mp_node_t node, const char *call) {
     on_error().report(mp_node_allgather(node, call, nullptr, nullptr, 0));
 }
@@ -112,7 +114,7 @@ template <class Memory,
     return {{nullptr, 0}, rank, tag, false};
 }
 
-/// Agent that moves partitions as soon as they are ready.
+/// Mechanism that moves the partitions of a transfer as soon as they are ready: copy engines or the producing kernel.
 enum class agent : std::int32_t {
     automatic = MP_AGENT_AUTO,          ///< chosen by the library
     copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; uses no multiprocessor
@@ -122,20 +124,20 @@ enum class agent : std::int32_t {
 /// Options of transfers that are divided into partitions.
 struct partitioning {
     std::uint32_t count = 0;        ///< partitions of each transfer; 0 lets the model choose
-    agent mover = agent::automatic; ///< agent that moves ready partitions
+    agent mover = agent::automatic; ///< mechanism that moves ready partitions
     bool arrivals = true;           ///< true if receivers are notified when each partition arrives
     bool stores = false;            ///< true if `agent::automatic` may let producers store at the destination
 };
 
 /// Candidates and limits of `node::tune_partitions`.
 struct partition_tuning {
-    /// Agents to try. With `agent::producer` the kernel must write where the trigger points. `agent::automatic`
-    /// requires `arrivals` to be false.
+    /// Mechanisms to try for moving the partitions. With `agent::producer`, the kernel must write to the address that
+    /// `mpgpu::trigger::destination` returns. `agent::automatic` requires `arrivals` to be false.
     std::vector<agent> agents{agent::copy_engine};
-    std::uint32_t rounds = 0; ///< timed steps of each candidate; 0 selects 7
+    std::uint32_t rounds = 0; ///< number of timed steps for each candidate; 0 selects 7
     bool arrivals = true;     ///< true if receivers are notified when each partition arrives
-    std::string file{};       ///< file that keeps the trials; empty for the file of MPGPU_TUNING_FILE
-    std::uint32_t blocks = 0; ///< blocks of the kernel, for programs that tune with several block counts
+    std::string file{};       ///< file that stores the measurements; if empty, the file that MPGPU_TUNING_FILE names
+    std::uint32_t blocks = 0; ///< thread blocks of the kernel, for programs that tune with several block counts
 };
 
 /// Returns a window of all bytes of a span.
@@ -147,11 +149,11 @@ template <class T> [[nodiscard]] window make_window(buffer<T> &whole) noexcept {
     return make_window(device_span<T>(whole));
 }
 
-/// Node: ranks that plan together. Owns its C handle and is move-only.
+/// Node: group of ranks on one machine that plan transfers together. Owns its C handle and is move-only.
 class node {
   public:
-    /// Function that gathers `bytes` bytes of every rank on every rank, in rank order, as `MPI_Allgather` does. Returns
-    /// 0 on success and any other number on failure. Must not throw.
+    /// Function that gathers `bytes` bytes from every rank on every rank, in rank order, as `MPI_Allgather` does.
+    /// Returns 0 on success and any other number on failure. Must not throw.
     using allgather = std::function<int(const void *send, void *receive, std::size_t bytes)>;
 
     /// Constructs an empty node. Every call on it reports `status::invalid_handle`.
@@ -167,14 +169,15 @@ class node {
         : rank_(rank), ranks_(ranks), gather_(std::make_unique<allgather>(std::move(gather))) {
         make(ctx, rank, ranks, call, nullptr, gpus, failed);
     }
-    /// Creates a node whose ranks have no allgather function. They meet at a socket, wait for each other for one
-    /// minute, and all pass the same path, in a folder that they may all write to. Throws as the constructor above.
+    /// Creates a node whose ranks have no allgather function. The ranks connect to each other through a Unix socket at
+    /// `path`. All ranks pass the same path, in a directory that all of them may write to. They wait for each other for
+    /// at most one minute. Throws the exceptions of the constructor above.
     node(const context &ctx, std::uint32_t rank, std::uint32_t ranks, const std::string &socket,
          array_view<const mpgpu::device> gpus = {}, on_error failed = {})
         : rank_(rank), ranks_(ranks) {
         make(ctx, rank, ranks, nullptr, socket.c_str(), gpus, failed);
     }
-    /// Creates a node of this process alone.
+    /// Creates a node that consists of this process only.
     explicit node(const context &ctx, on_error failed = {}) : ranks_(1) {
         failed.report(mp_node_create(ctx.get(), 0, 1, nullptr, nullptr, nullptr, handle_.address()));
     }
@@ -195,7 +198,8 @@ class node {
     }
 
     /// Plans transfers that move in partitions, each as soon as it is ready, while the rest is still being produced. A
-    /// step consists of `plan::arm`, the producers, and `plan::enqueue`; see `mp_plan_arm`. Throws as `plan` above.
+    /// step consists of `plan::arm`, the producers, and `plan::enqueue`; see `mp_plan_arm`. Throws the exceptions of
+    /// the other overload of `plan`.
     [[nodiscard]] mpgpu::plan plan(array_view<const window> windows, array_view<const node_transfer> transfers,
                                    const partitioning &how, const plan_options &options = {},
                                    on_error failed = {}) const {
@@ -211,20 +215,20 @@ class node {
         return made;
     }
 
-    /// Plans the transfers of send and receive descriptors, for ranks that do not know the position of the bytes in the
-    /// other rank's memory. Collective.
+    /// Plans the transfers that send and receive descriptors define. Descriptors are for ranks that do not know the
+    /// position of the bytes in the other rank's memory. Collective.
     ///
     /// Sends match receives by source, destination and tag, in the order in which each rank passes them. Window `i` is
-    /// the memory of descriptor `i`. Throws as `plan`, and `argument_error` for a descriptor without a match or with a
-    /// different size.
+    /// the memory of descriptor `i`. Throws the exceptions of `plan`, and `argument_error` if a descriptor has no match
+    /// or differs in size from its match.
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const plan_options &options = {},
                                             on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
         return plan(windows, transfers, options, failed);
     }
-    /// Plans the transfers of send and receive descriptors, moved in partitions. `plan::trigger(rank(), i)` belongs to
-    /// descriptor `i`. With one partition each, a receiver can check which of its messages has arrived
-    /// (`trigger::arrived(0)`).
+    /// Plans the transfers that send and receive descriptors define, and divides them into partitions.
+    /// `plan::trigger(rank(), i)` returns the trigger for descriptor `i`. With one partition each, a receiver can check
+    /// which of its messages has arrived (`trigger::arrived(0)`).
     [[nodiscard]] mpgpu::plan plan_exchange(array_view<const half_transfer> halves, const partitioning &how,
                                             const plan_options &options = {}, on_error failed = {}) const {
         const auto [windows, transfers] = named(halves);
@@ -232,9 +236,9 @@ class node {
     }
 
     /// Finds the fastest partitioning of transfers by trial, on all ranks together. `produce` launches the producers of
-    /// a step in a stream. It receives the triggers of the transfers that this rank passed; this rank must send all of
-    /// them. An exception of `produce` ends the call. Destinations are overwritten. See `mp_node_tune_partitions`.
-    /// Throws as `plan`.
+    /// a step in a stream. It receives the triggers (kernel arguments, see mpgpu/trigger.cuh) of the transfers that
+    /// this rank passed; this rank must send all of them. An exception thrown by `produce` ends the call. Destinations
+    /// are overwritten. See `mp_node_tune_partitions`. Throws the exceptions of `plan`.
     [[nodiscard]] partitioning
     tune_partitions(array_view<const window> windows, array_view<const node_transfer> transfers,
                     const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce,
@@ -264,7 +268,7 @@ class node {
     }
 
     /// Joins the current or next collective call of the other ranks as a failed rank. That call then fails on them with
-    /// `rank_failed` and `reason`. For a rank that cannot make the call itself. Throws `rank_failed`.
+    /// `rank_failed` and `reason`. Use it on a rank that cannot make the call itself. Throws `rank_failed`.
     void fail(const std::string &reason, on_error failed = {}) const {
         failed.report(mp_node_fail(get(), reason.c_str()));
     }
@@ -280,9 +284,9 @@ class node {
         failed.report(mp_node_device(get(), &id));
         return mpgpu::device::from_id(id);
     }
-    /// Returns the GPUs that this rank uses: those that it listed, or its part of the visible GPUs. If several ranks
-    /// list the same GPU, the rank with the fewest GPUs so far uses it. Empty if there are fewer GPUs than ranks.
-    /// Throws `argument_error` if the node is empty.
+    /// Returns the GPUs that this rank uses: those that it passed to the constructor, otherwise those visible GPUs that
+    /// were assigned to it. If several ranks list the same GPU, the rank with the fewest GPUs so far uses it. Empty if
+    /// there are fewer GPUs than ranks. Throws `argument_error` if the node is empty.
     [[nodiscard]] std::vector<mpgpu::device> devices(on_error failed = {}) const {
         std::size_t count = 0;
         failed.report(mp_node_devices(get(), nullptr, 0, &count));
@@ -301,7 +305,7 @@ class node {
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
   private:
-    /// Callback of tuning, and the exception that it has thrown.
+    /// Callback for tuning, and the exception that it has thrown.
     struct producer_call {
         const std::function<void(array_view<const mp_trigger_t>, stream_view)> &produce;
         std::exception_ptr thrown;

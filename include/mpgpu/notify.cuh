@@ -3,8 +3,8 @@
 #define MPGPU_NOTIFY_CUH
 
 /// @file
-/// Notifications between a running kernel and CPU threads, the side of the kernel: a value that a kernel takes as
-/// argument. Needs nothing of the library. mpgpu/notify.hpp creates it and is the side of the threads.
+/// Kernel side of notifications between a running kernel and CPU threads. It is a value that a kernel takes as an
+/// argument. Needs nothing else from the library. mpgpu/notify.hpp, the CPU side, creates it.
 ///
 /// @code
 /// __global__ void work(mpgpu::notifier tell) {

@@ -3,8 +3,8 @@
 #define MPGPU_NOTIFY_HPP
 
 /// @file
-/// Notifications between a running kernel and CPU threads, the side of the threads. Needs only mpgpu.hpp.
-/// mpgpu/notify.cuh is the side of the kernel.
+/// CPU side of notifications between a running kernel and CPU threads. Needs only mpgpu.hpp. mpgpu/notify.cuh is the
+/// kernel side.
 ///
 /// @code
 /// mpgpu::notifications told(ctx, mpgpu::device::gpu(0), 2);

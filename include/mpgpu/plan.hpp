@@ -25,7 +25,7 @@ enum class engine : std::int32_t {
     kernel = MP_ENGINE_KERNEL   ///< direct copies, in fused kernels
 };
 
-/// Options of a plan. A field that keeps its default takes its value from the environment, otherwise from the tuning
+/// Options of a plan. If a field keeps its default, its value is taken from the environment, otherwise from the tuning
 /// file, otherwise from the cost model.
 struct plan_options {
     /// Mechanism that executes the plan.
@@ -34,17 +34,17 @@ struct plan_options {
     std::uint32_t max_paths = 0;
     /// True if a copy between GPUs may also pass through host memory, which is the default.
     std::optional<bool> host_path;
-    /// Bytes of one chunk on staged paths. 0: the model decides.
+    /// Size of a chunk on staged paths (paths through another GPU or host memory), bytes. 0: the model decides.
     std::uint64_t chunk_bytes = 0;
-    /// Transfers with fewer bytes use one path. 0: the model decides.
+    /// Size below which a transfer uses one path only, bytes. 0: the model decides.
     std::uint64_t min_bytes = 0;
     /// Maximum staging memory on each device, bytes. 0: the context's limit.
     std::uint64_t staging_bytes = 0;
     /// Bit mask of the GPUs that may relay bytes for others: bit `g` is GPU `g`. `MP_RELAY_NONE` allows none, 0 allows
     /// all.
     std::uint64_t relay_gpus = 0;
-    /// True if executions choose among variants of the plan by their measured times, which is the default. Plans of a
-    /// node do not choose.
+    /// True if executions measure variants of the plan and use the fastest, which is the default. Plans made by a node
+    /// do not choose among variants.
     std::optional<bool> adapt;
     /// Number of chunks of each path through another GPU. Takes precedence over `chunk_bytes`. 0: the model decides.
     std::uint32_t relay_chunks = 0;
@@ -77,13 +77,14 @@ namespace detail {
 
 } // namespace detail
 
-/// Properties of a plan: bytes, paths, modelled seconds, and measured seconds if available. The C struct.
+/// Properties of a plan: number of bytes, number of paths, time predicted by the model, and measured time if available.
+/// The C struct.
 using plan_info = mp_plan_info_t;
 
 /// Plan for a batch of transfers. It is made once and executed any number of times, from any thread.
 ///
-/// Owns its C handle and is move-only. The destructor does not wait; enqueued executions still finish. For a plan of a
-/// `node` the destructor blocks until the steps that this rank has enqueued have finished, which requires the other
+/// Owns its C handle and is move-only. The destructor does not wait; enqueued executions still finish. If a `node` made
+/// the plan, the destructor blocks until the steps that this rank has enqueued have finished, which requires the other
 /// ranks to reach them.
 class plan {
   public:
@@ -101,8 +102,8 @@ class plan {
     }
 
     /// Prepares the first execution in `stream`, so that it takes no longer than later ones. Enqueues nothing. Call it
-    /// before a time loop: it may take milliseconds and may wait for work of the GPUs. See `mp_plan_prepare`. Throws as
-    /// `execute`.
+    /// before a time loop: it may take milliseconds and may wait for work on the GPUs. See `mp_plan_prepare`. Throws
+    /// the exceptions of `execute`.
     void prepare(stream_view stream, on_error failed = {}) const {
         failed.report(mp_plan_prepare(get(), stream.get()));
     }
@@ -116,29 +117,32 @@ class plan {
         return done;
     }
 
-    /// Enqueues the copies without creating a request, for code that is ordered by streams alone. Throws as `execute`.
+    /// Enqueues the copies without creating a request, for code that is ordered by streams alone. Throws the exceptions
+    /// of `execute`.
     void enqueue(stream_view stream, on_error failed = {}) const {
         failed.report(mp_execute(get(), stream.get(), nullptr));
     }
 
-    /// Begins a step of a plan with partitions, after all earlier work in `stream`. Enqueue the producers next, then
-    /// call `enqueue` or `execute`. See `mp_plan_arm`. Throws `argument_error`, `peer_gone`.
+    /// Begins a step (one execution) of a plan with partitions, after all earlier work in `stream`. Next, enqueue the
+    /// kernels that produce the data, then call `enqueue` or `execute`. See `mp_plan_arm`. Throws `argument_error`,
+    /// `peer_gone`.
     void arm(stream_view stream, on_error failed = {}) const { failed.report(mp_plan_arm(get(), stream.get())); }
 
-    /// Returns the trigger of a transfer that moves in partitions, for kernels that produce or consume it
-    /// (mpgpu/trigger.cuh). `index` is the index among the transfers that `rank` passed. Throws `argument_error`.
+    /// Returns the trigger of a transfer that moves in partitions: the argument with which kernels mark partitions as
+    /// ready or check that they have arrived (mpgpu/trigger.cuh). `index` is the index among the transfers that `rank`
+    /// passed. Throws `argument_error`.
     [[nodiscard]] mp_trigger_t trigger(std::uint32_t rank, std::size_t index, on_error failed = {}) const {
         mp_trigger_t made = MP_TRIGGER_INIT;
         failed.report(mp_plan_get_trigger(get(), rank, index, &made));
         return made;
     }
 
-    /// Blocks until the last step of a plan with partitions has finished on this rank, but at most `seconds`. The error
-    /// lists the missing partitions. Throws `timeout`, `peer_gone`, `argument_error`.
+    /// Blocks until the last step of a plan with partitions has finished on this rank, but at most `seconds`. The
+    /// `timeout` error lists the partitions that are not ready. Throws `timeout`, `peer_gone`, `argument_error`.
     void synchronize(double seconds, on_error failed = {}) const { failed.report(mp_plan_synchronize(get(), seconds)); }
 
-    /// Describes paths, shares, chunks, modelled time, and the reason why each other path was rejected. Throws
-    /// `argument_error` if the plan is empty.
+    /// Describes the plan as text or JSON: the paths, the bytes and chunks on each path, the predicted time, and the
+    /// reason why each other path was rejected. Throws `argument_error` if the plan is empty.
     [[nodiscard]] std::string describe(description form = description::text, on_error failed = {}) const {
         return detail::text_of(failed, [&](char *out, std::size_t capacity, std::size_t *length) {
             return mp_plan_describe(get(), static_cast<mp_format_t>(form), out, capacity, length);

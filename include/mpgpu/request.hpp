@@ -47,18 +47,19 @@ class request {
     request() noexcept = default;
 
     /// Blocks the calling thread until all bytes have arrived. Returns immediately if the request is empty. The request
-    /// is then empty. Throws `driver_error`, `data_corruption` if the execution detected one, `peer_gone` as
-    /// `stream::synchronize`.
+    /// is then empty. Throws `driver_error`; `data_corruption` if the execution found wrong bytes (checked only with
+    /// `MPGPU_VERIFY=bytes`); and `peer_gone` in the cases in which `stream::synchronize` throws it.
     void synchronize(on_error failed = {}) { failed.report(mp_wait(handle_.address(), nullptr)); }
 
-    /// Returns true if all bytes have arrived, without blocking. The request is then empty. Throws as `synchronize`.
+    /// Returns true if all bytes have arrived, without blocking. The request is then empty. Throws the exceptions of
+    /// `synchronize`.
     [[nodiscard]] bool test(on_error failed = {}) {
         std::int32_t done = 0;
         failed.report(mp_test(handle_.address(), &done, nullptr));
         return done != 0;
     }
 
-    /// Makes later work of `stream` wait until all bytes have arrived, without blocking the host. If the request ends
+    /// Makes later work in `stream` wait until all bytes have arrived, without blocking the host. If the request ends
     /// with an error, which `synchronize` reports, the stream continues. Throws `argument_error`, `not_supported`.
     void wait(stream_view stream, on_error failed = {}) const {
         failed.report(mp_stream_wait_request(stream.get(), handle_.get()));

@@ -3,9 +3,9 @@
 #define MPGPU_TRIGGER_CUH
 
 /// @file
-/// Triggers, for kernels that produce or consume a transfer that moves in partitions. Needs nothing of the library
-/// except the values that a plan returns. A compiler without CUDA gets the same functions for CPU threads; each thread
-/// counts as a block of one thread.
+/// Triggers: arguments with which kernels mark partitions of a transfer as ready, or check that partitions have
+/// arrived. Needs nothing of the library except the values that a plan returns. A compiler without CUDA gets the same
+/// functions for CPU threads; each thread counts as a block of one thread.
 ///
 /// @code
 /// __global__ void produce(mpgpu::trigger out) {
@@ -15,7 +15,7 @@
 ///     out.ready_range(first * sizeof(double), (end - first) * sizeof(double));   // the whole block
 /// }
 ///
-/// plan.arm(stream);   // of mpgpu::node::plan, with partitions
+/// plan.arm(stream);   // the plan was made by mpgpu::node::plan, with partitions
 /// produce<<<blocks, threads, 0, stream>>>(mpgpu::trigger(plan.trigger(rank, 0)));
 /// plan.enqueue(stream);
 /// @endcode
@@ -120,13 +120,14 @@ inline void rest() {
 
 } // namespace trigger_detail
 
-/// One end of a transfer that moves in partitions, as a kernel argument. A value of a few words that is equal in every
-/// step and valid until the plan is destroyed.
+/// Kernel argument for a transfer that moves in partitions. The sender's kernels mark partitions as ready with it; the
+/// receiver's kernels wait for partitions. It is a value of a few words, which is equal in every step (execution of the
+/// plan) and valid until the plan is destroyed.
 ///
 /// Whole thread blocks call `ready…`, `wait` and `arrived`, with equal arguments in all threads, after the threads' own
 /// writes. The functions contain the required barrier and fence. In steps that do not count ready partitions, the
-/// `ready` functions contain neither. For one transfer, a step uses only one of the `ready` functions, on each
-/// partition.
+/// `ready` functions contain neither. Within one step, use only one of the `ready` functions for a transfer, and use it
+/// for each partition.
 class trigger {
   public:
     /// Constructs a trigger from the result of `mp_plan_get_trigger` (`mpgpu::plan::trigger`).
@@ -137,9 +138,9 @@ class trigger {
           reciprocal_(made.partition_bytes > 0 ? ~std::uint64_t{0} / made.partition_bytes : 0),
           partitions_(made.partitions), arrived_flags_(made.arrived_flags) {}
 
-    /// Returns the address at which producers write in this step: the source, or the destination itself with
-    /// `MP_AGENT_PRODUCER` and in steps that have chosen it (`stores`). Each call reads memory, so keep the result in a
-    /// variable. Null if this rank does not send the transfer.
+    /// Returns the address at which producers write in this step: the source of the transfer, or its destination. It is
+    /// the destination with `MP_AGENT_PRODUCER`, and in steps for which `partitioning::stores` has selected it. Each
+    /// call reads memory, so keep the result in a variable. Null if this rank does not send the transfer.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
         return step_ != nullptr ? reinterpret_cast<void *>(step_[0]) : nullptr;
     }
@@ -177,24 +178,25 @@ class trigger {
         ready_rows(first, bytes, 1, 0);
     }
 
-    /// Marks `rows` ranges of `bytes` bytes that begin `stride` bytes apart, for example the part of a face that a
-    /// block of a stencil writes.
+    /// Marks `rows` ranges as written. Each has `bytes` bytes, and they begin `stride` bytes apart, for example the
+    /// part of a face that a block of a stencil writes.
     MPGPU_TRIGGER_FUNCTION void ready_rows(std::uint64_t first, std::uint64_t bytes, std::uint64_t rows,
                                            std::uint64_t stride) const {
         ready_rows(this, 1, first, bytes, rows, stride);
     }
 
-    /// Marks a range in each of `transfers` transfers of the same bytes to several destinations, with equal partitions.
-    /// The block counts only once for all of them. A step uses no other `ready` function of these transfers.
+    /// Marks a range as written in each of `transfers` transfers, which send the same bytes to several destinations and
+    /// have equal partitions. The block's bytes are counted only once for all of them. Within a step, use no other
+    /// `ready` function for these transfers.
     MPGPU_TRIGGER_FUNCTION static void ready_range(const trigger *all, unsigned transfers, std::uint64_t first,
                                                    std::uint64_t bytes) {
         ready_rows(all, transfers, first, bytes, 1, 0);
     }
 
-    /// Returns true if a partition has arrived in this step, so that its bytes may be read. For a rank that receives
-    /// the transfer, after `mp_plan_arm`. Always false if the plan does not notify of arrivals. One thread of the block
-    /// checks, and all threads get the same result. If the sender has died or left the step, all partitions arrive and
-    /// the stream gets `MP_ERROR_PEER_GONE`.
+    /// Returns true if a partition has arrived in this step, so that its bytes may be read. Only for a rank that
+    /// receives the transfer, after `mp_plan_arm`. Always false if the plan does not notify of arrivals. One thread of
+    /// the block checks, and all threads get the same result. If the sender has died or left the step, all partitions
+    /// arrive and the stream gets `MP_ERROR_PEER_GONE`.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION bool arrived(std::uint32_t partition) const {
 #ifdef __CUDACC__
         return __syncthreads_and(!trigger_detail::is_first_thread() || is_up(partition)) != 0;

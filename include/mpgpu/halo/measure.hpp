@@ -3,7 +3,7 @@
 #define MPGPU_HALO_MEASURE_HPP
 
 /// @file
-/// Selection of the fastest form (method) of an exchange by measurement. Part of mpgpu/halo.hpp; include that header.
+/// Selection of the fastest exchange method by measurement. Part of mpgpu/halo.hpp; include that header.
 
 #include <mpgpu/halo/schedule.hpp>
 
@@ -20,17 +20,17 @@
 
 namespace mpgpu::halo {
 
-/// Form of an exchange that was measured when a plan was made.
+/// Exchange method that was measured when a plan was made, and the measured time.
 struct measured_form {
     std::uint64_t direct_pieces; ///< value of `options::direct_pieces`
-    double seconds; ///< least time of one of several back-to-back exchanges, until the slowest rank has finished
-    bool pushed;    ///< value of `options::pushed`
+    double seconds;              ///< least time per exchange, until the slowest rank has finished
+    bool pushed;                 ///< value of `options::pushed`
 };
 
 namespace detail {
 
 /// Returns the least time of one exchange for each of several methods, seconds. Infinity for a method that fails. The
-/// methods alternate, so that a disturbance of the machine affects all of them. `run(form, exchanges)` returns the
+/// methods alternate, so that a disturbance of the machine affects all of them. `run(method, exchanges)` returns the
 /// duration of several exchanges that are all enqueued before the host waits, or infinity if they fail. It returns
 /// equal values on all ranks, so that all ranks measure equally often and find the same result.
 ///
@@ -153,9 +153,9 @@ template <class Work> [[nodiscard]] double seconds_of(const Work &work) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
 }
 
-/// Returns the limits to choose from: the caller's value, or all that are worth measuring. If nothing can pack
-/// (`can_pack` is false), limits that need packing are left out. If all need packing, one remains, and making its plan
-/// reports the error.
+/// Returns the limits to choose from: the caller's value, or all that are worth measuring. If no function can pack
+/// (`can_pack` is false), limits that require packing are left out. If all limits require packing, one of them remains,
+/// and creating its plan reports the error.
 [[nodiscard]] inline std::vector<std::uint64_t> limits_to_try(const grid &g,
                                                               const std::vector<std::size_t> &element_bytes,
                                                               const options &how, bool can_pack, int ranks_in_a_plan) {

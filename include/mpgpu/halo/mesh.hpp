@@ -36,8 +36,8 @@ struct grid {
     std::array<int, 3> ranks = {1, 1, 1};
     /// True if the first cell of a dimension follows the last.
     std::array<bool, 3> periodic = {false, false, false};
-    /// Number of ghost cells at each end of each dimension, at most the number of cells that any rank has in that
-    /// dimension.
+    /// Number of ghost cells at the beginning and at the end of each dimension. At most the number of cells that each
+    /// rank has in that dimension.
     std::array<std::int64_t, 3> ghost = {0, 0, 0};
     /// Neighbours whose cells are received. Ghost cells of other neighbours, and those outside a mesh that is not
     /// periodic, are not changed.

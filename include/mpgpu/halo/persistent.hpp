@@ -7,7 +7,7 @@
 /// message, is notified of each message that has arrived, and unpacks it. Part of mpgpu/halo.hpp; include that header.
 ///
 /// After B. Elis et al., Non-Blocking GPU-CPU Notifications to Enable More GPU-CPU Parallelism, HPC Asia 2024, whose
-/// two forms are `persistent_form::block_each` (there: stream approach) and `persistent_form::all_blocks` (stacked).
+/// two methods are `persistent_form::block_each` (there: stream approach) and `persistent_form::all_blocks` (stacked).
 
 #include <mpgpu/halo/pieces.hpp>
 #include <mpgpu/notify.hpp>
@@ -342,7 +342,7 @@ MPGPU_NOTIFY_BOTH inline void pack_and_tell(const notify_block &block, const ker
 }
 
 /// Waits until the packed messages of an exchange are sent, in a kernel that begins another exchange afterwards.
-/// Returns false as `await_and_unpack`.
+/// Returns false if the exchange has failed on the host; the kernel must then end.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool await_sent(const notify_block &block, const kernel_work &work,
                                                        std::uint64_t exchange) {
     return work.tell.wait(block, detail::all_sent_at(work.sent, work.received), exchange) != detail::given_up;

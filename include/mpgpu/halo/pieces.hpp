@@ -66,7 +66,7 @@ inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept 
     }
 }
 
-/// Form of the kernel that moves all messages of a rank to and from other nodes.
+/// Kind of kernel that packs and unpacks all messages of a rank to and from other nodes.
 enum class persistent_form : std::int32_t {
     none,       ///< a kernel packs, the host waits for it and calls MPI, and another kernel unpacks
     block_each, ///< one kernel with one block per message
@@ -87,7 +87,7 @@ struct persistent_kernel {
 };
 
 /// Function that creates a `persistent_kernel` for one device. Its arguments are the lists of messages, the number of
-/// messages that are sent (the first ones in the lists), the notifier between kernel and CPU thread, the form of the
+/// messages that are sent (the first ones in the lists), the notifier between kernel and CPU thread, the kind of
 /// kernel, and the number of processes that share the device. The lists are in host memory and are invalid after the
 /// call.
 using persistent_copier = std::function<persistent_kernel(const context &, device, const detail::persistent_lists &,
@@ -102,12 +102,12 @@ using pushing_copier = std::function<launch_function(const context &, device, co
 enum class mpi_memory : std::int32_t {
     automatic, ///< device memory if MPI reports support for it, and on the host backend; otherwise staged
     device,    ///< device memory, for a GPU-aware MPI that does not report its support
-    staged     ///< host memory, with a copy at each end
+    staged     ///< host memory, with a copy by the sender and one by the receiver
 };
 
 /// Thread that makes progress on messages to and from ranks of other nodes, between `plan::start` and `plan::finish`.
 enum class progress_by {
-    start,  ///< `start` waits until they are packed, and `finish` until they have arrived
+    start,  ///< thread that calls `start` and `finish`; `start` waits for packing, `finish` for arrival
     caller, ///< threads that call `plan::progress`; `start` does not wait, and `finish` does the rest
     thread  ///< thread of the plan, which polls from `start` on; requires MPI_THREAD_MULTIPLE
 };
@@ -139,9 +139,9 @@ struct options {
     /// Options for planning the transfers. Between processes `mpgpu::node::plan` plans them for all ranks of a node
     /// together.
     plan_options transfers;
-    /// Memory that is passed to MPI, for plans that span nodes.
+    /// Kind of memory that is passed to MPI, for plans that span nodes.
     mpi_memory between_nodes = mpi_memory::automatic;
-    /// Form of the kernel for messages, for plans that span nodes. Equal on all ranks.
+    /// Kind of kernel that packs and unpacks messages to other nodes, for plans that span nodes. Equal on all ranks.
     persistent_form persistent = persistent_form::none;
     /// Function that creates that kernel, on CUDA `cuda_persistent()` of mpgpu/halo.cuh. Empty: CPU threads, which only
     /// the host backend can use.

@@ -61,10 +61,10 @@ class imports {
     virtual void unmap() noexcept = 0;
 };
 
-/// Notification of the other ranks when this rank leaves the plan. It reports the number of exchanges in which this
-/// rank takes part to the ranks whose kernels wait for its messages; a rank that waits for a later exchange receives
-/// `peer_gone`. A plan with captured exchanges reports an unlimited number, unless an exception ends it. After the loss
-/// of another rank the number is 0, because the kernels of this rank then send nothing more.
+/// Object that notifies the other ranks when this rank leaves the plan. It reports the number of exchanges in which
+/// this rank takes part to the ranks whose kernels wait for its messages; a rank that waits for a later exchange
+/// receives `peer_gone`. A plan with captured exchanges reports an unlimited number, unless an exception ends it. After
+/// the loss of another rank the number is 0, because the kernels of this rank then send nothing more.
 class departure {
   public:
     /// `gone` is set when a rank that this one waits for is lost.
@@ -126,8 +126,9 @@ class plan {
 
     /// Creates a plan with all ranks of the grid in this process. `arrays[rank]` are on the device of the rank; several
     /// ranks may share a device. If `options::direct_pieces` is empty, a few exchanges are executed to measure the
-    /// forms. Throws `argument_error` for a grid and arrays that do not match, `not_supported` if cells must be packed
-    /// on the CUDA backend without a `copier`, and the exceptions of `mpgpu::plan`.
+    /// exchange methods (docs/guide/halo.md). Throws `argument_error` for a grid and arrays that do not match,
+    /// `not_supported` if cells must be packed on the CUDA backend without a `copier`, and the exceptions of
+    /// `mpgpu::plan`.
     plan(const context &ctx, const grid &g, array_view<const rank_arrays> arrays, const options &how = {})
         : plan(fastest(ctx, g, arrays, how, checked(g, arrays, how))) {}
 
@@ -135,15 +136,16 @@ class plan {
     /// mpgpu/halo_mpi.hpp. A rank has the same number in the node's communicator and in the grid. The call is
     /// collective over these ranks. In the time loop, ranks of one node are ordered by their streams, without calls of
     /// MPI and without host waits. Messages to ranks on other nodes are exchanged by MPI: `start` waits for the packed
-    /// messages and calls MPI; `finish` calls MPI and waits for the messages. MPI must permit calls from these threads.
+    /// messages and calls MPI; `finish` calls MPI and waits for the messages. MPI must permit calls from the threads
+    /// that call `start` and `finish`.
     ///
-    /// If `options::direct_pieces` is empty, a few exchanges are executed, and all ranks use the form that is fastest
-    /// on the slowest rank. A form that is not possible on one rank is used on none. Memory that the neighbours cannot
-    /// map (docs/reference/sharing.md) is exchanged by messages, regardless of `direct_pieces`. If a rank cannot create
-    /// its part, all ranks throw: `argument_error` for arguments that do not match or differ between ranks,
-    /// `not_supported` as above, and the exceptions of mpi.hpp. If a rank ends during an exchange, the streams of its
-    /// neighbours continue without its cells. Synchronising such a stream by mpgpu (`stream`, `event`, `request`) then
-    /// throws `peer_gone`, and so does every later `start`.
+    /// If `options::direct_pieces` is empty, a few exchanges are executed, and all ranks use the exchange method that
+    /// is fastest on the slowest rank. A method that is not possible on one rank is used on none. Memory that the
+    /// neighbours cannot map (docs/reference/sharing.md) is exchanged by messages, regardless of `direct_pieces`. If
+    /// one rank cannot create the plan, all ranks throw: `argument_error` for arguments that do not match or differ
+    /// between ranks, `not_supported` in the case described at the constructor above, and the exceptions of mpi.hpp. If
+    /// a rank ends during an exchange, the streams of its neighbours continue without its cells. Synchronising such a
+    /// stream by mpgpu (`stream`, `event`, `request`) then throws `peer_gone`, and so does every later `start`.
     ///
     /// In a capturing stream, `exchange` becomes part of the graph, which may be launched repeatedly. All ranks must
     /// capture the same exchanges and launch them in the same order. With ranks on other nodes this throws
@@ -195,7 +197,7 @@ class plan {
     /// `finish`, that work must not access ghost cells, and may only read computed cells that are within a ghost width
     /// of the edge of the array's computed cells; it may use all other cells. With ranks on other nodes the call blocks
     /// until their messages are packed, because MPI does not order by streams, unless `options::progress` selects
-    /// another way. Otherwise it never blocks. Throws the same exceptions as `exchange`.
+    /// another thread for these calls. Otherwise it never blocks. Throws the same exceptions as `exchange`.
     void start(stream_view stream) {
         check_made();
         complete();
@@ -261,16 +263,16 @@ class plan {
     /// Bytes that the ranks of this process pack and send in one exchange, including messages to themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
-    /// Active value of `options::direct_pieces`: passed by the caller, or chosen by measurement. 0 if memory of other
-    /// processes could not be written directly.
+    /// Value of `options::direct_pieces` that the plan uses: passed by the caller, or chosen by measurement. 0 if
+    /// memory of other processes could not be written directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
-    /// Active value of `options::pushed`.
+    /// Value of `options::pushed` that the plan uses.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }
-    /// Forms that were measured to choose the active one, with the same times on all ranks. Empty if there was no
-    /// choice.
+    /// Exchange methods that were measured to choose the active one. The measured times are equal on all ranks. Empty
+    /// if there was no choice.
     [[nodiscard]] const std::vector<measured_form> &measured() const noexcept { return measured_; }
-    /// Returns a description of the exchange for people: bytes and form, measured forms, and forms that are not
-    /// possible.
+    /// Returns a human-readable description of the exchange: its bytes, its method, the methods that were measured, and
+    /// the methods that are not possible.
     [[nodiscard]] std::string describe() const {
         return "halo exchange: " + std::to_string(packed_bytes_) + " bytes packed, " + std::to_string(direct_bytes_) +
                " bytes directly into ghost cells, where they lie in up to " + std::to_string(direct_pieces_) +
@@ -289,7 +291,7 @@ class plan {
     struct lane {
         int rank;
         rank_arrays arrays;
-        stream order; ///< orders packing and unpacking; that of the first lane also orders all other work
+        stream order; ///< orders packing and unpacking; that of the first rank also orders all other work
         event done;
         memory outbox;
         memory inbox;
@@ -352,7 +354,8 @@ class plan {
         return made;
     }
 
-    /// Creates a plan in which messages are pushed. Streams order it like the other forms.
+    /// Creates a plan in which messages are pushed: the packing kernel writes them into the receiver's memory. Streams
+    /// order it like the other exchange methods.
     static plan with_pushed(const context &ctx, const grid &g, array_view<const rank_arrays> arrays,
                             const options &how) {
         detail::schedule all = detail::schedule_of(g, detail::element_sizes(arrays[0]), 0, [](int) { return true; });
@@ -420,10 +423,10 @@ class plan {
 
     [[nodiscard]] detail::form which() const noexcept { return {direct_pieces_, pushed_}; }
 
-    /// Executes `exchanges` exchanges to measure this form, and waits for them. If this fails on one rank, no rank
-    /// waits forever: the failing rank still enqueues all transfers that other ranks wait for, and ends the waits of
-    /// pushing kernels. A kernel whose wait was ended sends nothing more, so its rank does the same for its own
-    /// neighbours.
+    /// Executes `exchanges` exchanges to measure this exchange method, and waits for them. If this fails on one rank,
+    /// no rank waits forever: the failing rank still enqueues all transfers that other ranks wait for, and ends the
+    /// waits of pushing kernels. A kernel whose wait was ended sends nothing more, so its rank does the same for its
+    /// own neighbours.
     void run(const stream &order, int exchanges) {
 #if MPGPU_EXCEPTIONS
         const std::uint64_t last = transferred_ + static_cast<std::uint64_t>(exchanges);
@@ -462,8 +465,9 @@ class plan {
     }
 #endif
 
-    /// Returns the index of the fastest form, and stores all measurements and refusals in it. Returns the number of
-    /// forms if none is possible. `seconds` is empty if there are not two forms to compare.
+    /// Returns the index of the plan with the fastest exchange method, and stores in that plan all measurements and the
+    /// errors of methods that are not possible. Returns the number of methods if none is possible. `seconds` is empty
+    /// if there are fewer than two methods to compare.
     static std::size_t choose(std::vector<plan> &forms, const std::vector<double> &seconds,
                               const std::vector<detail::refused_form> &out) {
         constexpr double never = std::numeric_limits<double>::infinity();
@@ -671,7 +675,7 @@ class plan {
     launch_function push_;          ///< set between processes if messages are pushed
     signal_value gone_{nullptr, 1}; ///< set when a rank has ended: `push_` no longer waits
     std::vector<measured_form> measured_;
-    std::vector<detail::refused_form> refused_; ///< forms that are not possible
+    std::vector<detail::refused_form> refused_; ///< exchange methods that are not possible
     std::uint64_t direct_bytes_ = 0;
     std::uint64_t packed_bytes_ = 0;
     std::unique_ptr<detail::departure> leaving_; ///< set if messages are pushed; destroyed first
