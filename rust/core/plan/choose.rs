@@ -1,4 +1,4 @@
-//! Chooses the paths of a batch: one path for each transfer, or several if the model finds that faster.
+//! Chooses the paths of a batch: one path for each transfer, or several if the model predicts that to be faster.
 
 use super::candidates::{Candidate, Reason};
 use super::selection::{Assignment, PathShare, Selection};
@@ -7,16 +7,16 @@ use super::staging::NoRoom;
 use crate::model::GRAIN;
 use smallvec::SmallVec;
 
-/// Solving again with better chunk counts and without dropped paths settles after two or three rounds; the bound keeps planning
-/// time predictable.
+/// Largest number of times that the division is solved. Solving again with better chunk counts and without dropped paths settles after two
+/// or three iterations. The limit keeps planning time predictable.
 const ROUNDS: usize = 4;
 
-/// Part of a transfer, or of the time of one path, below which solving again changes nothing that could be measured.
+/// Fraction of a transfer, or of a path's time, below which solving again makes no measurable difference.
 const SETTLED: f64 = 5e-3;
 
 impl Selection<'_> {
-    /// Every transfer on the one path that is fastest for it alone. That is the direct one wherever a route exists: a plain
-    /// copy is what the caller would have done.
+    /// Assigns each transfer to the single path that is fastest for it. If a direct route exists, that is the direct path, because the
+    /// caller would have made a plain copy.
     pub(super) fn one_path(&self) -> Result<Assignment, NoRoom> {
         let costs = self.machine.costs();
         let fastest = |demand: usize| {
@@ -34,7 +34,8 @@ impl Selection<'_> {
         self.stage(shares.collect())
     }
 
-    /// Several paths for each transfer; `None` where no second path is worth having. `without` is the time of [`Selection::one_path`].
+    /// Assigns each transfer to several paths. Returns `None` if no second path helps. `without` is the modelled time of
+    /// [`Selection::one_path`], in seconds.
     pub(super) fn several_paths(&mut self, without: f64) -> Option<Assignment> {
         self.close_slow(without);
         if self.of.iter().all(|of| self.open(of).count() < 2) {
@@ -53,7 +54,7 @@ impl Selection<'_> {
                 }
                 None => lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without,
             };
-            // Direct paths alone are what every transfer has with one path.
+            // With direct paths only, the result would equal the plan with one path.
             if (0..self.candidates.len()).all(|i| self.closed[i].is_some() || self.candidates[i].via.is_none()) {
                 return None;
             }
@@ -62,7 +63,7 @@ impl Selection<'_> {
                     Ok(assignment) => return Some(assignment),
                     Err(NoRoom { candidate, ring_bytes, .. }) => self.closed[candidate] = Some(Reason::Staging { ring_bytes }),
                 }
-                // It may have been the last path of its transfer.
+                // A path closed here may have been the last open one of its transfer.
                 if self.of.iter().any(|of| self.open(of).next().is_none()) {
                     return None;
                 }
@@ -73,7 +74,7 @@ impl Selection<'_> {
         None
     }
 
-    /// Closes staged paths that options forbid, and those that cannot pay.
+    /// Closes staged paths that options forbid, and those too slow to help. `without` is the time of the plan with one path, in seconds.
     fn close_slow(&mut self, without: f64) {
         let costs = self.machine.costs();
         for of in &self.of {
@@ -93,15 +94,15 @@ impl Selection<'_> {
                     None
                 };
             }
-            // A transfer without a direct route keeps what one_path gave it if nothing else is left.
+            // If nothing else is left, a transfer without a direct route keeps the path that `one_path` selects.
             if of.clone().all(|i| self.closed[i].is_some()) {
                 of.clone().for_each(|i| self.closed[i] = None);
             }
         }
     }
 
-    /// Bytes for which each open candidate's chunks are counted at first: the part of its transfer's rates that is its own if
-    /// every resource is divided evenly among the candidates of the batch.
+    /// Returns a first estimate of the bytes of each open candidate, from which its number of chunks is computed. It divides every resource
+    /// evenly among the candidates of the batch, and each transfer in proportion to the resulting rates.
     fn guess(&self) -> Vec<f64> {
         let resources = self.machine.resources();
         let mut users = vec![0.0_f64; resources.len()];
@@ -120,14 +121,15 @@ impl Selection<'_> {
         guess
     }
 
-    /// Bytes for each candidate; closed ones get none.
+    /// Returns the bytes of each candidate for one transfer, by solving the linear program. Closed candidates get none. Returns `None` if
+    /// the solver fails.
     fn solve(&self, guess: &[f64]) -> Option<Vec<f64>> {
         let costs = self.machine.costs();
         let resources = self.machine.resources();
         let open: Vec<usize> = (0..self.candidates.len()).filter(|&i| self.closed[i].is_none()).collect();
         let column = |&i: &usize| {
             let Candidate { demand, model, .. } = &self.candidates[i];
-            // Of many alike, each takes one path.
+            // If a candidate represents many similar transfers, each transfer takes one path.
             let bytes = if self.count(i) > 1.0 { self.demand(i).shape.bytes } else { guess[i] as u64 };
             let chunks = self.chunks(i, bytes);
             let (fixed, each) = model.line(costs, chunks);
@@ -154,8 +156,8 @@ impl Selection<'_> {
         }
     }
 
-    /// Closes candidates whose share is not worth an operation, and those beyond `max_paths`, and scales up what is left. The
-    /// largest part of a transfer that lay on closed ones.
+    /// Closes candidates whose bytes are not worth an operation, and those beyond `max_paths`, and increases the bytes of the others in
+    /// proportion. Returns the largest fraction of any transfer that was on closed candidates.
     fn drop_small(&mut self, shares: &mut [f64]) -> f64 {
         let mut lost = 0.0_f64;
         for of in &self.of {
@@ -182,8 +184,8 @@ impl Selection<'_> {
         lost
     }
 
-    /// Returns the seconds by which a transfer ends later because its chunks were counted for other shares. The error of a path moves the end in
-    /// proportion to the bytes of the path.
+    /// Returns the largest delay of any transfer, in seconds, because chunk counts were computed for the bytes in `guess` and not for those
+    /// in `shares`. The error of a path delays the transfer in proportion to the bytes of the path.
     fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
         let overhead =
             |i: usize, chunks_for: f64| self.model(i).overhead(self.machine.costs(), shares[i] as u64, self.chunks(i, chunks_for as u64));

@@ -1,34 +1,35 @@
-//! Transfers that are planned as one.
+//! Combines equal transfers of a large batch so that they are planned together.
 //!
-//! A linear program takes time with a power of its size, and a halo of a hundred thousand pieces lies between a few pairs of devices. In a
-//! batch of very many transfers those between the same two memories, alike in size, are one demand: they stand in the program once, with all
-//! their bytes. So planning takes time in proportion to the transfers, and beyond it what the demands take.
+//! The time to solve a linear program grows faster than linearly with its size, but a halo exchange of a hundred thousand pieces has only a
+//! few pairs of devices. In very large batches, transfers of similar size between the same two memories are combined to one demand. A
+//! demand appears in the linear program once, with the sum of the bytes. So planning time grows only linearly with the number of transfers.
 
 use crate::program::Shape;
 use crate::topology::DeviceId;
 use crate::topology::MemoryKind;
 
-/// Batches of more transfers are aggregated. Below, each for itself takes 10 ms at most.
+/// Number of transfers up to which each is planned separately; larger batches are aggregated. Planning separately takes at most 10 ms up to
+/// this size.
 const MANY: usize = 256;
 
-/// Bytes that go from one memory to another.
+/// One transfer, or several similar transfers that are planned together.
 pub(super) struct Demand {
-    /// Transfer of the demand. If there are several, it has their mean size.
+    /// Transfer that the demand represents. If there are several, its size is their mean.
     pub shape: Shape,
-    /// Number of transfers that the demand stands for.
+    /// Number of transfers that the demand represents.
     pub count: u32,
 }
 
-/// The demands of a batch.
+/// All demands of a batch.
 pub(super) struct Demands {
     pub all: Vec<Demand>,
-    /// Index of the demand of each transfer; `None` for a transfer without bytes.
+    /// Index of the demand of each transfer, into `all`; `None` for a transfer of zero bytes.
     pub of: Vec<Option<u32>>,
-    /// True if a demand may stand for several transfers.
+    /// True if a demand may represent several transfers.
     pub aggregated: bool,
 }
 
-/// Memories, and the power of two of the size.
+/// Key of similar transfers: destination and source device, their memory kinds, and the binary logarithm of the size, rounded down.
 type Alike = (DeviceId, DeviceId, MemoryKind, MemoryKind, u32);
 
 impl Demands {
@@ -65,7 +66,7 @@ impl Demands {
         };
         let of = batch.iter().map(number).collect();
         for (demand, total) in all.iter_mut().zip(totals) {
-            // A mean is no larger than the largest, which is a u64.
+            // The mean is no larger than the largest size, which is a u64.
             demand.shape.bytes = (total / u128::from(demand.count)) as u64;
         }
         Demands { all, of, aggregated: true }

@@ -1,31 +1,31 @@
-//! Plans transfers: candidate paths, their shares, chunks and mechanisms, and the lowering to a program.
+//! Plans a batch of transfers: selects paths, divides the data among them, chooses chunk sizes and copy mechanisms, and creates a program.
 //!
 //! | file | purpose |
 //! | --- | --- |
-//! | `planner` | plans a batch: one path for each transfer or several, whichever the model finds faster |
-//! | `options`, `planned` | input and output of planning |
-//! | `demand` | equal transfers that are planned as one |
-//! | `candidates` | possible paths of a transfer, and the reasons against others |
-//! | `selection` | the candidates of a batch that are still open |
-//! | `choose` | which of them carry bytes, and how many |
-//! | `split` | bytes for each path, by linear program |
-//! | `balance` | bytes with which paths end together where links are shared fairly |
-//! | `shares` | whole bytes for each transfer and path |
-//! | `staging` | rings, slots and the size of chunks |
-//! | `alternative` | shares with their operations and modelled times |
-//! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
-//! | `executor` | streams or a graph |
-//! | `pageable` | copies of pageable host memory by threads |
-//! | `lower` | shares to a [`Program`] |
-//! | `trees` | bytes that several devices forward: one source for many destinations, and paths over several relays |
-//! | `network` | the devices of a machine as a network for the bytes of a batch |
-//! | `ways` | the cheapest ways and trees through it under prices |
-//! | `flow` | optimal flow of bytes over any number of relays, and the prices that prove it |
-//! | `partition` | plans of transfers that move in partitions |
-//! | `bound` | lower bound of the time of a batch, and the limiting resource |
-//! | `describe`, `json`, `reasons`, `timeline` | a plan for people and for programs, in words and as a picture |
+//! | `planner` | plans a batch: one path or several for each transfer, whichever the model predicts to be faster |
+//! | `options`, `planned` | input and output of the planner |
+//! | `demand` | combines equal transfers so that they are planned together |
+//! | `candidates` | possible paths of a transfer, and the reasons why other paths are excluded |
+//! | `selection` | candidate paths of a batch that have not been excluded |
+//! | `choose` | chooses the candidates that carry data, and the number of bytes for each |
+//! | `split` | computes the bytes for each path with a linear program |
+//! | `balance` | adjusts the bytes so that all paths finish together if links are shared fairly |
+//! | `shares` | rounds to whole bytes for each transfer and path |
+//! | `staging` | staging rings, their slots, and the size of chunks |
+//! | `alternative` | plan under comparison: division of the data, operations and modelled times |
+//! | `mechanism` | chooses plain copies, a batched call or a kernel, and the GPU that issues them |
+//! | `executor` | chooses streams or a graph |
+//! | `pageable` | copies of pageable host memory by CPU threads |
+//! | `lower` | converts the division of the data to a [`Program`] |
+//! | `trees` | data that several devices forward: one source for many destinations, and paths over several relays |
+//! | `network` | devices and copies of a machine as a flow network |
+//! | `ways` | cheapest paths and trees through the network under given resource prices |
+//! | `flow` | optimal flow over any number of relays, and the resource prices that prove it optimal |
+//! | `partition` | plans of transfers whose data becomes ready in partitions |
+//! | `bound` | lower bound of the time of a batch, and the resources that limit it |
+//! | `describe`, `json`, `reasons`, `timeline` | output of a plan as text, as JSON and as a picture |
 //!
-//! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
+//! The planner is pure: it uses no backend, no driver and no clock. The same machine, transfers and options give the same plan.
 
 mod alternative;
 mod balance;

@@ -1,13 +1,14 @@
-//! Devices of a machine as a network for the bytes of a batch.
+//! Models the devices of a machine and the copies between them as a flow network.
 //!
-//! A [`Commodity`] is a number of bytes that one device has and one or several want. A [`Tree`] brings them there: each device of the tree
-//! gets them from the previous one, and devices that do not want them forward them. With one destination, a tree is a path over any number
-//! of relays. [`ways`](super::ways) finds the cheapest trees under given prices, and [`flow`](super::flow) the best flow.
+//! A [`Commodity`] is data that one device has and one or several other devices need. A [`Tree`] distributes it: each device of the tree
+//! receives the data from a previous one. Devices that do not need the data forward it. With one destination, a tree is a path over any
+//! number of relays. [`ways`](super::ways) finds the cheapest trees under given resource prices, and [`flow`](super::flow) the best
+//! division of the data among trees.
 
 use crate::topology::{DeviceId, Machine, ResourceId, Route};
 use ahash::{HashMap, HashMapExt};
 
-/// Bytes that go from one device to one or several others. Devices are numbers of the network.
+/// Data that goes from one device to one or several others. Devices are indices into [`Network::devices`].
 #[derive(Clone, Debug)]
 pub(super) struct Commodity {
     pub src: usize,
@@ -15,40 +16,41 @@ pub(super) struct Commodity {
     pub bytes: f64,
 }
 
-/// Copies between two devices, each after the copy that brings its bytes. No device is reached twice.
+/// List of copies (from, to) that distribute data. Each copy comes after the copy that brings the data to its source. No device receives
+/// the data twice.
 pub(super) type Tree = Vec<(usize, usize)>;
 
-/// Seconds per byte on resources, sorted by resource.
+/// Time for which one byte keeps each resource busy, as pairs of resource index and seconds, sorted by resource.
 pub(super) type Draws = Vec<(u32, f64)>;
 
-/// Draws of a byte for a plain copy (`plain`), and for a copy from or to host memory through which the byte only passes (`passing`).
+/// Draws of one byte of a copy. `plain` applies to a plain copy; `passing` applies if one end is host memory that only stages the data.
 struct Edge {
     plain: Draws,
     passing: Draws,
 }
 
-/// Devices, and the copies between them.
+/// Flow network: the devices of a machine, and the direct copies between them.
 pub(super) struct Network {
-    /// GPUs, followed by hosts.
+    /// GPUs of the machine, followed by its hosts.
     pub devices: Vec<DeviceId>,
     gpus: usize,
-    /// Copy between each pair, at index `from * devices + to`; `None` if no copy engine copies directly.
+    /// Direct copy between each pair of devices, at index `from * devices + to`; `None` if no copy engine copies directly.
     edges: Vec<Option<Edge>>,
-    /// True for devices that may forward bytes that they do not want.
+    /// True for each device that may forward data that it does not need.
     pub(super) may_pass: Vec<bool>,
     pub(super) resources: usize,
 }
 
 impl Network {
-    /// Creates the network of a machine. Bytes may pass through the devices for which `may_pass` is true. Bytes staged in host memory draw
-    /// like staged bytes.
+    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory has the
+    /// draws of staged data.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }
 
-    /// Creates the network of a machine with the smallest draw that any copy of a byte has on each resource: in host memory the byte may be
-    /// staged or not. Bytes may pass through all devices. With `is_staged`, bytes that begin or end in host memory are staged there too,
-    /// like those of pageable memory.
+    /// Creates a network for lower bounds: each byte has the smallest draw on each resource that any copy of it could have, staged in host
+    /// memory or not. Data may pass through all devices. If `is_staged` is true, data that begins or ends in host memory is staged there
+    /// too, like data in pageable memory.
     pub fn of_least_draws(machine: &Machine, is_staged: bool) -> Network {
         Network::drawing(machine, |_| true, is_staged, |staged| staged.min(1.0))
     }
@@ -76,8 +78,8 @@ impl Network {
         }
     }
 
-    /// Creates a network of GPUs in which a resource connects each of `pairs`; a byte occupies it for a second. The last of equal pairs
-    /// counts.
+    /// Creates a network of GPUs in which each of `pairs` is connected by a resource that one byte occupies for one second. If a pair is
+    /// listed twice, the last entry is used.
     #[cfg(test)]
     pub fn of_edges(devices: usize, pairs: &[(usize, usize)]) -> Network {
         let mut edges: Vec<Option<Edge>> = (0..devices * devices).map(|_| None).collect();
@@ -88,36 +90,36 @@ impl Network {
         Network { devices: gpus, gpus: devices, edges, may_pass: vec![true; devices], resources: pairs.len() }
     }
 
-    /// Returns the network's number of a device of the machine.
+    /// Returns the index of a machine's device in [`Network::devices`]; `None` if the network does not contain it.
     pub fn number(&self, device: DeviceId) -> Option<usize> {
         let number = if device.is_host() { self.gpus + !device.0 as usize } else { device.0 as usize };
         (self.devices.get(number) == Some(&device)).then_some(number)
     }
 
-    /// Returns the draws of a byte that is copied between two devices; empty if no copy engine copies between them. `is_passing` is true if
-    /// the byte only passes through the host memory at either end.
+    /// Returns the draws of one byte that is copied between two devices; empty if no copy engine copies between them. `is_passing` is true
+    /// if the host memory at either end only stages the byte.
     pub fn draws(&self, from: usize, to: usize, is_passing: bool) -> &[(u32, f64)] {
         let edge = self.edges[from * self.devices.len() + to].as_ref();
         edge.map_or(&[], |edge| if is_passing { &edge.passing } else { &edge.plain })
     }
 
-    /// Returns the price of [`Network::draws`].
+    /// Returns the cost of copying one byte between two devices under these resource prices: the sum of [`Network::draws`] times prices.
     pub fn price(&self, from: usize, to: usize, is_passing: bool, prices: &[f64]) -> f64 {
         self.draws(from, to, is_passing).iter().map(|(resource, seconds)| seconds * prices[*resource as usize]).sum()
     }
 
-    /// True if a copy engine copies directly from one device to the other.
+    /// True if a copy engine copies directly from device `from` to device `to`.
     pub fn joins(&self, from: usize, to: usize) -> bool {
         self.edges[from * self.devices.len() + to].is_some()
     }
 
-    /// Returns the seconds per byte of one copy of a commodity.
+    /// Returns the draws of one byte of a commodity in the copy `(from, to)`.
     pub fn work_of(&self, flow: &Commodity, (from, to): (usize, usize)) -> &[(u32, f64)] {
         let passes = |device: usize| self.devices[device].is_host() && device != flow.src && !flow.to.contains(&device);
         self.draws(from, to, passes(from) || passes(to))
     }
 
-    /// Returns the seconds per byte of all copies of a tree.
+    /// Returns the draws of one byte of a commodity, summed over all copies of a tree.
     pub fn work(&self, flow: &Commodity, tree: &Tree) -> Draws {
         let mut work: HashMap<u32, f64> = HashMap::new();
         for &(resource, seconds) in tree.iter().flat_map(|hop| self.work_of(flow, *hop)) {
@@ -128,7 +130,7 @@ impl Network {
         work
     }
 
-    /// True if a commodity's bytes can reach a device.
+    /// True if a commodity's data can reach device `to`.
     pub fn reaches(&self, flow: &Commodity, to: usize) -> bool {
         if self.joins(flow.src, to) {
             return true;

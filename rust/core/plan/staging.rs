@@ -1,4 +1,4 @@
-//! Staging rings of a batch: their number, devices and slot sizes. A chunk fills a slot, so this module also decides the size of chunks.
+//! Plans the staging rings of a batch: their number, devices and slot sizes. A chunk fills a slot, so this module also decides chunk sizes.
 
 use super::selection::{Assignment, PathShare, Selection};
 use crate::model::{GRAIN, HOST_RINGS, SLOTS};
@@ -6,16 +6,17 @@ use crate::program::Ring;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 
-/// Size that a ring in host memory may have in any case, bytes. In smaller rings, the hand-overs of chunks cost more than the cache gains.
+/// Size that each ring in host memory may have even if the rings exceed [`HOST_RINGS`] together, bytes. In smaller rings, the
+/// synchronisations between chunks cost more time than the cache saves.
 const HOST_RING: u64 = 2 << 20;
 
-/// Number of staged paths through a device up to which each has its own ring; rings in host memory then have [`HOST_RING`] bytes. If there
-/// are more paths, those between the same two devices share a few rings one after the other. Otherwise chunks would become small, and the
-/// number of operations would grow as bytes times rings.
+/// Number of staged paths through a device up to which each path has its own ring. Rings in host memory then have at least [`HOST_RING`]
+/// bytes. If there are more paths, those between the same two devices use a few common rings one after the other. Otherwise chunks would
+/// become small, and the number of operations would grow with bytes times rings.
 const RINGS: u64 = HOST_RINGS / HOST_RING;
 
-/// Error: a staged path has no room for its ring. Contains its candidate, one of its transfers, and the bytes that were available for the
-/// ring.
+/// Error: the staging memory cannot hold the ring of a staged path. It contains the path's index among the candidates, one of its
+/// transfers, and the number of bytes available for the ring.
 #[derive(Debug)]
 pub(super) struct NoRoom {
     pub candidate: usize,
@@ -23,38 +24,38 @@ pub(super) struct NoRoom {
     pub ring_bytes: u64,
 }
 
-/// Staged paths between the same two devices through the same relay.
+/// Staged paths from the same source to the same destination through the same relay.
 struct Pipelines {
     via: DeviceId,
     paths: u64,
     bytes: f64,
-    /// Number of rings that the paths have together.
+    /// Total number of rings that the paths use.
     rings: u64,
 }
 
-/// Pipelines of a batch, by source, relay and destination.
+/// Staged paths of a batch, grouped by source, relay and destination.
 type AllPipelines = ahash::HashMap<[DeviceId; 3], Pipelines>;
 
-/// Returns the number of rings on a device; 1 if none is known.
+/// Returns the number of rings on device `via`; 1 if there are none.
 fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
     all.values().filter(|pipelines| pipelines.via == via).map(|pipelines| pipelines.rings).sum::<u64>().max(1)
 }
 
-/// Staging ring whose slot size is not known yet.
+/// Staging ring whose slot size has not been decided.
 struct Draft {
     via: DeviceId,
-    /// First share that uses the ring.
+    /// First path share that uses the ring.
     first: PathShare,
     bytes: u64,
     paths: u64,
-    /// Size of the largest share, bytes.
+    /// Size of the largest path share in the ring, bytes.
     largest: u64,
-    /// Largest size that the ring may have, bytes.
+    /// Largest total size that the ring may have, bytes.
     room: u64,
 }
 
 impl Selection<'_> {
-    /// Assigns rings to the shares of staged paths, so that all rings on a device fit into the limit.
+    /// Assigns rings to the staged path shares, so that all rings on a device fit into the limit of staging memory.
     pub(super) fn stage(&self, mut shares: Vec<PathShare>) -> Result<Assignment, NoRoom> {
         let all = self.pipelines(shares.iter().map(|share| (share.candidate, share.bytes as f64, 1)));
         if all.is_empty() {
@@ -98,14 +99,14 @@ impl Selection<'_> {
         Ok(assignment)
     }
 
-    /// Returns the size of a slot, and so of a chunk: the size that the model or an option selects, as far as there is room. Returns 0 if
-    /// there is no room.
+    /// Returns the size of a slot, which is also the chunk size, in bytes: the size that the model or an option selects, reduced to fit the
+    /// ring. Returns 0 if no slot fits.
     fn slot_bytes(&self, draft: &Draft) -> u64 {
         let wanted = match self.options.chunk(draft.via, draft.largest) {
             Some(chunk) => chunk.min(draft.bytes),
             None => {
                 let (path, bytes) = (draft.first.candidate, draft.bytes);
-                // Makes all chunks equally long, except if many pieces follow each other, whose last chunks are short in any case.
+                // All chunks get the same length, except if many pieces follow each other, because their last chunks are short in any case.
                 let chunks = if self.aggregated { self.best_chunks(path, bytes) } else { self.chunks(path, bytes) };
                 bytes.div_ceil(u64::from(chunks)).next_multiple_of(GRAIN).min(bytes)
             }
@@ -116,7 +117,8 @@ impl Selection<'_> {
         if wanted <= most { wanted } else { half }.min(draft.largest.next_multiple_of(GRAIN))
     }
 
-    /// Computes how many rings staged paths share. The input is (candidate, bytes of a transfer, number of transfers).
+    /// Groups staged paths by source, relay and destination, and returns the groups with their numbers of rings. Each item of the input is
+    /// a candidate, the bytes of one transfer, and the number of transfers.
     fn pipelines(&self, staged: impl Iterator<Item = (usize, f64, u32)>) -> AllPipelines {
         let mut all = AllPipelines::default();
         for (candidate, bytes, count) in staged {
@@ -125,7 +127,7 @@ impl Selection<'_> {
             pipelines.paths += u64::from(count);
             pipelines.bytes += bytes * f64::from(count);
         }
-        // Number of paths through each device, and number of different pairs of source and destination.
+        // For each relay device: the number of paths through it, and the number of different pairs of source and destination.
         let mut on: SmallVec<[(DeviceId, u64, u64); 8]> = SmallVec::new();
         for &Pipelines { via, paths, .. } in all.values() {
             match on.iter_mut().find(|on| on.0 == via) {
@@ -139,7 +141,8 @@ impl Selection<'_> {
             *rings = if all_paths <= fitting {
                 *paths
             } else {
-                // A ring has room for two of its pieces. So small pieces hide each other's hand-overs, and large pieces have large chunks.
+                // A ring can hold two of its pieces. So small pieces overlap each other's synchronisations, and large pieces have large
+                // chunks.
                 let most = (fitting / ways).max(1);
                 let alike = self.ring_bytes(*via, ways) as f64 * *paths as f64 / (2.0 * *bytes);
                 (alike as u64).clamp(most.min(2), most).min(*paths)
@@ -148,20 +151,21 @@ impl Selection<'_> {
         all
     }
 
-    /// Returns the device that stages a candidate's bytes, and the three devices that they pass; `None` for the direct path.
+    /// Returns the device that stages a candidate's data, and the key of its group: source, relay and destination. `None` for the direct
+    /// path.
     fn pipeline_of(&self, candidate: usize) -> Option<(DeviceId, [DeviceId; 3])> {
         let via = self.candidates[candidate].via?;
         let shape = &self.demand(candidate).shape;
         Some((via, [shape.src_device, via, shape.dst_device]))
     }
 
-    /// Returns the size that each of `rings` staging rings on a device may have, bytes.
+    /// Returns the largest size of each of `rings` staging rings on device `via`, bytes.
     fn ring_bytes(&self, via: DeviceId, rings: u64) -> u64 {
         let cached = if via.is_host() { HOST_RINGS.max(rings * HOST_RING) } else { u64::MAX };
         self.options.staging_bytes.min(cached) / rings / GRAIN * GRAIN
     }
 
-    /// Returns [`Selection::host_chunk`] for candidates with these bytes of a transfer.
+    /// Returns the value of [`Selection::host_chunk`] if each candidate carries `shares` bytes of each of its transfers.
     pub(super) fn host_chunk_for(&self, shares: &[f64]) -> u64 {
         let in_host = |i: &usize| shares[*i] > 0.0 && self.candidates[*i].via.is_some_and(DeviceId::is_host);
         let pipelines = self.pipelines((0..shares.len()).filter(in_host).map(|i| (i, shares[i], self.demand(i).count)));

@@ -1,15 +1,16 @@
-//! Bytes that pass several devices on their way: one source for many destinations, which pass on what they have received, and paths over several
-//! relays.
+//! Plans data that several devices forward: one source for many destinations that forward received data, and paths over several relays.
 //!
-//! Transfers of a batch with the same source ([`Shape::source`]) make a group. Its bytes are divided among *trees*: in each the source sends its part
-//! to one device or several, and these to others, until all members have it. A member's own memory is the staging: a chunk is passed on as soon as
-//! it is there. A device that is no member passes chunks on through a ring. A star (the source sends to all) is one tree of many, and a chain another;
-//! scatter and exchange is as many trees as there are destinations, each of which is the first of one. A transfer alone is a group of one member, and
-//! its trees are chains: worth it where GPUs are joined so unevenly that one relay leaves much to gain.
+//! Transfers of a batch with the same source ([`Shape::source`]) form a group. The destinations are the group's members. The group's data
+//! is divided among *trees*. In each tree the source sends a part of the data to one or several devices, and these send it to others, until
+//! all members have it. Members need no staging memory: they forward a chunk from its destination buffer as soon as it has arrived. Other
+//! devices forward chunks through a staging ring. Trees include the star, in which the source sends to all members, and the chain. Scatter
+//! and exchange uses one tree for each destination, in which the source sends only to that destination. A transfer without other members is
+//! a group of one member, and its trees are chains. They are useful if GPUs are connected so unevenly that a path over one relay is slow.
 //!
-//! Which trees there are to choose from, prices tell ([`network`](super::network)). How many bytes each gets is the linear program of [`split`]: a tree
-//! draws on the resources of all its copies, and the trees of all groups, and what the rest of the batch moves, share them. Whether it is done at all
-//! is the simulator's word: it plays both programs, because a chain of chunks is what the planner's model of single paths does not have.
+//! Candidate trees are found by prices of resources ([`network`](super::network)). The linear program of [`split`] divides the data among
+//! them. A tree draws on the resources of all its copies. The trees of all groups and the other transfers of the batch share the resources.
+//! The simulator then compares the programs with and without trees, because the planner's model of single paths does not cover chains of
+//! chunks.
 
 use super::candidates::{Reason, Rejection};
 use super::executor;
@@ -26,39 +27,43 @@ use crate::topology::{DeviceId, LinkId, LinkKind, Machine, MemoryKind};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// Smaller sources are copied to each destination: what passing on costs is two hand-overs at least.
+/// Smallest size of a source that is forwarded, bytes. Smaller sources are copied to each destination, because forwarding costs at least
+/// two synchronisations.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
-/// Smaller transfers alone keep to one relay: what two cost in chunks is more.
+/// Smallest size of a single transfer that uses several relays in sequence, bytes. For smaller transfers the synchronisations between
+/// chunks cost more than the second relay gains.
 pub(super) const LEAST_ALONE: u64 = 8 << 20;
 
-/// The least gain for which bytes pass several relays.
+/// Smallest relative gain in time for which a single transfer uses several relays in sequence.
 const LEAST_GAIN_ALONE: f64 = 0.1;
 
-/// Proposal for the simulator. More trees are closer to the capacity of the links; fewer and larger chunks wait less for each other.
+/// Parameters of one program that the simulator tries. More trees come closer to the capacity of the links; fewer and larger chunks wait
+/// less for each other.
 struct Try {
     trees: Candidates,
-    /// A tree with a smaller part of its group's bytes is not worth its operations.
+    /// Smallest fraction of a group's data for which a tree is worth the operations that it needs.
     least_share: f64,
-    /// Number of chunks, as a fraction of the number that balances synchronisation against the copies before the last.
+    /// Factor on the number of chunks. With 1, the number balances the cost of synchronisations against the time until the last device
+    /// receives its first chunk.
     chunks: f64,
-    /// Lanes between two devices, which take chunks by turns: while one waits until its chunk is handed over, the other has the link. With two, what
-    /// goes directly is cut too: a long copy would keep a lane from the chunks behind it.
+    /// Number of lanes (internal streams) between two devices, which take chunks alternately. While one waits for synchronisation, the
+    /// other uses the link. With two, direct copies are cut into chunks too, because a long copy would delay the chunks behind it.
     lanes: usize,
 }
 
-/// Trees among which a group's bytes are divided.
+/// Set of trees among which a group's data is divided.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Candidates {
-    /// Trees found by prices, and those of `Hubs`.
+    /// Trees found by resource prices, and those of `Hubs`.
     Priced,
-    /// Star, and trees in which one member forwards everything.
+    /// Star, and for each member the tree in which that member forwards the data to all others.
     Hubs,
-    /// One tree, in which each passes all on to one other.
+    /// Single chain, in which each device forwards all data to the next.
     Chain,
 }
 
-/// Each is the best of some presets and random machines.
+/// Parameters to try, in order. Each set is the best for some presets and random machines.
 const TRIES: [Try; 5] = [
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 1.0, lanes: 2 },
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 2 },
@@ -67,38 +72,41 @@ const TRIES: [Try; 5] = [
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
 ];
 
-/// Fraction of the simulated rate that copy engines behind an NVSwitch reach if they send chunks to several GPUs and receive from several. In a chain
-/// they reach the simulated rate. Measured from one of four H200 to the others: 1 GiB took 4.8 ms scattered and exchanged, 3.07 ms in a chain; 16 MiB
-/// 0.255 and 0.140 ms (2026-11-28).
+/// Fraction of the simulated rate that copy engines behind an NVSwitch reach if they send chunks to several GPUs and receive from several.
+/// In a chain they reach the simulated rate. Measured from one of four H200 to the others: 1 GiB took 4.8 ms by scatter and exchange and
+/// 3.07 ms by a chain; 16 MiB took 0.255 and 0.140 ms (2026-11-28).
 const SCATTERED: f64 = 0.6;
 
-/// Ratio to the capacity bound below which nothing else is tried, so that lists of hundreds of tensors are simulated once and not five times.
+/// Ratio of a program's time to the lower bound at which no further parameters are tried. So lists of hundreds of tensors are simulated
+/// once and not five times.
 const ENOUGH: f64 = 1.02;
 
-/// Most of the bound that issuing all copies may take: one thread issues them, and links wait for a copy that it has not reached.
+/// Largest time to issue all copies, relative to the lower bound. One thread issues all copies, and links idle while they wait for copies
+/// that have not been issued.
 const MOST_ISSUED: f64 = 1.1;
 
-/// Chunks of a tree's bytes.
+/// Largest number of chunks into which the data of one tree is cut.
 const MOST_CHUNKS: u64 = 128;
 const LEAST_CHUNK: u64 = 256 << 10;
-/// Chunks that pass a ring.
+/// Largest size of a chunk that passes through a staging ring, bytes.
 const MOST_STAGED: u64 = 4 << 20;
 
-/// Sources on one device, each of which goes to the same devices: what there is to be known of them as of one.
+/// Sources on one device that have the same destinations. They are planned as one source.
 pub(super) struct SourceGroup {
     src: DeviceId,
-    /// All different, and none of them `src`.
+    /// Destination devices, all different. Does not contain `src`.
     members: Vec<DeviceId>,
     sources: Vec<Source>,
 }
 
-/// Transfers with the same source: one for each member.
+/// Data that a group distributes: one transfer for each member.
 struct Source {
     bytes: u64,
     transfers: Vec<u32>,
 }
 
-/// The groups of a batch of which several transfers can pass on what they have. Members that cannot are left to the rest of the batch.
+/// Returns the groups of a batch: sources that several transfers share and whose destinations can forward the data. Transfers that cannot
+/// be forwarded are left out.
 pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     if options.max_paths < 2 || options.passing == Passing::Off {
         return Vec::new();
@@ -137,8 +145,8 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     groups
 }
 
-/// Adds transfers of so many bytes between GPUs that no NVLink joins, on a machine with NVLinks: each pair of GPUs as a group of its own. For other
-/// transfers one relay is enough: more would take links that other processes want.
+/// Adds groups for transfers of `least` bytes or more between GPUs that NVLink does not connect, on a machine with NVLinks: one group for
+/// each pair of GPUs. For other transfers one relay is enough. More relays would occupy links that other processes need.
 pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], least: u64) -> Vec<SourceGroup> {
     let gpus = || (0..machine.gpu_count()).map(DeviceId::gpu);
     let is_joined = |from: DeviceId, to: DeviceId| nvlinks(machine, from, to).is_some();
@@ -161,14 +169,15 @@ pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, bat
     groups
 }
 
-/// Returns the number of NVLinks on the way between two devices: two through a switch. `None` if other links are on the way.
+/// Returns the number of NVLinks on the route between two devices, which is two through a switch. Returns `None` if the route has other
+/// links.
 fn nvlinks(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<usize> {
     let is_nvlink = |link: &LinkId| machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink;
     machine.route(from, to).filter(|route| route.links.iter().all(is_nvlink)).map(|route| route.links.len())
 }
 
 impl SourceGroup {
-    /// Returns the bytes of all sources.
+    /// Returns the total size of all sources, in bytes.
     fn bytes(&self) -> u64 {
         self.sources.iter().map(|source| source.bytes).sum()
     }
@@ -180,7 +189,7 @@ impl SourceGroup {
     }
 }
 
-/// Copies that a byte is in before it is where each copy of a tree brings it.
+/// Returns, for each copy of a tree, the number of successive copies from the source up to and including that copy.
 fn depths(tree: &Tree) -> Vec<u32> {
     let mut depths: Vec<u32> = Vec::with_capacity(tree.len());
     for (from, _) in tree {
@@ -190,7 +199,7 @@ fn depths(tree: &Tree) -> Vec<u32> {
     depths
 }
 
-/// Returns the number of successive copies until every device has the bytes.
+/// Returns the number of successive copies until every device of the tree has the data.
 fn depth(tree: &Tree) -> u32 {
     depths(tree).into_iter().max().unwrap_or(0)
 }
@@ -202,7 +211,7 @@ fn work_of(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<Draws> {
     Some(model.weights.iter().map(seconds).collect())
 }
 
-/// Seconds that a program keeps each resource busy.
+/// Returns the time for which a program keeps each resource busy, in seconds.
 pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec<f64> {
     let mut load = vec![0.0; machine.resources().len()];
     let device = |place| program.device(batch, place);
@@ -214,17 +223,17 @@ pub(super) fn load(machine: &Machine, program: &Program, batch: &[Shape]) -> Vec
     load
 }
 
-/// A tree, and what it moves of its group.
+/// Tree and the part of its group's data that it distributes.
 struct Share {
     group: usize,
     tree: Tree,
     bytes: u64,
-    /// Chunks in the order of the sources.
+    /// Chunks of the data, in the order of the group's sources.
     chunks: Vec<Chunk>,
     chunk_bytes: u64,
 }
 
-/// Lanes between two devices, and how many chunks they have.
+/// Internal streams between two devices, and the number of chunks assigned to them so far.
 struct PairLanes {
     pair: (usize, usize),
     own: SmallVec<[LaneId; 2]>,
@@ -238,22 +247,23 @@ struct Chunk {
     bytes: u64,
 }
 
-/// Groups of a batch that are to move by trees, beside the rest of it.
+/// Input of planning with trees: the groups to distribute, and the program of the batch's other transfers.
 struct Problem<'a> {
     machine: &'a Machine,
     batch: &'a [Shape],
     options: &'a Options,
     groups: &'a [SourceGroup],
     network: Network,
-    /// One for each group.
+    /// Commodity of each group, by the group's index.
     flows: Vec<Commodity>,
-    /// The program of the rest, and the seconds that it keeps each resource busy.
+    /// Program of the transfers that are in no group. `busy` is the time in seconds for which it keeps each resource busy.
     rest: Program,
     busy: Vec<f64>,
 }
 
-/// The plan of a batch whose groups move by trees, and all else as in `rest`, the plan of the batch without these transfers; `star` is the plan without
-/// trees, where there is one. `None` where the simulator finds too little gain.
+/// Returns the plan of a batch whose groups are distributed by trees. `rest` is the plan of the other transfers, which does not change.
+/// `star` is the plan of the whole batch without trees, if one exists. Returns `None` if the simulator predicts too little gain over
+/// `star`.
 pub(super) fn plan(
     machine: &Machine,
     batch: &[Shape],
@@ -280,7 +290,7 @@ pub(super) fn plan(
     let is_slowed = |attempt: &Try| is_behind_switch && options.passing == Passing::CopyEngines && attempt.trees != Candidates::Chain;
     let with = |attempt: &Try| {
         let mut shares = problem.shares(attempt, &explored.trees)?;
-        // No transfer takes more paths than it may.
+        // A transfer uses at most `max_paths` paths.
         let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
         if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
             return None;
@@ -346,7 +356,7 @@ pub(super) fn plan(
             }
         }
     }
-    // Where no copy goes stays so, but for devices that bytes now pass in a row.
+    // Rejections of paths without a route are kept, except for devices through which the data now passes.
     for group in groups.iter().filter(|group| group.members.len() == 1) {
         for &transfer in group.sources.iter().flat_map(|source| &source.transfers) {
             let plan = &mut transfers[transfer as usize];
@@ -356,13 +366,14 @@ pub(super) fn plan(
             plan.rejected = Arc::new(before.filter(stays).cloned().collect());
         }
     }
-    // The simulator and the model differ in what they leave out: a plan's time is the model's.
+    // The simulator and the model make different simplifications. The predicted time of a plan is the model's, so it is scaled by the
+    // simulated gain.
     let predicted = star.map_or(trees, |star| star.predicted * trees / before);
     let one_path = star.map_or(predicted, |star| star.one_path);
     Some(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted, one_path })
 }
 
-/// The transfers that are of no group.
+/// Returns the indices of the transfers that belong to no group.
 pub(super) fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
     let mut is_member = vec![false; batch.len()];
     let members = groups.iter().flat_map(|group| &group.sources).flat_map(|source| &source.transfers);
@@ -370,7 +381,7 @@ pub(super) fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
     (0..batch.len() as u32).filter(|transfer| !is_member[*transfer as usize]).collect()
 }
 
-/// A program of some of the batch's transfers, as one of the batch.
+/// Returns a copy of a program that was planned for the given transfers of the batch, with transfer indices of the whole batch.
 fn renamed(program: &Program, transfers: &[u32]) -> Program {
     let mut program = program.clone();
     for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
@@ -384,26 +395,28 @@ fn renamed(program: &Program, transfers: &[u32]) -> Program {
 }
 
 impl Share {
-    /// Devices that forward the bytes of the source without being destinations.
+    /// Returns the devices that forward the data of the source without being destinations.
     fn relays(&self, flow: &Commodity) -> impl Iterator<Item = usize> {
         self.tree.iter().map(|hop| hop.1).filter(|device| !flow.to.contains(device))
     }
 }
 
 impl Problem<'_> {
-    /// Returns the trees and the bytes of its group that each moves. Chunks are assigned afterwards.
+    /// Returns trees with the number of bytes that each distributes. Chunks are assigned later by [`Problem::give_chunks`]. Returns `None`
+    /// if a group has no tree or the solver fails.
     fn shares(&self, Try { trees, least_share, .. }: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
         let resources = machine.resources().len();
         let mut found = if *trees == Candidates::Priced { priced.to_vec() } else { vec![Vec::new(); flows.len()] };
         for (flow, found) in flows.iter().zip(&mut found) {
-            // Whatever they cost: the star, and of each member the tree in which it passes all on. Behind a switch these are as good as any, and two copies deep.
+            // Some trees are always tried: the star, and for each member the tree in which it forwards to all others. Behind a switch these
+            // are as fast as any, and have only two successive copies.
             let hub = |hub: &usize| {
                 let others = flow.to.iter().filter(|member| *member != hub).map(|member| (*hub, *member));
                 std::iter::once((flow.src, *hub)).chain(others).collect()
             };
             let star: Tree = flow.to.iter().map(|member| (flow.src, *member)).collect();
-            // Each to the member behind it, so that chains of sources on all GPUs share links evenly.
+            // Each device forwards to the next member by number, so that chains of sources on all GPUs share links evenly.
             let (before, behind) = flow.to.split_at(flow.to.partition_point(|member| *member < flow.src));
             let order = [&[flow.src], behind, before].concat();
             let chain: Tree = order.windows(2).map(|hop| (hop[0], hop[1])).collect();
@@ -427,14 +440,14 @@ impl Problem<'_> {
         let demands: Vec<f64> = groups.iter().map(|group| group.bytes() as f64).chain([groups[0].bytes() as f64]).collect();
         let column = |transfer: usize, depth: u32, work: SmallVec<[(u32, f64); 8]>| {
             let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
-            // Of trees that are as good, the one that is less deep.
+            // Among trees that are equally good, prefers the one with fewer successive copies.
             let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + f64::from(depth));
             let fixed = f64::from(depth) * costs.chunk_via_gpu;
             Column { transfer: transfer as u32, fixed, line: (fixed, slowest), work, link_time }
         };
         let mut bytes;
         loop {
-            // What the rest of the batch does takes its time whatever the trees do.
+            // The other transfers of the batch take a fixed time, whatever the trees do.
             let rest = (0..)
                 .zip(busy)
                 .filter(|(_, seconds)| **seconds > 0.0)
@@ -446,8 +459,8 @@ impl Problem<'_> {
                 .enumerate()
                 .map(|(at, (flow, trees))| trees.iter().map(|tree| column(at, depth(tree), network.work(flow, tree).into())).collect())
                 .collect();
-            // Where something that all share is the limit, many divisions are as good, and the program's own is one-sided: with each tree as the one that
-            // has what the others leave, the mean of all is as good and even.
+            // If a resource that all trees share limits the time, many divisions are equally good, and the linear program returns an uneven
+            // one. The mean over several orders of the trees is as good and is even.
             let turns = if groups.len() == 1 { groups[0].members.len() } else { 2 };
             bytes = vec![0.0; own.iter().map(Vec::len).sum()];
             for turn in 0..turns {
@@ -463,7 +476,7 @@ impl Problem<'_> {
                     first += columns.len();
                 }
             }
-            // Crumbs go, and what they had is divided once more.
+            // Trees with too few bytes are removed, and the data is divided again among the rest.
             let mut at = 0;
             let mut has_crumbs = false;
             for (group, trees) in groups.iter().zip(&mut found) {
@@ -495,7 +508,8 @@ impl Problem<'_> {
         Some(result)
     }
 
-    /// Cuts what each tree moves into chunks that its rings have room for beside those of the rest of the batch. `None` where there is no room.
+    /// Cuts the data of each tree into chunks that fit its staging rings and those of the other transfers. Returns `None` if the staging
+    /// memory is too small.
     fn give_chunks(&self, shares: &mut [Share], by: &Try) -> Option<()> {
         let Problem { options, groups, network, flows, rest, .. } = self;
         let mut rings = vec![0; network.devices.len()];
@@ -506,7 +520,7 @@ impl Problem<'_> {
             let own = left / (rings[device] * u64::from(SLOTS));
             if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
         };
-        // Bytes of each group that are still to be given out: of which source, from where on.
+        // For each group, the next source and offset to assign to a chunk.
         let mut begin = vec![(0, 0); groups.len()];
         for share in shares {
             let (group, flow) = (&groups[share.group], &flows[share.group]);
@@ -533,7 +547,8 @@ impl Problem<'_> {
         Some(())
     }
 
-    /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
+    /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of the time of the copies before the last,
+    /// divided by the cost of a synchronisation.
     fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
@@ -553,14 +568,14 @@ impl Problem<'_> {
         chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
     }
 
-    /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.
+    /// Returns the program of the batch: that of the other transfers, followed by the chunks of all trees, which run concurrently.
     fn lowered(&self, shares: &[Share], most_lanes: usize) -> Program {
         let Problem { batch, groups, network, flows, rest, .. } = self;
         let mut program = rest.clone();
         program.transfers = batch.iter().map(|shape| shape.bytes).collect();
         program.sources = batch.iter().map(|shape| shape.source).collect();
-        // By when its turn comes if all chunks of a tree take equally long, and all trees as long as each other: a lane goes on in order, and must not have a
-        // chunk that has far to go before one that is there.
+        // Operations are sorted by the time at which they would start if all chunks of a tree took equally long, and all trees finished
+        // together. A lane runs in order, so a chunk that arrives late must not come before one that has arrived.
         let mut order: Vec<(f64, usize, usize, usize)> = Vec::new();
         for (at, share) in shares.iter().enumerate() {
             let (chunks, depths) = (share.chunks.len(), depths(&share.tree));
@@ -570,7 +585,7 @@ impl Problem<'_> {
                 );
             }
         }
-        // Stable: of one chunk, whoever passes it on stands before whom it goes to.
+        // The sort is stable, so the copy that brings a chunk to a device comes before the copy that forwards it.
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut lanes: Vec<PairLanes> = Vec::new();
         let mut rings: Vec<((usize, usize), RingId)> = Vec::new();
@@ -580,7 +595,7 @@ impl Problem<'_> {
                 program.rings.push(Ring { device: network.devices[relay], slots: SLOTS, slot_bytes: share.chunk_bytes });
             }
         }
-        // Of each chunk and device, who brings it there, and who has read it in a ring.
+        // For each tree, chunk and device: the operation that brings the chunk there, and those that read it from a staging slot.
         let mut arrived: ahash::HashMap<(usize, usize, usize), OpId> = ahash::HashMap::default();
         let mut read: ahash::HashMap<(usize, usize, usize), SmallVec<[OpId; 2]>> = ahash::HashMap::default();
         for (_, at, chunk, hop) in order {
