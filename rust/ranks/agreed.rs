@@ -20,38 +20,38 @@ use crate::contexts::choosing::{Choosing, Known, Measurement, Moments, Reading, 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Number of spans that have a word at one time. Tests use fewer, to reach the end of the ring sooner.
+/// Number of spans (groups of successive steps) that have a shared word at one time. Tests use fewer, to reach the end of the ring sooner.
 const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
 
-/// Distance in words between data written by different ranks, so that they do not share a cache line.
+/// Distance, in 8-byte words, between data written by different ranks, so that they do not share a cache line.
 const LINE: u64 = 8;
 
-/// Value of [`Word::next`] for a span without an end.
+/// Value of [`Word::next`] for a span that never ends, because its variant is fixed.
 const FIXED: u64 = 0xff;
-/// Value of [`Word::next`] for a span that is still open.
+/// Value of [`Word::next`] for a span that may still be extended or closed.
 const OPEN: u64 = 0;
 
-/// Bit of [`Word::next`]: the first step of the next span is measured.
+/// Bit of [`Word::next`] that is set if the first step of the next span is measured.
 const MEASURED: u64 = 0x40;
 
 const NS_BITS: u32 = 48;
 
-/// Upper limit of the number of steps by which a span is extended. See [`Spans::ahead`].
+/// Maximum number of steps by which one call extends a span. See [`Spans::ahead`].
 const AHEAD: u64 = 32;
 
-/// Spans of a plan, as seen by this rank.
+/// Spans (groups of successive steps with one variant) of a plan, as seen by this rank.
 #[derive(Debug)]
 pub(super) struct Spans {
     words: SharedWords,
-    /// Number of the span that contains the last step.
+    /// Number of the span that contains the last step of this rank.
     span: u64,
-    /// First step of that span.
+    /// Number of the first step of that span.
     begin: u64,
-    /// First step that is not yet known to belong to the span.
+    /// Number of the first step that is not yet known to belong to that span.
     end: u64,
     choice: Choice,
-    /// Variant whose spans are extended by a growing number of steps, up to [`AHEAD`]. Reading a word that another rank has written costs
-    /// about 1 us per step, and a step by a kernel takes 7.8 us in all (two H200).
+    /// Variant whose spans are extended by a growing number of steps, up to [`AHEAD`]. `None` if spans are extended step by step. Reading a
+    /// word that another rank has written costs about 1 us per step, and a step that a kernel executes takes 7.8 us in total (two H200).
     ahead: Option<usize>,
 }
 
@@ -63,11 +63,11 @@ struct SharedWords {
     ranks: u32,
 }
 
-/// Decoded word of a span.
+/// Decoded content of a span's shared word.
 #[derive(Copy, Clone, Debug, Default)]
 struct Word {
     next: u64,
-    /// Number of steps of the span after its first.
+    /// Number of steps in the span after its first step.
     more: u64,
 }
 
@@ -83,7 +83,7 @@ impl Word {
     }
 }
 
-/// Returns the tag of a span's word. A word with another tag belongs to an earlier span.
+/// Returns the tag that a span's word contains. A word with another tag belongs to an earlier span.
 fn tag(span: u64) -> u64 {
     span / SPANS % 0xffff + 1
 }
@@ -98,12 +98,12 @@ impl SharedWords {
         self.word(span % SPANS)
     }
 
-    /// Returns the word that holds the number of the span that `rank` has reached.
+    /// Returns the shared word that contains the number of the span that `rank` has reached.
     fn reached(&self, rank: u32) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS))
     }
 
-    /// Returns the word that holds the time of `rank` for the measured step of a span.
+    /// Returns the shared word that contains the time that `rank` took for the measured step of a span.
     fn time(&self, rank: u32, span: u64) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS) + LINE + span % SPANS)
     }
@@ -112,7 +112,7 @@ impl SharedWords {
         self.time(self.rank, span).store(tag(span) << NS_BITS | ns.clamp(1, (1 << NS_BITS) - 1), Ordering::Release);
     }
 
-    /// Returns the time of the slowest rank, once all ranks have reported.
+    /// Returns the time that the slowest rank took for the measured step of a span, if all ranks have reported theirs.
     fn slowest(&self, span: u64) -> Reading {
         let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
         let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
@@ -126,19 +126,21 @@ impl SharedWords {
 }
 
 impl Spans {
-    /// Returns the size of the shared memory for this number of ranks, in bytes.
+    /// Returns the size in bytes of the memory that `ranks` ranks share.
     pub fn bytes(ranks: u32) -> u64 {
         (SPANS + u64::from(ranks) * (LINE + SPANS)) * 8
     }
 
-    /// Returns the spans in the memory at `base`. The memory must be zero when allocated, and mapped for as long as the result is used.
+    /// Returns the state of this rank before the first step. The memory at `base` must be zero when allocated, and stay mapped for as long
+    /// as the result is used.
     pub fn at(base: u64, rank: u32, ranks: u32) -> Spans {
-        // Span 0 has no steps; steps count from 1.
+        // Span 0 contains no steps, because steps are numbered from 1.
         let choice = Choice { variant: 0, measure: false };
         Spans { words: SharedWords { base, rank, ranks }, span: 0, begin: 1, end: 1, choice, ahead: None }
     }
 
-    /// Returns the agreed choice for a step: `wanted` if this rank is the first to reach the step. Steps must be passed in order, from 1.
+    /// Returns the choice on which the ranks agree for a step: `wanted` if this rank is the first to reach the step. Steps must be passed
+    /// in order, from 1.
     pub fn agree(&mut self, step: u64, wanted: Choice) -> Choice {
         while step >= self.end {
             let (raw, now) = self.look();
@@ -177,7 +179,7 @@ impl Spans {
         }
     }
 
-    /// Reads the word of the span that this rank is in.
+    /// Reads the word of the span that this rank is in. Returns the raw value and the decoded content.
     fn look(&mut self) -> (u64, Word) {
         let raw = self.words.of_span(self.span).load(Ordering::Acquire);
         let now = if raw >> 48 == tag(self.span) { Word::decode(raw) } else { Word::default() };
@@ -185,7 +187,7 @@ impl Spans {
         (raw, now)
     }
 
-    /// Replaces the word of the current span, unless another rank has changed it first.
+    /// Replaces the word of the current span, unless another rank has changed the word since it was read.
     fn change(&self, from: u64, to: Word) {
         let word = self.words.of_span(self.span);
         let _ = word.compare_exchange(from, to.encode(tag(self.span)), Ordering::AcqRel, Ordering::Relaxed);
@@ -198,19 +200,19 @@ impl Spans {
         self.words.reached(self.words.rank).store(self.span, Ordering::Release);
     }
 
-    /// True if all ranks have left the span whose word the next span reuses.
+    /// True if the next span may reuse a word, because all ranks have left the span to which the word belonged.
     fn has_room(&self) -> bool {
         (0..self.words.ranks).all(|rank| self.words.reached(rank).load(Ordering::Acquire) + SPANS >= self.span + 2)
     }
 }
 
-/// Measured time of a step, known once every rank has reported its own.
+/// Measured time of a step. It is known once every rank has reported its own time.
 #[derive(Debug)]
 struct StepTime {
     words: SharedWords,
     span: u64,
     variant: usize,
-    /// Time of this rank; `None` once it has been reported.
+    /// Start and end of the step on this rank. `None` once this rank has reported its time.
     moments: Option<Moments>,
 }
 
@@ -229,34 +231,34 @@ impl Measurement for StepTime {
     }
 }
 
-/// Choice of the plan variant for each step.
+/// Selection of the plan variant for each step, in agreement with all ranks.
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,
     rule: Rule,
 }
 
-/// Rule by which this rank proposes a variant.
+/// Rule by which this rank proposes the variant of the next step.
 #[derive(Debug)]
 enum Rule {
     /// Proposes the variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Proposes a kernel or streams, for a part that one kernel can execute. The second value is the number of steps executed in each form.
+    /// Proposes a kernel or streams, for a part that one kernel can execute. The array contains the number of steps executed by each.
     Lateness(Lateness, [u64; 2]),
 }
 
 impl StepVariants {
-    /// Returns a chooser among `variants` plan variants by measured time. `seed` must be the same on all ranks.
+    /// Returns a selection among `variants` plan variants by measured time. `seed` must be equal on all ranks.
     pub fn measured(spans: Spans, variants: usize, seed: u64) -> StepVariants {
         StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
     }
 
-    /// Returns a chooser between the two forms of a step that one kernel can execute.
+    /// Returns a selection between a kernel and streams for a part that one kernel can execute.
     pub fn by_lateness(spans: Spans, lateness: Lateness) -> StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
-    /// Returns the choice for a step; steps count from 1.
+    /// Returns the variant of a step, and whether the step is measured. Steps are numbered from 1.
     pub fn next(&mut self, step: u64) -> Choice {
         let wanted = match &mut self.rule {
             Rule::Measured(choosing) => choosing.choose(),
@@ -266,8 +268,8 @@ impl StepVariants {
         self.taken(choice)
     }
 
-    /// Fixes the variant of a step that is being captured, and of all later steps, and returns it. Returns `None` if other ranks have
-    /// already continued with another variant.
+    /// Fixes the variant of a step that is being captured, and of all later steps, and returns the choice. Returns `None` if other ranks
+    /// have already continued with another variant.
     pub fn fix(&mut self, step: u64) -> Option<Choice> {
         let wanted = match &self.rule {
             Rule::Measured(choosing) => choosing.in_force(),
@@ -294,7 +296,7 @@ impl StepVariants {
         }
     }
 
-    /// Records the measurement of the last step, or the reason for which it cannot be measured.
+    /// Records the time of the last step, or the reason why it cannot be measured.
     pub fn measure(&mut self, moments: Result<Moments, BackendError>) {
         let Spans { words, span, .. } = self.spans;
         if let Rule::Measured(choosing) = &mut self.rule {
@@ -302,17 +304,17 @@ impl StepVariants {
         }
     }
 
-    /// Returns the measured times of the variants ([`Choosing::known`]); empty if times do not decide.
+    /// Returns the measured times of the variants ([`Choosing::known`]). The list is empty if the selection does not depend on times.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         if let Rule::Measured(choosing) = &mut self.rule { choosing.known(named) } else { Vec::new() }
     }
 
-    /// Returns the medians that were read last.
+    /// Returns the median time of each variant as last computed.
     pub fn medians(&self) -> Measured {
         if let Rule::Measured(choosing) = &self.rule { choosing.medians() } else { Measured::default() }
     }
 
-    /// Returns the number of steps that streams executed although a kernel could have; `None` if no kernel can.
+    /// Returns the number of steps that streams executed although a kernel could have executed them. `None` if no kernel can.
     pub fn by_streams(&self) -> Option<u64> {
         if let Rule::Lateness(_, steps) = &self.rule { Some(steps[BY_STREAMS]) } else { None }
     }

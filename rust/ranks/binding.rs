@@ -20,37 +20,37 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Handles of the memory that a rank exports for a plan, and the digest of the plan that it has computed.
+/// Handles of the memory that a rank exports for a plan, and the hash of the plan as computed by that rank.
 #[derive(Serialize, Deserialize)]
 struct Offer {
     digest: u64,
     windows: Vec<(u32, Vec<u8>)>,
     rings: Vec<(u32, Vec<u8>)>,
-    /// Handles of this rank's flag memory, one for each rank that sets flags in it.
+    /// Handles of this rank's flag memory in host memory, each with the rank that sets flags through it.
     flags: Vec<(u32, Vec<u8>)>,
-    /// Handle of the flags in this rank's GPU memory; `None` if all its flags are in host memory.
+    /// Handle of the flags in this rank's GPU memory. `None` if all its flags are in host memory.
     near: Option<Vec<u8>>,
 }
 
-/// Part of one rank, ready to execute.
+/// Part of one rank, bound to memory and ready to execute.
 pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
     pub words: Option<Arc<PartitionWords>>,
-    /// Stream positions of the plan's steps, if a neighbour checks the order. `None` for partitioned plans: partitions move between two
-    /// calls, so a step has no single position.
+    /// Stream positions of the plan's steps. `None` if no neighbour checks the order, and for partitioned plans: partitions move between
+    /// two calls, so a step has no single position.
     pub places: Option<Arc<PlanPlaces>>,
-    /// `Some` if a kernel executes the part of any rank. The inner value is the address of the word that this rank's kernel sets after a
-    /// long wait, if this rank has a kernel.
+    /// `None` if streams execute the parts of all ranks. Otherwise contains the address of the word that this rank's kernel sets after a
+    /// long wait, or `None` if this rank has no kernel.
     pub kernel: Option<Option<u64>>,
 }
 
-/// Memory that executions use. Each execution checks that it still exists.
+/// Memory that executions of a plan use. Each execution checks that this memory still exists.
 #[derive(Default)]
 pub(super) struct Used {
-    /// This process's own memory: an address, and the allocation that it belonged to when the plan was bound.
+    /// Allocations of this process: an address in each, and the allocation's id when the plan was bound.
     allocations: Vec<(u64, u64)>,
-    /// Context's count of frees at the time when the allocations were last found alive.
+    /// Number of frees of the context when the allocations were last found to exist.
     alive_at: AtomicU64,
     imports: Box<[Weak<Import>]>,
 }
@@ -68,7 +68,7 @@ impl Used {
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
     }
 
-    /// Merges the memory of several parts without duplicates. Checking an entry takes as long as some driver calls of a step.
+    /// Merges lists of used memory without duplicates. Checking an entry takes as long as some driver calls of a step.
     pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
         let mut all = Used::default();
         let mut imports: Vec<Weak<Import>> = Vec::new();
@@ -81,11 +81,11 @@ impl Used {
         Used { imports: imports.into(), ..all }
     }
 
-    /// Refuses memory that this rank or its owner has freed, and memory of a rank that has ended.
+    /// Returns an error if this rank or the owner has freed some of the memory, or if the owning rank has ended.
     pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check().map_err(|error| match error {
-                // The original text speaks of handles, which are unknown to the caller of a node plan.
+                // The original error text contains handles, which are unknown to the caller of a node plan.
                 Error::Share(IpcError::PeerGone(_)) => {
                     let why = "another rank has freed memory of this node plan or destroyed its context, or has ended; destroy the plan on all ranks, and \
                                plan again";
@@ -109,7 +109,7 @@ impl Used {
     }
 }
 
-/// Memory that a rank's part accesses.
+/// Memory that one rank's part of a plan accesses.
 #[derive(Clone, Default)]
 struct Touched {
     windows: BTreeSet<(u32, u32)>,
@@ -119,13 +119,14 @@ struct Touched {
 }
 
 impl NodeGroup {
-    /// Reports to the other ranks, which call [`bind`](NodeGroup::bind), that this rank has failed. Called instead of `bind`.
+    /// Reports that this rank has failed to the other ranks, which call [`bind`](NodeGroup::bind). Called instead of `bind`. Returns the
+    /// error.
     pub(super) fn fail_bind(call: &mut CollectiveCall<'_>, error: Error) -> Error {
         call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
-    /// Allocates and maps the memory that the plan needs, and binds this rank's part to it. With `by_streams`, streams execute every part.
-    /// `words` are the partition words of the first variant, which later variants share.
+    /// Allocates and maps the memory that the plan needs, and binds this rank's part to it. If `by_streams` is true, streams execute the
+    /// parts of all ranks. `words` are the partition flags and counters of the first variant, which later variants share.
     pub(super) fn bind(
         &self,
         call: &mut CollectiveCall<'_>,
@@ -211,12 +212,13 @@ impl NodeGroup {
         }
     }
 
-    /// True if kernels may execute parts of the plan.
+    /// True if kernels are allowed to execute parts of this plan.
     fn takes_kernels(&self, bindings: &Bindings<'_>) -> bool {
         !bindings.by_streams && bindings.together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
     }
 
-    /// Returns this rank's part if one kernel can execute it. Also maps the GPU memory of other ranks in which that kernel sets flags.
+    /// Returns this rank's part if one kernel can execute it, and otherwise `None`. Also maps the GPU memory of other ranks in which that
+    /// kernel sets flags.
     fn small_part(&self, offers: &[Offer], bindings: &mut Bindings<'_>, held: &mut Held) -> Option<SmallPart> {
         let (rank, together, context) = (self.rank(), bindings.together, &self.context);
         let words = *bindings.near.get(&rank)?;
@@ -256,7 +258,7 @@ impl NodeGroup {
         Ok(address)
     }
 
-    /// Allocates this rank's staging memory and flags, and exports the memory that other ranks access.
+    /// Allocates this rank's staging memory and flags, and exports the memory that other ranks access. Returns the handles for them.
     fn offer(
         &self,
         together: &Together,
@@ -324,7 +326,7 @@ impl NodeGroup {
         Ok(offer)
     }
 
-    /// Maps the memory of other ranks that this rank accesses.
+    /// Maps the memory of other ranks that this rank's part accesses.
     fn import(
         &self,
         requests: &[RankRequest],
@@ -370,7 +372,7 @@ impl NodeGroup {
 }
 
 impl Together {
-    /// Returns the address of each flag that `taker` waits for, with the rank that sets it. The flags start at `base`.
+    /// Returns the address of each flag that rank `taker` waits for, with the rank that sets the flag. The flags start at `base`.
     fn signallers(&self, taker: u32, base: u64) -> Arc<[(u64, u32)]> {
         let flags = self.parts.flags.iter().zip(&self.flag_places).filter(|(flag, _)| flag.taker == taker);
         let mut named: Vec<(u64, u32)> = flags.map(|(flag, place)| (base + FLAG_BYTES * place, flag.raiser)).collect();
@@ -378,7 +380,7 @@ impl Together {
         named.into()
     }
 
-    /// Returns the memory that each rank's part accesses.
+    /// Returns the memory that each rank's part of the plan accesses, by rank.
     fn touched(&self) -> Vec<Touched> {
         let mut all = vec![Touched::default(); self.parts.parts.len()];
         for (touched, part) in all.iter_mut().zip(&self.parts.parts) {

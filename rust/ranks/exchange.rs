@@ -1,5 +1,5 @@
-//! Data exchange between the ranks of a node in collective calls. If one rank fails, the call fails on all ranks, so that no rank continues
-//! alone.
+//! Exchanges data between the ranks of a node in collective calls. If one rank fails, the call fails on all ranks, so that no rank
+//! continues alone.
 //!
 //! Each exchange starts with a header that identifies the call. Without it, a rank whose call failed early could match the other ranks'
 //! data of that call with its own data of the next call.
@@ -16,18 +16,18 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 
-/// Largest number of ranks of a node: more than any node has cores.
+/// Maximum number of ranks of a node. No node has as many cores.
 pub const MOST_RANKS: u32 = 1024;
 
-/// Function that collects the same number of bytes from every rank, at every rank, in rank order, like `MPI_Allgather`. All ranks call it
+/// Function that sends the same number of bytes from every rank to every rank, in rank order, like `MPI_Allgather`. All ranks call it
 /// together.
 pub trait Allgather: Send {
-    /// Sends `send` to all ranks and fills `receive`, which has room for the bytes of all ranks. An error is a text for the user; it aborts
-    /// the collective call.
+    /// Sends `send` to all ranks and fills `receive` with the data of all ranks, including this one. An error text is shown to the user; it
+    /// aborts the collective call.
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
 }
 
-/// Allgather of a node with a single rank.
+/// [`Allgather`] for a node with a single rank.
 #[derive(Copy, Clone, Debug)]
 pub struct Alone;
 
@@ -38,31 +38,31 @@ impl Allgather for Alone {
     }
 }
 
-/// Largest length of a call's name, bytes.
+/// Maximum length of a call's name in bytes.
 const NAME: usize = 46;
 
-/// Size of an encoded call, bytes: its origin (library or program), its name, and a zero.
+/// Size of an encoded call in bytes: its origin (library or program), its name, and a zero.
 const CALL: usize = 1 + NAME + 1;
 
-/// Identity of a call that all ranks of a node make together: a name, which errors quote. Calls match if they have the same name and
-/// origin.
+/// Identity of a call that all ranks of a node make together: its name, which errors quote, and its origin (library or program). Calls of
+/// different ranks match if both are equal.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Collective([u8; CALL]);
 
 impl Collective {
-    /// Creation of a node group.
+    /// Call that creates a node group.
     pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
-    /// Planning of a step.
+    /// Call that plans a step.
     pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
-    /// Planning of a step whose transfers move in partitions.
+    /// Call that plans a step whose transfers move in partitions.
     pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
-    /// Measurement of partitionings.
+    /// Call that measures different numbers of partitions.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");
-    /// Creation of a messenger.
+    /// Call that creates a messenger.
     pub const MESSENGER: Collective = Collective::new(Collective::OF_LIBRARY, "messenger creation");
-    /// Report of a failure, which matches any call of the other ranks.
+    /// Call by which a rank reports that it has failed. It matches any call of the other ranks.
     pub const FAIL: Collective = Collective::new(Collective::OF_LIBRARY, "the report of a failure");
-    /// Allgather whose name was refused. It matches no other call.
+    /// Call for an allgather whose name was refused. It matches no other call.
     pub const NAMELESS: Collective = Collective::new(Collective::OF_LIBRARY, "an allgather");
 
     const OF_LIBRARY: u8 = 1;
@@ -78,7 +78,7 @@ impl Collective {
         Collective(bytes)
     }
 
-    /// Returns a call of the program with this name.
+    /// Returns the identity of the program's call `name`. Fails if the name is too long or contains characters that are not allowed.
     pub fn named(name: &str) -> Result<Collective, Error> {
         if name.is_empty() || name.len() > NAME || name.contains(char::is_control) {
             let reason = format!("call={name:?}: must be a name of 1 to {NAME} bytes, without control characters");
@@ -87,7 +87,7 @@ impl Collective {
         Ok(Collective::new(Collective::OF_PROGRAM, name))
     }
 
-    /// Decodes a call; returns `None` for bytes that no rank sends.
+    /// Decodes the identity of a call. Returns `None` for bytes that no rank sends.
     fn decode(bytes: &[u8]) -> Option<Collective> {
         let call = Collective(bytes.try_into().ok()?);
         (call.name().len() <= NAME && Collective::new(call.0[0], call.name()) == call).then_some(call)
@@ -104,22 +104,22 @@ impl fmt::Debug for Collective {
     }
 }
 
-/// Header that every rank sends in each exchange before its data. The size is the same for all calls.
+/// Header that every rank sends before its data in each exchange. It has a fixed size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Head {
     node: u64,
     call: Collective,
-    /// Sequence number of the call among the calls of this rank on this node.
+    /// Sequence number of the call among all collective calls of this rank on this node.
     number: u64,
-    /// Sequence number of the exchange within the call.
+    /// Sequence number of the exchange within its call.
     exchange: u64,
-    /// Number of bytes that the rank sends after the header.
+    /// Number of bytes that this rank sends after the header.
     bytes: u64,
 }
 
-/// Magic number of a header. The last character is the version.
+/// Magic number at the start of a header. Its last character is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-x2";
-/// Offset of the numbers in an encoded header, after the magic number and the call.
+/// Offset in bytes of the numbers in an encoded header, after the magic number and the call.
 const WORDS: usize = 8 + CALL;
 const HEAD: usize = WORDS + 4 * 8;
 
@@ -148,13 +148,13 @@ impl Head {
     }
 }
 
-/// Limit of the data of all ranks in one exchange, bytes: enough for some millions of transfers.
+/// Maximum total number of bytes that all ranks send in one exchange. It is enough for some millions of transfers.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Limit of the bytes of all ranks that one allgather collects. Longer data takes several.
+/// Maximum total number of bytes that one allgather collects. Longer data takes several allgathers.
 const PIECES: usize = 4 << 20;
 
-/// Communication state of one rank of a node.
+/// State of one rank for collective calls on a node.
 pub(super) struct Exchange {
     pub rank: u32,
     pub ranks: u32,
@@ -165,18 +165,18 @@ pub(super) struct Exchange {
     caller: Mutex<CallingThreads>,
 }
 
-/// State that a thread holds during a collective call.
+/// State that a thread uses during a collective call. Only one thread at a time holds it.
 struct GatherState {
     gather: Box<dyn Allgather>,
     calls: u64,
 }
 
 thread_local! {
-    /// Marker whose address identifies the thread. `std::thread::current` would leave allocated memory behind on the caller's threads.
+    /// Variable whose address identifies the thread. `std::thread::current` would leave allocated memory behind on the caller's threads.
     static THREAD: u8 = const { 0 };
 }
 
-/// Thread that is in a collective call, and number of threads that wait for it to finish.
+/// Thread that makes a collective call, and number of threads that wait for it to finish.
 #[derive(Default)]
 struct CallingThreads {
     inside: Option<(usize, Collective)>,
@@ -189,7 +189,7 @@ pub(super) struct CollectiveCall<'a> {
     turn: MutexGuard<'a, GatherState>,
     call: Collective,
     exchanges: u64,
-    /// True if another thread was in a call when this one began.
+    /// True if another thread was in a collective call when this call began.
     is_crowded: bool,
 }
 
@@ -200,8 +200,8 @@ impl Exchange {
         Ok(Exchange { rank, ranks, node: 0, generation: fork::generation(), turn, caller: Mutex::default() })
     }
 
-    /// Begins a call. Only one thread of a rank may be in a call at a time. If several are, each of their calls fails on all ranks, because
-    /// the order of the calls, which matches them between ranks, is undefined.
+    /// Begins a collective call. Only one thread of a rank may be in a call at a time. If several are, each of their calls fails on all
+    /// ranks, because ranks match calls by their order, which is then undefined.
     pub fn call(&self, call: Collective) -> Result<CollectiveCall<'_>, Error> {
         if self.generation != fork::generation() {
             return Err(Error::Forked);
@@ -226,12 +226,12 @@ impl Exchange {
         Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
     }
 
-    /// Returns the error for a mistake of `rank`: on that rank an invalid argument, on the others [`Error::RankFailed`].
+    /// Returns the error for a mistake that `rank` made: an invalid argument on that rank, and [`Error::RankFailed`] on the others.
     pub fn blame(&self, rank: u32, argument: &'static CStr, reason: String) -> Error {
         if rank == self.rank { Error::NodeArgument { argument, reason } } else { Error::RankFailed { rank, reason } }
     }
 
-    /// Refuses options that differ between ranks. `all` holds each rank's options, in the same order on all ranks.
+    /// Returns an error if options differ between ranks. `all` contains the options of each rank, in the same order on all ranks.
     pub fn check_alike(&self, argument: &'static CStr, all: &[&Named]) -> Result<(), Error> {
         for (rank, of_rank) in (0..).zip(all) {
             if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
@@ -245,10 +245,10 @@ impl Exchange {
     }
 }
 
-/// Names and values of options.
+/// Names and values of options, in a fixed order.
 pub(super) type Named = Vec<(String, String)>;
 
-/// Refuses a rank number or a number of ranks that is out of range.
+/// Returns an error if a rank number or a number of ranks is out of range.
 pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     if ranks == 0 || ranks > MOST_RANKS || rank >= ranks {
         let (rank, ranks) = (rank.cast_signed(), ranks.cast_signed());
@@ -258,15 +258,15 @@ pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Data of one rank in an exchange: a value, or the reason why the rank has no value. The flag is true if the reason is that something is
+/// Data that one rank sends in an exchange: a value, or the reason for its failure. The boolean is true if the reason is that something is
 /// not supported.
 type Said<T> = Result<T, (bool, String)>;
 
-/// Bytes of all ranks, in rank order.
+/// Data of all ranks, in rank order, not decoded.
 pub(super) type Texts = Vec<Vec<u8>>;
 
 impl CollectiveCall<'_> {
-    /// Sends this rank's value, or its error, to all ranks. Returns the values of all ranks, in rank order.
+    /// Sends this rank's value, or its error, to all ranks. Returns the values of all ranks in rank order.
     ///
     /// If any rank has failed, the call fails on all. [`Error::NotSupported`] is returned only if every failure is of that kind; then all
     /// ranks return it, so that they fall back to an alternative together. Otherwise a rank with a failure of another kind returns its own
@@ -293,7 +293,8 @@ impl CollectiveCall<'_> {
         }
     }
 
-    /// Collects the bytes of every rank, in rank order. The number of bytes must be the same on all ranks; otherwise the call fails on all.
+    /// Sends `mine` to all ranks. Returns the data of all ranks in rank order. The number of bytes must be equal on all ranks; otherwise
+    /// the call fails on all.
     pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let sizes = self.all(Ok(mine.len()))?;
         if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
@@ -303,12 +304,12 @@ impl CollectiveCall<'_> {
         self.gather(mine)
     }
 
-    /// Joins the call as a rank that has already failed. The call fails on all ranks with `error`.
+    /// Takes part in the call as a rank that has already failed. The call fails on all ranks with `error`.
     pub fn refuse(mut self, error: Error) -> Result<(), Error> {
         self.tell::<()>(Err(error)).map(drop)
     }
 
-    /// Exchanges this rank's value or error. Returns the outcome of this rank's own value, and the undecoded data of all ranks.
+    /// Sends this rank's value or error to all ranks. Returns the outcome for this rank's own value, and the undecoded data of all ranks.
     fn tell<T: Serialize>(&mut self, mine: Result<T, Error>) -> Result<(Result<(), Error>, Texts), Error> {
         let mut text = Text::default();
         let said = self.uncrowded().and(mine).and_then(|value| text.write(&Said::Ok(value)));
@@ -326,7 +327,7 @@ impl CollectiveCall<'_> {
         Ok((said, all?))
     }
 
-    /// Refuses calls of several threads at the same time.
+    /// Returns an error if several threads of this rank make collective calls at the same time.
     fn uncrowded(&self) -> Result<(), Error> {
         if !self.is_crowded && (self.exchange.ranks == 1 || lock(&self.exchange.caller).waiting == 0) {
             return Ok(());
@@ -336,7 +337,7 @@ impl CollectiveCall<'_> {
         Err(Error::NodeArgument { argument: c"node", reason: reason.into() })
     }
 
-    /// Collects the bytes of all ranks, which may differ in number. The announced sizes are not trusted: memory grows only as the data
+    /// Collects the data of all ranks, whose sizes may differ. The announced sizes are not trusted: memory is allocated only as data
     /// arrives.
     fn gather(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let CollectiveCall { exchange, turn, call, exchanges, .. } = self;
@@ -369,7 +370,7 @@ impl CollectiveCall<'_> {
             gather.allgather(send, receive).map_err(broken)?;
             for ((of_rank, came), head) in all.iter_mut().zip(receive.chunks_exact(bytes)).zip(&heads) {
                 let wanted = (head.bytes as usize).saturating_sub(at).min(bytes);
-                // A rank without memory still joins every remaining allgather.
+                // A rank without memory still takes part in every remaining allgather.
                 match no_room {
                     None => no_room = extend(of_rank, &came[..wanted]).err(),
                     Some(_) => *of_rank = Vec::new(),
@@ -387,7 +388,7 @@ impl Drop for CollectiveCall<'_> {
     }
 }
 
-/// Checks the headers of all ranks and returns them if all ranks are in the same exchange. The outcome is the same on all ranks.
+/// Decodes the headers of all ranks. Returns an error if the ranks are not in the same exchange. The outcome is the same on all ranks.
 fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error> {
     let mut all = Vec::with_capacity(heads.len() / HEAD);
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {

@@ -16,41 +16,42 @@ use std::sync::Arc;
 
 /// Stream positions of the steps of one plan, on this rank and on its neighbours.
 pub(super) struct PlanPlaces {
-    /// Number of the plan among the plans of the node.
+    /// Number of the plan among all plans of the node, from 1.
     pub plan: u64,
     pub own: StepPlaces,
-    /// Positions on the neighbours: the ranks that this one waits for in each step and that wait for it.
+    /// Neighbours and the positions of their steps. A neighbour is a rank that this rank waits for in each step and that waits for this
+    /// rank.
     pub neighbours: Vec<(u32, StepPlaces)>,
 }
 
-/// A pair of steps that a neighbour has enqueued in the opposite order.
+/// Pair of steps that a neighbour has enqueued in the opposite order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misorder {
     pub rank: u32,
-    /// The step that comes first on this rank and second on the neighbour: its plan and step number.
+    /// Plan of the step that comes first on this rank and second on the neighbour. The field `step` is its number.
     pub plan: u64,
     pub step: u64,
 }
 
-/// Enqueue order of the steps of all plans of a node, on this rank.
+/// Order in which this rank has enqueued the steps of all plans of a node.
 #[derive(Default)]
 pub(super) struct StepOrder(Mutex<OrderState>);
 
 #[derive(Default)]
 struct OrderState {
-    /// Number of steps enqueued so far.
+    /// Number of steps that this rank has enqueued so far, over all plans.
     number: u64,
-    /// Number of streams seen so far.
+    /// Number of streams that have been given a number so far.
     names: u16,
-    /// Streams that contain steps, by stream number.
+    /// Streams in which steps were enqueued, by stream number.
     streams: HashMap<u64, StreamSteps>,
-    /// State of the order in which each plan's last step was enqueued.
+    /// Order in which each plan's last step was enqueued relative to other plans, by plan number.
     patterns: HashMap<u64, StepPattern>,
 }
 
 struct StreamSteps {
     name: u16,
-    /// Last step of each plan in this stream.
+    /// Last step of each plan that was enqueued in this stream.
     last: Vec<LastStep>,
 }
 
@@ -62,9 +63,9 @@ struct LastStep {
 
 struct StepPattern {
     stream: u16,
-    /// Distance from this plan's step number to the last step of each other plan in the stream.
+    /// Other plans in the stream, each with the difference between its last step number and this plan's step number.
     ahead: Vec<(u64, i64)>,
-    /// Last step at which the stream or the distances changed.
+    /// Number of this plan's last step at which its stream or these differences changed.
     changed: u64,
 }
 
@@ -104,7 +105,7 @@ impl StepOrder {
         Ok(())
     }
 
-    /// Withdraws the positions of a plan that is about to be destroyed, or whose steps no longer have known numbers.
+    /// Withdraws the published positions of a plan that is about to be destroyed, or whose steps have unknown numbers from now on.
     pub fn forget(&self, plan: &PlanPlaces) {
         let mut state = lock(&self.0);
         plan.own.end();
@@ -116,8 +117,9 @@ impl StepOrder {
     }
 }
 
-/// Returns the neighbour, if any, that has enqueued this step in one stream in front of `before`, which comes earlier on this rank.
-/// `changed` and `before_changed` are the last steps of the two plans at which this rank changed its order.
+/// Returns the neighbour that has enqueued this step in one stream in front of `before`, although this rank has enqueued `before` first.
+/// `None` if there is no such neighbour. `changed` and `before_changed` are the last steps of the two plans at which this rank changed its
+/// order.
 fn misordered(plan: &PlanPlaces, step: u64, changed: u64, before: &LastStep, before_changed: u64) -> Option<u32> {
     let is_recent = |changed: u64, step: u64| changed + 1 >= step;
     let own_changed = is_recent(changed, step) || is_recent(before_changed, before.step);

@@ -1,8 +1,9 @@
-//! One rank's part of a plan, bound to addresses and streams.
+//! Binds one rank's part of a plan to addresses and streams, and enqueues the part in each step.
 //!
-//! Consecutive operations of a lane that wait for nothing in between form one program, which the backend runs like any other. The first
-//! lane is the caller's stream. Each further lane has an internal stream, which events join to the caller's stream. The streams themselves
-//! wait for and set flags, so no call here blocks, and a stream that is being captured records everything in its graph.
+//! A part consists of lanes: sequences of operations, each executed in order by one stream. Consecutive operations of a lane that wait for
+//! nothing in between form one program, which the backend runs like any other. The caller's stream executes the first lane. An internal
+//! stream executes each further lane, and events join it to the caller's stream. The streams themselves wait for and set flags, so no call
+//! here blocks, and a stream that is being captured records everything in its graph.
 //!
 //! A part that moves few bytes is a single kernel instead, if the parts that it shares flags with are kernels too. The kernel waits for and
 //! sets the flags. Such flags are *near*: they are in memory of the GPU that waits for them, so that polling does not cross PCIe. All other
@@ -28,136 +29,137 @@ pub(super) trait Addresses {
     fn place(&self, place: Place) -> u64;
     /// Returns the address of a flag.
     fn flag(&self, flag: FlagId) -> u64;
-    /// Returns the number of blocks of the kernel that sets a near flag; `None` if the flag is not near.
+    /// Returns the number of blocks of the kernel that sets a near flag (a flag in memory of the GPU that waits for it). `None` if the flag
+    /// is not near.
     fn near_blocks(&self, flag: FlagId) -> Option<u32>;
     /// Returns the address of the first byte of a rank's inboxes.
     fn inbox(&self, rank: u32) -> u64;
-    /// Returns the local device whose copy engine serves a device of the node.
+    /// Returns the device of this process whose copy engine is used for a device in the node's numbering.
     fn device(&self, device: DeviceId) -> DeviceId;
-    /// Returns the device of this rank that is used if none is named.
+    /// Returns the device of this rank that is used if a call does not name another.
     fn own_device(&self) -> DeviceId;
-    /// True if the byte is in host memory.
+    /// True if the byte at `place` is in host memory.
     fn is_host(&self, place: Place) -> bool;
     /// True if the copy stays within one rank's memory on one device; see [`is_inside`].
     fn is_inside(&self, copy: &Copy) -> bool;
 }
 
-/// True if a transfer goes from memory of a rank to memory of the same rank on the same device. Several ranks may share a GPU.
+/// True if both ends of a transfer are memory of one rank on one device. Several ranks may share a GPU.
 pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
     shape.src_device == shape.dst_device && ends.src == ends.dst
 }
 
-/// True if a copy goes from the source to the destination of a transfer that [stays].
+/// True if a copy goes directly from the source to the destination of a transfer for which `stays` returns true.
 pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
     matches!((copy.from, copy.to), (Place::Source { transfer, .. }, Place::Destination { transfer: to, .. }) if transfer == to && stays(to))
 }
 
-/// Consecutive operations of a lane without waits in between.
+/// Consecutive operations of one lane (stream) without waits in between.
 struct PartSegment {
     lane: usize,
-    /// Flags to wait for and reset before the operations.
+    /// Addresses of the flags to wait for and reset before the operations.
     takes: Vec<u64>,
-    /// Flags to wait for before the operations, without a reset.
+    /// Addresses of the flags to wait for before the operations, without a reset.
     awaits: Vec<u64>,
-    /// Segments of other lanes that must end before: indices of their events.
+    /// Events to wait for before the operations, as indices into [`BoundPart::marks`]. Each marks the end of a segment of another lane.
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     state: PlanState,
-    /// Flags to set after the operations.
+    /// Signals that set flags after the operations.
     raises: Vec<Signal>,
-    /// Event recorded at the end, if another lane depends on it.
+    /// Index of the event that is recorded after the operations. `None` if no other lane waits for this segment.
     end: Option<usize>,
 }
 
-/// Part that moves few bytes, in the form of one kernel.
+/// Part of a rank that moves so few bytes that one kernel executes it.
 pub(super) struct SmallPart {
     pub actions: Box<[Action]>,
-    /// Program with the copies, on one lane.
+    /// Copies of the part, as a program with one lane.
     pub program: Arc<Program>,
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
     pub grid: ActionGrid,
-    /// True if the kernel has one block only. More blocks would not be faster, or would have to wait for each other, which needs room for
-    /// all of them on the GPU together.
+    /// True if the kernel has only one block. More blocks would not be faster, or would wait for each other, which requires that all of
+    /// them fit on the GPU at the same time.
     pub is_narrow: bool,
 }
 
-/// Kernel of a small part, with all addresses as its GPU sees them.
+/// Kernel that executes a small part, with all addresses as used by the kernel's GPU.
 struct BoundKernel {
     actions: Box<[Segment]>,
     device: DeviceId,
     grid: ActionGrid,
 }
 
-/// Limit of the bytes per lane for a kernel. Larger parts use copy engines, with stream operations around them that wait and never with
-/// kernels around them. Between two H100, a kernel on a quarter of the multiprocessors takes 7.4 us plus the bytes at 325 GB/s, and copy
-/// engines 19.4 us plus the bytes at 392 GB/s. They are equally fast at 23 MB. Each further lane costs copy engines the same time again (63
-/// us for three lanes of H200).
+/// Maximum number of bytes per lane for which a kernel executes the part. Larger parts use copy engines, with stream operations that wait
+/// and set flags, and never with kernels that do so. Between two H100, a kernel on a quarter of the multiprocessors takes 7.4 us plus the
+/// time of the transfer at 325 GB/s, and copy engines take 19.4 us plus the time at 392 GB/s. They are equally fast at 23 MB. Each further
+/// lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// Largest number of lanes for which the limit was measured.
+/// Maximum number of lanes by which the limit is multiplied, because it was measured for no more.
 const MOST_LANES: usize = 3;
 
-/// Ratio of the speed of copies within one GPU's memory to the speed of copies over NVLink.
+/// Ratio of the speed of copies within one GPU's memory to that of copies over NVLink.
 pub(super) const INSIDE_RATE: u64 = 4;
 
-/// Limit of the bytes for a kernel with one block.
+/// Maximum number of bytes that a kernel with one block copies.
 const NARROW_BYTES: u64 = 64 << 10;
 
-/// Work that is enqueued in front of the producers of partitions.
+/// Work that is enqueued before the kernels that produce a partitioned transfer's data.
 pub(super) struct Armed {
-    /// Flags to wait for and reset.
+    /// Addresses of the flags to wait for and reset before the producing kernels.
     pub takes: Vec<u64>,
-    /// Copy that resets the flags of partitions; `None` if no rank and no kernel reads them.
+    /// Copy that resets the flags of partitions. `None` if no rank and no kernel reads these flags.
     pub reset: Option<Copies>,
-    /// Instructions for the producers; `None` if this rank has no producers.
+    /// Instructions for the kernels that produce the data. `None` if this rank has no such kernels.
     pub orders: Option<ProducerOrders>,
-    /// True if the step's copies come after all work that is in the stream when the step is enqueued. False if they come after the work at
-    /// the time of arming.
+    /// True if the step's copies follow all work in the stream at the time when the step is enqueued. False if they only follow the work at
+    /// the time when the step was armed.
     pub is_after: bool,
 }
 
-/// Copies between addresses, on one lane.
+/// Copies between addresses: a program with one lane, and the addresses of its transfers.
 pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
 
-/// Instructions for the producers of a variant's partitions.
+/// Instructions for the kernels that produce partitions: how a step moves the partitions.
 pub(super) struct ProducerOrders {
-    /// Copies that write the words that producers read.
+    /// Copies that write the instruction words in GPU memory, which the kernels read.
     pub copies: Copies,
     pub how: PartitionMove,
-    /// Value of the words ([`PartitionMove`] as a number) after all work that was enqueued outside of captures.
+    /// Instruction ([`PartitionMove`] as a number) that the words contain after all work that was enqueued outside of captures.
     pub said: Arc<AtomicU32>,
 }
 
-/// Work of this rank in each step, bound to addresses, streams and events.
+/// One rank's part of a plan, bound to addresses, streams and events.
 pub(super) struct BoundPart {
-    /// Kernel that does all the work; `None` if the segments do it.
+    /// Kernel that executes the whole part. `None` if streams execute it.
     kernel: Option<BoundKernel>,
     begins: Vec<Signal>,
-    /// Work in front of the producers, if the part moves partitions.
+    /// Work that is enqueued before the producing kernels. `None` if the transfers do not move in partitions.
     armed: Option<Armed>,
     segments: Vec<PartSegment>,
     written: Vec<Signal>,
     ends: Vec<u64>,
-    /// Internal streams of all lanes but the first, each with the event that joins it. For a kernel, one stream, used if the caller's
-    /// stream belongs to another GPU.
+    /// Internal streams of all lanes but the first, each with the event that joins it to the caller's stream. If a kernel executes the
+    /// part, there is one internal stream, used when the caller's stream belongs to another GPU.
     lanes: Vec<(StreamHandle, EventHandle)>,
-    /// Events at the ends of segments.
+    /// Events at the ends of segments that other lanes wait for.
     marks: Vec<EventHandle>,
-    /// Event at the beginning of a step in the caller's stream.
+    /// Event recorded in the caller's stream at the beginning of a step.
     fork: EventHandle,
-    /// Event at the end of the last step.
+    /// Event recorded in the caller's stream at the end of the last step.
     end: EventHandle,
-    /// Stream of the last step.
+    /// Caller's stream in which the last step was enqueued. `None` before the first step.
     stream: Option<StreamHandle>,
-    /// True once streams and events have been destroyed.
+    /// True once the internal streams and events have been destroyed.
     is_released: bool,
-    /// State shared by all steps of the plan: abandoned or not, after the loss of another rank.
+    /// State shared by all steps of the plan: whether they were abandoned after the loss of another rank.
     fate: StepFate,
 }
 
-/// Segment under construction.
+/// Segment of consecutive operations that is still being extended.
 #[derive(Default)]
 struct Draft {
     lane: usize,
@@ -172,7 +174,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Adds copies between addresses. Each copy becomes a transfer of its own.
+    /// Adds copies to the segment. Each copy becomes a transfer with its own addresses.
     fn push(&mut self, mechanism: Mechanism, copies: &[Copy], at: &impl Addresses) {
         let copies = copies.iter().map(|copy| {
             let transfer = self.bytes.len() as u32;
@@ -185,25 +187,26 @@ impl Draft {
     }
 }
 
-/// Returns the number of bytes that NVLink would move in the time of this copy. `is_inside` is [`Addresses::is_inside`].
+/// Returns the copy's size in bytes, reduced for a copy within one GPU's memory to what NVLink moves in the same time. `is_inside` is
+/// [`Addresses::is_inside`].
 fn weight(copy: &Copy, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     if is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
 }
 
-/// Returns the number of bytes up to which a kernel is faster than copy engines on the part's lanes.
+/// Returns the maximum number of bytes for which a kernel is faster than copy engines on as many lanes as the part has.
 fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     let lanes = part.steps.iter().filter(|step| step.copies.iter().any(|copy| !is_inside(copy))).map(|step| step.lane);
     SMALL_BYTES * lanes.collect::<BTreeSet<u32>>().len().clamp(1, MOST_LANES) as u64
 }
 
-/// True if a kernel moves the part's bytes as fast as copy engines do, because they are few.
+/// True if a kernel moves the part's data at least as fast as copy engines, because the amount is small.
 pub(super) fn is_little(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> bool {
     let flags = part.begins.len() + part.ends.len() + part.steps.iter().map(|step| step.takes.len() + step.raises.len()).sum::<usize>();
     let bytes: u64 = part.copies().map(|copy| weight(copy, &is_inside)).sum();
     part.copies().count() + flags <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
 }
 
-/// True if the order of two copies matters, because one writes bytes that the other reads or writes.
+/// True if the order of two copies matters, because one of them writes bytes that the other reads or writes.
 fn meet(one: &Copy, other: &Copy) -> bool {
     let overlap = |a: Place, b: Place| match (a, b) {
         (Place::Destination { transfer: a, offset: from }, Place::Destination { transfer: b, offset }) => {
@@ -217,7 +220,7 @@ fn meet(one: &Copy, other: &Copy) -> bool {
 
 impl SmallPart {
     /// Returns the GPU whose kernel may execute the part, as far as this is known before memory of other ranks is mapped. Returns `None` if
-    /// the part moves many bytes, uses several GPUs or waits for no flag.
+    /// the part moves too many bytes, uses several GPUs or waits for no flag.
     pub fn device_of(part: &Part, at: &impl Addresses) -> Option<DeviceId> {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
@@ -226,8 +229,8 @@ impl SmallPart {
             .then_some(device)
     }
 
-    /// Converts the part to a single kernel. Returns `None` if [`device_of`](SmallPart::device_of) does, or if a kernel would copy too
-    /// slowly.
+    /// Converts the part to a form that a single kernel executes. Returns `None` if [`device_of`](SmallPart::device_of) returns `None`, or
+    /// if a kernel would copy too slowly.
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let device = SmallPart::device_of(part, at)?;
         // If source and destination are aligned differently, the kernel copies in smaller words.
@@ -257,8 +260,8 @@ impl SmallPart {
         Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
     }
 
-    /// Returns the part with eager copies: into the inboxes of other ranks, and out of this rank's own, alternating by turn. `turn` is the
-    /// address of the turn counter in the GPU's memory.
+    /// Returns the part with eager copies: into the inboxes of other ranks, and out of this rank's own inboxes. Steps alternate between two
+    /// sets of inboxes (turns). `turn` is the address of the counter in GPU memory that selects the set.
     pub fn by_turns(self, part: &Part, rank: u32, eager: &Eager, at: &impl Addresses, turn: u64) -> SmallPart {
         let (mut actions, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let mut copy = |of: u64, dst: u64, src: u64| {
@@ -301,12 +304,12 @@ impl SmallPart {
         Ok(BoundKernel { actions, device, grid })
     }
 
-    /// Returns the actions of the kernel, with the current flag addresses. Copies that no rank waits for come last.
+    /// Returns the actions that the part's kernel executes, with the current flag addresses. Copies that no rank waits for come last.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
         let take = |flag: &FlagId| SmallPart::take(*flag, at);
         let raise = |flag: &FlagId| SmallPart::raise(*flag, at);
         let mut actions: Vec<Action> = part.begins.iter().map(raise).collect();
-        // Copies since the last `Order` action, and copies that may run at any time.
+        // Copies since the last `Order` action, and copies that may run at any time during the kernel.
         let (mut going, mut free): (Vec<&Copy>, Vec<Action>) = Default::default();
         let mut transfer = 0;
         for step in &part.steps {
@@ -344,9 +347,9 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part. If `small` is given, a kernel executes the part. If `armed` is given, the part moves partitions. The two exclude each
-    /// other: a kernel that waits for producers may occupy the multiprocessors that the producers need. Creates streams and events; the
-    /// caller destroys them by [`BoundPart::release`].
+    /// Binds a part to addresses, and creates its streams and events, which the caller destroys by [`BoundPart::release`]. If `small` is
+    /// given, a kernel executes the part. If `armed` is given, the part moves partitions. The two exclude each other: a kernel that waits
+    /// for producing kernels may occupy the multiprocessors that they need.
     pub fn new(
         part: &Part,
         at: &impl Addresses,
@@ -358,7 +361,7 @@ impl BoundPart {
         let kernel = small.map(|small| small.bind(backend)).transpose()?;
         let raise = |flag: &FlagId| Signal { counter: at.flag(*flag), value: 1 };
         let mut drafts: Vec<Draft> = Vec::new();
-        // Segment of each step, and last segment of each lane.
+        // Segment that contains each operation, and last segment of each lane.
         let mut segment_of: Vec<usize> = Vec::new();
         let mut open: Vec<Option<usize>> = vec![None; part.lanes.len()];
         let mut marks = 0;
@@ -441,7 +444,7 @@ impl BoundPart {
         lanes.inspect_err(|_| bound.release(backend)).map(|()| bound)
     }
 
-    /// Enqueues the work in front of the producers of partitions, and marks the position in `stream` at which the step begins.
+    /// Enqueues the work that precedes the producing kernels, and marks the position in `stream` at which the step begins.
     pub fn arm(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         self.follow(stream, is_captured, backend)?;
         let Some(Armed { takes, reset, orders, is_after }) = &self.armed else { return Ok(()) };
@@ -469,9 +472,9 @@ impl BoundPart {
         self.mark(stream, is_captured, backend)
     }
 
-    /// Enqueues the part of one step. It starts after all earlier work in `stream` and after the last step, and later work in the stream
-    /// starts after it. If the step is captured, the order of graph launches replaces the order after the last step. An armed step starts
-    /// at the position of its arming, unless its copies come after the producers, and its end is not a flag of an earlier step.
+    /// Enqueues this rank's part of one step. The part starts after all earlier work in `stream` and after the last step, and later work in
+    /// the stream starts after it. If the step is captured, the order of graph launches replaces the order after the last step. A step that
+    /// was armed starts at the position of its arming, unless its copies come after the producing kernels.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;
@@ -483,7 +486,7 @@ impl BoundPart {
         self.mark(stream, is_captured, backend)
     }
 
-    /// Records the current end of the stream. The next step and the destruction of the plan wait for it.
+    /// Records the current end of the stream. The next step and the destruction of the plan wait for that point.
     fn mark(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured {
             backend.record_event(self.end, stream)?;
@@ -500,18 +503,18 @@ impl BoundPart {
         Ok(())
     }
 
-    /// True if the last work was, or may have been, enqueued in another stream.
+    /// True if the last step was, or may have been, enqueued in another stream.
     fn is_other(&self, stream: StreamHandle) -> bool {
         // The handles of default streams (0 to 2) mean different streams in other threads and contexts.
         self.stream.is_some_and(|last| last != stream || stream.0 <= 2)
     }
 
-    /// Blocks until all enqueued work has finished.
+    /// Blocks until all enqueued work of this part has finished.
     pub fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
 
-    /// True if the step comes after all work that is in the stream when the step is enqueued.
+    /// True if the step's copies follow all work in the stream at the time when the step is enqueued.
     fn is_after(&self) -> bool {
         self.armed.as_ref().is_none_or(|armed| armed.is_after)
     }
@@ -533,7 +536,7 @@ impl BoundPart {
             backend.record_event(joined, own)?;
             return backend.stream_wait_event(stream, joined);
         }
-        // Signals that are set together with the next wait of the stream, or before its next work.
+        // Signals that are set together with the stream's next wait, or before its next work.
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),
@@ -579,12 +582,12 @@ impl BoundPart {
         if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends, &self.fate) }
     }
 
-    /// Returns the number of blocks of the part's kernel; `None` if streams execute the part.
+    /// Returns the number of blocks of the kernel that executes the part. `None` if streams execute it.
     pub fn kernel_blocks(&self) -> Option<u32> {
         self.kernel.as_ref().map(|kernel| kernel.grid.blocks)
     }
 
-    /// Destroys streams and events; repeated calls do nothing. Enqueued work still finishes.
+    /// Destroys the part's internal streams and events. Repeated calls do nothing. Enqueued work still finishes.
     pub fn release(&mut self, backend: &dyn Backend) {
         if std::mem::replace(&mut self.is_released, true) {
             return;

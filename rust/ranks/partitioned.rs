@@ -26,21 +26,22 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which the destruction of a plan sets the missing ready flags again, because a stream that reaches its wait late resets them
-/// first.
+/// Interval at which the destruction of a plan sets missing ready flags again. A stream that starts its wait late resets them first.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
-/// Addresses and layout of one transfer for the kernels of its producer or receiver.
+/// Addresses and layout of one partitioned transfer, for the kernels that produce or receive its data.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// Address of two words that arming a step sets. The first is the address to which producers write: the source, or the destination if
-    /// producers store the bytes themselves. The second is 1 if producers count what is ready. 0 on ranks other than the source's.
+    /// Address of two words that are set when a step is armed. The first word is the address to which producing kernels write: the source,
+    /// or the destination if they store there themselves. The second word is 1 if these kernels count what they have written. The field is
+    /// 0 on ranks other than the source's.
     pub step: u64,
-    /// Address of the ready flags, one for each partition; 0 on ranks other than the source's.
+    /// Address of the flags that mark partitions as ready to be sent, one for each partition. 0 on ranks other than the source's.
     pub ready: u64,
-    /// Address of the arrival flags; 0 on ranks other than the destination's, and if arrivals are not signalled.
+    /// Address of the flags that mark partitions as arrived. 0 on ranks other than the destination's, and if arrivals are not signalled.
     pub arrived: u64,
-    /// Address of one 64-bit counter for each partition, in which producers count what they have written. The counters are 0 between steps.
+    /// Address of one 64-bit counter for each partition, in which producing kernels count what they have written. The counters are 0
+    /// between steps.
     pub counters: u64,
     /// Division of the transfer into partitions.
     pub partitions: Partitions,
@@ -48,17 +49,17 @@ pub struct Trigger {
     pub arrived_flags: u32,
 }
 
-/// State of the current step.
+/// State of the current step of a partitioned plan.
 #[derive(Debug, Default)]
 struct ArmedState {
-    /// `Some` while a step is armed and not executed; true if it was armed during a capture.
+    /// Armed step that is not executed yet: true if it was armed during a capture. `None` if no step is armed.
     armed: Option<bool>,
-    /// Completion of the last execution.
+    /// Completion of the last execution, or `None` before the first.
     last: Option<Completion>,
 }
 
-/// Words in a GPU's memory that producers read ([`Trigger::step`]), and the values in host memory that are copied into them, one for each
-/// [`PartitionMove`].
+/// Words in a GPU's memory that producing kernels read ([`Trigger::step`]). The values of these words are kept in host memory for each
+/// [`PartitionMove`] and are copied to the GPU.
 struct StepWords {
     transfer: u32,
     device: DeviceId,
@@ -66,31 +67,31 @@ struct StepWords {
     choices: u64,
 }
 
-/// Size of the words at [`Trigger::step`], bytes.
+/// Size in bytes of the words at [`Trigger::step`].
 const STEP_BYTES: u64 = 16;
 
-/// Flags and counters of one rank's partitions.
+/// Flags and counters of the partitions that one rank sends or receives.
 pub(super) struct PartitionWords {
-    /// Trigger of each transfer that this rank sends or receives.
+    /// Trigger of each transfer that this rank sends or receives, by rank and number of the transfer.
     pub triggers: BTreeMap<(u32, usize), Trigger>,
-    /// Partition flags in this rank's memory: address of the first, and total size in bytes.
+    /// Partition flags in this rank's memory: address of the first flag, and total size in bytes.
     flags: (u64, u64),
-    /// Address of a block of zeros of that size, on a device that can copy them to the flags.
+    /// Address of a block of zeros as large as the partition flags, on a device that can copy it to the flags.
     zeros: u64,
-    /// Words that producers read.
+    /// Instruction words in GPU memory that producing kernels read.
     steps: Vec<StepWords>,
-    /// Value of the producers' words; see [`ProducerOrders::said`].
+    /// Instruction that producing kernels read at present; see [`ProducerOrders::said`].
     said: Arc<AtomicU32>,
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
-    /// True if producers store the bytes at the destination themselves.
+    /// True if producing kernels store the data at the destination themselves.
     is_stored: bool,
     state: Mutex<ArmedState>,
 }
 
 impl PartitionWords {
-    /// Allocates the memory that this rank needs; returns `None` if the plan has no partitions.
+    /// Allocates the flags and counters that this rank needs. Returns `None` if the transfers do not move in partitions.
     pub fn new(at: &Bindings<'_>, progress: &Arc<Progress>, held: &mut Held) -> Result<Option<Arc<PartitionWords>>, Error> {
         let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
         let (rank, context) = (at.node.rank(), at.node.context());
@@ -100,7 +101,7 @@ impl PartitionWords {
             Ok::<u64, Error>(address)
         };
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
-        // Memory to be set to 0: device, address and size.
+        // Memory to be cleared: device, address and size.
         let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
         let (mut triggers, mut flags, mut steps) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
         let mut own = |first: u32, count: u32| {
@@ -114,7 +115,7 @@ impl PartitionWords {
                 let (device, counted) = (at.node.device_here(at.together.src_devices[index]), u64::from(partitions.count) * 8);
                 trigger.counters = allocate(device, counted + STEP_BYTES)?;
                 cleared.push((device, trigger.counters, counted));
-                // If producers store the bytes, the ready flags are in the receiver's memory.
+                // If producing kernels store the data at the destination, the ready flags are in the receiver's memory.
                 trigger.ready = if at.together.is_stored() { at.flag_address(FlagId(of.ready)) } else { own(of.ready, partitions.count) };
                 trigger.step = trigger.counters + counted;
                 steps.push(StepWords { transfer: index as u32, device, address: trigger.step, choices: 0 });
@@ -150,7 +151,7 @@ impl PartitionWords {
         Ok(Some(words))
     }
 
-    /// Returns the work in front of the producers, for steps of a variant.
+    /// Returns the work to enqueue before the producing kernels in steps of one variant.
     pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {
@@ -161,8 +162,8 @@ impl PartitionWords {
         })
     }
 
-    /// Returns the instructions for this rank's producers in steps of a variant. Fails with [`BackendError::NotSupported`] if producers
-    /// have to store to memory that their GPU cannot access.
+    /// Returns the instructions for this rank's producing kernels in steps of one variant. Fails with [`BackendError::NotSupported`] if
+    /// these kernels have to store to memory that their GPU cannot access.
     fn orders(&self, at: &Bindings<'_>, partitioned: &Partitioned) -> Result<Option<ProducerOrders>, Error> {
         let how = partitioned.how;
         let copies = self.steps.iter().map(|words| {
@@ -186,7 +187,7 @@ impl PartitionWords {
         Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
     }
 
-    /// Records that a step is armed.
+    /// Records that a step is armed. Returns an error if a step is armed already.
     pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if state.armed.is_some() {
@@ -202,7 +203,7 @@ impl PartitionWords {
         lock(&self.state).armed = None;
     }
 
-    /// Records that the armed step is executed.
+    /// Records that the armed step is executed. Returns an error if no step is armed.
     pub fn take_armed(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         let refuse = |reason: &str| Err(Error::NodeArgument { argument: c"plan", reason: reason.into() });
@@ -221,7 +222,7 @@ impl PartitionWords {
         lock(&self.state).last = Some(end);
     }
 
-    /// Waits for the last execution, for at most `patience`. On a time-out, the error names the missing partitions.
+    /// Waits for the last execution, for at most `patience`. On a time-out, returns an error that names the missing partitions.
     pub fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
         let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
         let begin = Instant::now();
@@ -237,11 +238,11 @@ impl PartitionWords {
         last.wait().map_err(Error::from)
     }
 
-    /// Waits for the last execution before the plan is destroyed. If it has not finished at `until`, its flags are set so that it ends
-    /// without its partitions.
+    /// Waits for the last execution before the plan is destroyed. If it has not finished at `until`, the missing flags are set, so that it
+    /// ends without the data of these partitions.
     pub fn finish(&self, until: Instant) -> Result<(), Error> {
         let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
-        // If producers store the bytes, the flags signal arrival to the receiver, and this rank waits for none of them.
+        // If producing kernels store the data, the flags signal arrival to the receiver, and this rank waits for none of them.
         if matches!(waited, Err(Error::PartitionTimeout { .. })) && !self.is_stored {
             let raise = |flag| self.context.backend().raise_signal(Signal { counter: flag, value: 1 });
             let raise_all =
@@ -311,13 +312,13 @@ impl EndsFirst for PartitionWords {
 }
 
 impl Trigger {
-    /// Returns the addresses of the flags that producers set.
+    /// Returns the addresses of the flags that producing kernels set.
     fn ready_flags(&self) -> impl Iterator<Item = u64> {
         (0..u64::from(self.partitions.count)).map(|partition| self.ready + partition * FLAG_BYTES)
     }
 }
 
-/// Sets device memory to 0 and waits for the end. Shared host memory is 0 when it is new.
+/// Sets device memory to 0 and waits until that is done. Shared host memory is 0 when it is new.
 fn clear(
     at: &Bindings<'_>,
     ranges: &[(DeviceId, u64, u64)],
@@ -330,13 +331,13 @@ fn clear(
         .try_for_each(|&(device, dst, bytes)| Ok(copy_now(at.node.context().backend(), device, bytes, Endpoints { dst, src: zeros })?))
 }
 
-/// Copies bytes and waits for the end.
+/// Copies bytes and waits for the end of the copy.
 pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
     let (program, endpoints) = copy_of(device, bytes, ends);
     run_now(backend, device, &program, &endpoints)
 }
 
-/// Runs a program and waits for the end.
+/// Runs a program and waits for its end.
 fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endpoints: &Arc<[Endpoints]>) -> Result<(), BackendError> {
     let stream = backend.create_stream(device)?;
     let submitted = backend.submit(&Execution::new(program, endpoints, &Arc::from([]), stream));
@@ -344,12 +345,12 @@ fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endp
     done.and(backend.destroy_stream(stream))
 }
 
-/// Returns a program with one copy, and its addresses.
+/// Returns a program with one copy, and the addresses of its transfer.
 pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Program>, Arc<[Endpoints]>) {
     copies_of(device, &[(bytes, ends)])
 }
 
-/// Returns a program that makes copies one after the other, and its addresses.
+/// Returns a program that makes copies one after the other, and the addresses of its transfers.
 fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Arc<[Endpoints]>) {
     let op = |(transfer, (bytes, _)): (u32, &(u64, Endpoints))| {
         let copy = Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: *bytes };
