@@ -1,56 +1,57 @@
-//! Rule that chooses among the variants of a plan.
+//! Chooses which variant of a plan each execution uses.
 
 use super::times::{News, Times};
 
-/// Largest number of variants of a plan.
+/// Maximum number of variants of a plan.
 pub const MAX_VARIANTS: usize = 4;
 
-/// Fraction of the elapsed time that may be spent on tries, which are executions of inactive variants. It is less than 1 %; the difference
-/// covers tries that cost more than expected.
+/// Fraction of the elapsed time that may be spent on tries, which are executions of inactive variants. The intended limit is 1 %; the
+/// difference covers tries that cost more than expected.
 const TRIES: f64 = 1.0 / 128.0;
 
-/// Upper limit of the saved budget, in executions of the active variant.
+/// Maximum budget for tries that can accumulate, in execution times of the active variant.
 const SAVED: f64 = 8.0;
 
-/// Amount by which tries may exceed the budget after a detected change or for a variant with few times, in executions of the active
-/// variant. It is above 0 because tries are made at random moments.
+/// Amount by which tries may exceed the budget after a detected change or for a variant with few measured times, in execution times of the
+/// active variant. It is above 0 because tries are made at random moments.
 const ADVANCE: f64 = 6.0;
-/// Amount by which tries may exceed the budget otherwise, in executions of the active variant.
+/// Amount by which tries may exceed the budget in all other cases, in execution times of the active variant.
 const LITTLE: f64 = 2.0;
 
-/// Gain of a variant, in standard errors, above which it may become the active one.
+/// Minimum difference at which a faster variant may become the active one, in standard errors of the measured times.
 const SIGNIFICANT: f64 = 2.0;
-/// Smallest relative gain with which a variant becomes the active one if it uses more of the links that others use too, because others may
-/// lose what it gains.
+/// Minimum relative gain at which a variant becomes the active one if it uses links of other GPUs more heavily, because other users of
+/// these links may then lose what the variant gains.
 const LEAST_GAIN: f64 = 0.02;
 
 /// Mean number of executions between tries of a variant that seems faster than the active one.
 const PROMISING: u64 = 12;
 
-/// Smallest ratio of the interval between tries of another variant to the interval between measurements of the active one.
+/// Minimum mean interval between tries of a slower variant, in multiples of the interval between measurements of the active variant.
 const SELDOM: u64 = 4;
 
-/// Number of executions after which the chooser stops waiting for the time of a try. It is also the number of first executions in which
-/// tries of unmeasured variants do not count against the budget, because that loss occurs only once.
+/// Number of executions after which the chooser stops waiting for the measured time of a try. In the first executions of a plan, as many as
+/// this number, tries of unmeasured variants do not count against the budget, because that loss occurs only once.
 const OVERDUE: u64 = 32;
 
-/// Ratio of measured to expected time of the active variant above which the chooser reacts before a second time confirms the change.
+/// Ratio of measured to expected time of the active variant above which the chooser raises an alarm, before a second measured time confirms
+/// the change.
 const ALARM: f64 = 1.25;
 
-/// Number of expected times of the active variant after which it is measured half as often.
+/// Number of successive times as expected of the active variant after which the interval between its measurements is doubled.
 const QUIET: u32 = 8;
 
-/// Number of changes of the active variant ("switches") that are made without delay.
+/// Number of recent changes of the active variant ("switches") up to which the next one is not delayed.
 const FREE_SWITCHES: u32 = 3;
-/// Mean delay of the next switch, in executions. Each further switch doubles it.
+/// Mean delay before the next change of the active variant, in executions. Each further change doubles the mean delay.
 const DELAY: u64 = 16;
-/// Number of switches from which on the delay stays the same.
+/// Number of changes of the active variant from which the mean delay no longer grows.
 const MOST_SWITCHES: u32 = 9;
 
-/// Number of executions after which one switch no longer counts.
+/// Number of executions after which one earlier change of the active variant is forgotten.
 const FORGOTTEN: u64 = 1024;
 
-/// Decision for one execution.
+/// Decision of a chooser for one execution.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// Index of the variant to execute.
@@ -59,41 +60,42 @@ pub struct Choice {
     pub measure: bool,
 }
 
-/// Chooser among the variants of one plan; see [the module](super) for the rule.
+/// Chooser among the variants of one plan; [the module](super) describes the rule that it follows.
 #[derive(Clone, Debug)]
 pub struct Chooser {
     /// Number of executions so far.
     tick: u64,
-    /// Execution at which the next decision is due. Executions before it use the active variant.
+    /// Number of the execution at which the next decision is due. Earlier executions use the active variant.
     event: u64,
     in_force: usize,
     variants: usize,
     times: [Times; MAX_VARIANTS],
-    /// Execution at which each variant is tried next.
+    /// Number of the execution at which each variant is tried next.
     due: [u64; MAX_VARIANTS],
-    /// Try of each variant whose time is not known yet: its execution, and the cost reserved for it.
+    /// Latest try of each variant, if its time is not known yet: the number of the execution, and the cost reserved in the budget.
     pending: [Option<(u64, f64)>; MAX_VARIANTS],
     /// Number of first executions whose tries do not count against the budget.
     free: u64,
-    /// Budget for tries in nanoseconds.
+    /// Time that may be spent on tries, in nanoseconds. It is negative if tries have cost more than allowed.
     budget: f64,
-    /// Execution up to which the budget has been updated.
+    /// Number of the execution up to which the budget has been updated.
     counted: u64,
-    /// Next execution at which the active variant is measured.
+    /// Number of the next execution in which the active variant is measured.
     measure_at: u64,
-    /// Interval between measurements of the active variant, in executions.
+    /// Current interval between measurements of the active variant, in executions.
     period: u64,
-    /// Largest interval between measurements of the active variant, in executions.
+    /// Maximum interval between measurements of the active variant, in executions.
     steady: u64,
-    /// Number of successive expected times of the active variant.
+    /// Number of successive measured times of the active variant that were as expected.
     quiet: u32,
-    /// True after a time of the active variant that was much longer than expected. Until the change is confirmed or rejected, the variant
-    /// that seems fastest is executed.
+    /// True if the last measured time of the active variant was much longer than expected. Until the change is confirmed or rejected, the
+    /// variant that seems fastest is executed.
     alarm: bool,
-    /// Number of switches that are not forgotten yet, and the execution since which they are counted.
+    /// Number of changes of the active variant that are not forgotten yet. `recent_since` is the execution at which the last one was
+    /// forgotten.
     recent: u32,
     recent_since: u64,
-    /// Variant that becomes active if it is still faster at this execution.
+    /// Variant that becomes active if it is still faster at the execution with the given number.
     intent: Option<(usize, u64)>,
     switches: u64,
     tries: u64,
@@ -101,12 +103,12 @@ pub struct Chooser {
 }
 
 impl Chooser {
-    /// Creates a chooser for as many variants as `known` has entries, 1 to [`MAX_VARIANTS`]; further entries are ignored. An entry is the
-    /// variant's median time in an earlier run, in nanoseconds, if there is one. The fastest of them is active at first, or variant 0 if
-    /// there are none.
+    /// Creates a chooser with one variant for each entry of `known`, 1 to [`MAX_VARIANTS`] entries; further entries are ignored. An entry
+    /// is the variant's median time in an earlier run, in nanoseconds, or `None` if it is unknown. The variant with the shortest known time
+    /// is active at first. If no time is known, variant 0 is active.
     ///
-    /// `steady` is the number of executions between two measured ones while nothing changes. Independent choosers on one machine need
-    /// different seeds. Choosers with the same seed that receive the same reports make the same choices.
+    /// `steady` is the number of executions from one measurement of the active variant to the next while nothing changes. Independent
+    /// choosers on one machine need different values of `seed`. Choosers with equal seeds that receive equal reports make equal choices.
     pub fn new(known: &[Option<u64>], steady: u32, seed: u64) -> Chooser {
         let variants = known.len().clamp(1, MAX_VARIANTS);
         let mut times = [Times::new(); MAX_VARIANTS];
@@ -120,7 +122,7 @@ impl Chooser {
             in_force: fastest.unwrap_or(0),
             variants,
             times,
-            // Try the plain copies first, because the caller would have used them without the library.
+            // Try the plain copies first, because the caller would use them if it did not use the library.
             due: std::array::from_fn(|v| variants.saturating_sub(v) as u64),
             pending: [None; MAX_VARIANTS],
             free: OVERDUE,
@@ -140,12 +142,12 @@ impl Chooser {
         }
     }
 
-    /// Creates a chooser for a process in which other streams copy at the same time and start with the plain copies too. The plain copies
-    /// are active at first, and every try counts against the budget. The first tries of different choosers are at different moments.
+    /// Creates a chooser for a process in which other streams copy at the same time and also start with the plain copies. The plain copies
+    /// are active at first, and every try counts against the budget. The first tries of different choosers are made at different moments.
     pub fn among_others(variants: usize, steady: u32, seed: u64) -> Chooser {
         let mut chooser = Chooser::new(&vec![None; variants], steady, seed);
         (chooser.in_force, chooser.alarm, chooser.free) = (chooser.variants - 1, false, 0);
-        // Tries follow one after the other, so that the cost of one is known before the next.
+        // The variants are tried one after the other, so that the cost of a try is known before the next try.
         let mut at = 0;
         for variant in (0..chooser.in_force).rev() {
             at += chooser.around(OVERDUE);
@@ -154,7 +156,7 @@ impl Chooser {
         chooser
     }
 
-    /// Returns the decision for the next execution. Most calls only count and compare.
+    /// Returns the decision for the next execution. Most calls only increment and compare a counter.
     #[inline]
     pub fn next_execution(&mut self) -> Choice {
         self.tick += 1;
@@ -192,7 +194,7 @@ impl Chooser {
         self.event = 0;
     }
 
-    /// Returns the number of variants.
+    /// Returns the number of variants from which this chooser chooses.
     pub fn variants(&self) -> usize {
         self.variants
     }
@@ -202,23 +204,24 @@ impl Chooser {
         self.in_force
     }
 
-    /// Returns the variant for an execution that should be measured but cannot be. While no time is known, these are the plain copies,
-    /// because many executions may start before the first time is reported.
+    /// Returns the variant for an execution that should be measured but cannot be. While no time is known, it is the variant of plain
+    /// copies, because many executions may start before the first time is reported.
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
     }
 
-    /// Returns the median of a variant's recent times in nanoseconds. A later run may start from it.
+    /// Returns the median of a variant's recent times in nanoseconds, or `None` if no time is known. A later run may pass it to
+    /// [`Chooser::new`].
     pub fn median(&self, variant: usize) -> Option<u64> {
         self.times.get(variant).filter(|times| times.count() > 0).map(Times::median)
     }
 
-    /// Returns how often the active variant has changed.
+    /// Returns the number of times that the active variant has changed.
     pub fn switches(&self) -> u64 {
         self.switches
     }
 
-    /// Returns the number of executions of inactive variants.
+    /// Returns the number of executions of inactive variants ("tries").
     pub fn tries(&self) -> u64 {
         self.tries
     }
@@ -263,12 +266,12 @@ impl Chooser {
         let unit = self.unit();
         let cost = match times.count() {
             0 if self.tick <= self.free => 0.0,
-            // The cost of one unmeasured variant must be known before another is tried.
+            // The cost of a try of an unmeasured variant must be known before another unmeasured variant is tried.
             0 if self.pending.iter().any(Option::is_some) => return None,
             0 => unit,
             _ => self.cost_of(times.expected()),
         };
-        // Few times are known, or something has changed.
+        // The advance is larger if few times are known or something has changed.
         let advance = if times.count() < 3 || !times.fresh { ADVANCE * unit } else { LITTLE * unit };
         if cost > 0.0 && cost > self.budget + advance {
             let wait = ((cost - self.budget - advance) / (TRIES * unit)).min(1e6) as u64;
@@ -286,17 +289,18 @@ impl Chooser {
         (0..self.variants).filter(is_open).min_by_key(|&v| self.times[v].expected()).unwrap_or(self.in_force)
     }
 
-    /// Returns the time of an execution of the active variant.
+    /// Returns the median time of an execution of the active variant in nanoseconds.
     fn unit(&self) -> f64 {
         self.times[self.in_force].median() as f64
     }
 
-    /// Returns the time by which an execution of `ns` nanoseconds is slower than one of the active variant.
+    /// Returns the number of nanoseconds by which an execution that takes `ns` nanoseconds is slower than one of the active variant.
     fn cost_of(&self, ns: u64) -> f64 {
         ns.saturating_sub(self.times[self.in_force].expected()) as f64
     }
 
-    /// Returns the number of executions until a variant is tried again, chosen so that its tries cost their share of the budget.
+    /// Returns the number of executions until a variant is tried again. It is chosen so that each inactive variant uses an equal part of
+    /// the budget.
     fn interval(&mut self, variant: usize) -> u64 {
         let (times, force) = (self.times[variant], self.times[self.in_force]);
         let mean = if times.count() < 3 {
@@ -311,7 +315,7 @@ impl Chooser {
         self.around(mean)
     }
 
-    /// Adds the share of the elapsed time to the budget, and forgets old switches.
+    /// Adds a fraction of the elapsed time to the budget, and forgets old changes of the active variant.
     fn count(&mut self) {
         let unit = self.unit();
         let passed = (self.tick - self.counted) as f64;
@@ -349,8 +353,8 @@ impl Chooser {
         }
     }
 
-    /// Handles a detected change: all known times count as old. The variants are tried as soon as the budget allows, after the active one
-    /// and in a random order.
+    /// Handles a detected change: all known times are now obsolete. After the active variant, the others are tried in a random order, as
+    /// soon as the budget allows.
     fn noticed(&mut self) {
         for variant in 0..self.variants {
             self.times[variant].fresh = false;
@@ -360,7 +364,8 @@ impl Chooser {
         self.dense();
     }
 
-    /// Measures the active variant as often as useful: every execution, or every fourth while another variant seems faster.
+    /// Increases the frequency of measurements of the active variant to every execution, or to every fourth while another variant seems
+    /// faster.
     fn dense(&mut self) {
         (self.period, self.quiet) = (if self.alarm { 4 } else { 1 }, 0);
         self.measure_at = self.measure_at.min(self.tick + self.period - 1);
@@ -375,8 +380,8 @@ impl Chooser {
         is_known(times) && is_known(force) && (times.median() as f64) < self.unit() * (1.0 - least.max(SIGNIFICANT * error))
     }
 
-    /// Makes the fastest variant the active one. After several switches in a short time, it must still be faster after a random delay,
-    /// because others on the machine may have switched meanwhile and made it slow.
+    /// Makes the fastest variant the active one. After several changes in a short time, the variant must still be faster after a random
+    /// delay, because other processes on the machine may have changed their variants meanwhile and made it slow.
     fn decide(&mut self) {
         let faster = (0..self.variants).filter(|&v| v != self.in_force && self.is_faster(v));
         let Some(variant) = faster.min_by_key(|&v| self.times[v].median()) else {
@@ -408,8 +413,7 @@ impl Chooser {
         }
     }
 
-    /// Returns a random number of executions between half and one and a half times this mean, so that independent choosers do not act in
-    /// step.
+    /// Returns a random number between half and one and a half times `mean`. It makes independent choosers act at different moments.
     fn around(&mut self, mean: u64) -> u64 {
         mean / 2 + split_mix(&mut self.random) % (mean + 1)
     }

@@ -1,9 +1,10 @@
-//! Selection among the variants of a plan by the measured times of executions.
+//! Selects among the variants of a plan by the measured times of executions.
 //!
-//! A model knows one machine on one day. [`variants`] derives a few variants from a plan; the caller prepares all of them for execution.
-//! Before each execution, a [`Chooser`] returns the variant to execute and whether to measure it. The caller reports measured times later.
-//! A chooser is a plain value: it reads no clock and has no memory outside itself, and the same inputs give the same choices. [`World`]
-//! simulates choosers in virtual time on a machine that differs from the model's.
+//! A performance model describes a machine only approximately, and the load of the machine changes. [`variants`] therefore derives a few
+//! variants from a plan, and the caller prepares all of them for execution. The last variant is the *plain copies*: one direct copy for
+//! each transfer. Before each execution, a [`Chooser`] returns the variant to execute and whether to measure it. The caller reports
+//! measured times later. A chooser reads no clock and has no state outside itself, so equal inputs give equal choices. [`World`] simulates
+//! choosers in virtual time on a machine that differs from the modelled one.
 //!
 //! # The rule
 //!
@@ -13,17 +14,18 @@
 //!   standard errors, and also by 2 % if it uses more of the links that others may use. The active variant is measured often at first and
 //!   after a change, then less and less often.
 //! - **Before the first measured time** is known, every execution that is not measured uses the plain copies, because a program that keeps
-//!   several copies in flight makes many executions in that time.
-//! - **Tries.** The other variants are tried, one execution at a time. Each execution adds 1/128 of its time to a budget. A try takes from
-//!   the budget the time that it loses to the active variant. After the first executions, tries cost less than 1 % of the time. If a change
-//!   makes them cost more, the excess is saved afterwards. The slower a variant was when last measured, the less often it is tried.
-//! - **Changes.** A change is detected by two successive times outside of the noise, on the same side: of the active variant, or of another
-//!   variant that has become faster. All earlier times then count as old. Every variant is tried soon, out of an advance of six executions'
-//!   time, and a single time confirms its old times or replaces them. If a single time of the active variant is longer by a quarter, the
-//!   variant that seems fastest is executed until the change is confirmed or rejected.
-//! - **Other choosers.** Tries are made at random moments, from the chooser's own seed. The fourth switch in a short time and each further
-//!   one is delayed at random, and each delay is twice as long on average, as in the back-off of senders on a shared medium. After the
-//!   delay the variant must still be faster. One switch is forgotten per 1,024 executions, which bounds the rate of oscillations.
+//!   several copies in flight starts many executions in that time.
+//! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
+//!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If a
+//!   change makes them cost more, the excess is saved afterwards. The slower a variant was when last measured, the less often it is tried.
+//! - **Changes.** A change is detected by two successive times outside of the noise, on the same side, of the active variant or of another
+//!   variant that has become faster. All earlier times are then obsolete. Every variant is tried soon, and these tries may exceed the
+//!   budget by the time of six executions. A single new time confirms the old times of a variant or replaces them. If a single time of the
+//!   active variant is 25 % longer than expected, the variant that seems fastest is executed until the change is confirmed or rejected.
+//! - **Other choosers.** Tries are made at random moments, determined by the chooser's own seed. The fourth change of the active variant in
+//!   a short time and each further change are delayed at random. Each delay is twice as long on average as the previous one, as in the
+//!   back-off of senders on a shared medium. After the delay, the new variant must still be faster. After every 1,024 executions, one
+//!   earlier change is forgotten. This bounds the rate of oscillations.
 //! - **Known other choosers.** If other streams of the same process choose too, a chooser starts with the plain copies, which use no links
 //!   of other GPUs. It then tries one variant after the other, and every try counts against the budget from the beginning.
 //!

@@ -1,18 +1,19 @@
 //! Recent measured times of one variant: their median, their noise, and detection of changes.
 
-/// Number of times that are kept. The median of 15 times is off by a third of the noise.
+/// Number of measured times that are kept for each variant. The median of 15 times is off by a third of the noise.
 const KEPT: usize = 15;
 
-/// Smallest relative difference from the median at which a time counts as outside of the noise.
+/// Minimum relative difference from the median at which a time is outside of the noise.
 const LEAST_BAND: f64 = 0.04;
 
-/// Width of the noise band in mean absolute deviations. Five correspond to four standard deviations of a normal distribution.
+/// Half width of the noise band around the median, in mean absolute deviations. Five of them correspond to four standard deviations of a
+/// normal distribution.
 const BAND: f64 = 5.0;
 
-/// Initial and smallest noise: mean absolute deviation relative to the median.
+/// Initial and minimum noise. Noise is the mean absolute deviation of times, relative to their median.
 const NOISE: (f64, f64) = (0.015, 0.003);
 
-/// Classification of a new time.
+/// Classification of a newly measured time.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// Time within the noise band, or one of the first few times.
@@ -29,11 +30,11 @@ pub(super) struct Times {
     count: usize,
     next: usize,
     median: u64,
-    /// Mean absolute deviation from the median, relative to the median.
+    /// Mean absolute deviation of the times from their median, relative to the median.
     noise: f64,
-    /// True if a time was added since the last detected change.
+    /// True if a time was added after the last detected change.
     pub fresh: bool,
-    /// Last time, if it was an outlier.
+    /// Latest time in nanoseconds if it was an outlier, otherwise `None`.
     outlier: Option<u64>,
 }
 
@@ -42,7 +43,7 @@ impl Times {
         Times { ring: [0; KEPT], count: 0, next: 0, median: 0, noise: NOISE.0, fresh: false, outlier: None }
     }
 
-    /// Creates a record for a variant with a known median but no known single times.
+    /// Creates a record for a variant whose median time is known, but not the individual times.
     pub fn known(median: u64) -> Times {
         let mut times = Times::new();
         (0..3).for_each(|_| times.push(median));
@@ -53,18 +54,17 @@ impl Times {
         self.count
     }
 
-    /// Returns the median in nanoseconds; 0 without times.
+    /// Returns the median of the kept times in nanoseconds, or 0 if there are none.
     pub fn median(&self) -> u64 {
         self.median
     }
 
-    /// Returns the expected next time: that of an unconfirmed outlier, or the median.
+    /// Returns the time expected of the next execution in nanoseconds: an unconfirmed outlier if there is one, otherwise the median.
     pub fn expected(&self) -> u64 {
         self.outlier.unwrap_or(self.median)
     }
 
-    /// Returns the standard error of the median, relative to the median. The standard error of a sample's median is 1.25 times that of its
-    /// mean.
+    /// Returns the standard error of the median, relative to the median. It is 1.25 times the standard error of the mean.
     pub fn error(&self) -> f64 {
         1.25 * 1.25 * self.noise / (self.count.max(1) as f64).sqrt()
     }
@@ -73,14 +73,15 @@ impl Times {
         let deviation = ns.abs_diff(self.median) as f64 / self.median.max(1) as f64;
         let band = BAND * self.noise;
         if self.count >= 2 {
-            // An outlier counts as a time at the edge of the band, so that the band grows if there are many.
+            // An outlier is limited to the edge of the band before it is added to the noise. The band still grows if there are many
+            // outliers.
             self.noise += (deviation.min(band) - self.noise) / 16.0;
             self.noise = self.noise.max(NOISE.1);
         }
         if self.count >= 2 && deviation > band.max(LEAST_BAND) {
             let fresh = std::mem::replace(&mut self.fresh, true);
             match self.outlier.take() {
-                // A change has been detected since the old times were taken, so they are obsolete.
+                // A change was detected after the old times were measured, so they are obsolete.
                 None if !fresh => self.forget(),
                 Some(before) if (before > self.median) == (ns > self.median) => {
                     self.forget();

@@ -1,14 +1,15 @@
-//! Variants of a plan: the plan that the model prefers, a cautious one, and the plain copies.
+//! Derives the variants of a plan: the plan that the model predicts to be fastest, a cautious plan, and the plain copies.
 
 use crate::plan::{Options, Plan, Tuned, WEIGHTS};
 use std::borrow::Borrow;
 
-/// Returns the variants of a batch. The first is `all`, the plan that the model prefers for `options`. The second stages half as many
-/// bytes: in host memory, or in other GPUs if none are staged in host memory. The last is the plain copies. Returns `all` alone if the
-/// model expects no gain from several paths. `plan` plans the same batch with other options.
+/// Returns the variants of a plan, at most three. The first is `all`, the plan that the model predicts to be fastest for `options`. The
+/// second moves half as much data through staging memory on the host, or through staging memory of other GPUs if none is staged on the
+/// host. The last is the plain copies. If the model predicts no gain from several paths, `all` is the only variant. The function `plan`
+/// plans the same batch with other options.
 pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl FnMut(&Options) -> Result<P, E>) -> Result<Vec<P>, E> {
     let staged = || all.borrow().transfers.iter().flat_map(|transfer| transfer.paths.iter()).filter_map(|path| path.via);
-    // Only in staged paths does one operation wait for another. The check is cheap because a plan of many transfers has few operations.
+    // Only operations of staged paths wait for other operations. The check is cheap because a plan of many transfers has few operations.
     let waits = all.borrow().program.ops.iter().any(|op| !op.after.is_empty());
     let (is_staged, has_threads) = (waits && staged().next().is_some(), all.borrow().threads.is_some());
     if !is_staged && !has_threads {
@@ -28,7 +29,7 @@ pub fn variants<P: Borrow<Plan>, E>(all: P, options: &Options, mut plan: impl Fn
     Ok(variants)
 }
 
-/// Returns the name of variant number `variant` of a plan with `count` variants.
+/// Returns the name of the variant with index `variant` in a plan with `count` variants.
 pub fn variant_name(variant: usize, count: usize) -> &'static str {
     match variant {
         _ if variant + 1 == count => "plain copies",

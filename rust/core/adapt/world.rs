@@ -1,9 +1,10 @@
-//! Simulated game: players execute plans repeatedly and choose variants independently, on a machine that differs from the model's.
+//! Simulates a game in which players (ranks or streams) execute plans repeatedly and choose among the variants independently, on a machine
+//! that differs from the modelled one.
 //!
-//! The time of an execution depends on the joint choice of all players. For each joint choice and set of tenants, the simulator runs all
-//! players together, each with one execution after the other, and links are shared max-min fairly. The result is cached. If other players
-//! change their variant during an execution, it progresses at the rate of each joint choice in turn. So 10,000 executions cost as many
-//! steps and not as many simulations.
+//! The time of an execution depends on the joint choice, that is, on the variants that all players currently execute. For each joint choice
+//! and each set of active tenants, the simulator runs all players at the same time. Each player executes its plan repeatedly, and links are
+//! shared max-min fairly. The resulting rates are cached. If other players change their variants during an execution, it progresses at the
+//! rate of each joint choice in turn. The cost of 10,000 executions is therefore 10,000 short steps rather than 10,000 simulations.
 
 use super::chooser::{Chooser, split_mix};
 use crate::model::simulate::{Executor, Scenario, SimulationError};
@@ -13,47 +14,48 @@ use crate::topology::{Machine, ResourceId};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// Number of executions of each player from which its time is computed.
+/// Number of executions of each player that are simulated to determine its time.
 const RUNS: usize = 3;
-/// Largest number of executions, for a player whose executions are short compared with those of others.
+/// Maximum number of executions that are simulated for a player whose executions are shorter than those of other players.
 const MOST_RUNS: usize = 12;
-/// Number of joint choices up to which all are compared. If there are more, one player's choice after the other is improved.
+/// Maximum number of joint choices that are compared exhaustively. If there are more, the search improves the choice of one player at a
+/// time.
 const ENUMERATED: usize = 81;
 
-/// Player: a rank, or a stream of a rank, that executes a plan.
+/// Player of the simulated game: a rank, or a stream of a rank, that executes a plan repeatedly and chooses among its variants.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Process of the player. Players of one process share staging memory.
+    /// Number of the player's process. Players of one process share staging memory.
     pub process: usize,
     /// Transfers of the plan.
     pub shapes: Vec<Shape>,
-    /// Variants that the player chooses from. The last one is the plain copies.
+    /// Variants of the plan. The last one is the plain copies.
     pub variants: Rc<[Plan]>,
 }
 
-/// External load that temporarily uses a share of some resources.
+/// Simulated external load that temporarily uses part of the capacity of some resources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// Resources that the tenant uses.
+    /// Resources that the external load uses.
     pub resources: Vec<ResourceId>,
-    /// Fraction of each resource's capacity that the tenant leaves, more than 0.
+    /// Fraction of each resource's capacity that the external load leaves to the players, greater than 0.
     pub leaves: f64,
-    /// Executions of the first player during which the tenant is present.
+    /// Interval in which the external load is active, in executions of the first player.
     pub during: std::ops::Range<u64>,
 }
 
-/// Conditions of a game.
+/// Parameters of a simulated game.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Conditions {
-    /// Number of executions of the first player, after which the game ends.
+    /// Number of executions of the first player after which the game ends.
     pub executions: u64,
-    /// Standard deviation of an execution's time, relative to its mean. One execution in 200 takes twice as long.
+    /// Standard deviation of an execution's time, relative to its mean. In addition, one execution in 200 takes twice as long.
     pub noise: f64,
-    /// Number of executions after which a time is reported. One time in 100 is never reported.
+    /// Delay between an execution and the report of its time to the chooser, in executions. One time in 100 is never reported.
     pub late: u64,
-    /// Interval of measurements in the steady state; see [`Chooser::new`].
+    /// Interval between measurements of the active variant while nothing changes, in executions; see [`Chooser::new`].
     pub steady: u32,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers of the game.
     pub seed: u64,
 }
 
@@ -63,60 +65,62 @@ impl Default for Conditions {
     }
 }
 
-/// Bytes moved by all players up to the end of an execution of the first player, without noise.
+/// State of a game at the end of an execution of the first player: the time, and the amount of data moved so far by all players, without
+/// noise.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Moment {
-    /// Time in seconds.
+    /// Virtual time in seconds.
     pub time: f64,
-    /// Bytes moved with the variants that the choosers have selected.
+    /// Bytes moved with the variants that the choosers selected.
     pub did: f64,
-    /// Bytes that the best joint choice of each moment would have moved by now.
+    /// Bytes that the best joint choice at every moment would have moved.
     pub best: f64,
-    /// Bytes that plain copies would have moved.
+    /// Bytes that the plain copies would have moved.
     pub plain: f64,
-    /// Bytes that the model's choice would have moved.
+    /// Bytes that the variants preferred by the performance model would have moved.
     pub model: f64,
 }
 
-/// Result of a game.
+/// Result of a simulated game.
 #[derive(Clone, Debug)]
 pub struct Game {
     /// History of each player.
     pub players: Vec<Trail>,
     /// State at the start, and at the end of each execution of the first player.
     pub moments: Vec<Moment>,
-    /// Best joint choice for each set of tenants, in the order in which the sets occurred.
+    /// Best joint choice (a variant for each player) for each set of active tenants, in the order in which the sets occurred.
     pub best: Vec<Vec<u8>>,
 }
 
-/// History of one player.
+/// History of one player in a simulated game.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
-    /// Number of executions of each variant.
+    /// Number of times that the player executed each variant.
     pub executed: Vec<u64>,
-    /// Number of executions of inactive variants.
+    /// Number of times that the player executed an inactive variant.
     pub tries: u64,
-    /// Changes of the active variant: time in seconds, execution of the first player, variant.
+    /// Changes of the active variant. Each entry holds the time in seconds, the number of the first player's execution, and the new
+    /// variant.
     pub in_force: Vec<(f64, u64, usize)>,
-    /// Start of each try in seconds, and its variant.
+    /// Executions of inactive variants. Each entry holds the start time in seconds and the variant.
     pub tried: Vec<(f64, usize)>,
 }
 
 impl Game {
-    /// Returns the fraction of time that was lost to the best joint choice between two executions of the first player.
+    /// Returns the fraction of time lost relative to the best joint choice, between two executions of the first player.
     pub fn lost(&self, from: u64, to: u64) -> f64 {
         let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
         (end.best - begin.best) / (end.did - begin.did) - 1.0
     }
 
-    /// Returns the largest loss over this number of successive executions, and the execution at which they begin.
+    /// Returns the largest loss over `executions` successive executions, and the first of these executions.
     pub fn worst(&self, executions: u64) -> (f64, u64) {
         let starts = (0..).take_while(|from| from + executions < self.moments.len() as u64);
         let lost = starts.map(|from| (self.lost(from, from + executions), from));
         lost.fold((0.0, 0), |worst, next| if next.0 > worst.0 { next } else { worst })
     }
 
-    /// Returns the number of switches of a player between two executions of the first player.
+    /// Returns the number of times that a player changed its active variant between two executions of the first player.
     pub fn switches(&self, player: usize, from: u64, to: u64) -> usize {
         self.players[player].in_force.iter().skip(1).filter(|(_, at, _)| (from..to).contains(at)).count()
     }
@@ -127,31 +131,33 @@ impl Game {
     }
 }
 
-/// Rates for one joint choice: executions per second of each player, and bytes per second of all together.
+/// Rates under one joint choice: `each` holds the executions per second of each player, and `all` the bytes per second of all players
+/// together.
 #[derive(Clone, Debug)]
 struct Rates {
     each: Vec<f64>,
     all: f64,
 }
 
-/// Rates of the joint choices with which a game is compared: the best one, all plain copies, and the model's choice for each player.
+/// Rates with which a game is compared: those of the best joint choice, of plain copies, and of the variants preferred by the performance
+/// model.
 struct Reference {
     best: (Vec<u8>, f64),
     plain: f64,
     model: f64,
 }
 
-/// Machine with players and tenants.
+/// Simulated machine with players and external loads.
 pub struct World {
     real: Machine,
     players: Vec<Player>,
     tenants: Vec<Tenant>,
-    /// Cached rates by the set of present tenants, one bit each, and joint choice.
+    /// Rates that have been simulated. The key is the set of active tenants, one bit each, and the joint choice.
     known: BTreeMap<(u64, Vec<u8>), Rc<Rates>>,
 }
 
 impl World {
-    /// Creates a world. Tenants beyond the 64th are ignored.
+    /// Creates a simulation on the machine `real`. Tenants beyond the 64th are ignored.
     pub fn new(real: Machine, players: Vec<Player>, mut tenants: Vec<Tenant>) -> World {
         tenants.truncate(64);
         World { real, players, tenants, known: BTreeMap::new() }
@@ -178,8 +184,8 @@ impl World {
         Ok(rates)
     }
 
-    /// Returns the time of an execution of each player in seconds, measured from the end of its first execution until a player has no more
-    /// to do.
+    /// Returns the time of an execution of each player in seconds. It is measured from the end of the player's first execution until one of
+    /// the players has finished all its executions.
     fn seconds(&self, machine: &Machine, joint: &[u8], runs: &[usize]) -> Result<Vec<f64>, SimulationError> {
         let chosen = || self.players.iter().zip(joint).map(|(player, variant)| (player, &player.variants[usize::from(*variant)]));
         let mut scenario = Scenario::new(machine, chosen().map(|(_, plan)| plan.options.staging_bytes).max().unwrap_or(0));
@@ -199,8 +205,8 @@ impl World {
         Ok(seconds.collect())
     }
 
-    /// Returns the best joint choice and the rates of the reference choices. If there are many joint choices, the search starts from those
-    /// in which all players choose the same variant, and improves one player's choice at a time.
+    /// Returns the best joint choice and the rates with which a game is compared. If there are many joint choices, the search starts from
+    /// those in which all players choose the same variant, and improves the choice of one player at a time.
     fn reference(&mut self, tenants: u64) -> Result<Reference, SimulationError> {
         let counts: Vec<u8> = self.players.iter().map(|player| player.variants.len() as u8).collect();
         let all: Option<usize> = counts.iter().try_fold(1_usize, |all, count| all.checked_mul(usize::from(*count)));
@@ -246,7 +252,8 @@ impl World {
         Ok(Reference { plain: self.rates(tenants, &plain)?.all, model: self.rates(tenants, &vec![0; counts.len()])?.all, best })
     }
 
-    /// Returns the largest relative gain of a player that changes its variant alone, at this execution of the first player.
+    /// Returns the largest relative gain that any player could reach by changing only its own variant, at the given execution of the first
+    /// player.
     pub fn gain_alone(&mut self, execution: u64, joint: &[u8]) -> Result<f64, SimulationError> {
         let tenants = self.present(execution);
         let now = self.rates(tenants, joint)?;
@@ -261,13 +268,13 @@ impl World {
         Ok(most)
     }
 
-    /// Returns the set of present tenants, one bit each.
+    /// Returns the set of tenants that are active at the given execution of the first player, one bit each.
     fn present(&self, execution: u64) -> u64 {
         let there = self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.during.contains(&execution));
         there.fold(0, |set, (at, _)| set | 1 << at)
     }
 
-    /// Runs the game: all players execute and choose.
+    /// Runs the game: all players execute their plans and choose variants until the game ends.
     pub fn play(&mut self, conditions: &Conditions) -> Result<Game, SimulationError> {
         let mut random = conditions.seed;
         let mut seats: Vec<Seat> = Vec::with_capacity(self.players.len());
@@ -326,22 +333,23 @@ impl World {
     }
 }
 
-/// State of a player during a game.
+/// State of one player during a game.
 struct Seat {
     chooser: Chooser,
     played: Trail,
     random: u64,
-    /// Pending reports to the chooser: execution at which the report arrives, variant, time in nanoseconds.
+    /// Reports not yet delivered to the chooser. Each entry holds the execution at which the report arrives, the variant, and the time in
+    /// nanoseconds.
     reports: VecDeque<(u64, usize, u64)>,
     executions: u64,
-    /// Current execution: its variant, its start, and true if the chooser measures it.
+    /// Execution in progress: its variant, its start time in seconds, and true if the chooser measures it.
     current: Option<(usize, f64, bool)>,
-    /// Fraction of the current execution that remains, including noise.
+    /// Fraction of the current execution that remains to be done, including noise.
     left: f64,
 }
 
 impl Seat {
-    /// Begins an execution and returns its variant.
+    /// Starts an execution of this player and returns the variant that is executed.
     fn begin(&mut self, conditions: &Conditions, now: f64, first_player: u64) -> u8 {
         while let Some(&(_, variant, ns)) = self.reports.front().filter(|report| report.0 <= self.executions) {
             self.reports.pop_front();
@@ -374,7 +382,7 @@ impl Seat {
     }
 }
 
-/// Returns a random number from 0 to 1.
+/// Returns a uniform random number from 0 to 1.
 fn unit(state: &mut u64) -> f64 {
     (split_mix(state) >> 11) as f64 / (1_u64 << 53) as f64
 }

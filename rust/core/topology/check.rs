@@ -1,4 +1,4 @@
-//! Rules that a topology must satisfy before it is compiled, and the names of its parts in errors.
+//! Checks the rules that a topology must satisfy before it is compiled, and names its parts in errors.
 
 use super::error::refuse;
 use super::file::shorten;
@@ -6,18 +6,18 @@ use super::{CostUnit, Costs, Link, LinkId, NodeId, NodeKind, Topology, TopologyE
 use ahash::{AHashMap, AHashSet};
 use std::ops::RangeInclusive;
 
-/// Largest number of GPUs and host NUMA domains together, a multiple of 64. An NVLink domain of 144 GPUs has up to 72 hosts.
+/// Maximum number of GPUs and host NUMA domains together, a multiple of 64. An NVLink domain of 144 GPUs has up to 72 hosts.
 pub const MAX_DEVICES: usize = 256;
-/// Largest number of switches.
+/// Maximum number of switches in a topology.
 pub const MAX_SWITCHES: usize = 256;
-/// Largest number of directed links.
+/// Maximum number of directed links in a topology.
 pub const MAX_LINKS: usize = 8_192;
-/// Largest number of shared resources.
+/// Maximum number of shared resources in a topology.
 pub const MAX_SHARED: usize = 1_024;
-/// Accepted bandwidths and capacities, in bytes/s. A value outside is probably in a wrong unit, and would make the planner's arithmetic
-/// inexact.
+/// Range of accepted bandwidths and capacities, in bytes/s. A value outside this range probably has a wrong unit, and would make the
+/// planner's arithmetic inexact.
 pub const CAPACITY_RANGE: RangeInclusive<f64> = 1e3..=1e15;
-/// Largest accepted latency or fixed cost, in seconds.
+/// Maximum accepted latency or fixed cost, in seconds.
 pub const MAX_TIME: f64 = 1.0;
 
 const MAX_NAME: usize = 64;
@@ -87,7 +87,7 @@ impl Topology {
 
     fn check_shared(&self) -> Result<(), TopologyError> {
         let mut names = AHashMap::new();
-        // Last shared resource that listed each link, to find a link that is listed twice in one pass.
+        // Index of the shared resource that listed each link most recently. It reveals in one pass that a resource lists a link twice.
         let mut listed = vec![usize::MAX; self.links.len()];
         for (index, shared) in self.shared.iter().enumerate() {
             check_name("shared resource", index, &shared.name, &mut names)?;
@@ -111,7 +111,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Returns the nodes of this kind, in the order of their numbers.
+    /// Returns the nodes of kind `kind`, in the order of their numbers.
     pub(super) fn nodes_of(&self, kind: NodeKind) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.iter().enumerate().filter(move |(_, node)| node.kind == kind).map(|(index, _)| NodeId(index as u32))
     }
@@ -167,7 +167,7 @@ impl Topology {
     }
 }
 
-/// Checks the name of the entry at `index`, which must differ from the names in `seen`.
+/// Checks the name of the entry with index `index`. The name must differ from all names in `seen`.
 fn check_name<'a>(what: &str, index: usize, name: &'a str, seen: &mut AHashMap<&'a str, usize>) -> Result<(), TopologyError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     let entry = index + 1;

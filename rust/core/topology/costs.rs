@@ -1,9 +1,9 @@
-//! Table of fixed costs. Reading, writing, checking and printing of costs use this table, so adding a cost means adding an entry.
+//! Table of fixed costs. Code that reads, writes, checks or prints costs uses this table, so a new cost needs only a new entry.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
 
-/// Unit of a cost.
+/// Unit of a fixed cost.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum CostUnit {
     /// Seconds, from 0 to [`MAX_TIME`](super::MAX_TIME).
@@ -12,38 +12,38 @@ pub enum CostUnit {
     Part,
 }
 
-/// Entry of [`Costs::TABLE`].
+/// Description of one fixed cost, as an entry of [`Costs::TABLE`].
 #[derive(Debug)]
 pub struct Cost {
-    /// Name in code, in files and in reports.
+    /// Name of the cost in code, in files and in reports.
     pub name: &'static str,
-    /// Human-readable description in one line.
+    /// Description of the cost for users, in one line.
     pub meaning: &'static str,
-    /// Unit of the value.
+    /// Unit of the cost.
     pub unit: CostUnit,
-    /// Value if nothing else is known.
+    /// Value that is used if neither a preset, a file nor a probe provides one.
     pub default: f64,
-    /// Measurement by which a probe determines the value. `None` if a probe does not measure it; the value is then that of the preset or
-    /// file, or the default.
+    /// Measurement by which a probe determines the cost. If it is `None`, a probe does not measure the cost, and the value is that of the
+    /// preset or file, or the default.
     pub probe: Option<&'static str>,
     /// Source of the default value, as text: a measurement or an assumption.
     pub source: &'static str,
-    /// Returns the value.
+    /// Function that reads this cost from a set of costs.
     pub of: fn(&Costs) -> f64,
-    /// Returns a reference to the value.
+    /// Function that returns a mutable reference to this cost in a set of costs.
     pub of_mut: fn(&mut Costs) -> &mut f64,
 }
 
 macro_rules! costs {
     ($($name:ident: $unit:ident = $default:literal, $meaning:literal, $probe:expr, $source:literal;)*) => {
-        /// Fixed costs that are not properties of a link. [`Costs::TABLE`] has the unit, default and source of each.
+        /// Fixed costs of a machine that are not properties of a link. [`Costs::TABLE`] has the unit, default and source of each.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Costs {
             $(#[doc = $meaning] pub $name: f64,)*
         }
 
         impl Costs {
-            /// Table of all costs, in the order of a file.
+            /// Descriptions of all costs, in the order in which they appear in a file.
             pub const TABLE: &[Cost] = &[$(Cost {
                 name: stringify!($name),
                 meaning: $meaning,
@@ -59,7 +59,7 @@ macro_rules! costs {
         }
 
         impl Default for Costs {
-            /// Returns the costs of an HGX H200: [`Costs::TABLE`] has the measurements.
+            /// Returns the costs of an HGX H200. [`Costs::TABLE`] states the measurements.
             fn default() -> Self {
                 Costs { $($name: $default,)* }
             }
@@ -151,13 +151,14 @@ costs! {
         "two H100, 2026-11-24: 4, 8 and 12 threads fill a link with 37, 51.9 and 51.7 of 55 GB/s, two links with 8 and 12 threads 60 and 85";
 }
 
-/// Time from a kernel's last store to another GPU until a kernel there reads it. On two H200, 16 B one way in one graph take 3.2 us, of
-/// which the launch is 1.2 us.
+/// Time in seconds from a kernel's last store to another GPU until a kernel on that GPU reads it. On two H200, sending 16 bytes in one
+/// graph takes 3.2 us. The launch accounts for 1.2 us of this time.
 const KERNEL_HAND_OVER: f64 = 2e-6;
 
 impl Costs {
-    /// Returns the costs for a node on which each GPU works for a separate rank. Ranks wait for each other before and after a step. Flags
-    /// order the chunks, and are assumed to be no faster than events. No stream is forked to another GPU or joined to it.
+    /// Returns the costs for a node on which each GPU belongs to a different rank. The ranks wait for each other before and after a step.
+    /// Flags order the chunks, and are assumed to be no faster than events. No stream on another GPU has to be forked from the caller's
+    /// stream or joined to it.
     pub fn between_ranks(&self) -> Costs {
         let of_step = 2.0 * self.hand_over;
         Costs {
@@ -171,15 +172,15 @@ impl Costs {
         }
     }
 
-    /// Returns the costs for ranks like [`between_ranks`](Costs::between_ranks), but with kernels that copy and that pass chunks on by
-    /// flags in each other's memory.
+    /// Returns the costs for ranks like [`between_ranks`](Costs::between_ranks), if kernels perform the copies and notify each other of
+    /// chunks by flags in each other's memory.
     pub fn between_kernels(&self) -> Costs {
         Costs { chunk_via_gpu: KERNEL_HAND_OVER, ..self.clone() }
     }
 }
 
 impl<'de> Deserialize<'de> for Costs {
-    /// Reads a table of costs. Missing costs get their defaults; any other key is an error.
+    /// Reads a table of costs. A missing cost gets its default; an unknown key is an error.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Costs, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {

@@ -1,65 +1,66 @@
 //! Builds a topology from the data that a driver reports about a node.
 //!
-//! The code is pure: a backend queries the driver, and this module turns the answers into links and capacities. Properties that cannot be
-//! queried, such as how GPUs share the path to host memory, are assumed. The topology's description lists the seen and the assumed
-//! properties. Capacities are nominal values times the fractions measured on machines of that kind; the sources are those of the presets.
+//! The module does not call the driver: a backend queries the driver, and this module converts the answers to links and capacities.
+//! Properties that cannot be queried, such as how GPUs share the path to host memory, are assumed. The topology's description lists both
+//! reported and assumed properties. Capacities are nominal values multiplied by the fractions measured on similar machines; the sources are
+//! those of the presets.
 
 use super::{Costs, Link, LinkId, LinkKind, Node, NodeId, NodeKind, SharedResource, Topology};
 
 /// Data that a driver reports about a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Seen {
-    /// GPUs, in the order of their device numbers.
+    /// GPUs of the node, in the order of their device numbers.
     pub gpus: Vec<SeenGpu>,
-    /// Ordered pairs of GPUs: the first can access the second's memory directly.
+    /// Ordered pairs of GPUs in which the first GPU can access the second GPU's memory directly.
     pub peers: Vec<(u32, u32)>,
 }
 
-/// Data that a driver reports about a GPU.
+/// Data that a driver reports about one GPU.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenGpu {
-    /// Product name.
+    /// Product name of the GPU.
     pub name: String,
-    /// Compute capability, for example (9, 0).
+    /// Compute capability of the GPU, for example (9, 0).
     pub capability: (u32, u32),
-    /// PCIe link; `None` if it is not visible.
+    /// PCIe link of the GPU; `None` if the driver does not report it.
     pub pcie: Option<Pcie>,
-    /// Active NVLinks; `None` if they are not visible, empty if there are none.
+    /// Active NVLinks of the GPU; `None` if the driver does not report them, empty if there are none.
     pub nvlinks: Option<Vec<Nvlink>>,
 }
 
-/// PCIe link.
+/// PCIe link as reported by a driver.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pcie {
-    /// PCIe generation: 3, 4, 5.
+    /// Generation of PCI Express, for example 5.
     pub generation: u32,
-    /// Number of lanes.
+    /// Number of PCIe lanes of the link.
     pub width: u32,
 }
 
-/// NVLink of a GPU.
+/// One NVLink of a GPU.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Nvlink {
-    /// NVLink version, 1 to 5.
+    /// NVLink version, from 1 to 5.
     pub version: u32,
-    /// Device at the other end.
+    /// Device at the other end of the link.
     pub remote: Remote,
 }
 
 /// Device at the other end of an NVLink.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Remote {
-    /// GPU of this process.
+    /// GPU of this process, with its number.
     Gpu(u32),
-    /// Device that is not a GPU of this process: a switch, or a GPU that is not visible.
+    /// Device that is not a GPU of this process: a switch, or a GPU that is not visible to this process.
     Other,
-    /// Device that cannot be determined.
+    /// Device that the driver does not identify.
     Unknown,
 }
 
-/// Returns the bandwidth of plain copies over one NVLink in one direction, in bytes/s. It is the specification times the measured fraction:
-/// 47.9 of 50 GB/s over two NVLink 2 (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`). Later versions are assumed to reach the
-/// latter.
+/// Returns the bandwidth of plain copies over one NVLink in one direction, in bytes/s. It is the specified bandwidth times the fraction
+/// reached in measurements: 47.9 of 50 GB/s over two NVLink 2 (`beluga`), 396 of 450 GB/s over 18 NVLink 4 (`hgx-h200`). Later versions are
+/// assumed to reach the same fraction as NVLink 4.
 fn nvlink_bandwidth(version: u32) -> f64 {
     match version {
         0 | 1 => 20e9 * 0.958,
@@ -69,8 +70,8 @@ fn nvlink_bandwidth(version: u32) -> f64 {
     }
 }
 
-/// Returns the bandwidth of copies over a PCIe link in one direction, in bytes/s. It is the specification per lane times the fraction
-/// measured with 16 lanes: 12 of 15.75 GB/s (`beluga`), 26.3 of 31.5 GB/s (`pcie-4`), 55 of 63 GB/s (`hgx-h200`).
+/// Returns the bandwidth of copies over a PCIe link in one direction, in bytes/s. It is the specified bandwidth of all lanes times the
+/// fraction measured with 16 lanes: 12 of 15.75 GB/s (`beluga`), 26.3 of 31.5 GB/s (`pcie-4`), 55 of 63 GB/s (`hgx-h200`).
 fn pcie_bandwidth(link: Pcie) -> f64 {
     let lane = match link.generation {
         0 | 1 => 0.25e9 * 0.76,
@@ -83,8 +84,8 @@ fn pcie_bandwidth(link: Pcie) -> f64 {
     lane * f64::from(link.width.max(1))
 }
 
-/// Returns the bandwidth out of and into host memory for all GPUs together, in bytes/s: measured on an HGX H200, or from a memory
-/// specification (`pcie-4`, `beluga`).
+/// Returns the bandwidths at which all GPUs together read from and write to host memory, in bytes/s, for a PCIe generation. The values were
+/// measured on an HGX H200 or follow from a memory specification (`pcie-4`, `beluga`).
 fn host_bandwidth(generation: u32) -> (f64, f64) {
     match generation {
         0..=3 => (128e9, 128e9),
@@ -93,16 +94,17 @@ fn host_bandwidth(generation: u32) -> (f64, f64) {
     }
 }
 
-/// Bandwidth of both directions of an NVLink port together, relative to one direction. Measured: 778 of 792 GB/s (`hgx-h200`).
+/// Total bandwidth of an NVLink port in both directions, divided by its bandwidth in one direction. Measured: 778 of 792 GB/s (`hgx-h200`).
 const NVLINK_BOTH: f64 = 778.0 / 396.0;
-/// Bandwidth of both directions of a PCIe link together, relative to one direction. Long copies reach 99.8 of 110 GB/s (`hgx-h200`);
-/// pipelines of chunks that cross in one link reach less. On two H200, splits computed for 99.8 and 92 GB/s were up to 7 % slower than
-/// plain copies. Splits for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and splits for 82 GB/s were 4 to 7 % faster
-/// at all three sizes.
+/// Total bandwidth of a PCIe link in both directions, divided by its bandwidth in one direction. Long copies reach 99.8 of 110 GB/s
+/// (`hgx-h200`); opposite pipelines of chunks on one link reach less. On two H200, plans computed for 99.8 and 92 GB/s were up to 7 %
+/// slower than plain copies. Plans for 86 GB/s were 3 to 6 % faster at 256 and 512 MiB but not at 1 GiB, and plans for 82 GB/s were 4 to 7
+/// % faster at all three sizes.
 const PCIE_BOTH: f64 = 82.0 / 55.0;
-/// Idle time of a lane between two chunks, seconds. The stream executor orders every chunk by two events across GPUs, its arrival and the
-/// release of its slot, of 4.5 us each. With 4.5 us in all, plans for two H200 gave the host path too many bytes and used it for too small
-/// transfers: they reached 0.84 of the plain copy's speed at 16 MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
+/// Idle time of an internal stream between two chunks, in seconds. The stream executor orders every chunk by two events across GPUs, its
+/// arrival and the release of its slot. Each of them takes 4.5 us. With an idle time of 4.5 us, plans for two H200 assigned too much data
+/// to the path through host memory and used this path for transfers that were too small: they reached 0.84 of the plain copy's speed at 16
+/// MiB and 1.02 at 256 MiB. With 9 us they reached 1.00 and 1.09.
 const CHUNK: f64 = 9e-6;
 
 /// Returns the topology of a node.
@@ -161,11 +163,12 @@ pub fn topology(seen: &Seen) -> Topology {
         nodes,
         links: wires.links,
         shared: wires.shared,
-        // The measured times: an operation of a staged path takes 2.6 to 2.8 us, including its events (two H200, 2026-11-21). Plans of two
-        // paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and for any share of the host path. Two copies of 4 to 16
-        // MiB of two GPUs, forked and joined, took 9.6 to 9.8 us longer than one, of which 2.2 us issue the second. A signal between two
-        // processes, set and awaited by stream operations, takes 7.7 us one way (docs/reference/waiting.md). An isolated kernel is launched
-        // as a graph. With it, 26 messages of 147 kB in all took 8.1 us, and 2 messages of 64 KiB in both directions 9.1 us.
+        // Measured times: an operation of a staged path takes 2.6 to 2.8 us, including its events (two H200, 2026-11-21). Plans of two
+        // paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and however the data were divided. Two copies of 4 to 16 MiB
+        // by two GPUs, forked and joined, took 9.6 to 9.8 us longer than one copy, including 2.2 us to issue the second one. A signal
+        // between two processes, set and awaited by stream operations, takes 7.7 us one way (docs/reference/waiting.md). An isolated kernel
+        // is launched as a graph. Including the launch, 26 messages of 147 kB in total took 8.1 us, and 2 messages of 64 KiB in both
+        // directions 9.1 us.
         costs: Costs {
             issue: 2.7e-6,
             chunk_via_host: CHUNK,
@@ -193,8 +196,8 @@ fn assumed_pcie((major, _): (u32, u32)) -> Pcie {
     Pcie { generation, width: 16 }
 }
 
-/// Returns groups of GPUs whose members all have access to each other and to no other GPU, for example the GPUs of one socket. Returns no
-/// groups if all or no GPUs have access, and if the pairs with access do not form such groups.
+/// Returns groups of GPUs whose members have peer access to each other and to no other GPU, for example the GPUs of one socket. Returns no
+/// groups if all GPUs have access, if no GPUs have access, or if the pairs with access do not form such groups.
 fn groups_of_peers(seen: &Seen) -> Vec<Vec<u32>> {
     let count = seen.gpus.len() as u32;
     let group_of = |a: u32| -> Vec<u32> { (0..count).filter(|b| a == *b || seen.peers.contains(&(a, *b))).collect() };
@@ -219,7 +222,7 @@ impl Wires {
         [LinkId(first), LinkId(first + 1)]
     }
 
-    /// Adds links in both directions, which together carry `both` times the bandwidth of one.
+    /// Adds links in both directions. Together they have a bandwidth of `both` times that of one link.
     fn port(&mut self, name: String, a: NodeId, b: NodeId, kind: LinkKind, bandwidth: f64, both: f64) {
         let links = self.pair(a, b, kind, bandwidth, bandwidth).to_vec();
         self.shared.push(SharedResource { name, capacity: bandwidth * both, staged: None, links });

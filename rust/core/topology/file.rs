@@ -1,4 +1,4 @@
-//! TOML form of a topology. `docs/reference/topology.md` describes it.
+//! Reads and writes topologies in TOML. `docs/reference/topology.md` describes the format.
 
 use super::check::unknown_node;
 use super::error::refuse;
@@ -12,7 +12,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Size limit of a text that [`parse`] accepts, bytes.
+/// Maximum size of a text that [`parse`] accepts, bytes.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
@@ -31,7 +31,7 @@ struct FileEntry {
     probe: Option<Entry>,
 }
 
-/// Part of a probe's file that is the same in all versions.
+/// Part of a probe's file that has the same format in all versions.
 #[derive(Deserialize)]
 struct OfAnyVersion {
     probe: Version,
@@ -78,7 +78,8 @@ struct SharedEntry {
 
 /// Parses and checks a topology in TOML.
 ///
-/// Parsing is strict: an unknown key, a wrong type, an undeclared name or a value out of range is an error that names its position.
+/// Parsing is strict: an unknown key, a wrong type, an undeclared name or a value out of range is an error. The error names the position in
+/// the text.
 pub fn parse(text: &str) -> Result<Topology, TopologyError> {
     Ok(parse_probed(text)?.0)
 }
@@ -136,7 +137,8 @@ fn not_valid(why: &str) -> TopologyError {
     TopologyError::Invalid(format!("the topology is not valid: {why}"))
 }
 
-/// Formats line, column and message in one line. The error's own text repeats the whole line of the file, which may be a megabyte long.
+/// Formats line, column and message of a TOML error in one line. The error's own text repeats the whole line of the file, which may be a
+/// megabyte long.
 pub fn toml_place(text: &str, error: &toml::de::Error) -> String {
     let message = shorten(error.message(), 300).replace('\n', ", ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
@@ -149,7 +151,7 @@ pub fn toml_place(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column} (`{source}`): {message}")
 }
 
-/// Shortens a text to `most` characters, so that a hostile file cannot fill an error message.
+/// Shortens a text to `most` characters, so that a malicious file cannot fill an error message.
 pub fn shorten(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}...", &text[..end]),
@@ -157,15 +159,17 @@ pub fn shorten(text: &str, most: usize) -> String {
     }
 }
 
-/// Opens a regular file for reading. Refuses any other file without waiting: opening a FIFO would wait for a writer.
+/// Opens a regular file for reading. Any other file is refused without blocking: opening a FIFO would block until another process writes to
+/// it.
 pub fn open_regular(path: &Path) -> std::io::Result<File> {
-    /// Value of `O_NONBLOCK` on Linux, on all architectures that have a GPU driver.
+    /// Value of `O_NONBLOCK` on Linux. It is the same on all architectures that have a GPU driver.
     const NONBLOCK: i32 = 0o4000;
     let file = File::options().read(true).custom_flags(NONBLOCK).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::Error::other("it is not a regular file; name one")) }
 }
 
-/// Reads and parses a file. Reads at most [`MAX_FILE_BYTES`], so that a wrong path does no harm.
+/// Reads a topology file and parses it, with the record of its probe if it has one. Reads at most [`MAX_FILE_BYTES`], so that a wrong path
+/// does no harm.
 pub(super) fn read(path: &Path) -> Result<(Topology, Option<Record>), TopologyError> {
     let mut bytes = Vec::new();
     let result = open_regular(path).and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes));
@@ -227,8 +231,8 @@ fn add_links(index: usize, entry: &LinkEntry, nodes: &AHashMap<&str, NodeId>, li
 }
 
 impl Topology {
-    /// Returns a text that [`parse`] turns into an equal topology, if [`Topology::check`] accepts this topology and the text is not longer
-    /// than [`MAX_FILE_BYTES`].
+    /// Returns this topology in TOML. [`parse`] turns the text into an equal topology, if [`Topology::check`] accepts this topology and the
+    /// text is not longer than [`MAX_FILE_BYTES`].
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -253,7 +257,7 @@ impl Topology {
 
         let mut links = self.links.as_slice();
         while let Some((first, _)) = links.split_first() {
-            // An entry covers the longest possible run of links: pairs of opposite links, or links of one direction.
+            // Each entry covers the longest possible sequence of links: pairs of opposite links, or links of one direction.
             let back = links.get(1).filter(|back| is_opposite(first, back));
             let step = if back.is_some() { 2 } else { 1 };
             let count = links
@@ -302,12 +306,12 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
-/// True if one `between` entry can describe both links.
+/// True if `link` and `back` have opposite directions and can be described by one `between` entry.
 fn is_opposite(link: &Link, back: &Link) -> bool {
     (link.from, link.to, link.kind) == (back.to, back.from, back.kind) && link.latency == back.latency
 }
 
-/// True if one entry can describe both links, apart from their ends.
+/// True if one entry can describe `link` and `other`. Their ends may differ.
 fn is_like(link: &Link, other: &Link) -> bool {
     (link.kind, link.bandwidth, link.latency) == (other.kind, other.bandwidth, other.latency)
 }

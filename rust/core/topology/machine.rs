@@ -1,41 +1,43 @@
-//! Compiled form of a topology.
+//! Compiles a topology for the planner: numbers its resources and finds the routes between devices.
 
 use super::{Costs, DeviceId, LinkId, NodeId, NodeKind, Topology, TopologyError, routes};
 use smallvec::SmallVec;
 
-/// Index into [`Machine::resources`]. The resource of a link has the link's number; shared resources follow.
+/// Resource of a machine, as an index into [`Machine::resources`]. A link's resource has the number of the link; shared resources follow.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResourceId(pub u32);
 
-/// Capacity that transfers share. Every directed link is a resource; shared resources follow.
+/// Resource with a capacity that transfers share: a directed link, or a shared resource of the topology.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
-    /// Name: `gpu0>gpu1` for a link (`gpu0>gpu1:pcie` if links of several kinds connect the two), or that of the shared resource.
+    /// Name of the resource: `gpu0>gpu1` for a link, `gpu0>gpu1:pcie` if links of several kinds connect the two nodes, or the name of the
+    /// shared resource.
     pub name: String,
-    /// Capacity in bytes/s.
+    /// Capacity of the resource in bytes/s.
     pub capacity: f64,
-    /// Capacity that a byte/s takes if it is staged in host memory: 1 if staged bytes draw like others.
+    /// Capacity consumed per byte/s of data that are staged in host memory. It is 1 if staged data consume as much as other data.
     pub staged: f64,
 }
 
 impl Resource {
-    /// Returns the capacity that a byte/s takes if the fraction `staged` of its bytes stays in the cache between its two hops. `staged` is
-    /// 0 for a plain copy.
+    /// Returns the capacity consumed per byte/s of data. `staged` is the fraction of the data that stay in the processor's cache between
+    /// the two hops of a staged path. It is 0 for a plain copy.
     pub fn draw(&self, staged: f64) -> f64 {
         (1.0 - staged) + staged * self.staged
     }
 }
 
-/// Route of one copy between two devices.
+/// Route of one copy between two devices: the links that the data pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// Links in the order in which bytes pass them. Empty for a copy inside one device.
+    /// Links in the order in which data pass them. The list is empty for a copy inside one device.
     pub links: SmallVec<[LinkId; 4]>,
-    /// Resources that a byte on this route draws on, sorted, without duplicates.
+    /// Resources whose capacity a copy on this route consumes, sorted, without duplicates.
     pub resources: SmallVec<[ResourceId; 8]>,
-    /// Smallest capacity of `resources`, bytes/s. Infinite for a copy inside one device, which the model does not limit.
+    /// Smallest capacity among the route's resources, bytes/s. It is infinite for a copy inside one device, whose rate the model does not
+    /// limit.
     pub bandwidth: f64,
-    /// Sum of the links' latencies, seconds.
+    /// Sum of the latencies of the route's links, seconds.
     pub latency: f64,
 }
 
@@ -46,9 +48,10 @@ pub struct Machine {
     resources: Vec<Resource>,
     gpus: u32,
     hosts: u32,
-    /// Nodes of the devices: GPUs first, then hosts, each in the order of their numbers.
+    /// Node of each device: GPUs first, then hosts, each in the order of their numbers.
     devices: Vec<NodeId>,
-    /// Route between each pair, at index `from * devices + to`, with devices numbered as in `devices`.
+    /// Route from each device to each other device, at index `from * devices + to`. Devices are numbered as in `devices`. `None` if there
+    /// is no route.
     routes: Vec<Option<Route>>,
 }
 
@@ -78,8 +81,8 @@ impl Machine {
         Ok(Machine { topology, resources, gpus, hosts, devices, routes })
     }
 
-    /// Returns this machine without routes between the devices of these pairs, in both directions. Used for pairs on which copies lose
-    /// bytes.
+    /// Returns this machine without routes between the two devices of each pair, in either direction. It is used for pairs on which copies
+    /// lose data.
     pub fn without(&self, pairs: &[(DeviceId, DeviceId)]) -> Machine {
         let mut machine = self.clone();
         for (a, b) in pairs {
@@ -92,15 +95,15 @@ impl Machine {
         machine
     }
 
-    /// Returns this machine with other fixed costs.
+    /// Returns this machine with the given fixed costs.
     pub fn with_costs(&self, costs: Costs) -> Machine {
         let mut machine = self.clone();
         machine.topology.costs = costs;
         machine
     }
 
-    /// Returns this machine with each resource's capacity multiplied by `factor`, which must be more than 0. The routes stay unchanged,
-    /// because copy engines use their route however slow it is. The topology stays unchanged too.
+    /// Returns this machine with each resource's capacity multiplied by the result of `factor`, which must be greater than 0. The routes
+    /// stay unchanged, because copy engines use their route however slow it is. The topology stays unchanged too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {
         let mut machine = self.clone();
         for (number, resource) in (0..).zip(&mut machine.resources) {
@@ -113,7 +116,8 @@ impl Machine {
         machine
     }
 
-    /// Returns the resources with a name. `nvlink`, `pcie` and `host` select all links of that kind and their shared resources.
+    /// Returns the resources with the name `name`. The names `nvlink`, `pcie` and `host` select all links of that kind and their shared
+    /// resources.
     pub fn resources_named(&self, name: &str) -> Vec<ResourceId> {
         let Topology { links, shared, .. } = &self.topology;
         let kinds = links.iter().map(|link| Some(link.kind));
@@ -128,7 +132,7 @@ impl Machine {
         &self.topology
     }
 
-    /// Returns the fixed costs.
+    /// Returns the fixed costs of copies on this machine.
     pub fn costs(&self) -> &Costs {
         &self.topology.costs
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`Topology`] is a plain value that describes a node. It comes from a file, a preset or discovery. A [`Machine`] is the checked and
 //! compiled form for the planner: all resources are numbered, and the route between every two devices is known. This module does not call a
-//! driver. No code outside this module names a preset.
+//! driver. No code outside this module depends on the name of a preset.
 //!
 //! Units are bytes, seconds, and bytes per second. A capacity is per direction, because links are directed. `docs/reference/topology.md`
 //! describes the model, the file format and the presets.
@@ -39,28 +39,28 @@ pub use record::{FORMAT, Fingerprint, Gpu, Record, Residuals, hash};
 use std::fmt;
 use std::path::Path;
 
-/// Memory that transfers start or end in, numbered as in the C ABI: GPUs count up from 0, host NUMA domains down from -1.
+/// Device whose memory transfers start or end in, numbered as in the C ABI: GPUs from 0 upwards, host NUMA domains from -1 downwards.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId(pub i32);
 
 impl DeviceId {
     /// Host memory of NUMA domain 0; `MP_DEVICE_HOST` in the C ABI.
     pub const HOST: DeviceId = DeviceId(-1);
-    /// Automatic choice: the device whose memory an address belongs to, in calls that allow it. No machine has a GPU of this number.
+    /// Value that selects the device whose memory contains an address, in calls that accept it. No machine has a GPU with this number.
     pub const AUTO: DeviceId = DeviceId(0x7fff_fffe);
-    /// Returns the GPU with this index.
+    /// Returns the GPU with number `index`.
     pub const fn gpu(index: u32) -> Self {
         DeviceId(index as i32)
     }
-    /// Returns the host memory of this NUMA domain.
+    /// Returns the device that stands for the host memory of NUMA domain `domain`.
     pub const fn host(domain: u32) -> Self {
         DeviceId(-1 - domain as i32)
     }
-    /// True for host memory.
+    /// True if the device is host memory.
     pub const fn is_host(self) -> bool {
         self.0 < 0
     }
-    /// Returns the device's name for messages, in words that fit every language binding: `device 3`, `the host`, `host NUMA domain 1`.
+    /// Returns the device's name for messages. The words fit every language binding: `device 3`, `the host`, `host NUMA domain 1`.
     pub fn in_words(self) -> String {
         match self {
             DeviceId::HOST => "the host".to_owned(),
@@ -72,50 +72,50 @@ impl DeviceId {
 }
 
 impl fmt::Display for DeviceId {
-    /// Writes `gpu0` or `host0`: the number of the device, independent of its node's name.
+    /// Writes `gpu0` or `host0`, where 0 is the number of the device. The name of its node does not matter.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_host() { write!(f, "host{}", -1 - i64::from(self.0)) } else { write!(f, "gpu{}", self.0) }
     }
 }
 
-/// Index into [`Topology::nodes`].
+/// Node of a topology, as an index into [`Topology::nodes`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
-/// Index into [`Topology::links`].
+/// Directed link of a topology, as an index into [`Topology::links`].
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
 /// Kind of a node of the machine graph.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum NodeKind {
-    /// GPU; the n-th GPU node is [`DeviceId::gpu`]`(n)`.
+    /// GPU. The n-th GPU node is [`DeviceId::gpu`]`(n)`, counted from 0.
     Gpu,
-    /// Memory of one host NUMA domain; the n-th is [`DeviceId::host`]`(n)`.
+    /// Memory of one host NUMA domain. The n-th such node is [`DeviceId::host`]`(n)`, counted from 0.
     Host,
     /// NVSwitch, PCIe switch or root complex. Copies between a GPU and host memory may always pass through it.
     Switch {
-        /// True if copies between two GPUs may pass through it.
+        /// True if copies between two GPUs may pass through the switch.
         peer: bool,
     },
 }
 
-/// Device or switch.
+/// Node of the machine graph: a device or a switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// Name that is unique in its topology, for example `gpu0`.
     pub name: String,
-    /// Kind of the node.
+    /// Kind of the node: GPU, host memory or switch.
     pub kind: NodeKind,
 }
 
 impl NodeKind {
-    /// True if transfers can start and end here.
+    /// True if transfers can start and end at a node of this kind.
     pub const fn is_device(self) -> bool {
         matches!(self, NodeKind::Gpu | NodeKind::Host)
     }
 }
 
-/// Technology of a link, used in descriptions and to choose among equal links. Capacities do not depend on it.
+/// Technology of a link. It is used in descriptions and to choose among equal links. Capacities do not depend on it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
@@ -128,7 +128,7 @@ pub enum LinkKind {
 }
 
 impl LinkKind {
-    /// Returns the name in a topology file.
+    /// Returns the name of this technology in a topology file.
     pub const fn name(self) -> &'static str {
         match self {
             LinkKind::Nvlink => "nvlink",
@@ -138,62 +138,63 @@ impl LinkKind {
     }
 }
 
-/// One direction of a link.
+/// Directed link: one direction of a physical link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// Node where bytes enter.
+    /// Node where data enter the link.
     pub from: NodeId,
-    /// Node where bytes leave.
+    /// Node where data leave the link.
     pub to: NodeId,
     /// Technology of the link.
     pub kind: LinkKind,
-    /// Achievable bandwidth in bytes/s in this direction.
+    /// Bandwidth in bytes/s that copies reach in this direction.
     pub bandwidth: f64,
     /// Time in seconds that the link adds to a copy of any size.
     pub latency: f64,
 }
 
-/// Capacity that several directed links draw on together: both directions of a PCIe slot, or the memory of one NUMA domain.
+/// Capacity that several directed links share, for example the two directions of a PCIe slot or the links to the memory of one NUMA domain.
 ///
-/// A copy draws on it once, even if its route contains several of the links. So the total throughput of a switch can be described.
+/// A copy consumes the capacity once, even if its route contains several of the links. The total throughput of a switch can therefore be
+/// described.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedResource {
     /// Name that is unique among the shared resources, for example `host0.read`.
     pub name: String,
-    /// Capacity of all `links` together, bytes/s.
+    /// Capacity of all links of the resource together, bytes/s.
     pub capacity: f64,
-    /// Capacity for bytes that are staged in host memory, bytes/s; `None` if it is the same. It is higher if rings of a few MiB stay in the
-    /// processor's caches, and lower if pipelines that cross in one link move less than two plain copies.
+    /// Capacity for data that are staged in host memory, bytes/s; `None` if it equals `capacity`. It is higher if staging rings of a few
+    /// MiB stay in the processor's caches. It is lower if two opposite pipelines on one link move less data than two plain copies.
     pub staged: Option<f64>,
-    /// Directed links that draw on it.
+    /// Directed links that share the capacity.
     pub links: Vec<LinkId>,
 }
 
-/// Description of a node: a plain, comparable value.
+/// Description of a node's devices and links: a plain, comparable value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Topology {
-    /// Name: that of a preset, such as `beluga`, or the name in the file.
+    /// Name of the topology: that of a preset, such as `beluga`, or the name given in the file.
     pub name: String,
-    /// Human-readable description in one line.
+    /// Description of the topology for users, in one line.
     pub description: String,
-    /// Devices and switches.
+    /// Devices and switches of the topology.
     pub nodes: Vec<Node>,
-    /// Directed links.
+    /// Directed links between the nodes.
     pub links: Vec<Link>,
     /// Capacities that several links share, in addition to the capacity of each link.
     pub shared: Vec<SharedResource>,
-    /// Fixed costs.
+    /// Fixed costs of copies on this machine.
     pub costs: Costs,
 }
 
-/// Kind of memory that an address belongs to, as far as planning depends on it.
+/// Kind of memory that contains an address, as far as planning depends on it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryKind {
     /// Memory of a GPU.
     Device,
-    /// Host memory that a GPU's copy engine accesses directly.
+    /// Host memory that the copy engines of GPUs access directly.
     Pinned,
-    /// Host memory that the driver stages. Copies of it are never split over several paths.
+    /// Host memory that copy engines cannot access directly. The driver stages copies of it, so they are never split over several paths.
     Pageable,
 }
 

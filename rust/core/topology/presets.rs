@@ -18,7 +18,7 @@ const PRESETS: &[(&str, &str)] = &[
     ("pcie-4-nopeer", include_str!("presets/pcie-4-nopeer.toml")),
 ];
 
-/// Presets whose figures are published ones, scaled by measurements on another machine.
+/// Names of the presets whose figures were not measured. They are published figures, scaled by measurements on another machine.
 pub const MODELLED_PRESETS: [&str; 2] = ["hgx-b200", "gb200-nvl72"];
 
 /// Returns the names of all presets.
@@ -26,13 +26,13 @@ pub fn preset_names() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|&(name, _)| name)
 }
 
-/// Returns the file of the preset with this name. Its comments give the source of every figure. It is a starting point for a file for
-/// another machine.
+/// Returns the topology file of the preset with the name `name`. Its comments give the source of every figure. Users can start from this
+/// text when they write a file for another machine.
 pub fn preset_text(name: &str) -> Option<&'static str> {
     PRESETS.iter().find(|&&(known, _)| known == name).map(|&(_, text)| text)
 }
 
-/// Returns the topology of the preset with this name.
+/// Returns the topology of the preset with the name `name`, or `None` if there is no such preset.
 pub fn preset(name: &str) -> Option<Topology> {
     parse(preset_text(name)?).ok()
 }

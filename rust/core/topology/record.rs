@@ -1,13 +1,13 @@
-//! Record of a probe in a topology file: the table `[probe]`, with the machine that was probed.
+//! Record of a probe in a topology file: the table `[probe]`, which describes the machine that was probed.
 
 use super::{Topology, TopologyError};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// Version of the measurements and of the file format. A file with another version is stale.
+/// Version of the measurements and of the file format. A file with another version is outdated.
 pub const FORMAT: u32 = 4;
 
-/// Size limit of a text in bytes, and largest number of notes, so that a hostile file cannot fill an error message.
+/// Maximum length of a text in bytes, and maximum number of notes. They limit the length of error messages about malicious files.
 const MAX_TEXT: usize = 400;
 const MAX_NOTES: usize = 256;
 
@@ -15,43 +15,43 @@ const MAX_NOTES: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// UUID in NVML's format; the virtual device's name on the host backend.
+    /// UUID of the GPU in NVML's format; the name of the virtual device on the host backend.
     pub uuid: String,
-    /// Product name.
+    /// Product name of the GPU.
     pub name: String,
 }
 
-/// Identity of a machine and its software, for which a probe is valid.
+/// Identity of a machine and its software. A probe is valid only for this identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// Backend: `cuda` or `host`.
+    /// Name of the backend: `cuda` or `host`.
     pub backend: String,
-    /// Hash of the machine's identity.
+    /// Hash of the machine's identity, as hexadecimal digits.
     pub host: String,
-    /// Version of the driver.
+    /// Version of the GPU driver.
     pub driver: String,
-    /// GPUs, in the order of the topology's GPUs.
+    /// GPUs of the machine, in the order of the topology's GPUs.
     pub gpus: Vec<Gpu>,
 }
 
-/// Errors of the fitted topology's predictions on sets of copies that the fit did not use.
+/// Accuracy of a probe: errors of the topology's predictions on sets of copies that were not used to fit the topology.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Residuals {
-    /// Number of sets.
+    /// Number of sets of copies that were compared.
     pub count: u32,
-    /// Median of |predicted / measured − 1|.
+    /// Median of the relative error, |predicted / measured − 1|.
     pub median: f64,
-    /// Largest |predicted / measured − 1|.
+    /// Largest relative error, |predicted / measured − 1|.
     pub worst: f64,
 }
 
 impl Residuals {
-    /// Largest median at which a probe is usable. Probes of real nodes have 2 to 6 % (docs/results.md). Plans gain 10 % and more by a
-    /// second path, so a topology that is wrong by 20 % would predict gains that do not exist.
+    /// Maximum median error at which a probe is usable. Probes of real nodes have 2 to 6 % (docs/results.md). A second path makes plans 10
+    /// % or more faster, so a topology with an error of 20 % could predict gains that do not exist.
     pub const MOST: f64 = 0.2;
 
-    /// Checks that the median error does not exceed `most`. The error is a text for the user.
+    /// Checks that the median error does not exceed `most`. The error is a message for the user.
     pub fn check(&self, most: f64) -> Result<(), String> {
         if self.median <= most {
             return Ok(());
@@ -65,26 +65,26 @@ impl Residuals {
     }
 }
 
-/// Record of a probe in a topology file.
+/// Record of a probe, as stored in a topology file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Version of the format; see [`FORMAT`].
+    /// Version of the file format; see [`FORMAT`].
     pub format: u32,
-    /// Version of the library.
+    /// Version of the library that probed the machine.
     pub version: String,
     /// Date of the probe, for human readers.
     pub date: Option<String>,
-    /// Machine that was probed.
+    /// Identity of the machine that was probed.
     pub fingerprint: Fingerprint,
-    /// Number of measurements.
+    /// Number of measurements of the probe.
     pub measurements: u32,
-    /// Accuracy of the topology on sets of copies that the fit did not use.
+    /// Accuracy of the topology on sets of copies that were not used to fit it.
     pub residuals: Residuals,
-    /// Remarks for the reader.
+    /// Remarks of the probe for human readers.
     pub notes: Vec<String>,
 }
 
-/// Table `[probe]` as written in a file.
+/// Table `[probe]` as written in a topology file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Entry {
@@ -102,7 +102,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Checks the table and returns its record. `gpus` is the number of GPUs in the topology.
+    /// Checks the table and returns it as a record. `gpus` is the number of GPUs in the topology.
     pub fn record(self, gpus: usize) -> Result<Record, TopologyError> {
         let refuse = |reason: String| Err(TopologyError::Probe(reason));
         if self.gpus.len() != gpus {
@@ -136,7 +136,7 @@ impl Entry {
 }
 
 impl Record {
-    /// Returns a text that [`parse_probed`](crate::topology::parse_probed) turns into `topology` and this record.
+    /// Returns `topology` and this record in TOML. [`parse_probed`](crate::topology::parse_probed) turns the text into equal values.
     pub fn to_toml(&self, topology: &Topology) -> String {
         let mut text = topology.to_toml();
         let quoted = |text: &str| toml::Value::from(text).to_string();
@@ -161,8 +161,8 @@ impl Record {
         text + "]\n"
     }
 
-    /// Returns the GPUs of the current machine in this record, or the reason why it is not valid, like [`Fingerprint::gpus_of`]. Also
-    /// checks the format and the accuracy.
+    /// Returns the number in this record of each GPU of the current machine, like [`Fingerprint::gpus_of`]. Returns the reason if the
+    /// record is not valid for this machine. Also checks the format and the accuracy.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         if self.format != FORMAT {
             return Err(format!("its format is {}, and this version of mpgpu writes {FORMAT}", self.format));
@@ -173,7 +173,7 @@ impl Record {
 }
 
 impl Fingerprint {
-    /// Returns the file name for a probe of this machine. It is the same for the same GPUs in any order and for any driver.
+    /// Returns the name of the file for a probe of this machine. It does not depend on the order of the GPUs or on the driver.
     pub fn file_name(&self) -> String {
         let mut uuids: Vec<&str> = self.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         uuids.sort_unstable();
@@ -181,8 +181,7 @@ impl Fingerprint {
         format!("probe-{:016x}.toml", hash(parts))
     }
 
-    /// Returns the number in this record of each GPU of `now`, in the order of `now`. Returns the reason if this record is not valid for
-    /// `now`.
+    /// Returns, for each GPU of `now`, its number in this record. Returns the reason if this record is not valid for `now`.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         let differ = |what: &str, then: &str, now: &str| {
             (then != now).then(|| format!("it was probed with {what} {then:?}, and this is {now:?}")).map_or(Ok(()), Err)
@@ -198,7 +197,7 @@ impl Fingerprint {
     }
 }
 
-/// Format version of a probe's record. All versions of the file store it in the same way.
+/// Version of the file format, which all versions of the file store in the same way.
 #[derive(Deserialize)]
 pub(super) struct Version {
     format: u32,
@@ -215,8 +214,8 @@ impl Version {
     }
 }
 
-/// Returns the FNV-1a hash with 64 bits (Fowler, Noll, Vo), which does not change between versions of Rust, unlike that of the standard
-/// library. A zero byte ends each part.
+/// Returns the 64-bit FNV-1a hash (Fowler, Noll, Vo) of several texts. Unlike the hash of the standard library, it does not change between
+/// versions of Rust. A zero byte is added after each text.
 pub fn hash<'a>(parts: impl IntoIterator<Item = &'a str>) -> u64 {
     let bytes = parts.into_iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))

@@ -1,35 +1,36 @@
-//! Best route between every two devices.
+//! Finds the best route between every two devices.
 
 use super::machine::{Resource, ResourceId, Route};
 use super::{Link, LinkId, Node, NodeId, NodeKind, Topology};
 use smallvec::SmallVec;
 
-/// Step from one node to another, over the best link that connects them.
+/// Step of a route: from one node to a neighbour, over the best link that connects them.
 #[derive(Copy, Clone)]
 struct Step {
     to: usize,
     link: LinkId,
-    /// Smallest capacity among the link and its shared resources. A copy draws on a shared resource once, however many of its links belong
-    /// to it. So the bandwidth of a route is the smallest capacity of its steps: a widest-path problem.
+    /// Smallest capacity among the link and its shared resources, bytes/s. A copy consumes the capacity of a shared resource once, however
+    /// many of its links the route contains. The bandwidth of a route is therefore the smallest capacity of its steps: a widest-path
+    /// problem.
     capacity: f64,
 }
 
 struct Graph<'a> {
     nodes: &'a [Node],
-    /// Steps out of each node, sorted by `to`.
+    /// Steps that leave each node, sorted by `to`.
     out: Vec<Vec<Step>>,
-    /// Steps into each node: the node where the step starts, and the step's capacity.
+    /// Steps that enter each node: the node where the step starts, and the capacity of the step in bytes/s.
     into: Vec<Vec<(usize, f64)>>,
 }
 
-/// Returns the routes between all ordered pairs of `devices`, row by row. `resources` holds the resources of the links, followed by the
-/// shared ones.
+/// Returns the routes between all ordered pairs of `devices`, ordered by the first device. `resources` holds the resources of the links,
+/// followed by the shared resources.
 pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: &[NodeId]) -> Vec<Option<Route>> {
     let drawn = drawn_resources(topology);
     let graph = Graph::new(topology, resources, &drawn);
     let mut routes = Vec::with_capacity(devices.len() * devices.len());
     for &from in devices {
-        // Fewer switches may be passed between GPUs, so there are two sets of widths for each device.
+        // Copies between GPUs may pass fewer switches than other copies, so there are two sets of widths for each device.
         let peer = graph.widths(from.0 as usize, true);
         let any = graph.widths(from.0 as usize, false);
         let from_gpu = topology.nodes[from.0 as usize].kind == NodeKind::Gpu;
@@ -47,7 +48,7 @@ pub(super) fn between_all(topology: &Topology, resources: &[Resource], devices: 
     routes
 }
 
-/// Returns the resources that a byte on each link draws on, sorted: the link itself, then its shared resources.
+/// Returns the resources whose capacity a copy over each link consumes, sorted: the link itself, then its shared resources.
 fn drawn_resources(topology: &Topology) -> Vec<SmallVec<[ResourceId; 4]>> {
     let mut drawn: Vec<SmallVec<[ResourceId; 4]>> =
         (0..topology.links.len()).map(|link| SmallVec::from_slice(&[ResourceId(link as u32)])).collect();
@@ -97,8 +98,8 @@ impl<'a> Graph<'a> {
         matches!(self.nodes[node].kind, NodeKind::Switch { peer } if peer || !peer_only)
     }
 
-    /// Returns the bandwidth of the widest route from `from` to every node, 0 if there is none. Dijkstra's algorithm, with the smallest
-    /// capacity instead of the sum of lengths.
+    /// Returns the bandwidth of the widest route from `from` to every node, or 0 if there is no route. It uses Dijkstra's algorithm with
+    /// the smallest capacity instead of the sum of lengths.
     fn widths(&self, from: usize, peer_only: bool) -> Vec<f64> {
         let mut width = vec![0.0; self.nodes.len()];
         let mut done = vec![false; self.nodes.len()];
@@ -116,7 +117,8 @@ impl<'a> Graph<'a> {
         width
     }
 
-    /// Returns the links of the shortest route that has at least this width. Among several, the first in node order is used.
+    /// Returns the links of the shortest route that has at least the bandwidth `width`. Among equally short routes, the first in node order
+    /// is used.
     fn shortest(&self, from: usize, to: usize, width: f64, peer_only: bool) -> Option<SmallVec<[LinkId; 4]>> {
         const FAR: usize = usize::MAX;
         let mut distance = vec![FAR; self.nodes.len()];

@@ -1,13 +1,13 @@
-//! Topology of a process to which only some of the GPUs are visible, or all of them in another order.
+//! Derives the topology of a process to which only some of the node's GPUs are visible, or all of them in another order.
 
 use super::{Link, LinkId, Node, NodeId, NodeKind, SharedResource, Topology};
 use std::collections::BTreeSet;
 
 impl Topology {
-    /// Returns this topology with only these GPUs, in this order: GPU `n` of the result is GPU `gpus[n]` of this topology. Links of other
-    /// GPUs are removed, also from shared resources. Returns `None` if a GPU does not exist or is named twice.
+    /// Returns this topology with only the given GPUs, in the given order: GPU `n` of the result is GPU `gpus[n]` of this topology. Links
+    /// of other GPUs are removed, also from shared resources. Returns `None` if a GPU does not exist or is listed twice.
     ///
-    /// Nodes called `gpu` and their number get the new numbers, and so do shared resources named after them.
+    /// Nodes named `gpu` and a number are renamed to the new numbers, and so are shared resources whose names contain such names.
     pub fn with_gpus(&self, gpus: &[u32]) -> Option<Topology> {
         let all: Vec<NodeId> = self.nodes_of(NodeKind::Gpu).collect();
         let chosen: Vec<NodeId> = gpus.iter().map(|gpu| all.get(*gpu as usize).copied()).collect::<Option<_>>()?;
@@ -17,7 +17,7 @@ impl Topology {
         let numbered = all.iter().enumerate().all(|(number, node)| self.node_name(*node) == format!("gpu{number}"));
         let rename = |name: &str| if numbered { renumbered(name, gpus) } else { name.to_owned() };
 
-        // The chosen GPUs replace the GPU nodes in order, so that devices and switches keep their order.
+        // The selected GPUs replace the GPU nodes in order, so that devices and switches keep their order.
         let mut turn = chosen.iter();
         let kept: Vec<NodeId> = (0..self.nodes.len() as u32)
             .map(NodeId)
@@ -53,7 +53,8 @@ impl Topology {
     }
 }
 
-/// Returns `name` with the number after each `gpu` replaced by the GPU's new number, or by `-other` if the GPU has none.
+/// Returns `name` after replacing the number that follows each `gpu` by the GPU's new number, or by `-other` if the GPU is not in the
+/// result.
 fn renumbered(name: &str, gpus: &[u32]) -> String {
     let mut pieces = name.split("gpu");
     let mut text = pieces.next().unwrap_or_default().to_owned();
