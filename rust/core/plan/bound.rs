@@ -1,17 +1,17 @@
-//! Lower bound of the time of a batch, and the resources that limit it.
+//! Computes a lower bound of the time of a batch, and the resources that limit it.
 //!
-//! The bound follows from capacities alone. Bytes may flow in any number of streams over any number of relays, only bytes cost time, and
-//! equal sources ([`Shape::source`]) may be forwarded along any trees. Prices prove the bound. Let a second of each resource `r` have a
-//! price `y_r`. Then a flow that moves the batch in `T` seconds can spend at most `T · Σ y_r`, and each commodity costs at least its bytes
-//! on the cheapest way:
-//!
+//! The bound follows from capacities alone. Data may be divided arbitrarily and may pass any number of relays, latencies and
+//! synchronisations cost nothing, and equal sources ([`Shape::source`]) may be forwarded along any trees. The bound is proved by prices
+//! (dual variables of a linear program). Let one second of each resource `r` have a price `y_r`. A schedule that moves the batch in `T`
+//! seconds uses each resource for at most `T` seconds, so it costs at most `T · Σ y_r`. Each commodity costs at least its bytes times the
+//! cost of its cheapest path. So:
 //! ```text
-//! T ≥ Σ_flows bytes · cheapest way(y) / Σ y_r     for any prices y ≥ 0
+//! T ≥ Σ_flows bytes · cheapest path(y) / Σ y_r     for any prices y ≥ 0
 //! ```
 //!
-//! Prices of a single resource, and of the links of one device, are always tried. They are exact if one port limits the batch. The best
-//! prices are the dual of the linear program of the flow ([`flow`](super::flow)). The resources with a price in the best solution are the
-//! cut that limits the batch: together they are busy from beginning to end.
+//! Prices of a single resource, and of the links of one device, are always tried. They give the exact bound if one port limits the batch.
+//! The best prices are the dual solution of the linear program of the flow ([`flow`](super::flow)). The resources with a nonzero price in
+//! the best solution are the cut that limits the batch.
 
 use super::network::{Commodity, Draws, Network};
 use super::planned::Plan;
@@ -22,25 +22,26 @@ use crate::units::time;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Smallest fraction of the bound for which a resource is listed as a limit.
+/// Smallest fraction of the sum of all prices for which a resource is listed as a limit.
 const LEAST_PART: f64 = 0.01;
 
-/// Relative distance from the time of plain copies below which no better bound is sought.
+/// Relative distance from the time of plain copies below which no better bound is computed.
 const CLOSE: f64 = 1e-3;
 
-/// Lower bound of the time of a batch, from the capacities of the machine.
+/// Lower bound of the time of a batch, computed from the capacities of the machine's resources.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimeBound {
-    /// Time in seconds; 0 if nothing passes a link.
+    /// Lower bound of the time in seconds; 0 if no data passes over a link.
     pub seconds: f64,
-    /// Resources that limit the batch, each with its part of the sum of all prices, the largest first. Together they are busy all the time.
+    /// Resources that limit the batch, each with its fraction of the sum of all prices, largest first. If the bound is reached, they are
+    /// busy all the time.
     pub limits: Vec<(ResourceId, f64)>,
 }
 
 impl TimeBound {
-    /// Computes the bound of a batch on a machine.
+    /// Computes the lower bound of the time of a batch on a machine.
     pub fn new(machine: &Machine, batch: &[Shape]) -> TimeBound {
-        // Threads move pageable bytes through rings in host memory.
+        // CPU threads move data of pageable memory through rings in host memory.
         let is_pageable = |shape: &Shape| [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
         let network = Network::of_least_draws(machine, batch.iter().any(is_pageable));
         let flows = flows(&network, batch);
@@ -56,27 +57,27 @@ impl TimeBound {
     }
 }
 
-/// Prices, and the time that they prove.
+/// Prices of resources, and the lower bound that they prove.
 struct Proof {
     seconds: f64,
     prices: Vec<(u32, f64)>,
 }
 
 impl Proof {
-    /// Returns the proof by the busiest resource alone.
+    /// Returns the proof that uses only the busiest resource.
     fn single(network: &Network, flows: &[Commodity]) -> Proof {
         let busiest = (0..).zip(single(network, flows)).max_by(|a: &(u32, f64), b| a.1.total_cmp(&b.1).then(b.0.cmp(&a.0)));
         let (resource, seconds) = busiest.unwrap_or((0, 0.0));
         Proof { seconds, prices: vec![(resource, 1.0)] }
     }
 
-    /// Returns the proof by all links of a device in one direction, or by resources behind them with less capacity. `bytes` are those that
-    /// leave the device and those that it wants.
+    /// Returns the proof that uses all links of a device in one direction, or resources behind them with less capacity. `bytes` are the
+    /// bytes that leave the device and the bytes that it needs.
     fn port(machine: &Machine, device: DeviceId, bytes: [f64; 2]) -> Proof {
         let of = |leaves: bool, bytes: f64| {
             let others = machine.devices().filter(|other| *other != device);
             let routes = others.filter_map(|other| if leaves { machine.route(device, other) } else { machine.route(other, device) });
-            // Resources that all routes over a link use.
+            // For each link, the resources that all routes over it use.
             let mut links: BTreeMap<LinkId, SmallVec<[ResourceId; 8]>> = BTreeMap::new();
             for route in routes {
                 let Some(link) = (if leaves { route.links.first() } else { route.links.last() }) else { continue };
@@ -117,7 +118,8 @@ impl Proof {
         }
         let all: f64 = prices.iter().map(|price| price.1).sum();
         let parts = || prices.iter().map(|(resource, price)| (ResourceId(*resource), price / all));
-        // If hundreds of resources are equally busy, each one has a small fraction, so the limit is relative to the largest fraction.
+        // If hundreds of resources are equally busy, each has a small fraction of the prices, so the threshold is relative to the largest
+        // fraction.
         let least = LEAST_PART.min(0.5 * parts().map(|part| part.1).fold(0.0, f64::max));
         let mut limits: Vec<(ResourceId, f64)> = parts().filter(|(_, part)| *part >= least).collect();
         limits.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -125,7 +127,7 @@ impl Proof {
     }
 }
 
-/// Returns the bytes that leave a device, and the bytes that it wants.
+/// Returns the number of bytes that leave a device, and the number of bytes that it needs.
 fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2] {
     let number = network.number(device);
     let of = |is: &dyn Fn(&Commodity, usize) -> bool| {
@@ -134,8 +136,8 @@ fn bytes_of(network: &Network, flows: &[Commodity], device: DeviceId) -> [f64; 2
     [of(&|flow, number| flow.src == number), of(&|flow, number| flow.to.contains(&number))]
 }
 
-/// Returns the minimum time for which each resource is busy under any flow, in seconds. Bytes that leave a device use the resources that
-/// all copies out of it use. Bytes that it wants use the resources that all copies into it use.
+/// Returns the minimum time for which each resource is busy, whichever paths the data takes, in seconds. Data that leaves a device uses the
+/// resources that all copies out of the device use. Data that a device needs uses the resources that all copies into it use.
 fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let devices = network.devices.len();
     let always = |copies: &dyn Fn(usize) -> (usize, usize)| {
@@ -155,7 +157,7 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     let into: Vec<Draws> = (0..devices).map(|device| always(&|from| (from, device))).collect();
     let mut loads = vec![0.0; network.resources];
     for flow in flows {
-        // The first copy out of the source may also be the only copy into a destination. So the draws of the two are not added.
+        // The first copy out of the source may also be the only copy into a destination, so the draws of the two are not added.
         let mut own: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for (resource, draw) in flow.to.iter().flat_map(|to| &into[*to]) {
             let (sum, most) = own.entry(*resource).or_default();
@@ -170,8 +172,8 @@ fn single(network: &Network, flows: &[Commodity]) -> Vec<f64> {
     loads
 }
 
-/// Returns the busy time of the busiest resource if everything is copied directly, in seconds. Returns infinity if that is impossible or
-/// not optimal.
+/// Returns the busy time of the busiest resource if all data is copied directly, in seconds. Returns infinity if a direct copy does not
+/// exist or is not optimal.
 fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     let mut loads = vec![0.0; network.resources];
     for flow in flows {
@@ -183,7 +185,7 @@ fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     loads.into_iter().fold(0.0, f64::max)
 }
 
-/// Returns the commodities of the batch that pass links, with the bytes of each source once.
+/// Returns the commodities of the batch that pass over links. Transfers with the same source become one commodity.
 fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
     let mut sources: BTreeMap<(u32, usize, u64), Vec<usize>> = BTreeMap::new();
     let mut flows: BTreeMap<(usize, Vec<usize>), f64> = BTreeMap::new();
@@ -216,8 +218,8 @@ impl Plan {
         TimeBound::new(machine, &batch)
     }
 
-    /// Returns a sentence with the bound, the limiting resources, and the fraction that the plan reaches. Returns `None` if links hardly
-    /// matter.
+    /// Returns a sentence with the bound, the limiting resources, and the fraction of the bound that the plan reaches. Returns `None` if
+    /// links hardly affect the time.
     pub(super) fn bound_in_words(&self, machine: &Machine) -> Option<String> {
         let bound = self.bound(machine);
         let name = |limit: &(ResourceId, f64)| machine.resources()[limit.0.0 as usize].name.clone();
@@ -227,14 +229,14 @@ impl Plan {
             more => format!(" and {more} more"),
         };
         let reached = bound.seconds / self.predicted;
-        // The bound is not meaningful for a few bytes.
+        // The bound is not meaningful for small transfers.
         (reached >= LEAST_PART).then(|| {
             let why = self.why_not_the_bound(machine, &bound).map(|why| format!(": {why}")).unwrap_or_default();
             format!("at best {}, limited by {}{more}; the plan reaches {reached:.2} of that{why}", time(bound.seconds), names.join(", "))
         })
     }
 
-    /// Returns the reason for which a plan does not reach nine tenths of its bound.
+    /// Returns the reason why the plan takes more than the bound divided by 0.9; `None` if it does not.
     pub(super) fn why_not_the_bound(&self, machine: &Machine, bound: &TimeBound) -> Option<String> {
         if bound.seconds >= 0.9 * self.predicted {
             return None;

@@ -1,8 +1,8 @@
-//! Programs of plans whose transfers move in partitions, each as soon as it is ready.
+//! Creates programs that transfer each partition of a transfer as soon as it is ready.
 //!
-//! The shares of the paths stay those of the plan, and every path gets its share of every partition. So all paths have work from the first
-//! partition on, and no path is left with the part of the transfer that becomes ready last. If a staged path's share of one partition is
-//! smaller than a chunk, the path gets nothing until its shares add up to a chunk.
+//! The fraction of the data on each path is that of the plan, and every path carries that fraction of every partition. So all paths have
+//! work from the first partition on, and no path alone carries the part of the transfer that becomes ready last. If a staged path's part of
+//! one partition is smaller than a chunk, it is combined with the parts of following partitions until it fills a chunk.
 
 use super::lower::{DirectOp, Piece, StagedPath, copying_device, lower};
 use super::planned::{PathPlan, Plan};
@@ -12,37 +12,37 @@ use crate::topology::{DeviceId, Machine};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// Smallest size of a partition that the library chooses, bytes.
+/// Smallest size of a partition that the library chooses automatically, bytes.
 const LEAST_BYTES: u64 = 64 << 10;
 
-/// Number of lanes for direct copies from one device. If there are more transfers, they share lanes.
+/// Largest number of internal streams for direct copies from one device. If there are more transfers, several use one internal stream.
 const DIRECT_LANES: u32 = 16;
 
-/// Modelled time of transfers in partitions that are produced at the rate at which they move.
+/// Modelled time of partitioned transfers whose data is produced at the rate at which it is transferred.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartitionForecast {
-    /// Partitions of each transfer.
+    /// Number and size of the partitions of each transfer.
     pub partitions: Vec<Partitions>,
-    /// Time from the begin of the first producer to the end of the last transfer, seconds.
+    /// Time from the start of the first producer to the end of the last transfer, seconds.
     pub seconds: f64,
 }
 
-/// Variant of a partitioned plan: a way in which partitions reach their destination.
+/// Variant of a partitioned plan: one method to move partitions to their destination.
 #[derive(Clone, Debug)]
 pub struct PartitionVariant {
-    /// Human-readable name.
+    /// Human-readable name of the variant.
     pub name: &'static str,
-    /// Plan with the program of this variant.
+    /// Plan that contains the program of this variant.
     pub plan: Plan,
-    /// Modelled time in seconds, as in [`PartitionForecast::seconds`].
+    /// Modelled time of the variant in seconds, as defined by [`PartitionForecast::seconds`].
     pub seconds: f64,
-    /// Way in which the bytes move.
+    /// Method that moves the data.
     pub how: PartitionMove,
 }
 
-/// Returns the ways in which copy engines may move the partitions of a forecast. They move each partition separately, or all after their
-/// producers, over the paths of a plan of whole transfers. If `adapts` is false, only the first is returned. (A third way, four partitions
-/// at a time, saves a hand-over each, but was active in only one of 96 plans of five programs on two H200.)
+/// Returns the variants in which copy engines move the partitions of a forecast over the paths of `plan`. The first moves each partition
+/// separately. The second moves all partitions after the last has been produced; it is omitted if `adapts` is false. (A third variant, with
+/// four partitions at a time, saves one synchronisation each, but was active in only one of 96 plans of five programs on two H200.)
 pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionForecast, adapts: bool) -> Vec<PartitionVariant> {
     let most = forecast.partitions.iter().map(|partitions| partitions.count).max().unwrap_or(0);
     let variant = |name, n: u32, program, how| {
@@ -58,8 +58,8 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
 }
 
 /// Returns the forecast for copy engines that move `totals` bytes over the paths of `plan`. If `count` is `None`, it chooses the best
-/// number of partitions: the square root of the time divided by the cost of a partition, which is a hand-over. On H200 a hand-over took 5.3
-/// us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
+/// number of partitions: the square root of the transfer's time divided by the cost of a partition, which is one synchronisation. On H200 a
+/// synchronisation took 5.3 us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
 pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>) -> PartitionForecast {
     let (seconds, cost) = (plan.predicted, machine.costs().hand_over);
     let best = (seconds / cost).sqrt().round() as u64;
@@ -72,27 +72,28 @@ pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: O
     PartitionForecast { partitions, seconds: in_partitions(seconds, n, cost) }
 }
 
-/// Returns the time with `n` partitions: the last partition adds its own time, and each adds its cost.
+/// Returns the total time of a transfer in `n` partitions: the transfer time of the last partition follows its production, and each
+/// partition adds `cost`.
 fn in_partitions(seconds: f64, n: f64, cost: f64) -> f64 {
     seconds + seconds / n + n * cost
 }
 
-/// Returns the program of `plan` in which no copy reads from two partitions. `partitions` has one entry for each transfer.
+/// Returns the program of `plan` in which no copy reads from two partitions. `partitions` has one entry for each transfer of the plan.
 pub fn partition(plan: &Plan, partitions: &[Partitions]) -> Program {
     let program = lowered(plan, partitions, |_| true);
     let fits = |ring: &Ring| program.staging_bytes(ring.device) <= plan.options.staging_bytes;
     if program.rings.iter().all(fits) {
         return program;
     }
-    // Paths that shared a ring in the plan have one each here, so the rings may not fit. The staged paths are then left out, except for
-    // transfers that have no other path.
+    // Paths that shared a staging ring in the plan have separate rings here, so the rings may not fit. The staged paths are then left out,
+    // except for transfers that have no other path.
     lowered(plan, partitions, |path| path.via.is_none())
 }
 
 fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> bool) -> Program {
     let (mut direct, mut staged) = (Vec::new(), Vec::new());
     for (number, (transfer, partitions)) in (0..).zip(plan.transfers.iter().zip(partitions)) {
-        // Find the path that carries the bytes that the other paths leave.
+        // Finds the path that carries the bytes that the other paths leave.
         let Some(main) = transfer.paths.iter().max_by_key(|path| (path.via.is_none(), path.bytes)) else { continue };
         let others: SmallVec<[&PathPlan; 4]> = transfer.paths.iter().filter(|path| *path != main && helps(path)).collect();
         let mut owed: SmallVec<[u64; 4]> = smallvec![0; others.len()];
@@ -113,7 +114,7 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         let shape = &transfer.shape;
         let mut stage = |via: DeviceId, path: &PathPlan, pieces: SmallVec<[Piece; 1]>| {
             let lanes = [copying_device(shape.src_device, via), copying_device(via, shape.dst_device)];
-            // Two slots let chunks of two partitions overlap, even if the plan has a single chunk.
+            // With two slots, chunks of two partitions overlap, even if the plan has a single chunk.
             let slots = if path.slots == 1 && partitions.count > 1 { 2 } else { path.slots };
             let slot_bytes = path.chunk_bytes.min(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).next_multiple_of(GRAIN));
             if !pieces.is_empty() {
@@ -135,9 +136,9 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
         }
     }
     let bytes = plan.transfers.iter().map(|transfer| transfer.shape.bytes).collect();
-    // The partitions of a transfer alternate between two lanes if there are enough lanes. One lane then signals while the other still moves
-    // bytes. Between two H200, 32 partitions of 256 MiB take 805 us instead of 871 us if arrivals are not signalled. If they are signalled,
-    // it makes no difference.
+    // The partitions of a transfer alternate between two lanes (internal streams) if there are enough lanes. One lane then signals while
+    // the other still moves data. Between two H200, 32 partitions of 256 MiB take 805 us instead of 871 us if arrivals are not signalled.
+    // If they are signalled, it makes no difference.
     let turns = if partitions.len() <= DIRECT_LANES as usize / 2 { 2 } else { 1 };
     let key = |op: &DirectOp| {
         let lane = |piece: &Piece| (piece.transfer % DIRECT_LANES, piece.offset / partitions[piece.transfer as usize].bytes.max(1) % turns);
@@ -148,7 +149,8 @@ fn lowered(plan: &Plan, partitions: &[Partitions], helps: impl Fn(&PathPlan) -> 
     program
 }
 
-/// Sorts the operations by the time at which their partitions are expected, so that no lane waits until those of another lane are issued.
+/// Sorts operations by the time at which their partitions are expected, so that no internal stream waits for operations of another to be
+/// issued.
 fn by_partition(program: &mut Program, partitions: &[Partitions]) {
     let due = |op: &Op| {
         let earliest = op.copies.iter().filter_map(|copy| match (copy.from, copy.to) {
@@ -161,7 +163,7 @@ fn by_partition(program: &mut Program, partitions: &[Partitions]) {
         earliest.max().unwrap_or(0)
     };
     let mut order: Vec<u32> = (0..program.ops.len() as u32).collect();
-    // The sort is stable: operations of one partition keep their order, and with it both hops of a chunk, the lanes and the slots.
+    // The sort is stable. Operations of one partition keep their order, and so do both hops of a chunk, the lanes and the slots.
     order.sort_by_key(|op| due(&program.ops[*op as usize]));
     let mut place = vec![OpId(0); order.len()];
     for (new, old) in (0..).zip(&order) {

@@ -1,4 +1,4 @@
-//! Why paths were left out, in words.
+//! Describes in words why paths were left out of a plan.
 
 use super::candidates::{Reason, Rejection};
 use super::planned::{PathPlan, Plan, TransferPlan};
@@ -9,10 +9,10 @@ use crate::units::{size, time};
 use ahash::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-/// The part of a plan's time for which each resource of the machine is busy with its paths.
+/// Fraction of a plan's time for which the plan's paths keep each resource of the machine busy, by resource index.
 pub(super) struct Loads(Vec<f64>);
 
-/// A resource that others use for less than this part of the time is not what keeps a path from a share.
+/// Fraction of a plan's time for which a resource must be busy to be named as the reason why a path gets no data.
 const IN_USE: f64 = 0.1;
 
 impl Loads {
@@ -30,7 +30,8 @@ impl Loads {
         Loads(busy)
     }
 
-    /// The busiest resource that a path would draw on: its index, and the part of the time. `None` where one of its hops has no route.
+    /// Returns the busiest resource of a path over relay `via`: its index, and the fraction of the plan's time for which it is busy.
+    /// Returns `None` if a hop of the path has no route.
     fn busiest(&self, machine: &Machine, shape: &Shape, via: Option<DeviceId>) -> Option<(usize, f64)> {
         let first = machine.route(shape.src_device, via.unwrap_or(shape.dst_device))?;
         let second = via.map_or(Some(first), |via| machine.route(via, shape.dst_device))?;
@@ -42,8 +43,8 @@ impl Loads {
 }
 
 impl PathPlan {
-    /// Returns the rates and resources of the path from the device whose memory is read; for forwarded bytes, the forwarding device. `None` if a hop
-    /// has no route.
+    /// Returns the cost model of the path. For data that a destination forwards, the path begins at the forwarding device. Returns `None`
+    /// if a hop has no route.
     pub(super) fn model(&self, machine: &Machine, shape: &Shape) -> Option<PathModel> {
         let (src, dst) = (shape.src_device, shape.dst_device);
         let relays = || self.earlier.iter().copied().chain(self.via);
@@ -53,13 +54,13 @@ impl PathPlan {
         Some(PathModel::new(machine, &routes?))
     }
 
-    /// True if a destination of the same source forwards the bytes.
+    /// True if another destination of the same source forwards the data.
     pub(super) fn is_passed_on(&self) -> bool {
         self.via.is_some() && self.slots == 0
     }
 }
 
-/// Returns the resource that limits a path if no other path uses its links.
+/// Returns the name of the resource that limits a path if no other path uses its links.
 pub(super) fn tightest<'a>(machine: &'a Machine, model: &PathModel) -> Option<&'a str> {
     let resource = |at: u32| &machine.resources()[at as usize];
     let rate = |entry: &&(crate::topology::ResourceId, f64)| resource(entry.0.0).capacity / entry.1;
@@ -67,7 +68,7 @@ pub(super) fn tightest<'a>(machine: &'a Machine, model: &PathModel) -> Option<&'
 }
 
 impl Reason {
-    /// Returns a word for each reason, for programs.
+    /// Returns a machine-readable keyword for the reason.
     pub(super) fn code(&self) -> &'static str {
         match self {
             Reason::NoRoute => "no_route",
@@ -83,8 +84,8 @@ impl Reason {
     }
 }
 
-/// Returns a sentence for people with the reason against a path of this transfer. `among_many` omits the parts that differ between transfers of one
-/// kind.
+/// Returns a sentence that explains why a path of this transfer was rejected. `among_many` omits the parts that differ between transfers of
+/// one kind.
 pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, loads: &Loads, among_many: bool) -> String {
     let resource = |at: usize| &machine.resources()[at].name;
     let (src, dst) = (shape.src_device, shape.dst_device);
@@ -119,7 +120,7 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
     }
 }
 
-/// Why paths of many transfers are left out: each path with a sentence. Each sentence is made once.
+/// Returns the rejected paths of many transfers, each with a sentence that explains the reason. Equal sentences are created only once.
 pub(super) fn reasons_among_many<'p>(
     machine: &Machine,
     transfers: impl Iterator<Item = &'p TransferPlan>,
@@ -129,7 +130,7 @@ pub(super) fn reasons_among_many<'p>(
     let mut numbers: HashMap<(std::mem::Discriminant<Reason>, u64, u64), usize> = HashMap::default();
     for TransferPlan { shape, rejected, .. } in transfers {
         for rejection in rejected.iter() {
-            // Figures in the sentence of this reason.
+            // The values that the sentence of this reason contains.
             let (first, second) = match &rejection.reason {
                 Reason::FixedCost { seconds, without } => (seconds.to_bits(), without.to_bits()),
                 Reason::NotFaster { seconds, one_path } => (seconds.to_bits(), one_path.to_bits()),
@@ -148,7 +149,7 @@ pub(super) fn reasons_among_many<'p>(
     found.into_iter().flat_map(|(why, vias)| vias.into_iter().map(move |via| (via, why.clone()))).collect()
 }
 
-/// One line for each reason, with all paths that are left out for it.
+/// Returns one line of text for each reason, with all paths that were left out for that reason.
 pub(super) fn lines(reasons: impl Iterator<Item = (Option<DeviceId>, String)>) -> Vec<String> {
     let mut lines: Vec<(String, Vec<Option<DeviceId>>)> = Vec::new();
     for (via, why) in reasons {
@@ -160,9 +161,9 @@ pub(super) fn lines(reasons: impl Iterator<Item = (Option<DeviceId>, String)>) -
     lines.into_iter().map(|(why, vias)| format!("not {}: {why}", names(vias))).collect()
 }
 
-/// `direct, via gpu2, gpu4 to gpu7, host1`.
+/// Returns a list of paths as text, for example `direct, via gpu2, gpu4 to gpu7, host1`.
 fn names(mut vias: Vec<Option<DeviceId>>) -> String {
-    // The direct path, then GPUs, then hosts, each by number.
+    // Order: the direct path, then relay GPUs, then hosts, each by number.
     vias.sort_by_key(|via| via.map(|device| (device.is_host(), device.0.unsigned_abs())));
     vias.dedup();
     let mut parts: Vec<String> = Vec::new();

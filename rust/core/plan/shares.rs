@@ -1,4 +1,4 @@
-//! Conversion of the bytes of each candidate to whole bytes of each transfer on each path.
+//! Converts the bytes of each candidate to whole bytes of each transfer on each path.
 
 use super::selection::{PathShare, Selection};
 use crate::model::GRAIN;
@@ -6,8 +6,8 @@ use crate::topology::DeviceId;
 use std::ops::Range;
 
 impl Selection<'_> {
-    /// Returns the bytes after correction by a tuning file: those of each path times its weight, scaled so that they still sum up to the
-    /// transfer.
+    /// Returns the bytes of each candidate, corrected by the weights of a tuning file. The corrected bytes of each transfer are scaled so
+    /// that their sum stays the same.
     pub(super) fn weighted(&self, shares: &[f64]) -> Vec<f64> {
         let mut weighted = shares.to_vec();
         let Some(tuned) = self.options.tuned else { return weighted };
@@ -27,8 +27,8 @@ impl Selection<'_> {
         weighted
     }
 
-    /// Returns the shares of all transfers. The transfers of a demand use its paths one after the other, each path until it has its bytes.
-    /// So nearly every transfer has one path, as in a vertex of the linear program of all transfers.
+    /// Returns the path shares of all transfers. The transfers of a demand use the demand's paths one after the other: each path is used
+    /// until it has its bytes. So nearly every transfer uses a single path, as in an optimal vertex of the linear program of all transfers.
     pub(super) fn of_transfers(&self, bytes: &[f64]) -> Vec<PathShare> {
         let mut left = vec![0.0; bytes.len()];
         if self.aggregated {
@@ -51,13 +51,13 @@ impl Selection<'_> {
         shares
     }
 
-    /// Divides the bytes of a transfer among its paths and writes them to `part`. `left` holds the bytes that the demand still has for each
-    /// path.
+    /// Divides the bytes of one transfer among its paths and writes the result to `part`. `left` contains the bytes that the demand may
+    /// still assign to each path.
     fn take(&self, mut bytes: f64, of: &Range<usize>, left: &mut [f64], part: &mut [f64]) {
         let mut first = None;
         for at in of.clone() {
             let (takes, least) = (left[at].min(bytes), self.least_share(at));
-            // A share that is too small for a path stays with the path before or after it.
+            // A part that is too small for a separate path is added to the path before or after it.
             part[at] = match takes {
                 takes if takes > 0.0 && bytes - takes < least => bytes,
                 takes if takes < least => 0.0,
@@ -67,14 +67,14 @@ impl Selection<'_> {
             bytes -= part[at];
             first = first.or((part[at] > 0.0).then_some(at));
         }
-        // Bytes that rounding has left over go to the first path.
+        // Bytes that are left over after rounding go to the first path.
         if let Some(first) = first.or_else(|| self.open(of).next()) {
             part[first] += bytes;
         }
     }
 
-    /// Calls `share` with whole bytes of each candidate, in order: candidate, offset, bytes. They are multiples of [`GRAIN`], the largest
-    /// share takes the rest, and their sum is `all`.
+    /// Calls `share` for each candidate in order with the candidate, the offset and the number of bytes. The numbers are multiples of
+    /// [`GRAIN`], except that the largest part takes the remainder. Their sum is `all`.
     fn round(&self, all: u64, of: &Range<usize>, part: &[f64], mut share: impl FnMut(usize, u64, u64)) {
         let Some(largest) = self.open(of).max_by(|&a, &b| part[a].total_cmp(&part[b]).then(b.cmp(&a))) else { return };
         let whole = |i: usize| (part[i] as u64).min(all) / GRAIN * GRAIN;

@@ -1,4 +1,4 @@
-//! Timeline of a plan's operations.
+//! Creates the timeline of a plan's operations.
 
 use super::planned::Plan;
 use crate::model::timeline::{Arrow, Span, Timeline, TimelineLane};
@@ -8,12 +8,12 @@ use crate::units::size;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Path of each copy of an operation: a transfer and the index of one of its paths.
+/// Path of each copy of an operation: the index of a transfer and the index of one of its paths. `None` if the path is unknown.
 pub type OpPaths = SmallVec<[Option<(u32, usize)>; 1]>;
 
 impl Plan {
-    /// Returns the timeline of one run. `times` has the begin and end of each operation of the program, in seconds. The lanes and spans
-    /// correspond to those of the program.
+    /// Returns the timeline of one run of the plan. `times` contains the start and end of each operation of the program, in seconds. The
+    /// rows and bars of the timeline correspond to the lanes and operations of the program.
     pub fn timeline(&self, name: String, modelled: bool, times: &[(f64, f64)]) -> Timeline {
         let program = &*self.program;
         let lanes = program.lanes.iter().enumerate().map(|(number, lane)| {
@@ -46,9 +46,9 @@ impl Plan {
         Timeline { name, modelled, lanes: lanes.collect(), spans: spans.collect(), arrows: arrows.collect() }
     }
 
-    /// Returns the paths of each operation. Staged bytes belong to the path on which they first reach a destination.
+    /// Returns the paths of the copies of each operation. Staged data belongs to the path on which it first reaches a destination.
     pub fn paths_of_copies(&self) -> Vec<OpPaths> {
-        // The loop runs backwards, so that the path of a slot's bytes is known before the copy that fills the slot.
+        // The loop runs backwards, so that the path of the data in a slot is known before the copy that fills the slot.
         let mut of_slots: BTreeMap<(u32, u32), (u32, usize)> = BTreeMap::new();
         let mut path_of = |copy: &Copy| {
             let path = match copy.to {
@@ -70,7 +70,7 @@ impl Plan {
         paths
     }
 
-    /// Returns the source and destination device of each copy of an operation.
+    /// Returns the source device and destination device of each copy of an operation.
     fn ways(&self, op: &Op) -> impl Iterator<Item = (DeviceId, DeviceId)> {
         let device = |place: Place| match place {
             Place::Source { transfer, .. } => self.transfers[transfer as usize].shape.src_device,

@@ -1,36 +1,38 @@
-//! Cheapest ways and trees through a [`Network`] under prices of resources.
+//! Finds the cheapest paths and trees through a [`Network`] under given prices of resources.
 //!
-//! The ways between all devices are computed once for each set of prices (Floyd 1962). Bytes that begin in host memory leave it at the
-//! price of a plain copy, and bytes that only pass through the host leave it at that of a staged copy. So a host that is a source has its
-//! own rows.
+//! The price of a resource is a cost for each second of its use. The cost of a copy is the sum of its draws times the prices. The cheapest
+//! paths between all devices are computed once for each set of prices (Floyd 1962). Data that begins in host memory leaves it at the cost
+//! of a plain copy. Data that is only staged in host memory leaves it at the cost of a staged copy. So a host that is a source has separate
+//! tables.
 //!
 //! A cheapest tree may branch in any device. For at most [`MOST_MEMBERS`] destinations, it is computed exactly (Dreyfus and Wagner 1971).
-//! For more, each destination is connected to the tree by its cheapest way (Takahashi and Matsuyama 1980). A lower bound of any tree is
-//! then the price of the farthest destination, and the sum of the prices of the cheapest copy into each destination.
+//! For more, each destination is connected to the tree by its cheapest path (Takahashi and Matsuyama 1980). Two lower bounds of the cost of
+//! any tree are then known: the cost of the path to the farthest destination, and the sum of the costs of the cheapest copy into each
+//! destination.
 
 use super::network::{Commodity, Network, Tree};
 
 /// Largest number of destinations for which the cheapest tree is computed exactly.
 const MOST_MEMBERS: usize = 8;
-/// Largest number of steps of the exact trees of all commodities for one set of prices.
+/// Largest number of operations that the exact trees of all commodities may take for one set of prices.
 const MOST_STEPS: usize = 1 << 21;
 
-/// Prices of a byte between every two devices, and the ways themselves.
+/// Cheapest paths between every two devices under one set of resource prices, and their costs per byte.
 pub(super) struct Ways<'n> {
     network: &'n Network,
-    /// Price of a copy between two devices if the bytes stay at the second.
+    /// Cost of a direct copy between each pair of devices if the data stays at the second.
     last: Vec<f64>,
-    /// Price of a way to a device that forwards the bytes, and the first device after its start.
+    /// Cost of the cheapest path to a device that forwards the data, and the first device on the path after its source.
     passing: Table,
-    /// Price of a way to the device where the bytes stay, and the device before it.
+    /// Cost of the cheapest path to a device where the data stays, and the device before it on the path.
     ending: Table,
-    /// Price of the cheapest copy into each device.
+    /// Cost of the cheapest direct copy into each device.
     nearest: Vec<f64>,
-    /// True for devices that may forward bytes that they do not want.
+    /// True for each device that may forward data that it does not need.
     may_pass: Vec<bool>,
 }
 
-/// Table of prices with one device for each price, indexed by two devices or by one.
+/// Table of costs and of one device for each cost, indexed by a pair of devices or by one device.
 struct Table {
     price: Vec<f64>,
     device: Vec<u32>,
@@ -52,16 +54,17 @@ impl Table {
     }
 }
 
-/// Cheapest ways for bytes of one source.
+/// Cheapest paths for the data of one source.
 pub(super) struct WaysFrom<'w> {
     ways: &'w Ways<'w>,
     src: usize,
-    /// Ways that begin in host memory: to devices that forward bytes, and to devices where they stay.
+    /// Paths that begin in host memory: to devices that forward the data, and to devices where it stays. Each entry contains the device
+    /// before the last on its path. `None` if the source is a GPU.
     own: Option<(Table, Table)>,
 }
 
 impl<'n> Ways<'n> {
-    /// Computes the cheapest ways. Bytes may also pass through the devices `also`.
+    /// Computes the cheapest paths under these resource prices. Data may also pass through the devices in `also`.
     pub fn new(network: &'n Network, prices: &[f64], also: &[usize]) -> Ways<'n> {
         let count = network.devices.len();
         let is_host: Vec<bool> = network.devices.iter().map(|device| device.is_host()).collect();
@@ -94,7 +97,7 @@ impl<'n> Ways<'n> {
                     ending.improve(at, passing.price[from * count + by] + last[by * count + to], by as u32);
                 }
             } else if ending.price[at].is_finite() {
-                // The last copy into a GPU costs the same whether the bytes stay there or not.
+                // The last copy into a GPU costs the same whether the data stays there or is forwarded.
                 let mut before = from;
                 while passing.device[before * count + to] as usize != to {
                     before = passing.device[before * count + to] as usize;
@@ -102,14 +105,14 @@ impl<'n> Ways<'n> {
                 ending.device[at] = before as u32;
             }
         }
-        // A tree branches only in devices that bytes may pass through.
+        // A tree branches only in devices that data may pass through.
         for (from, to) in all().filter(|(from, to)| from != to && !may_pass[*to]) {
             passing.price[from * count + to] = f64::INFINITY;
         }
         Ways { network, last, passing, ending, nearest, may_pass }
     }
 
-    /// Returns the ways for bytes that begin in `src`.
+    /// Returns the cheapest paths for data that begins in device `src`.
     pub fn from(&self, src: usize, prices: &[f64]) -> WaysFrom<'_> {
         let Ways { network, last, .. } = self;
         if !network.devices[src].is_host() {
@@ -120,7 +123,8 @@ impl<'n> Ways<'n> {
         let direct = |to: usize| if network.joins(src, to) && to != src { network.price(src, to, false, prices) } else { f64::INFINITY };
         let first = (0..count).map(|to| if is_host(to) { f64::INFINITY } else { direct(to) }).collect();
         let mut to_pass = Table::new(first, |_| src as u32);
-        // The nearest device first (Dijkstra 1959). No way passes the source again, even if staged bytes leave it at a lower price.
+        // The nearest device comes first (Dijkstra 1959). No path passes through the source again, even if staged data leaves it at a lower
+        // cost.
         let mut left: Vec<usize> = (0..count).filter(|device| *device != src && self.may_pass[*device]).collect();
         while let Some(at) = (0..left.len()).min_by(|a, b| to_pass.price[left[*a]].total_cmp(&to_pass.price[left[*b]])) {
             let by = left.swap_remove(at);
@@ -141,7 +145,7 @@ impl<'n> Ways<'n> {
 }
 
 impl Table {
-    /// Extends the copies between every two devices to ways over any number of devices that bytes may pass through.
+    /// Extends the direct copies between every two devices to paths over any number of devices that data may pass through.
     fn close(&mut self, count: usize, may_pass: &[bool]) {
         for by in (0..count).filter(|by| may_pass[*by]) {
             let row: Vec<f64> = self.price[by * count..][..count].to_vec();
@@ -165,7 +169,7 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Returns the price of a way to a device that passes the bytes on.
+    /// Returns the cost of the cheapest path from one device to another that forwards the data.
     fn pass(&self, from: usize, to: usize) -> f64 {
         match &self.own {
             Some((passing, _)) if from == self.src => passing.price[to],
@@ -201,8 +205,8 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Adds the copies of a cheap tree of one of `flows` commodities. Returns a lower bound of the price of any such tree, which is the
-    /// price of this tree if it is the cheapest.
+    /// Appends the copies of a cheap tree for one of `flows` commodities to `steps`. Returns a lower bound of the cost of any tree for this
+    /// commodity. It equals the cost of the appended tree if that is the cheapest.
     pub fn tree(&self, flow: &Commodity, flows: usize, steps: &mut Tree) -> f64 {
         let mut members = flow.to.clone();
         if members.len() == 1 {
@@ -214,7 +218,7 @@ impl WaysFrom<'_> {
         if steps_of_all <= MOST_STEPS && members.len() <= MOST_MEMBERS {
             return self.cheapest_tree(&members, steps);
         }
-        // The price of the farthest destinations is the best bound.
+        // The cost of the path to the farthest destination is the best bound.
         members.sort_by(|a, b| self.end(self.src, *b).0.total_cmp(&self.end(self.src, *a).0));
         let farthest = self.end(self.src, members[0]).0;
         let into_each: f64 = members.iter().map(|member| self.ways.nearest[*member]).sum();
@@ -224,7 +228,7 @@ impl WaysFrom<'_> {
         farthest.max(into_each).max(exact)
     }
 
-    /// Connects each destination to the tree by its cheapest way, the nearest first.
+    /// Appends the cheapest path from the tree to each destination, the nearest destination first.
     fn join(&self, mut members: Vec<usize>, steps: &mut Tree) {
         let mut nearest: Vec<(f64, usize)> = members.iter().map(|to| (self.end(self.src, *to).0, self.src)).collect();
         while let Some(at) = (0..members.len()).min_by(|a, b| nearest[*a].0.total_cmp(&nearest[*b].0)) {
@@ -247,12 +251,12 @@ impl WaysFrom<'_> {
         }
     }
 
-    /// Adds the copies of the cheapest tree to several devices, and returns its price. For each set of destinations and each device, it
-    /// computes the price of bringing the bytes from that device to the whole set: the device sends them to another one, where the set is
-    /// divided in two.
+    /// Appends the copies of the cheapest tree to the devices `to`, and returns the cost of the tree. For each set of destinations and each
+    /// device, it computes the cost of sending the data from that device to the whole set: the device sends the data to another device,
+    /// where the set is divided in two.
     fn cheapest_tree(&self, to: &[usize], steps: &mut Tree) -> f64 {
         let (count, sets) = (self.devices(), 1 << to.len());
-        // Price, the device where the set is divided, and one of the two parts.
+        // Cost, the device where the set is divided, and one of the two parts.
         let mut best: Vec<(f64, usize, usize)> = vec![(f64::INFINITY, 0, 0); sets * count];
         let mut split: Vec<(f64, usize)> = vec![(f64::INFINITY, 0); count];
         for set in 1..sets {
