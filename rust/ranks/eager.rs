@@ -1,8 +1,8 @@
-//! Eager steps: ranks write small transfers directly into each other's GPU memory, without asking first.
+//! Implements eager steps: ranks write small transfers directly into each other's GPU memory, without asking first.
 //!
-//! The bytes go into an inbox on the receiver's GPU. The receiver's kernel copies them from there to their destination. Each rank has two
-//! inboxes, and each ordered pair of ranks has two flags; steps alternate between the two sets ("turns"). A rank sets its flag after its
-//! bytes, or at the beginning of the step if it sends no bytes to that rank.
+//! The sender writes the data into an inbox on the receiver's GPU. The receiver's kernel copies it from there to its destination. Each rank
+//! has two inboxes, and each ordered pair of ranks has two flags. Steps alternate between the two sets; the number of the set is called the
+//! step's *turn*. A rank sets its flag after its data, or at the beginning of the step if it sends no data to that rank.
 //!
 //! Two sets are enough. Before a rank begins step *n* + 2, it has waited in step *n* + 1 for the other rank's flag. The other rank sets
 //! that flag after the end of its step *n*, in which it emptied the inbox and reset the flag. So no rank finishes a step that another has
@@ -17,32 +17,33 @@ use crate::program::ranks::{EndRanks, Flag, FlagId, Parts, RankedBatch};
 use crate::topology::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most bytes that a rank receives eagerly in a step. Two inboxes of this size fit into the chunk of device memory that holds the flags
-/// anyway. Two ranks of a test program (H100) exchange 256 KiB in 7.3 us instead of 8.6 us, and 1 MiB in 10.1 us instead of 11.1 us.
+/// Maximum number of bytes that a rank receives eagerly in a step. Two inboxes of this size fit into the chunk of device memory that
+/// contains the flags anyway. Two ranks of a test program (H100) exchange 256 KiB in 7.3 us instead of 8.6 us, and 1 MiB in 10.1 us instead
+/// of 11.1 us.
 const EAGER_BYTES: u64 = 512 << 10;
 
-/// Alignment of each transfer in an inbox, bytes.
+/// Alignment in bytes of each transfer in an inbox.
 const ALIGN: u64 = 256;
 
-/// Flags of each pair (setting rank, waiting rank), one per turn.
+/// Two flags for each pair of a setting and a waiting rank. Eager steps use them alternately.
 pub(super) type TurnFlags = BTreeMap<(u32, u32), [FlagId; 2]>;
 
-/// Layout of a plan's transfers in inboxes. All ranks compute the same layout.
+/// Layout of a plan's eager transfers in the inboxes of all ranks. All ranks compute the same layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
-    /// Offset of each transfer in the receiver's inbox. Transfers within one rank have no entry.
+    /// Offset in bytes of each transfer in the receiver's inbox, by index of the transfer. Transfers within one rank have no entry.
     places: BTreeMap<u32, u64>,
-    /// Bytes of each of a rank's two inboxes, by rank.
+    /// Size in bytes of each of a rank's two inboxes, by rank.
     pub inboxes: Vec<u64>,
-    /// Flags of each pair of ranks that exchange bytes, in both directions.
+    /// Flags of each ordered pair of ranks between which transfers go in either direction.
     pub flags: TurnFlags,
     pub ends: Vec<EndRanks>,
     pub bytes: Vec<u64>,
 }
 
 impl Eager {
-    /// Returns the layout, and adds the flags that the parts lack. Returns `None` if the transfers are too large or do not go directly from
-    /// one rank's GPU to another's.
+    /// Returns the layout for the transfers of `batch`, and adds missing flags to `parts`. Returns `None` if the transfers are too large or
+    /// do not go directly from one rank's GPU to another's.
     pub fn new(parts: &mut Parts, batch: &RankedBatch<'_>) -> Option<Eager> {
         let between = || {
             let all = (0_u32..).zip(batch.shapes.iter().zip(batch.ends));
@@ -103,18 +104,19 @@ impl Eager {
         Some(Eager { places, inboxes, flags, ends, bytes })
     }
 
-    /// True if the first rank sends bytes to the second.
+    /// True if rank `from` sends data to rank `to`.
     pub fn has_bytes(&self, (from, to): (u32, u32)) -> bool {
         self.come_in(to).any(|transfer| self.ends[transfer as usize].src == from)
     }
 
-    /// Returns the offset of a transfer from the first byte of the receiver's inboxes; `None` for a transfer within one rank.
+    /// Returns the offset in bytes of a transfer from the first byte of the receiver's two inboxes. `turn` selects the inbox. Returns
+    /// `None` for a transfer within one rank.
     pub fn place(&self, transfer: u32, turn: u64) -> Option<u64> {
         let receiver = self.ends[transfer as usize].dst;
         self.places.get(&transfer).map(|place| turn * self.inboxes[receiver as usize] + place)
     }
 
-    /// Returns the transfers that a rank receives from other ranks.
+    /// Returns the indices of the transfers that a rank receives from other ranks.
     pub fn come_in(&self, rank: u32) -> impl Iterator<Item = u32> {
         self.places.keys().copied().filter(move |transfer| self.ends[*transfer as usize].dst == rank)
     }

@@ -1,4 +1,4 @@
-//! Ranks of a node: how they meet, and which rank uses each GPU.
+//! Defines the group of ranks of a node: how they connect, and which rank uses each GPU.
 
 use super::exchange::{Allgather, Collective, Exchange};
 use super::order::StepOrder;
@@ -15,32 +15,32 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
-/// A GPU of the node.
+/// GPU of the node, with the rank that uses it.
 #[derive(Clone, Debug)]
 pub(super) struct NodeGpu {
     pub uuid: Uuid,
     /// Rank that uses this GPU.
     pub owner: u32,
-    /// Number of the GPU in this process; `None` if it is not visible here.
+    /// Number of the GPU in this process, or `None` if the GPU is not visible to this process.
     pub here: Option<DeviceId>,
 }
 
-/// Ranks of a node, as seen by one of them.
+/// Group of the ranks of a node, as seen by one of them.
 pub struct NodeGroup {
     pub(super) context: Arc<Context>,
     pub(super) exchange: Exchange,
-    /// Machine with all GPUs of the node, numbered like [`NodeGroup::gpus`].
+    /// Machine that contains all GPUs of the node, numbered like [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
-    /// Number of plans requested so far. Plans are numbered from 1.
+    /// Number of plans created so far. Plans are numbered from 1.
     pub(super) plans: AtomicU64,
     pub(super) order: StepOrder,
 }
 
-/// Random number of this process; see [`Hello::drawn`].
+/// Random number of this process, drawn once; see [`Hello::drawn`].
 static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
-/// Description of a rank that it sends to the others when a node is created.
+/// Description of a rank, which the rank sends to all others when a node group is created.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     version: String,
@@ -49,24 +49,24 @@ struct Hello {
     network: u32,
     user: u32,
     process: u32,
-    /// Random number drawn once per process. It distinguishes processes of different PID namespaces, which may have the same process
-    /// number.
+    /// Random number that is drawn once per process. It distinguishes processes of different PID namespaces, which may have equal process
+    /// numbers.
     drawn: u64,
     hosts: u32,
     gpus: Vec<Uuid>,
-    /// Number of nodes that the process had begun to create earlier.
+    /// Number of node groups that the process had begun to create before this one.
     nodes: u32,
 }
 
-/// Returns an allgather over a Unix socket at `path`. Rank 0 creates the socket and removes it. All ranks call it together; it blocks for
-/// at most a minute.
+/// Returns an allgather over a Unix socket at `path`, once all `ranks` ranks have connected. Rank 0 creates the socket and removes it. All
+/// ranks call this function together. It blocks for at most a minute.
 pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>, Error> {
     Ok(Box::new(Rendezvous::meet(path, rank, ranks)?))
 }
 
 impl NodeGroup {
-    /// Creates the node group of `ranks` ranks; this process is `rank`. `gpus` are the GPUs that this rank uses. If `gpus` is empty,
-    /// all GPUs visible to this rank are shared out among the ranks. All ranks call it together.
+    /// Creates the node group of `ranks` ranks. The calling process is rank `rank`, and uses the GPUs in `gpus`. If `gpus` is empty, all
+    /// GPUs visible to this rank are distributed among the ranks. All ranks call this function together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
         let mut call = exchange.call(Collective::CREATE)?;
@@ -102,12 +102,12 @@ impl NodeGroup {
         })
     }
 
-    /// Joins the creation of a node as a rank that has already failed for this reason. The creation fails on all ranks.
+    /// Takes part in the creation of a node group as a rank that has already failed, with this reason. The creation fails on all ranks.
     pub fn refuse_new(rank: u32, ranks: u32, gather: Box<dyn Allgather>, reason: &str) -> Result<(), Error> {
         Exchange::new(rank, ranks, gather)?.call(Collective::CREATE)?.refuse(refusal(reason))
     }
 
-    /// Joins a collective call on this node as a rank that has already failed. The call fails on all ranks.
+    /// Takes part in a collective call on this node as a rank that has already failed, with this reason. The call fails on all ranks.
     pub fn refuse(&self, call: Collective, reason: &str) -> Result<(), Error> {
         self.exchange.call(call)?.refuse(refusal(reason))
     }
@@ -117,13 +117,13 @@ impl NodeGroup {
         NodeGroup::new(context, rank, ranks, meet_at(path, rank, ranks)?, gpus)
     }
 
-    /// Collects the bytes of every rank, in rank order. The number of bytes must be the same on all ranks. All ranks call it together, with
-    /// the same `call`.
+    /// Sends `mine` to all ranks. Returns the data of all ranks in rank order. The number of bytes must be equal on all ranks. All ranks
+    /// call this function together, with the same `call`.
     pub fn allgather(&self, call: Collective, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         self.exchange.call(call)?.all_bytes(mine)
     }
 
-    /// Reports to the owners of these flags that this rank will no longer set them.
+    /// Reports to the ranks that own these flags that this rank will no longer set them. `departure` is the report.
     pub(super) fn leave(&self, flags: &[u64], departure: Departure) {
         flags.iter().for_each(|address| self.context.state().leave_memory(*address, departure));
     }
@@ -138,7 +138,7 @@ impl NodeGroup {
         self.exchange.ranks
     }
 
-    /// Returns the machine that plans of this node are made for.
+    /// Returns the machine for which plans of this node are made.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -148,20 +148,20 @@ impl NodeGroup {
         &self.context
     }
 
-    /// Returns the mechanism by which a part that is small enough for one kernel waits for other ranks. By default it is a kernel only if
-    /// each rank has a GPU of its own: on a shared GPU, the waiting kernel of one rank may keep the kernel of another from running.
+    /// Returns the mechanism that waits for other ranks if one kernel could execute a part. By default it is a kernel only if each rank has
+    /// a GPU of its own: on a shared GPU, the waiting kernel of one rank may keep the kernel of another from running.
     pub(super) fn signal_wait(&self) -> SignalWait {
         let has_own = |rank| self.gpus.iter().any(|gpu| gpu.owner == rank);
         let by_default = if (0..self.ranks()).all(has_own) { SignalWait::Kernel } else { SignalWait::Operation };
         self.context.config().signal_wait.unwrap_or(by_default)
     }
 
-    /// Returns the rank that uses each GPU.
+    /// Returns the rank that uses each GPU of the node.
     pub(super) fn owners(&self) -> Vec<u32> {
         self.gpus.iter().map(|gpu| gpu.owner).collect()
     }
 
-    /// Returns the node's number of a device of this context; `None` if the node does not contain it.
+    /// Returns the number of a device of this context in the node's numbering, or `None` if the node does not contain the device.
     pub(super) fn number_of(&self, device: DeviceId) -> Option<DeviceId> {
         if device.is_host() {
             return self.machine.contains(device).then_some(device);
@@ -193,8 +193,8 @@ impl NodeGroup {
         self.own_devices().next().unwrap_or(DeviceId::HOST)
     }
 
-    /// Returns the number of a node's device in this context. For a GPU that is not visible here, it returns a GPU of this rank, which maps
-    /// the memory and moves the bytes.
+    /// Returns the number of a node's device in this context. If the device is a GPU that is not visible to this process, the result is a
+    /// GPU of this rank, which maps the memory and makes the copies.
     pub(super) fn device_here(&self, device: DeviceId) -> DeviceId {
         if device.is_host() {
             return device;
@@ -236,8 +236,8 @@ fn refusal(reason: &str) -> Error {
     Error::NodeArgument { argument: c"node", reason: reason.into() }
 }
 
-/// Assigns all GPUs to ranks. A GPU goes to the rank that has the fewest so far, among the ranks that name it. So ranks that all see all
-/// GPUs get one each, in order.
+/// Assigns all GPUs to ranks. Each GPU goes to the rank with the fewest GPUs so far, among the ranks that have named it. If all ranks see
+/// all GPUs, the first GPU goes to rank 0, the next to rank 1, and so on.
 fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<NodeGpu> {
     let mut gpus: Vec<NodeGpu> = Vec::new();
     for uuid in hellos.iter().flat_map(|hello| &hello.gpus) {
@@ -252,7 +252,7 @@ fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<
     gpus
 }
 
-/// Refuses ranks that cannot share memory with this one. All ranks reach the same result, each from its own side.
+/// Returns an error if a rank cannot share memory with this rank. Each rank checks all others, so all ranks get the same result.
 fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
     let here = &hellos[own];
     for (rank, there) in (0..).zip(hellos) {

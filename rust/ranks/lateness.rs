@@ -1,45 +1,46 @@
-//! Choice between a kernel and streams for the steps of a part that a kernel can execute.
+//! Chooses between a kernel and streams for each step of a part that a kernel can execute.
 //!
-//! A kernel starts about 4 us sooner, but its blocks occupy multiprocessors while they wait. If a peer is late, matrix products that fill
-//! the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times next to one on a quarter of the multiprocessors
-//! (two H200). So a kernel that has waited for 0.1 ms reports this. Copy engines and stream operations then execute the next steps, twice
-//! as many after each report. They cost 6 us more per step if the peer is in time again, which is less than the loss by waiting.
+//! A step by a kernel starts about 4 us sooner, but the kernel's blocks occupy multiprocessors while they wait. If a peer is late, matrix
+//! products that fill the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times as long next to one on a
+//! quarter of the multiprocessors (two H200). A kernel that has waited for 0.1 ms therefore reports this. Copy engines and stream
+//! operations then execute a series of steps, which is twice as long after each report. They take 6 us more per step if the peer is in time
+//! again, which is less than the loss by waiting.
 //!
-//! All ranks use the same form in a step ([`agreed`](super::agreed)).
+//! All ranks use the same form (kernel or streams) in a step ([`agreed`](super::agreed)).
 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Forms of a step, as variant numbers.
+/// Variant number of the form of a step in which a kernel executes the part.
 pub(super) const BY_KERNEL: usize = 0;
 pub(super) const BY_STREAMS: usize = 1;
 
-/// Number of steps by streams after a kernel's long wait: the first time, and at most.
+/// Number of steps that streams execute after a kernel's first long wait. The next constant is the maximum number.
 const FIRST: u32 = 8;
 const MOST: u32 = 1024;
 
-/// Number of punctual steps by kernels after which the next late step counts as the first again.
+/// Number of steps by kernels without a report after which a late step again causes the shortest series of steps by streams.
 const FORGOTTEN: u32 = 64;
 
-/// Rule by which a rank proposes the form of the next step.
+/// Rule by which a rank proposes whether a kernel or streams execute the next step.
 #[derive(Debug)]
 pub(super) struct Lateness {
-    /// Address of the word that this rank's kernel sets after a long wait; `None` if the rank has no kernel.
+    /// Address of the word that this rank's kernel sets after a long wait. `None` if the rank has no kernel.
     word: Option<u64>,
-    /// Number of steps by streams that remain of the current series.
+    /// Number of steps that streams will still execute in the current series.
     left: u32,
-    /// Number of steps of the current series.
+    /// Total number of steps in the current or last series of steps by streams.
     length: u32,
     in_time: u32,
 }
 
 impl Lateness {
-    /// Returns the rule for a rank. The word must be zero, and mapped for as long as the result is used.
+    /// Returns the rule for a rank. The word must be zero, and stay mapped for as long as the result is used.
     pub fn of(word: Option<u64>) -> Lateness {
         Lateness { word, left: 0, length: FIRST / 2, in_time: 0 }
     }
 
-    /// Returns the form of the next step.
+    /// Returns the proposed form of the next step: [`BY_KERNEL`] or [`BY_STREAMS`].
     pub fn next(&mut self) -> usize {
         if self.has_waited() {
             self.length = (2 * self.length).min(MOST);

@@ -1,5 +1,5 @@
-//! Options of partitioned transfers: the agent that moves partitions and the number of partitions, as given by the caller or chosen by the
-//! model.
+//! Defines the options of partitioned transfers: the agent that moves partitions, and the number of partitions. The caller sets them, or
+//! the performance model chooses them.
 
 use super::transfers::{HandedIn, TransferName};
 use crate::contexts::Error;
@@ -11,45 +11,46 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Agent that moves partitions when they are ready.
+/// Agent that moves the partitions of a transfer when they are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// The fastest way as measured. If arrivals are not signalled, steps choose among copy engines that move single partitions, copy
-    /// engines that move all together, and the producers. If arrivals are signalled, copy engines move each partition separately, because a
-    /// producer may wait for the arrival of another partition.
+    /// Agent that was measured to be fastest. If arrivals are not signalled, each step uses one of three methods: copy engines that move
+    /// single partitions, copy engines that move all partitions together, or the kernels that produce the data. If arrivals are signalled,
+    /// copy engines move each partition separately, because a producing kernel may wait for the arrival of another partition.
     Auto {
-        /// True if copy engines signal arrivals to the receiver.
+        /// True if copy engines signal the arrival of each partition to the receiver.
         tells: bool,
-        /// True if producers may store: they write to the address that their trigger gives, and nothing else reads the source.
+        /// True if producing kernels may store the data at the destination. This requires that they write to the address in their trigger,
+        /// and that nothing else reads the source.
         stores: bool,
     },
-    /// Copy engines, over all paths of the plan, without a multiprocessor. Each partition moves separately.
+    /// Copy engines, over all paths of the plan, without using a multiprocessor. Each partition moves separately.
     CopyEngine {
-        /// True if copy engines signal arrivals to the receiver. A signal takes about 2 us per partition (H200).
+        /// True if copy engines signal the arrival of each partition to the receiver. A signal takes about 2 us per partition (H200).
         tells: bool,
     },
-    /// The producers, which store their bytes at the destination.
+    /// Kernels that produce the data and store it at the destination themselves.
     Producer,
 }
 
 /// Options of a plan whose transfers move in partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partitioning {
-    /// Number of partitions of each transfer. `None` leaves it to the model.
+    /// Number of partitions of each transfer. `None` leaves the choice to the performance model.
     pub count: Option<u32>,
-    /// Agent that moves the partitions.
+    /// Agent that moves the partitions when they are ready.
     pub agent: Agent,
 }
 
-/// Plans of partitioned transfers, with the values that were chosen for the options that the caller left open.
+/// Plan variants of partitioned transfers, with all open options chosen.
 pub(super) struct Settled {
-    /// Variants; the model prefers the first.
+    /// Plan variants, the one that the performance model prefers first.
     pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
 }
 
 impl Partitioning {
-    /// Refuses numbers out of range.
+    /// Returns an error for a number of partitions out of range.
     pub(super) fn check(self) -> Result<(), Error> {
         match self.count {
             Some(count) if !(1..=MOST_PARTITIONS).contains(&count) => {
@@ -60,15 +61,16 @@ impl Partitioning {
         }
     }
 
-    /// Returns the options that must be the same on all ranks. A count of 0 leaves the number to the model.
+    /// Returns the options that must be equal on all ranks, as names and values. A count of 0 leaves the number of partitions to the
+    /// performance model.
     pub(super) fn named(self) -> [(&'static str, String); 4] {
         let (count, tells) = (self.count.unwrap_or(0).to_string(), self.agent.tells());
         let stores = matches!(self.agent, Agent::Auto { stores: true, .. });
         [("count", count), ("agent", self.agent.name().into()), ("arrivals", tells.to_string()), ("stores", stores.to_string())]
     }
 
-    /// Plans the transfers. In a variant in which producers store, the shapes have no bytes. `tuned` is the best number of partitions as
-    /// measured, if it was measured. `adapts` is true if steps may choose among variants.
+    /// Plans the transfers in one or more variants. In a variant in which producing kernels store the data, the planned transfers have 0
+    /// bytes. `tuned` is the best number of partitions if it was measured. `adapts` is true if steps may choose among several variants.
     pub(super) fn plan(
         self,
         machine: &Machine,
@@ -79,12 +81,12 @@ impl Partitioning {
     ) -> Result<Settled, Error> {
         let is_auto = matches!(self.agent, Agent::Auto { .. });
         let count = self.count.or(tuned.filter(|_| is_auto));
-        // A partition passes at most one relay.
+        // A partition passes through at most one relay.
         let options = &Options { passing: Passing::Off, ..*options };
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);
-        // Time over the direct link, without hand-overs between links.
+        // Time over the direct link, without synchronisation between links.
         let seconds = whole.one_path;
         let stored = || {
             let unmoved: Vec<Shape> = shapes.iter().map(|shape| Shape { bytes: 0, ..*shape }).collect();
@@ -106,7 +108,7 @@ impl Partitioning {
 }
 
 impl Agent {
-    /// True if arrivals are signalled to receivers.
+    /// True if the arrival of each partition is signalled to the receiver.
     pub(super) fn tells(self) -> bool {
         match self {
             Agent::Auto { tells, .. } | Agent::CopyEngine { tells } => tells,
@@ -133,27 +135,27 @@ impl Agent {
     }
 }
 
-/// Partitions of a plan variant, identical on all ranks.
+/// Partitions of all transfers in one plan variant, identical on all ranks.
 pub(super) struct Partitioned {
     pub agent: Agent,
     /// Key of the transfers in a tuning file (`tune::shape_of`).
     pub shape: String,
-    /// Rank that has passed each transfer, and the transfer's number on that rank.
+    /// Identification of each transfer: the rank that has passed it, and its number among the transfers of that rank.
     pub names: Vec<TransferName>,
-    /// Name of the matched transfer, for each receive descriptor.
+    /// Identification of the matched transfer, by identification of its receive descriptor.
     pub halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
-    /// Flags of all partitions. They are the same in every variant, and share one memory.
+    /// Range of the flags that belong to partitions. These flags are the same in every variant, and share one memory.
     pub own: Range<u32>,
-    /// Name of the variant.
+    /// Name of the variant in descriptions and measurements.
     pub name: &'static str,
     pub seconds: f64,
-    /// Way in which the variant moves partitions.
+    /// Method by which the variant moves partitions.
     pub how: PartitionMove,
 }
 
-/// Properties of partitioned transfers that all variants of a plan share.
+/// Properties of partitioned transfers that are equal in all variants of a plan.
 pub(super) struct PartitionedBatch {
     pub agent: Agent,
     /// Key of the transfers in a tuning file. See [`Partitioned::shape`].
@@ -162,7 +164,7 @@ pub(super) struct PartitionedBatch {
 }
 
 impl Partitioned {
-    /// Returns the partitions of one variant, and adds their flags to its division `parts`.
+    /// Returns the partitions of one variant, and adds their flags to `parts`, the division of the variant's work among the ranks.
     pub fn new(
         of: &PartitionedBatch,
         &PartitionVariant { name, seconds, how, .. }: &PartitionVariant,
@@ -183,19 +185,19 @@ impl Partitioned {
         let names = handed.iter().map(|handed| handed.name).collect();
         let halves = handed.iter().filter_map(|handed| handed.receive.map(|half| (half, handed.name))).collect();
         let (shape, partitions) = (of.shape.clone(), of.partitions.clone());
-        // In a variant in which producers store, the later flags mark the beginning and the end of a step.
+        // If producing kernels store the data, the later flags mark the beginning and the end of a step.
         let ready = u32::from(how == PartitionMove::Early);
         let all = of.partitions.iter().zip(&flags).map(|(partitions, of)| partitions.count * (of.writers + ready));
         let own = first..first + all.sum::<u32>();
         Ok(Partitioned { agent: of.agent, shape, names, halves, partitions, flags, own, name, seconds, how })
     }
 
-    /// True if any party reads the producers' counts.
+    /// True if anything reads the counters in which producing kernels count what they have written.
     pub fn counts(&self) -> bool {
         self.how.counts(self.agent.tells())
     }
 
-    /// Appends a line for each transfer to the text of `describe`.
+    /// Appends a line for each transfer to `text`, the plan's description.
     pub fn describe(&self, text: &mut String) {
         let agent = self.agent.describe();
         for ((rank, index), Partitions { count, bytes, .. }) in self.names.iter().zip(&self.partitions) {

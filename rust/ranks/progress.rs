@@ -1,5 +1,5 @@
-//! Step counters of a rank in a plan, and of the first neighbour that has left it. A rank that leaves reports the number of steps in which
-//! it has taken part. If this rank has enqueued a later step, its wait can no longer complete.
+//! Counts the steps of a plan on this rank, and records when another rank stops executing the plan ("leaves" it). A rank that leaves
+//! reports the number of steps in which it has taken part. If this rank has enqueued a later step, its wait can no longer complete.
 
 use crate::backend::{BackendError, Cause, Leave, LeftPlan, StepFate};
 use crate::contexts::Error;
@@ -7,21 +7,21 @@ use crate::ipc::Departure;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Progress of one rank in one plan.
+/// Progress of one rank in the steps of one plan.
 pub(super) struct Progress {
     /// Number of the plan among the plans of its node, from 1.
     pub plan: u64,
-    /// Number of steps enqueued outside of captures.
+    /// Number of steps that this rank has enqueued outside of stream captures.
     steps: AtomicU64,
-    /// True once a step was captured. The number of its executions is unknown.
+    /// True once this rank has captured a step. The number of times that the captured step is executed is unknown.
     is_captured: AtomicBool,
-    /// Smallest number of steps in which a rank that has left took part; `u64::MAX` while no rank has left.
+    /// Smallest number of steps that a rank reported when it left the plan. `u64::MAX` while no rank has left.
     last: AtomicU64,
-    /// True if a rank has left because of a failure, or has left while this one waits for it.
+    /// True if another rank has left the plan because of a failure, or has left while this rank waits for it.
     has_failed: AtomicBool,
-    /// Cause of the first failure that has reached this rank.
+    /// Cause of the first failure of another rank that this rank knows of.
     cause: OnceLock<Cause>,
-    /// State shared by all of this rank's steps: abandoned or not, after the loss of another rank.
+    /// State shared by all of this rank's steps: whether they were abandoned after the loss of another rank.
     pub fate: StepFate,
 }
 
@@ -32,10 +32,11 @@ impl Progress {
         Progress { plan, steps, is_captured, last, has_failed, cause: OnceLock::new(), fate: StepFate::default() }
     }
 
-    /// Counts a step that is about to be enqueued, and returns its number, from 1. Refuses a step that another rank will not execute.
+    /// Counts a step that is about to be enqueued, and returns its number, from 1. Returns an error for a step that another rank will not
+    /// execute.
     pub fn begin(&self, is_captured: bool) -> Result<u64, Error> {
-        // A side writes its own counter before it reads the other's, here and in `leave`. So at least one of the two sees the other's
-        // value.
+        // Each rank writes its own counter before it reads the other rank's, here and in `leave`. So at least one of the two sees the
+        // other's value.
         self.is_captured.fetch_or(is_captured, Ordering::SeqCst);
         let step = u64::from(!is_captured) + self.steps.fetch_add(u64::from(!is_captured), Ordering::SeqCst);
         let (last, has_failed) = (self.last.load(Ordering::SeqCst), self.has_failed());
@@ -52,12 +53,12 @@ impl Progress {
         Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
     }
 
-    /// Removes a counted step that was not enqueued, or not completely.
+    /// Uncounts a step that was not enqueued, or not completely.
     pub fn take_back(&self, is_captured: bool) {
         self.steps.fetch_sub(u64::from(!is_captured), Ordering::SeqCst);
     }
 
-    /// Returns the departure that this rank reports when it leaves.
+    /// Returns the report that this rank sends when it leaves the plan.
     pub fn departure(&self, has_failed: bool) -> Departure {
         // The number of launches of a graph is unknown. It counts as many as the others need, unless something has failed.
         let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
@@ -65,8 +66,8 @@ impl Progress {
         Departure { steps, has_failed, cause: self.cause.get().copied(), ..Departure::default() }
     }
 
-    /// Records that another rank has left; `process` is its process number. Returns the description of the loss if this rank's wait for it
-    /// can no longer complete.
+    /// Records that rank `rank` has left the plan. `process` is that rank's process number. Returns a description of the loss if this rank
+    /// waits for that rank and the wait can no longer complete. Otherwise returns `None`.
     pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
         let Departure { steps, has_failed, order, has_ended, cause, streams_go_on: _ } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
@@ -89,12 +90,12 @@ impl Progress {
         waits.then_some(left)
     }
 
-    /// Records that this rank has begun a step that it does not finish.
+    /// Records that this rank has begun a step that it will not finish.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// True if a failure of another rank has reached this one.
+    /// True if this rank knows of a failure of another rank.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
     }

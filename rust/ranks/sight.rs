@@ -1,13 +1,13 @@
-//! Lookup of GPUs by UUID, and the topology of a set of GPUs that may include GPUs not visible to this process.
+//! Finds GPUs by UUID, and returns the topology of a set of GPUs that may include GPUs not visible to this process.
 
 use crate::backend::uuid_of_number;
 use crate::contexts::{Context, Error, PROBED, probe_files};
 use crate::topology::{self, DeviceId, Topology};
 
-/// Name of a device that is the same in all processes.
+/// Identifier of a device that is equal in all processes.
 pub(super) type Uuid = [u8; 16];
 
-/// Returns the number of a GPU in this process; `None` if it is not visible.
+/// Returns the number of a GPU in this process, or `None` if the GPU is not visible to this process.
 pub(super) fn device_of(context: &Context, uuid: &Uuid) -> Option<DeviceId> {
     (0..context.machine().gpu_count()).map(DeviceId::gpu).find(|gpu| context.backend().device_uuid(*gpu).is_ok_and(|here| here == *uuid))
 }

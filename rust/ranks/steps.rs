@@ -1,5 +1,5 @@
-//! Node plan as one rank executes it: its parts of all variants, the choice of a variant for each step, and the positions of steps in its
-//! streams.
+//! Executes a node plan on one rank. Contains the rank's parts of all variants, the choice of a variant for each step, and the positions of
+//! steps in the rank's streams.
 
 use super::addresses::Held;
 use super::agreed::StepVariants;
@@ -28,44 +28,45 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Plan of all ranks; this rank executes its part of it. Executions run one after the other, in the order of the calls, even from several
-/// streams and threads.
+/// Plan of all ranks of a node, of which this rank executes its part. Executions on a rank run one after the other in the order of the
+/// calls, even if the calls use several streams or threads.
 pub struct NodePlan {
     pub(super) node: Arc<NodeGroup>,
     pub(super) together: Together,
-    /// Variants other than the first.
+    /// All variants of the plan but the first.
     others: Vec<Together>,
-    /// Number of bytes that this rank sends or receives in a step.
+    /// Number of bytes that this rank sends and receives in a step, without counting transfers within the rank twice.
     bytes: u64,
-    /// Memory that steps use. Each step checks that it still exists.
+    /// Memory that the steps of this plan use. Each step checks that this memory still exists.
     used: Used,
     parts: Mutex<RankParts>,
-    /// Flags and counters of partitions; `None` if transfers do not move in partitions.
+    /// Flags and counters of partitions. `None` if the transfers do not move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
-    /// Step counters of this rank, and of ranks that have left.
+    /// Number of steps that this rank has enqueued, and reports of ranks that have left the plan.
     pub(super) progress: Arc<Progress>,
-    /// Stream positions of steps, if a neighbour checks the order.
+    /// Stream positions of steps. `None` if no neighbour checks the order.
     places: Option<Arc<PlanPlaces>>,
-    /// True if an execution could not be enqueued completely. The other ranks then wait for flags that are never set.
+    /// True if a step could not be enqueued completely. The other ranks then wait for flags that are never set.
     is_broken: AtomicBool,
 }
 
-/// Parts of this rank, one for each variant.
+/// Bound parts of this rank, one for each variant of the plan.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// Variant of the last step.
+    /// Index of the variant that the last step used.
     last: usize,
-    /// Variant of the last step outside of captures.
+    /// Index of the variant that the last step outside of stream captures used.
     last_run: usize,
-    /// Rule that chooses the variant of a step, if there are several.
+    /// Rule that chooses the variant of each step. `None` if the plan has only one variant.
     variants: Option<StepVariants>,
-    /// Variant of a measured step that has begun, and the start time of the step.
+    /// Measured step that was begun: the index of its variant, and its start time. `None` if no measured step is in progress.
     begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 
 impl RankParts {
-    /// Returns the variant of a step, and true if the step is measured. `step` is the number from [`Progress::begin`].
+    /// Returns the index of the variant of a step, and a boolean that is true if the step is measured. `step` is the number from
+    /// [`Progress::begin`].
     fn choose(&mut self, step: u64, is_captured: bool) -> Result<(usize, bool), Error> {
         let choice = match &mut self.variants {
             None => return Ok((0, false)),
@@ -79,7 +80,7 @@ impl RankParts {
         Ok((choice.variant, choice.measure))
     }
 
-    /// Enqueues a step, or the first part of it, by calling `enqueue`. It comes after the last step.
+    /// Enqueues a step, or the first part of it, by calling `enqueue`. The step follows the last step.
     fn begin(
         &mut self,
         (variant, measure): (usize, bool),
@@ -99,7 +100,7 @@ impl RankParts {
         enqueue(&mut self.all[variant])
     }
 
-    /// Records that a step has been enqueued completely.
+    /// Records that a step has been enqueued completely, and takes its end time if it is measured.
     fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
         if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
             variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));
@@ -147,8 +148,8 @@ impl NodePlan {
         }
     }
 
-    /// Enqueues this rank's part of one step in `stream` and returns without waiting. Later work in the stream sees all bytes that this
-    /// rank receives in the step, and may overwrite what it sent. Every rank must execute every step.
+    /// Enqueues this rank's part of one step in `stream` and returns its completion without waiting. Later work in the stream sees all data
+    /// that this rank receives in the step, and may overwrite the data that it sends. Every rank must execute every step.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         self.enqueue(stream)?;
         self.mark(stream)
@@ -203,7 +204,7 @@ impl NodePlan {
         begun.inspect_err(|_| words.disarm())
     }
 
-    /// Enqueues the first part of a step, or all of it.
+    /// Enqueues the first part of a step, or all of it, by calling `enqueue`.
     fn begin(
         &self,
         stream: StreamHandle,
@@ -227,8 +228,8 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Publishes the step's stream position to the neighbours. Refuses a step that could never finish, because a neighbour has enqueued it
-    /// in front of a step that comes earlier here. The neighbour is notified, and its step ends.
+    /// Publishes the step's stream position to the neighbours. Returns an error for a step that could never finish, because a neighbour has
+    /// enqueued it in front of a step that comes earlier on this rank. The neighbour is notified, and its step ends.
     fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
         let Some(places) = &self.places else { return Ok(()) };
         if is_captured {
@@ -256,7 +257,7 @@ impl NodePlan {
         Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
-    /// Returns this rank's parts. Fails if the ranks are out of step.
+    /// Returns this rank's parts of all variants. Fails if the ranks are out of step.
     fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
@@ -266,12 +267,12 @@ impl NodePlan {
         Ok(parts)
     }
 
-    /// Destroys the plan and frees its memory. Blocks until the executions that this rank has enqueued have finished. It is not a
-    /// collective call. Ranks that have enqueued further steps get an error, and memory that other ranks use stays allocated until they
+    /// Destroys the plan and frees its memory. Blocks until the steps that this rank has enqueued have finished. Other ranks need not call
+    /// it at the same time. Ranks that have enqueued further steps get an error. Memory that other ranks use stays allocated until they
     /// have destroyed their plans.
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
-        // Partitions that are never made ready would keep the last step from finishing.
+        // Partitions that are never marked as ready would keep the last step from finishing.
         let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
         let (was_broken, finished) = {
             let mut parts = lock(&self.parts);
@@ -290,7 +291,7 @@ impl NodePlan {
         Ok(finished?)
     }
 
-    /// Returns the planner's result for all ranks together.
+    /// Returns the planner's result for the transfers of all ranks.
     pub fn planned(&self) -> &plan::Plan {
         &self.together.plan
     }
@@ -300,7 +301,7 @@ impl NodePlan {
         self.bytes
     }
 
-    /// Returns the largest amount of staging memory that this rank holds on one device, in bytes.
+    /// Returns the number of bytes of staging memory that this rank has on the device with the most.
     pub fn staging_bytes(&self) -> u64 {
         let mut by_device: BTreeMap<i32, u64> = BTreeMap::new();
         for (ring, owner) in self.together.plan.program.rings.iter().zip(&self.together.ring_owners) {
@@ -450,18 +451,18 @@ impl NodePlan {
         self.words()?.wait(patience, false)
     }
 
-    /// Returns the largest number of partitions of a transfer, at least 1.
+    /// Returns the largest number of partitions of any transfer of the plan, at least 1.
     pub(super) fn partition_count(&self) -> u32 {
         let counts = self.together.partitioned.iter().flat_map(|partitioned| &partitioned.partitions).map(|partitions| partitions.count);
         counts.max().unwrap_or(1).max(1)
     }
 
-    /// Returns the size of the largest transfer, bytes.
+    /// Returns the size in bytes of the plan's largest transfer.
     pub(super) fn largest_bytes(&self) -> u64 {
         self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
     }
 
-    /// Returns the key of the transfers in a tuning file; see [`Partitioned::shape`].
+    /// Returns the key of the plan's transfers in a tuning file; see [`Partitioned::shape`].
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }

@@ -1,7 +1,8 @@
-//! Input of a node plan from each rank: memory windows, and transfers between them.
+//! Defines what each rank passes to a node plan: memory windows, and transfers between them.
 //!
-//! A rank that does not know the address of the other end passes a send or receive descriptor: its own end, and a tag instead of the other.
-//! Sends match receives by source, destination and tag. Several with the same three match in the order in which each rank passes them.
+//! A rank that does not know the address of a transfer's other end passes a send or receive descriptor: its own end of the transfer, and a
+//! tag in place of the other end. Sends match receives by source, destination and tag. If several descriptors agree in all three, they
+//! match in the order in which each rank passes them.
 
 use super::exchange::Named;
 use crate::contexts::{End, Error};
@@ -10,28 +11,28 @@ use crate::tune::PartitionTuning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Memory of a rank that transfers of a plan may use.
+/// Memory of a rank that the transfers of a plan may use.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Address of the first byte.
+    /// Address of the window's first byte.
     pub address: u64,
-    /// Size in bytes.
+    /// Size of the window in bytes.
     pub bytes: u64,
 }
 
-/// Position in a window of a rank.
+/// End of a transfer: a position in a memory window of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeEnd {
     /// Rank that owns the window.
     pub rank: u32,
     /// Number of the window among those that the rank has passed, from 0, or [`NodeEnd::BY_TAG`].
     pub window: u32,
-    /// Offset from the start of the window in bytes, or the tag.
+    /// Offset from the start of the window in bytes. If `window` is [`NodeEnd::BY_TAG`], the tag of the descriptor.
     pub offset: u64,
 }
 
 impl NodeEnd {
-    /// Value of [`NodeEnd::window`] for an end that the other rank names, in a descriptor with the same tag.
+    /// Value of [`NodeEnd::window`] in a send or receive descriptor, for the end that the other rank specifies in its descriptor.
     pub const BY_TAG: u32 = u32::MAX;
 
     fn is_by_tag(self) -> bool {
@@ -39,65 +40,65 @@ impl NodeEnd {
     }
 }
 
-/// Copy between windows of two ranks, or of one.
+/// Copy between windows of two ranks, or within the windows of one rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTransfer {
-    /// Destination.
+    /// End to which the data is copied.
     pub dst: NodeEnd,
-    /// Source.
+    /// End from which the data is copied.
     pub src: NodeEnd,
-    /// Size in bytes.
+    /// Number of bytes to copy.
     pub bytes: u64,
 }
 
 impl NodeTransfer {
-    /// True for a receive descriptor, whose source the sender names.
+    /// True for a receive descriptor, whose source is specified by the sender's descriptor.
     pub(super) fn is_receive_half(&self) -> bool {
         self.src.is_by_tag()
     }
 }
 
-/// Rank, and the number of a transfer among those that the rank passes.
+/// Identification of a transfer: the rank that has passed it, and its number among the transfers of that rank.
 pub(super) type TransferName = (u32, usize);
 
-/// Transfer in the list of all ranks.
+/// Transfer in the list of the transfers of all ranks.
 pub(super) struct HandedIn {
     pub transfer: NodeTransfer,
     pub name: TransferName,
-    /// Name of the receive descriptor, if two descriptors were matched; `name` is then that of the send descriptor.
+    /// Identification of the receive descriptor, if two descriptors were matched. `name` then identifies the send descriptor.
     pub receive: Option<TransferName>,
 }
 
 impl HandedIn {
-    /// Returns the name under which a rank has passed this end.
+    /// Returns the identification under which a rank has passed this end of the transfer.
     pub fn name_of(&self, end: End) -> TransferName {
         self.receive.filter(|_| end == End::Destination).unwrap_or(self.name)
     }
 }
 
-/// Window as described to all ranks.
+/// Description of a memory window that is sent to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ToldWindow {
-    /// Device of the memory, in the node's numbering.
+    /// Device of the window's memory, in the node's numbering.
     pub device: i32,
-    /// True for pageable memory, which copy engines do not access directly and other processes cannot map.
+    /// True for pageable host memory. Copy engines do not access it directly, and other processes cannot map it.
     pub is_pageable: bool,
     pub address: u64,
     pub bytes: u64,
 }
 
-/// Request of a rank for a plan, as sent to all ranks.
+/// Request of a rank for a plan, which is sent to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RankRequest {
     pub windows: Vec<ToldWindow>,
     pub transfers: Vec<NodeTransfer>,
-    /// Options of the plan.
+    /// Options of the plan, which must be equal on all ranks.
     pub options: Named,
-    /// Measured partition numbers of rank 0, if the agent of partitions is left open. All ranks use them.
+    /// Numbers of partitions that rank 0 has measured earlier. All ranks use them if the caller leaves the choice of the agent open.
     pub tuned: Vec<PartitionTuning>,
 }
 
-/// Refuses transfers that rank `own` may not pass.
+/// Returns an error for transfers that rank `own` is not allowed to pass.
 pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Result<(), Error> {
     let refuse =
         |index: usize, reason: String| Err(Error::NodeArgument { argument: c"transfers", reason: format!("transfer {index} {reason}") });
@@ -122,7 +123,8 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
     Ok(())
 }
 
-/// Returns the transfers of all ranks, in rank order, with matched descriptors merged. `failed` creates the error of a transfer.
+/// Returns the transfers of all ranks, in rank order. Each matching pair of descriptors becomes one transfer. `failed` creates the error
+/// for a transfer.
 pub(super) fn batch_of<'a>(
     handed: impl Iterator<Item = &'a [NodeTransfer]>,
     failed: impl Fn(TransferName, String) -> Error,

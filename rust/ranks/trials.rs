@@ -16,21 +16,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Options for tuning partitioned transfers.
+/// Options for the tuning of partitioned transfers by measurement.
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
-    /// Agents to try.
+    /// Agents (copy engines or producing kernels) whose candidates are measured.
     pub agents: &'a [Agent],
-    /// Number of timed steps of each candidate, after one untimed step.
+    /// Number of timed steps of each candidate, after untimed ones.
     pub rounds: u32,
-    /// Number of blocks of the producing kernel, recorded in the table of trials; 0 if the program does not vary it.
+    /// Number of blocks of the kernel that produces the data, recorded in the table of measurements. 0 if the program does not vary it.
     pub blocks: u32,
-    /// File that keeps the trials and the best number of partitions for copy engines. Its folder must exist; the file need not.
+    /// File to which the measurements and the best number of partitions for copy engines are written. Its folder must exist; the file need
+    /// not. `None` writes no file.
     pub file: Option<&'a Path>,
 }
 
-/// Function that launches the producers of a step in a stream. Its argument is the triggers of the transfers that this rank has passed, in
-/// their order. The text of an error says which value the launch has returned.
+/// Function that launches the kernels that produce a step's data in a stream. Its argument contains the triggers of the transfers that this
+/// rank has passed, in their order. An error text describes the value that the launch has returned.
 pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
 
 impl NodeGroup {
@@ -70,14 +71,15 @@ impl NodeGroup {
 }
 
 impl PartitionTrials<'_> {
-    /// Returns the options that must be the same on all ranks.
+    /// Returns the tuning options that must be equal on all ranks.
     fn named(&self) -> Named {
         let agents: Vec<String> = self.agents.iter().map(|agent| format!("{agent:?}")).collect();
         vec![("agents".into(), agents.join(", ")), ("rounds".into(), self.rounds.to_string())]
     }
 }
 
-/// Adds the trials to the entry of the file for this shape, and keeps the rest of the file. `found` becomes the entry if there is none.
+/// Adds the measurements to the file's entry for transfers of this kind, and keeps the rest of the file. `found` becomes the entry if there
+/// is none.
 fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[PartitionTrial]) -> Result<(), Error> {
     let (machine, backend) = (context.machine(), context.backend().name());
     let mut tuning = match file.exists() {
@@ -96,7 +98,7 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[Partit
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
-/// Number of steps after which an adaptive plan has measured its variants: it tries them within the first 32.
+/// Number of untimed steps after which an adaptive plan has measured its variants. It tries them within the first 32 steps.
 const LEARNED: u32 = 48;
 
 struct CandidateTrials<'a, 'n> {
@@ -107,13 +109,12 @@ struct CandidateTrials<'a, 'n> {
     stream: StreamHandle,
     produce: Produce<'a>,
     tried: Vec<(Partitioning, f64)>,
-    /// Error of the first candidate that was refused.
+    /// Error of the first candidate that could not be planned.
     refusal: Option<Error>,
 }
 
 impl CandidateTrials<'_, '_> {
-    /// Returns the fastest candidate, and writes the trials to the file if one is given. `told` contains the options that each rank has
-    /// sent.
+    /// Returns the fastest candidate, and writes the measurements to the file if one is given. `told` contains the options of each rank.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.agents)?;
@@ -148,7 +149,7 @@ impl CandidateTrials<'_, '_> {
         Ok(found)
     }
 
-    /// Returns the shape of the transfers, and the best candidate of each agent with its time in seconds.
+    /// Returns the key of the transfers in a tuning file, and the best candidate of each agent with its time in seconds.
     fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
         for &agent in agents {
@@ -171,7 +172,7 @@ impl CandidateTrials<'_, '_> {
         Ok((shape, found))
     }
 
-    /// Plans a candidate. Returns `None` if it cannot be planned; all ranks have then received the reason.
+    /// Plans a candidate on all ranks. Returns `None` if it cannot be planned; all ranks have then received the reason.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
         match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
             Ok(plan) => Ok(Some(plan)),
@@ -184,7 +185,8 @@ impl CandidateTrials<'_, '_> {
         }
     }
 
-    /// Plans a candidate and measures it by [`time`](CandidateTrials::time).
+    /// Plans a candidate and returns its median time per step in seconds, measured by [`time`](CandidateTrials::time). Returns `None` if
+    /// the candidate cannot be planned or measured.
     fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
         let median = self.time(&plan, 1)?;
@@ -194,7 +196,7 @@ impl CandidateTrials<'_, '_> {
     }
 
     /// Returns the median time of a step on the slowest rank, in seconds, after `untimed` steps, and destroys the plan. A failure on one
-    /// rank fails the call on all. It is reported in the next exchange, which every rank enters only after its own step has ended.
+    /// rank fails the call on all ranks: it is reported in the next exchange, which every rank enters only after its own step has ended.
     fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
         let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
@@ -207,7 +209,7 @@ impl CandidateTrials<'_, '_> {
             let begin = Instant::now();
             last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
             if last.is_err() {
-                // The other ranks wait for this rank.
+                // The other ranks wait for this rank's part of the step.
                 end(plan);
                 break;
             }
@@ -238,7 +240,7 @@ impl CandidateTrials<'_, '_> {
     }
 }
 
-/// Destroys the plan of a candidate. Its errors have been reported before.
+/// Destroys the plan of a candidate. Its errors were reported before and are ignored here.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
         log::debug!("the plan of a candidate: {error}");
