@@ -1,4 +1,4 @@
-//! Plans that the planner compares: shares together with their operations and modelled times.
+//! Plans that the planner compares: division of the data over paths, with operations and modelled times.
 
 use super::candidates::Reason;
 use super::candidates::Rejection;
@@ -14,13 +14,13 @@ use crate::program::Mechanism;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// One way to move a batch, and the time that the model expects.
+/// Possible plan of a batch, with its modelled time.
 pub(super) struct Alternative {
     pub assignment: Assignment,
     pub launches: Vec<Launch>,
-    /// Returns the mechanism and the modelled end of each share.
+    /// Mechanism of each share, and its modelled end in seconds.
     ends: Vec<(Mechanism, f64)>,
-    /// Modelled seconds until all is done.
+    /// Modelled time until the whole batch is done, seconds.
     pub seconds: f64,
 }
 
@@ -39,7 +39,7 @@ impl Alternative {
                 ends[at] = (issued.mechanism, flow.alone(costs));
             }
         }
-        // Pipelines start after the direct operations, one after the other. Paths that share a ring are one pipeline.
+        // Pipelines are issued after the direct operations, one after the other. Paths that use the same staging ring are one pipeline.
         let each = executor::issue(options, costs);
         let mut operations = launches.len();
         let mut pipelines: Vec<Flow> = Vec::with_capacity(assignment.rings.len());
@@ -61,7 +61,7 @@ impl Alternative {
         Alternative { assignment, launches, ends, seconds }
     }
 
-    /// Returns the program of the plan.
+    /// Converts the alternative to a plan with its program. `one_path` is the modelled time with one path for each transfer, in seconds.
     pub fn into_plan(self, mut selection: Selection<'_>, one_path: f64) -> Result<Plan, PlanError> {
         let Selection { machine, batch, options, .. } = selection;
         let Assignment { shares, rings } = &self.assignment;
@@ -118,18 +118,19 @@ impl Alternative {
     }
 }
 
-/// Paths that a transfer does not use, with the reasons. Equal transfers share the list.
+/// List of the paths that a transfer does not use, each with the reason. Equal transfers share the list.
 type Rejections = Arc<Vec<Rejection>>;
 
-/// Lists of the paths that transfers do not use.
+/// Lists of the unused paths of transfers, created one after the other.
 struct LeftOut {
     none: Rejections,
-    /// Paths that the last transfer of each demand with several transfers used, and its list, which the next transfer may share.
+    /// Paths that the previous transfer of each demand used, and the list of that transfer. The next transfer shares the list if it uses
+    /// the same paths. Only for aggregated batches.
     last: Vec<Option<(SmallVec<[usize; 8]>, Rejections)>>,
 }
 
 impl LeftOut {
-    /// Returns the list of the next transfer.
+    /// Returns the list of unused paths of the next transfer, which uses the paths `used`.
     fn of(&mut self, selection: &mut Selection<'_>, transfer: u32, used: SmallVec<[usize; 8]>) -> Rejections {
         let Some(demand) = selection.demand_of[transfer as usize].map(|demand| demand as usize) else { return self.none.clone() };
         if let Some(Some((_, list))) = self.last.get(demand).filter(|last| last.as_ref().is_some_and(|last| last.0 == used)) {

@@ -1,4 +1,4 @@
-//! JSON form of a plan. It is serialised piece by piece, so that plans of many transfers need no memory for it.
+//! Converts a plan to JSON. The plan is serialised item by item, so that plans of many transfers need no additional memory.
 
 use super::bound::TimeBound;
 use super::options::Tuned;
@@ -11,13 +11,13 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Serialisable form of a plan: sizes in bytes, times in seconds, devices as in the C ABI.
+/// Serialisable form of a plan: sizes in bytes, times in seconds, and device numbers as in the C ABI.
 pub struct PlanJson<'a> {
     plan: &'a Plan,
     machine: &'a Machine,
     bound: TimeBound,
     loads: Loads,
-    /// Index of the first transfer with the same ends and the same list of rejected paths, for each transfer.
+    /// Index of the first transfer with the same devices and the same rejected paths, for each transfer.
     alike: Vec<usize>,
 }
 
@@ -25,7 +25,7 @@ struct TransferJson<'a>(&'a PlanJson<'a>, usize);
 
 struct PathJson<'a>(&'a PlanJson<'a>, &'a Shape, &'a PathPlan);
 
-/// Sequence whose items are serialised one by one.
+/// Sequence whose items are created and serialised one by one.
 struct Items<F>(F);
 
 impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Items<F> {
@@ -35,8 +35,8 @@ impl<I: IntoIterator<Item: Serialize>, F: Fn() -> I> Serialize for Items<F> {
 }
 
 impl Plan {
-    /// Returns the plan in a form that any serialiser can write. A transfer with the same ends and the same rejected paths as an earlier
-    /// one names that transfer in `rejected_as` instead of repeating `rejected`.
+    /// Returns the plan in a form that any serialiser can write. If an earlier transfer has the same devices and the same rejected paths,
+    /// `rejected_as` contains that transfer's index, and the field `rejected` is omitted.
     pub fn json<'a>(&'a self, machine: &'a Machine) -> PlanJson<'a> {
         let mut first: HashMap<(DeviceId, DeviceId), Vec<usize>> = HashMap::default();
         let of = |(at, TransferPlan { shape, rejected, .. }): (usize, &TransferPlan)| {
@@ -54,7 +54,7 @@ impl Plan {
         PlanJson { plan: self, machine, bound: self.bound(machine), loads: Loads::new(machine, self), alike }
     }
 
-    /// Returns [`Plan::json`] as a value.
+    /// Returns the result of [`Plan::json`] as a JSON value.
     pub fn to_json(&self, machine: &Machine) -> Value {
         // Serialising maps with string keys cannot fail.
         serde_json::to_value(self.json(machine)).unwrap_or_default()

@@ -1,18 +1,20 @@
-//! Chooses the mechanism of direct shares: a plain copy for each, or one batched call or one kernel for many.
+//! Chooses the mechanism of direct copies: a plain copy for each piece, or one batched call or one kernel for many pieces.
 //!
-//! A plain copy costs `issue` on the host for each message; a batched call and a kernel cost more once and less per message, and
-//! the kernel moves bytes a little slower than a copy engine. So a kernel is worth a message that it delays by less than the
-//! message's own issue: `bytes / rate · (1 / efficiency − 1) ≤ issue`. Below that size the model compares the three for all
-//! messages of a device. Above it several messages between the same two GPUs are one batched call, which leaves no gap between them
-//! (readings, two H200: eight of 16 MiB 371 us one by one and 349 batched, two of 64 MiB 350 and 346).
+//! A plain copy costs `issue` on the host for each message. A batched call and a kernel have a higher fixed cost and a lower cost per
+//! message, and a kernel moves data slightly slower than a copy engine. So a kernel is useful for a message if it delays the message by
+//! less than the time to issue it separately: `bytes / rate · (1 / efficiency − 1) ≤ issue`. For messages below that size, the model
+//! compares the three mechanisms for all messages of a device. Above that size, several messages between the same two GPUs become one
+//! batched call, which leaves no gap between them (measured on two H200: eight messages of 16 MiB take 371 us one by one and 349 us
+//! batched; two of 64 MiB take 350 and 346 us).
 //!
-//! And by whom: by the GPU that the bytes leave from, or, where all copies of the batch meet in one GPU, by that one, so that nothing has to
-//! wait for another: then small messages that it sends and receives are one kernel.
+//! The module also chooses the GPU that issues an operation. Usually that is the GPU that the data leaves. If one GPU is an end of all
+//! copies of the batch, that GPU issues all of them, so that no GPU has to wait for another. The small messages that it sends and receives
+//! are then one kernel.
 //!
-//! A small batch between several GPUs is one kernel too, on the GPU of the caller's stream, which reads and writes the memory of the others:
-//! joining GPUs takes longer than the bytes take through one GPU's ports (`one_kernel`).
+//! A small batch between several GPUs is one kernel too. It runs on the GPU of the caller's stream and reads and writes the memory of the
+//! others, because synchronising GPUs takes longer than moving all data through one GPU's ports (`one_kernel`).
 //!
-//! Small pieces with an end in pinned host memory are kernels as well: the GPU's threads read and write over its PCIe link.
+//! Small pieces that begin or end in pinned host memory are also moved by kernels: GPU threads read and write them over the PCIe link.
 
 use super::candidates::Candidate;
 use super::lower::{DirectOp, Piece, copying_device};
@@ -26,38 +28,38 @@ use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// One direct operation and the flows that it starts.
+/// Direct operation and the path shares that it moves.
 pub(super) struct Launch {
     pub op: DirectOp,
-    /// Indices into the shares.
+    /// Path shares that the operation moves, as indices into the list of shares.
     pub shares: Vec<usize>,
-    /// The two GPUs between which it copies, unless it fuses small messages.
+    /// Source and destination GPU of the copy; `None` if the operation combines small messages or a host is involved.
     between: Option<(DeviceId, DeviceId)>,
-    /// Paths through the kernel's GPU, for each pair of other GPUs between which the kernel moves bytes.
+    /// Models of the paths through the kernel's GPU, for each pair of GPUs between which the kernel moves data; empty for other operations.
     through: PairPaths,
 }
 
-/// Path between the two ends of each pair.
+/// Path models, each with the source and destination of its path.
 type PairPaths = Vec<(Pair, PathModel)>;
 
-/// Source and destination of bytes.
+/// Source device and destination device of a transfer.
 type Pair = (DeviceId, DeviceId);
 
-/// The lane of direct operations.
+/// Key of direct operations: operations with equal keys run in the same lane (internal stream).
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(super) enum LaneKey {
-    /// Copies from a GPU to others that leave it by this link, one of which lasts longer than it takes to start. They follow each other in
-    /// any case, and in one lane they do so in the order that they were given ([`take_turns`]); in lanes of their own the driver takes them
-    /// as it likes: an all-to-all of four H200 with 64 MiB took 698 us, and in lanes like this 545. Short ones overlap in what they take to
-    /// start. Where every pair is wired, each has a link of its own.
+    /// Copies that leave a GPU over this link to other GPUs, if at least one of them takes longer than its startup time. Such copies run
+    /// one after the other in any case. In one lane they keep the order chosen by [`take_turns`]. In separate lanes the driver chooses the
+    /// order: an all-to-all of four H200 with 64 MiB took 698 us in separate lanes, and 545 us in one lane per link. Short copies overlap
+    /// in their startup time. If every pair of GPUs is directly connected, each pair has its own link.
     From(DeviceId, LinkId),
-    /// Copies between two devices, which share their path.
+    /// Copies from one device to another, which all use one path.
     Between(DeviceId, DeviceId),
-    /// Copies that a device fuses.
+    /// Messages that one operation of this device combines.
     Fused(DeviceId),
 }
 
-/// A GPU, and the link by which a copy to another one leaves it.
+/// GPU, and the link over which a copy to another GPU leaves it.
 type Exit = (DeviceId, LinkId);
 
 fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
@@ -65,7 +67,7 @@ fn exit(machine: &Machine, pair: (DeviceId, DeviceId)) -> Option<Exit> {
     Some((src, *machine.route(src, dst)?.links.first()?))
 }
 
-/// Returns the exits of GPUs whose copies to other GPUs are long enough to take turns.
+/// Returns the GPUs and outgoing links whose copies to other GPUs take long enough to be ordered by [`take_turns`].
 fn busy_exits<'a>(machine: &Machine, batch: &[Shape], direct: impl Iterator<Item = &'a DirectOp>) -> Vec<Exit> {
     let mut longest: BTreeMap<Pair, u64> = BTreeMap::new();
     for op in direct.filter(|op| op.mechanism != Mechanism::Kernel && op.also.is_empty()) {
@@ -87,7 +89,7 @@ fn between_gpus(pair: (DeviceId, DeviceId)) -> Option<(DeviceId, DeviceId)> {
     (pair.0 != pair.1 && !pair.0.is_host() && !pair.1.is_host()).then_some(pair)
 }
 
-/// True if one batched call for this number of large copies takes less time than one call each.
+/// True if one batched call for this number of large copies takes less time than a separate call for each copy.
 fn gains_by_batch(costs: &Costs, copies: usize) -> bool {
     copies > 1 && costs.batch + costs.batch_segment * copies as f64 <= costs.copy + costs.issue * (copies - 1) as f64
 }
@@ -96,23 +98,24 @@ fn is_in_device_memory(shape: &Shape) -> bool {
     shape.src_kind == MemoryKind::Device && shape.dst_kind == MemoryKind::Device
 }
 
-/// True if threads of a GPU can access both ends.
+/// True if GPU threads can access both ends of the transfer.
 fn is_mapped(shape: &Shape) -> bool {
     ![shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable)
 }
 
-/// An operation as the model sees it.
+/// Direct operation in the form that the cost model uses.
 pub(super) struct Issued<'a> {
     pub mechanism: Mechanism,
-    /// Indices into the shares.
+    /// Path shares that the operation moves, as indices into the list of shares.
     pub members: &'a [usize],
-    /// True if the receiving end issues the operation.
+    /// True if the receiving GPU issues the operation.
     is_pulled: bool,
-    /// Paths through the kernel's GPU; see [`Launch::through`].
+    /// Models of paths through the kernel's GPU; see [`Launch::through`].
     through: &'a [(Pair, PathModel)],
 }
 
-/// Returns the launches as the model sees them. They are issued by one GPU if it may issue all of them, and otherwise by their sources.
+/// Returns the operations in the form that the cost model uses. If one GPU may issue all of them, it does; otherwise the source of each
+/// operation issues it.
 pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
     let home = home(launches);
     launches.iter().map(move |launch| Issued {
@@ -123,22 +126,22 @@ pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
     })
 }
 
-/// A GPU that may issue all of these operations.
+/// Returns a GPU that may issue all of these operations; `None` if there is none.
 fn home(launches: &[Launch]) -> Option<DeviceId> {
     let devices = |launch: &Launch| Lane { device: launch.op.device, also: launch.op.also }.devices();
     devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
 }
 
-/// True if the caller's stream must wait for operations of other GPUs, regardless of its own GPU.
+/// True if, whichever GPU the caller's stream is on, it must wait for operations of other GPUs.
 pub(super) fn joins(launches: &[Launch]) -> bool {
     launches.len() > 1 && home(launches).is_none()
 }
 
-/// Returns the time at which the first byte of each operation may move, and the fraction of the rate of its paths that it reaches, if the operations
-/// are issued in this order.
+/// Returns each operation with the time in seconds at which its first byte may move, and the fraction of its path's rate that it reaches.
+/// The operations are issued in this order.
 ///
-/// Plain copies between the same two devices follow each other: the next starts `issue` after the last
-/// one's end, which the readings show as well for large messages (26 of 25 MB together: 134 us, of which 64 are bytes) as for small ones.
+/// Plain copies between the same two devices run one after the other: each starts `issue` after the previous one's end. Measurements show
+/// this for large messages (26 messages of 25 MB in total take 134 us; the data alone takes 64 us) and for small ones.
 pub(super) fn started<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -179,7 +182,7 @@ pub(super) fn started<'a>(
 }
 
 impl<'a> Issued<'a> {
-    /// The path of one of its shares.
+    /// Returns the model of the path of one of the operation's shares.
     pub fn path(&self, batch: &[Shape], candidates: &'a [Candidate], share: &PathShare) -> &'a PathModel {
         let of = |ends: Pair| self.through.iter().find(|through| through.0 == ends);
         let through = if self.through.is_empty() { None } else { of(pair(&batch[share.transfer as usize])) };
@@ -187,7 +190,8 @@ impl<'a> Issued<'a> {
     }
 }
 
-/// Returns the modelled flows of operations that are issued in this order: one flow for all shares of an operation with the same demand.
+/// Returns the modelled flows of operations that are issued in this order. Shares of one operation that belong to the same demand are
+/// combined to one flow.
 pub(super) fn flows<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -196,7 +200,7 @@ pub(super) fn flows<'a>(
     operations: impl Iterator<Item = Issued<'a>>,
 ) -> Vec<Flow<'a>> {
     let mut flows: Vec<Flow<'a>> = Vec::new();
-    // For each demand the place of its flow, of which those of the operation count.
+    // Index of the last flow of each demand. It is used only if that flow belongs to the current operation.
     let mut places = vec![usize::MAX; candidates.last().map_or(0, |last| last.demand as usize + 1)];
     for (issued, head, efficiency) in started(machine, batch, candidates, shares, operations) {
         let first = flows.len();
@@ -214,7 +218,7 @@ pub(super) fn flows<'a>(
     flows
 }
 
-/// Operations for the direct shares among `shares`, in the order in which they are issued.
+/// Returns the operations for the direct shares among `shares`, in the order in which they are issued.
 pub(super) fn launches(
     machine: &Machine,
     batch: &[Shape],
@@ -240,7 +244,7 @@ pub(super) fn launches(
         let issue = Issue { joins_gpus: joins(launches), ..Issue::copies(machine.costs(), launches.len()) };
         finish(machine, flows, &issue)
     };
-    // One kernel for what several GPUs would send, on a GPU that reads and writes all of it.
+    // Tries one kernel for all messages that several GPUs would send, on a GPU that is an end of all of them.
     let is_fused = |at: usize| fusible[at] && is_in_device_memory(&batch[shares[at].transfer as usize]);
     let mut sources = direct.iter().filter(|&&at| is_fused(at)).map(|&at| pair_of(at).0);
     let Some(first) = sources.next() else { return apart };
@@ -256,7 +260,7 @@ pub(super) fn launches(
     };
     let (fused, rest): (Vec<usize>, Vec<usize>) = direct.into_iter().partition(|&at| is_fused(at));
     let mut together = by_device(&rest);
-    // First what leaves the GPU, then what arrives there: the kernel works on both halves of a list at once.
+    // Messages that leave the GPU come first, then those that arrive: the kernel processes both parts of a list concurrently.
     let (mut fused, read): (Vec<usize>, Vec<usize>) = fused.into_iter().partition(|&at| pair_of(at).0 == point);
     fused.extend(read);
     let pieces = fused.iter().map(|&at| piece(&shares[at])).collect();
@@ -266,21 +270,23 @@ pub(super) fn launches(
     if options.engine == Engine::Kernel || seconds(&together) < seconds(&apart) { together } else { apart }
 }
 
-/// Returns the cost of joining more than two GPUs: for each further GPU an event is recorded and waited for. With this cost the model agrees with
-/// measurements on four H200: a forked and joined ring of 4 KiB takes 22.2 us (measured 22.5), an all-to-all 39.8 (measured 38.7).
+/// Returns the cost of synchronising more than two GPUs, in seconds: for each further GPU an event is recorded and waited for. With this
+/// cost the model agrees with measurements on four H200: a ring of 4 KiB copies takes 22.2 us with fork and join (measured 22.5), an
+/// all-to-all 39.8 (measured 38.7).
 fn further_joins(machine: &Machine, launches: &[Launch]) -> f64 {
     let gpus: Gpus = launches.iter().map(|launch| launch.op.device).collect();
     machine.costs().issue * gpus.iter().count().saturating_sub(2) as f64
 }
 
-/// GPUs of a batch that one kernel may move. Readings are of two and four; planning takes time with the GPUs times the pairs of them.
+/// Largest number of GPUs whose data one kernel may move. Measurements exist for two and four. Planning time grows with the number of GPUs
+/// times the number of their pairs.
 const MOST_GPUS_OF_A_KERNEL: usize = 16;
 
-/// All of a batch between several GPUs as one kernel, if that takes less than `than` seconds on each of them: the one that the caller's stream is
-/// of does it. What passes between two others goes into that GPU by one direction of its port and leaves by the other.
+/// Returns one kernel for a whole batch between several GPUs, if it takes less than `than` seconds on each of them. The GPU of the caller's
+/// stream executes it. Data between two other GPUs enters that GPU through one direction of its port and leaves through the other.
 ///
-/// Readings, four H200: a ring of 256 KiB 12.8 us against 22.5 by copies that are forked and joined, of 1 MiB 20.3 and 23.3, of 4 MiB 48.8 and
-/// 33.7; an all-to-all of 256 KiB 17.7 and 38.3, of 1 MiB 39.7 and 50.1, of 4 MiB 126.8 and 88.8.
+/// Measured on four H200, compared with copies that are forked and joined. A ring of 256 KiB: 12.8 us against 22.5; 1 MiB: 20.3 and 23.3; 4
+/// MiB: 48.8 and 33.7. An all-to-all of 256 KiB: 17.7 and 38.3; 1 MiB: 39.7 and 50.1; 4 MiB: 126.8 and 88.8.
 fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members: Vec<usize>, than: f64) -> Option<Launch> {
     let mut bytes: BTreeMap<Pair, u64> = BTreeMap::new();
     for &at in &members {
@@ -290,7 +296,7 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     if gpus.iter().count() > MOST_GPUS_OF_A_KERNEL {
         return None;
     }
-    // As in `meeting_points`: only over NVLink does a kernel read as fast as it writes.
+    // A kernel reads as fast as it writes only over NVLink; see `meeting_points`.
     let reaches = |gpu: DeviceId, other: DeviceId| {
         let by_nvlink = |from, to| {
             let links = machine.route(from, to).map(|route| &route.links[..]).unwrap_or_default();
@@ -306,7 +312,7 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
                 return Some((*ends, PathModel::new(machine, &[machine.route(src, dst)?])));
             }
             let mut model = PathModel::new(machine, &[machine.route(src, home)?, machine.route(home, dst)?]);
-            // Without staging: the kernel reads and writes word by word.
+            // The data is not staged: the kernel reads and writes word by word.
             (model.hops, model.through_gpu) = (smallvec![model.rate], false);
             Some((*ends, model))
         };
@@ -323,7 +329,8 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
             ways.push((seconds, home, through));
         }
     }
-    // Where some GPUs would be slower, their streams would wait for another one's kernel: the model counts on none of that.
+    // If the kernel is too slow on some GPUs, their streams would have to wait for a kernel of another GPU. The model does not cover that
+    // case.
     if ways.len() < gpus.iter().count() {
         return None;
     }
@@ -331,15 +338,15 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     let mut gpus = ways.iter().map(|way| way.1);
     let device = gpus.next()?;
     let also = gpus.collect();
-    // As the lane's own GPU does it, because the planner does not know the stream.
+    // The paths are those of the kernel on `device`, because the planner does not know the caller's stream.
     let through = ways.swap_remove(0).2;
     let pieces = members.iter().map(|&at| piece(&shares[at])).collect();
     let op = DirectOp { device, also, mechanism: Mechanism::Kernel, pieces };
     Some(Launch { op, shares: members, between: None, through })
 }
 
-/// Returns the launches with each operation on the GPU that its bytes leave, or that receives them from the host: single copies and fused copies.
-/// `direct` are the shares to move.
+/// Returns the launches for the shares `direct`, as single copies and combined copies. Each operation is issued by the GPU that its data
+/// leaves, or by the GPU that receives the data from a host.
 fn launches_by_device(
     machine: &Machine,
     batch: &[Shape],
@@ -351,7 +358,7 @@ fn launches_by_device(
 ) -> Vec<Launch> {
     let shape = |at: usize| &batch[shares[at].transfer as usize];
     let costs = machine.costs();
-    // Of each device what one operation may move, and the rest.
+    // For each device: the shares that one operation may combine, and the other shares.
     let mut by_device: BTreeMap<DeviceId, [Vec<usize>; 2]> = BTreeMap::new();
     for &at in direct {
         let device = copying_device(shape(at).src_device, shape(at).dst_device);
@@ -374,7 +381,7 @@ fn launches_by_device(
             let op = DirectOp { device, also: Gpus::NONE, mechanism, pieces };
             launches.push(Launch { op, shares: members, between, through: Vec::new() });
         };
-        // Large copies first: they take longest.
+        // Large copies come first, because they take longest.
         if all_direct {
             plain.sort_by_key(|&at| pair(shape(at)));
         }
@@ -398,7 +405,8 @@ fn is_nvlink(machine: &Machine, link: LinkId) -> bool {
     machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink
 }
 
-/// GPUs each of which is an end of all these copies and may issue them. Only over NVLink does it read as fast as the other end writes.
+/// Returns the GPUs that are an end of all these copies and may issue all of them. A receiving GPU counts only if it is connected by
+/// NVLink, because only then does it read as fast as the source writes.
 fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
     let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
     let mut seen: SmallVec<[Pair; 4]> = SmallVec::new();
@@ -424,20 +432,23 @@ fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, Devi
     points.unwrap_or_default()
 }
 
-/// Orders plain copies between GPUs so that at any time no two of them write to the same GPU, as far as that is possible.
+/// Orders plain copies between GPUs so that, as far as possible, no two of them write to the same GPU at the same time.
 ///
-/// Copies that leave from one GPU follow each other even in streams of their own. In the order of their destinations' numbers, an
-/// all-to-all of four GPUs begins with three that all write to GPU 0, and takes six times as long as one copy: 1057 us for 64 MiB were
-/// read (`docs/results.md`), of which one takes 169. By neighbours it is three times.
+/// Copies that leave one GPU run one after the other even in separate streams. If each GPU sends in the order of the destinations' numbers,
+/// an all-to-all of four GPUs begins with three copies to GPU 0, and takes six times as long as one copy (measured for 64 MiB: 1057 us,
+/// compared with 169 us for one copy; `docs/results.md`). If each GPU starts with its next neighbour, it takes three times as long as one
+/// copy.
 ///
-/// Where sizes differ this is an open shop, whose machines are exits and entries of GPUs: next is what can begin first, of these the copy whose two
-/// ends have most left to move, then the nearer neighbour. Because exits do not wait for their turn but share an entry, [`shop_time`] plays the order, and
-/// of several the best is taken: on 300 random all-to-alls of 4 and 8 GPUs that ends after 1.05 times the longest load of an end in the median, at worst
-/// after 1.19; the first order alone after 1.16 and 1.57.
+/// If sizes differ, this is an open-shop scheduling problem whose machines are the exits and entries of GPUs. The next copy is one that can
+/// begin first. Among several, it is the copy whose two ends have the most data left to move, then the copy to the nearer neighbour. Real
+/// exits do not wait for an entry but share it. So [`shop_time`] simulates each order, and the best of several orders is used. On 300
+/// random all-to-alls of 4 and 8 GPUs, the result takes 1.05 times the longest load of an end in the median and 1.19 times at worst. With
+/// the first order alone, it takes 1.16 and 1.57 times.
 fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     let gpus = i64::from(machine.gpu_count());
     let shift = |(src, dst): Pair| (i64::from(dst.0) - i64::from(src.0)).rem_euclid(gpus);
-    // Of each pair, whose copies follow each other, the place in the order, and until that is known the nanoseconds.
+    // For each pair of GPUs, whose copies run one after the other: their total time in nanoseconds, replaced later by the pair's position
+    // in the order.
     let mut places: BTreeMap<Pair, u64> = BTreeMap::new();
     for launch in &*launches {
         if let Some((src, dst)) = launch.between {
@@ -446,7 +457,7 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
             *places.entry((src, dst)).or_default() += (bytes as f64 / bandwidth * 1e9) as u64;
         }
     }
-    // Of equal ones the shop's order is that of neighbours, which takes no search.
+    // If all pairs take equally long, the best order is by neighbours, and no search is needed.
     let mut times = places.values();
     if times.next().is_some_and(|first| times.all(|time| time == first)) {
         places.iter_mut().for_each(|(pair, place)| *place = shift(*pair) as u64);
@@ -456,18 +467,19 @@ fn take_turns(machine: &Machine, launches: &mut [Launch]) {
     launches.sort_by_key(|launch| match launch.between {
         Some(pair) => 1 + places[&pair],
         None if launch.op.mechanism == Mechanism::Copy => 0,
-        // After the large copies, as on each device.
+        // Other operations come after the large copies, as on each device.
         None => u64::MAX,
     });
 }
 
-/// Orders of an [`open_shop`] that are tried, each with other weights; of more pairs than an all-to-all of eight GPUs has, one: time goes with their square.
+/// Number of orders that [`open_shop`] tries, each with different weights. If there are more than `MOST_PAIRS` pairs, which is an
+/// all-to-all of eight GPUs, it tries only one, because the time grows with the square of their number.
 const ORDERS: u64 = 16;
 const MOST_PAIRS: usize = 56;
 
-/// Makes places of times: see [`take_turns`].
+/// Replaces the times in `places` by positions in the order; see [`take_turns`].
 fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn(Pair) -> i64) {
-    // Exits and entries, with what each has to move.
+    // Exits and entries of GPUs, each with the total time of its copies in nanoseconds.
     let mut ends: Vec<(Exit, u64)> = Vec::new();
     let mut end = |exit: Exit, time: u64| {
         let at = ends.iter().position(|end| end.0 == exit).unwrap_or_else(|| {
@@ -496,7 +508,7 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
         if time < best.0 {
             best = (time, order);
         }
-        // Half a per cent more is as good as none.
+        // An order within 0.5 % of the minimum is accepted.
         if best.0 <= least * 1.005 {
             break;
         }
@@ -506,7 +518,7 @@ fn open_shop(machine: &Machine, places: &mut BTreeMap<Pair, u64>, shift: impl Fn
     }
 }
 
-/// Copy between two GPUs in an [`open_shop`]: the numbers of its ends, and nanoseconds.
+/// Copy between two GPUs in an [`open_shop`]: indices of its exit and entry, and its time in nanoseconds.
 #[derive(Clone)]
 struct ShopCopy {
     pair: Pair,
@@ -514,13 +526,15 @@ struct ShopCopy {
     entry: usize,
     time: u64,
     shift: i64,
-    /// Work that remains at the two ends of the copy, in the order under construction.
+    /// Factor that varies the priority of the copy between orders, in sixteenths: the priority is this weight times the time left at both
+    /// ends.
     weight: u64,
 }
 
-/// Puts copies in an order. `loads` is what each end has to move. In order 0 all weights are equal, in others from 1 to 2.
+/// Returns the copies in an order of execution. `loads` is the total time of each exit and entry. In order 0 all weights are equal; in
+/// others they vary from 1 to almost 2.
 fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCopy> {
-    // What each end has left, and when it is free.
+    // For each exit and entry: the time left to move, and the time at which it becomes free.
     let mut ends: Vec<(u64, u64)> = loads.iter().map(|load| (*load, 0)).collect();
     let mut order = Vec::with_capacity(left.len());
     for copy in &mut left {
@@ -545,11 +559,11 @@ fn shop_order(mut left: Vec<ShopCopy>, loads: &[u64], number: u64) -> Vec<ShopCo
     order
 }
 
-/// Returns the end of the last copy in this order. An exit does not wait for an entry, but shares it with other exits.
+/// Returns the time at which the last copy ends if copies start in this order, in nanoseconds. Exits that send to the same entry share it.
 fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     let mut exits: Vec<Vec<&ShopCopy>> = vec![Vec::new(); ends];
     order.iter().rev().for_each(|copy| exits[copy.exit].push(copy));
-    // What each exit is at, and how much of it is left.
+    // The current copy of each exit, and the time that it still needs.
     let mut active: Vec<(&ShopCopy, f64)> = Vec::new();
     active.extend(exits.iter_mut().filter_map(|exit| exit.pop()).map(|copy| (copy, copy.time as f64)));
     let (mut now, mut sharing) = (0.0, vec![0_u32; ends]);
@@ -570,7 +584,7 @@ fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     now
 }
 
-/// True if long copies of one GPU go to different GPUs in turn.
+/// True if a GPU sends long copies to different GPUs one after the other over the same link.
 pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
     let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
     let mut to: Vec<(Exit, DeviceId)> = Vec::new();
@@ -586,14 +600,15 @@ pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch])
     })
 }
 
-/// Lets either end issue copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs.
+/// Allows either end to issue copies between two GPUs, where that saves time. Copies issued from a stream of the receiving GPU then need no
+/// events across GPUs.
 ///
-/// Where all copies of the batch meet in a GPU, that saves `fork_join_gpus` for all of them, and costs `pull` for each plain copy of a lane: both
-/// directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each, whatever they carry (readings, two
-/// H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
+/// If all copies of the batch have one GPU in common, this saves `fork_join_gpus` once, and costs `pull` for each plain copy of a lane.
+/// Copies in both directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each GPU, for all sizes
+/// (measured on two H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
 ///
-/// Else it saves `join` for the lane, which holds all plain copies between the two; and because copies that one
-/// GPU issues may follow each other (see [`take_turns`]), it may cost the time that the lane itself takes.
+/// Otherwise it saves `join` for the lane, which holds all plain copies between the two GPUs. Copies that one GPU issues may run one after
+/// the other (see [`take_turns`]), so it may cost the time of the lane's copies.
 fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: &mut [Launch]) {
     let costs = machine.costs();
     let mut losses: BTreeMap<(DeviceId, DeviceId), (f64, f64)> = BTreeMap::new();
@@ -617,7 +632,7 @@ fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: 
             })
         };
         let other = match (launch.op.mechanism, launch.between) {
-            // Two kernels of one GPU would share its multiprocessors.
+            // Two kernels on one GPU would share its multiprocessors.
             (Mechanism::Kernel, _) if kernels == 1 => point(),
             (Mechanism::Copy, Some(between)) => losses.get(&between).and_then(|&(pulls, busy)| {
                 point().filter(|_| pulls < costs.fork_join_gpus).or((pulls + busy < costs.fork_join_staged).then_some(between.1))
@@ -632,12 +647,12 @@ fn piece(share: &PathShare) -> Piece {
     Piece { transfer: share.transfer, offset: share.offset, bytes: share.bytes }
 }
 
-/// True if a kernel would delay the bytes by more than the cost of issuing them separately.
+/// True if moving the data by a kernel would delay it by more than the cost of issuing a separate copy.
 pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
     bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
 }
 
-/// True if one operation may move this share together with others.
+/// True if one operation may move this share together with other shares.
 fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: &PathShare, shape: &Shape) -> bool {
     if !is_mapped(shape) {
         return false;
@@ -673,12 +688,12 @@ fn choose(
         let flows = flows(machine, batch, candidates, shares, each);
         finish(machine, flows, &Issue::copies(machine.costs(), operations))
     };
-    // Kernels that write host memory take the GPU's copy engines their way: beside 8 blocks that do, a copy to another GPU falls from 394 to
-    // 102 GB/s and one to the host from 55 to 13; beside 8 that read it, to 372 and 43 (H200, 2026-11-22).
+    // Kernels that write host memory slow down the GPU's copy engines. While 8 blocks write it, a copy to another GPU falls from 394 to 102
+    // GB/s, and a copy to the host from 55 to 13. While 8 blocks read it, they fall to 372 and 43 (H200, 2026-11-22).
     let may_be_kernel = no_engine_at_work || members.iter().all(|&at| is_in_device_memory(&batch[shares[at].transfer as usize]));
     let mut best = (f64::INFINITY, Mechanism::Copy);
     for mechanism in [Mechanism::Batch, Mechanism::Kernel] {
-        // A graph has no node for a batch.
+        // Graphs have no node type for a batch.
         if mechanism == Mechanism::Kernel && !may_be_kernel || mechanism == Mechanism::Batch && options.engine == Engine::Graph {
             continue;
         }
@@ -687,18 +702,19 @@ fn choose(
             best = (time, mechanism);
         }
     }
-    // Copies of which issuing alone takes longer need no look at each.
+    // If issuing plain copies alone takes longer than the best alternative, they need not be modelled.
     let costs = machine.costs();
     let issued = costs.copy + costs.issue * (members.len() - 1) as f64;
     if best.0 < issued || best.0 < seconds(Mechanism::Copy) { best.1 } else { Mechanism::Copy }
 }
 
-/// Lets pieces into host memory and out of it alternate, as far as both last, so that each of several launches uses both directions of the link.
+/// Interleaves pieces to and from host memory in proportion to their numbers, so that each part of the list uses both directions of the
+/// link.
 fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
     let (from_host, others): (Vec<usize>, Vec<usize>) = members.iter().partition(|&&at| pair(at).0.is_host());
     let (mut from, mut other) = (0, 0);
     for member in members {
-        // The next of which a smaller part has passed, as of the middle of each.
+        // The next piece is from the list with the smaller completed fraction, measured at the middle of each piece.
         let (part_from, part_others) = ((2 * from + 1) * others.len(), (2 * other + 1) * from_host.len());
         *member = if other == others.len() || from < from_host.len() && (part_from, from_host[from]) < (part_others, others[other]) {
             from += 1;
@@ -710,8 +726,8 @@ fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
     }
 }
 
-/// Returns the function that assigns an operation to a lane. Operations of a lane follow each other on the device. A lane that either end may issue
-/// holds only copies between its two devices.
+/// Returns the function that assigns a direct operation to a lane (internal stream). Operations of a lane run one after the other on the
+/// device. A lane that either GPU may issue holds only copies between its two GPUs.
 pub(super) fn lane_key<'a>(machine: &'a Machine, batch: &'a [Shape], direct: &[DirectOp]) -> impl Fn(&DirectOp) -> LaneKey + 'a {
     let busy = busy_exits(machine, batch, direct.iter());
     move |op| {
