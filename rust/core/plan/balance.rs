@@ -1,9 +1,9 @@
-//! Shares with which the paths of a transfer end together if links are shared fairly.
+//! Adjusts the bytes of paths so that the paths of a transfer finish together if links are shared fairly.
 //!
-//! The linear program of [`split`](super::split) bounds the result of any sharing: it may give one path most of a link and another the
-//! rest. Real links are shared differently. Each flow on a full link gets as much as any other flow that could use it. So a share that the
-//! program makes large ends late, while the others end early. The program selects the paths worth using. This module then sets their bytes
-//! by the rates of max-min fair sharing, as in the simulator, and by their start times.
+//! The linear program of [`split`](super::split) assumes an arbitrary division of capacity: it may give one path most of a link and another
+//! the rest. Real links are shared fairly. Each flow on a full link gets as much as any other flow that could use it. So a path with many
+//! bytes ends late, while the others end early. This module uses the paths that the linear program selects, and computes their bytes from
+//! the rates of max-min fair sharing, as in the simulator, and from their start times.
 
 use super::selection::Selection;
 use super::split::{Column, fill};
@@ -12,40 +12,40 @@ use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
 
-/// Largest relative difference of the transfers' rates per byte at which they still end together. If it is larger, the linear program must
-/// divide the capacity that becomes free when the first transfers end.
+/// Largest relative difference between the transfers' rates per byte at which they are treated as ending together. If the difference is
+/// larger, the linear program is used, because it also divides the capacity that becomes free when the first transfers end.
 const ALIKE: f64 = 0.1;
 
-/// Number of iterations between chunk counts, which depend on shares, and shares, which depend on chunk counts.
+/// Number of iterations. Chunk counts depend on the bytes of the paths, and the bytes depend on the chunk counts.
 const COUNTS: usize = 2;
 
-/// Relative gain in time above which a path is removed. Such a path takes more capacity from others than it carries.
+/// Relative reduction of the time above which a path is removed. Such a path takes more capacity from other paths than it uses.
 const IN_THE_WAY: f64 = 5e-3;
 
-/// Fraction of a capacity above which a resource counts as full, because rates are rounded.
+/// Fraction of its capacity above which a resource counts as full. It is below 1 because rates are rounded.
 const FULL: f64 = 0.999;
 
-/// Path that carries bytes, together with all other such paths.
+/// Path that carries data concurrently with the other active paths.
 struct ActivePath<'a> {
     candidate: usize,
-    /// Number of the path's transfer among the transfers with active paths.
+    /// Number of the path's transfer among the transfers that have active paths.
     transfer: u32,
-    /// Resources of each hop.
+    /// Resources that each hop uses.
     hops: SmallVec<[&'a [ResourceId]; 2]>,
-    /// Resources of all hops together.
+    /// Resources that the path uses, over all hops.
     all: SmallVec<[ResourceId; 16]>,
-    /// True if the bytes are staged in host memory.
+    /// True if the path stages its data in host memory.
     through_host: bool,
-    /// Start time of the path in seconds, without its own latency and hand-overs.
+    /// Time at which the path starts, without its latency and synchronisations, seconds.
     head: f64,
-    /// Rate while all other paths are active too, bytes/s.
+    /// Rate of the path while all other paths are active too, bytes/s.
     rate: f64,
     bytes: f64,
 }
 
 impl<'f> Selection<'f> {
-    /// Returns new shares for the candidates that have bytes in `shares`. Returns `None` if the transfers of a batch would not end
-    /// together, or if each of them represents many.
+    /// Returns new numbers of bytes for the candidates that have bytes in `shares`. Returns `None` if the transfers of a batch would not
+    /// end together, or if demands may represent several transfers.
     pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
         if self.aggregated {
             return None;
@@ -74,7 +74,7 @@ impl<'f> Selection<'f> {
         Some(balanced)
     }
 
-    /// Returns all paths that carry bytes over links.
+    /// Returns all paths that carry data over links, with their start times.
     fn ways(&self, shares: &[f64]) -> Vec<ActivePath<'f>> {
         let (machine, costs) = (self.machine, self.machine.costs());
         let mut ways: Vec<ActivePath<'f>> = Vec::new();
@@ -100,8 +100,8 @@ impl<'f> Selection<'f> {
         ways
     }
 
-    /// Sets the start time of each path. Large copies are issued first, one by one, and then the chunks of all pipelines in turn. Transfers
-    /// of equal size should get equal shares. So each one counts half of the others as issued before it.
+    /// Sets the start time of each path. Large copies are issued first, one by one, and then the chunks of all pipelines round-robin.
+    /// Transfers of equal size should be divided equally. So for each transfer, half of the others are assumed to be issued before it.
     fn heads(&self, ways: &mut [ActivePath<'_>], transfers: usize) {
         let costs = self.machine.costs();
         let issue = executor::issue(self.options, costs);
@@ -123,8 +123,8 @@ impl<'f> Selection<'f> {
         }
     }
 
-    /// Computes the rates of all paths, and of the hops of staged paths. The first chunks of all pipelines pass the first hops together,
-    /// and the last chunks pass the second hops together.
+    /// Computes the rates of all paths, and of the hops of staged paths. The first chunks of all pipelines pass the first hops
+    /// concurrently, and the last chunks pass the second hops concurrently. Returns `None` if the transfers would not end together.
     fn share(&mut self, fair: &mut MaxMin<'_>, ways: &mut [ActivePath<'_>], demands: &[f64]) -> Option<()> {
         let rates = rates(fair, ways.iter().map(|way| way.drawing(&way.all)));
         let mut paces = vec![0.0; demands.len()];
@@ -148,15 +148,15 @@ impl<'f> Selection<'f> {
         Some(())
     }
 
-    /// Returns the fraction of each path's hand-overs that costs nothing. If a full resource limits the path, the other paths on that
-    /// resource are faster during the hand-over, up to their own limits. The fraction is 0 in a batch of several transfers, whose many
-    /// pipelines wait for the issuing thread.
+    /// Returns, for each path, the fraction of the idle time between chunks that costs nothing. If a full resource limits the path, the
+    /// other paths on that resource become faster during that time, up to their own limits. The fraction is 0 in a batch of several
+    /// transfers, because their many pipelines wait for the issuing thread.
     fn overlaps(&self, ways: &[ActivePath<'_>]) -> Vec<f64> {
         if ways.iter().any(|way| way.transfer > 0) {
             return vec![0.0; ways.len()];
         }
         let resources = self.machine.resources();
-        // Load of each resource, and the additional load that its paths would cause if it were wider.
+        // For each resource: its load, and the additional load that its paths would cause if it had more capacity.
         let mut use_of = vec![(0.0_f64, 0.0_f64); resources.len()];
         let more = |way: &ActivePath<'_>| (self.candidates[way.candidate].model.rate - way.rate).max(0.0);
         for way in ways {
@@ -177,7 +177,7 @@ impl<'f> Selection<'f> {
         ways.iter().map(part).collect()
     }
 
-    /// Computes the bytes of each path so that the paths of a transfer end together. Returns the end of the last transfer.
+    /// Computes the bytes of each path with which the paths of a transfer end together. Returns the end of the last transfer, in seconds.
     fn divide(&self, ways: &mut [ActivePath<'_>], demands: &[f64]) -> f64 {
         let mut columns = Vec::new();
         for _ in 0..COUNTS {
@@ -199,7 +199,8 @@ impl<'f> Selection<'f> {
         ways.iter().map(column).collect()
     }
 
-    /// Returns the staged path whose removal lets a single transfer end earliest, if that is earlier than with the path.
+    /// Returns the index of the staged path whose removal makes a single transfer end earliest; `None` if no removal makes it earlier than
+    /// `end`.
     fn in_the_way(&self, fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], demands: &[f64], end: f64) -> Option<usize> {
         if demands.len() != 1 {
             return None;
@@ -225,7 +226,7 @@ impl<'f> Selection<'f> {
 }
 
 impl ActivePath<'_> {
-    /// Returns the flow of the path's bytes on these resources.
+    /// Returns the flow of the path's data on these resources, for the computation of fair rates.
     fn drawing<'a>(&self, resources: &'a [ResourceId]) -> FlowRate<'a> {
         FlowRate { staged: f64::from(self.through_host), ..FlowRate::new(resources) }
     }
@@ -237,7 +238,7 @@ fn rates<'a>(fair: &mut MaxMin<'_>, flows: impl Iterator<Item = FlowRate<'a>>) -
     flows.into_iter().map(|flow| flow.rate).collect()
 }
 
-/// Returns the rates of all paths while staged paths are on one of their hops.
+/// Returns the rates of all paths while every staged path uses only its hop number `hop`.
 fn rates_of_hop(fair: &mut MaxMin<'_>, ways: &[ActivePath<'_>], hop: usize) -> Vec<f64> {
     rates(fair, ways.iter().map(|way| way.drawing(way.hops[hop.min(way.hops.len() - 1)])))
 }
@@ -247,7 +248,7 @@ fn ends(columns: &[Column], bytes: impl Iterator<Item = f64>) -> f64 {
     carrying.map(|(column, bytes)| column.line.0 + bytes * column.line.1).fold(0.0, f64::max)
 }
 
-/// True if no two paths, and no two hops of one path, use the same resource.
+/// True if no two paths use the same resource, and no path uses a resource in both hops.
 fn apart(ways: &[ActivePath<'_>], resources: usize) -> bool {
     let mut used = vec![false; resources];
     ways.iter().flat_map(|way| &way.all).all(|r| !std::mem::replace(&mut used[r.0 as usize], true))

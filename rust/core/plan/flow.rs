@@ -1,8 +1,8 @@
-//! Best flow of a batch's bytes through a network, over any number of relays and along any trees.
+//! Computes the best flow of a batch's data through a network, over any number of relays and along any trees.
 //!
-//! The useful trees are the cheapest ones under prices of resources. Two phases find them. In the first, prices rise with the load (Garg
-//! and Könemann 2007). In the second, if [`MOST_VARIABLES`] allows it, prices are those of the linear program over the known trees (Kelley
-//! 1960), until no cheaper tree is found. The same prices prove a lower bound of the batch's time ([`bound`](super::bound)).
+//! The useful trees are the cheapest ones under some prices of resources. Two phases find them. In the first, prices rise with the load
+//! (Garg and Könemann 2007). In the second, if [`MOST_VARIABLES`] allows it, prices are those of the linear program over the known trees
+//! (Kelley 1960), until no cheaper tree is found. The same prices prove a lower bound of the batch's time ([`bound`](super::bound)).
 
 use super::network::{Commodity, Draws, Network, Tree};
 use super::split::{Column, split};
@@ -10,64 +10,64 @@ use super::ways::Ways;
 use ahash::HashMap;
 use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
 
-/// Number of rounds with rising prices.
+/// Number of iterations of the first phase, in which prices rise.
 const ROUNDS: u32 = 48;
-/// Logarithm of the ratio of the price of the busiest resource to that of an idle one.
+/// Logarithm of the ratio between the price of the busiest resource and the price of an idle one, in the first phase.
 const STEEP: f64 = 12.0;
-/// Largest number of solutions of the linear program.
+/// Largest number of times that the linear program is solved in the second phase.
 const MOST_TURNS: usize = 24;
-/// Relative distance from the bound below which no further solution is computed.
+/// Relative distance between the best flow and the lower bound below which no further solution is computed.
 const CLOSE: f64 = 2e-3;
-/// Least price of a resource in the linear program, as a part of the largest.
+/// Smallest price of a resource in the linear program, relative to the largest price.
 const LEAST_PRICE: f64 = 1e-9;
-/// Largest number of prices and commodities of a linear program together. Its time grows with more than the square of their number.
+/// Largest sum of the numbers of prices and commodities of a linear program. The solution time grows with more than the square of the sum.
 const MOST_VARIABLES: usize = 400;
-/// Largest number of nonzero entries of a linear program: pairs of a tree and a resource that it uses.
+/// Largest number of nonzero entries of a linear program, which are pairs of a tree and a resource that it uses.
 const MOST_DRAWS: usize = 1 << 16;
 
-/// Result of a search for trees.
+/// Result of a search for trees with [`Network::explore`].
 pub(super) struct Explored {
-    /// Trees of each commodity that were the cheapest under some prices.
+    /// Trees of each commodity that were the cheapest under some resource prices.
     pub trees: Vec<Vec<Tree>>,
-    /// Bytes on each tree in the rounds with rising prices.
+    /// Bytes assigned to each tree in the first phase, by commodity and tree.
     bytes: Vec<Vec<f64>>,
-    /// Lower bound of the time of any flow in addition to the existing load, seconds.
+    /// Lower bound of the time of any flow that runs in addition to the existing load, seconds.
     pub seconds: f64,
-    /// Prices that prove the bound, by resource.
+    /// Resource prices that prove the bound `seconds`, by resource index.
     pub prices: Vec<f64>,
 }
 
-/// Best known flow. It may divide bytes arbitrarily. Only its use of capacity costs time; start-up and hand-overs are free.
+/// Best known flow. Data may be divided arbitrarily. Only the use of capacity costs time; startup and synchronisation are free.
 #[allow(dead_code)]
 pub(super) struct NetworkFlow {
-    /// Trees of each commodity with the bytes on each, most bytes first. The bytes add up to those of the commodity. The tree of a
-    /// commodity with one destination is a path: its copies in order, over any number of relays.
+    /// Trees of each commodity with the bytes on each, most bytes first. The bytes of a commodity's trees add up to the commodity's bytes.
+    /// With one destination, a tree is a path over any number of relays, given by its copies in order.
     pub shares: Vec<Vec<(Tree, f64)>>,
     /// Time for which the flow and the existing load keep the busiest resource busy, seconds.
     pub seconds: f64,
-    /// Lower bound of the time of any flow, seconds.
+    /// Lower bound of the time of any flow that runs in addition to the existing load, seconds.
     pub bound: f64,
 }
 
-/// Search for the trees of some commodities.
+/// State of a search for the best trees of some commodities.
 struct Search<'a> {
     network: &'a Network,
     flows: &'a [Commodity],
-    /// Time for which each resource is busy already, seconds.
+    /// Time for which the existing load keeps each resource busy, seconds.
     busy: &'a [f64],
-    /// Index of each known tree among those of its commodity.
+    /// Index of each known tree in the list of trees, by commodity.
     seen: Vec<HashMap<Tree, usize>>,
-    /// Draws of each known tree, with its commodity.
+    /// Commodity and draws of each known tree.
     known: Vec<(usize, Draws)>,
     found: Explored,
 }
 
 impl Network {
-    /// Computes the best flow of commodities in addition to the existing load. Each commodity must be able to reach its destinations.
-    /// `busy` is the existing load in seconds of each resource of the machine.
+    /// Returns the best flow of commodities that runs in addition to the existing load. Each commodity must be able to reach its
+    /// destinations. `busy` is the time in seconds for which the existing load keeps each resource of the machine busy.
     ///
     /// The resulting `seconds` is at most 0.2 % above the minimum if the linear program is affordable, and some per cent above it on larger
-    /// networks. Shares with few bytes are left for the caller to drop.
+    /// networks. The result may contain trees with few bytes, which the caller may drop.
     #[allow(dead_code)]
     pub fn flow(&self, flows: &[Commodity], busy: &[f64]) -> NetworkFlow {
         let mut explored = self.explore(flows, busy);
@@ -99,8 +99,8 @@ impl Network {
         NetworkFlow { shares: shares.collect(), seconds, bound: explored.seconds }
     }
 
-    /// Searches for trees of commodities in addition to the existing load. Each commodity must be able to reach its destinations. `busy` is
-    /// the existing load in seconds of each resource.
+    /// Searches for trees of commodities that run in addition to the existing load. Each commodity must be able to reach its destinations.
+    /// `busy` is the time in seconds for which the existing load keeps each resource busy.
     pub fn explore(&self, flows: &[Commodity], busy: &[f64]) -> Explored {
         let none = || vec![Vec::new(); flows.len()];
         let found = Explored { trees: none(), bytes: vec![Vec::new(); flows.len()], seconds: 0.0, prices: vec![0.0; self.resources] };
@@ -114,7 +114,8 @@ impl Network {
         search.found
     }
 
-    /// Returns a cheap tree of each commodity, and a lower bound of their total price. The bound is exact if each tree is the cheapest.
+    /// Returns a lower bound of the total cost of all commodities under these prices, and a cheap tree of each. The bound is exact if each
+    /// tree is the cheapest.
     fn cheapest(&self, flows: &[Commodity], prices: &[f64]) -> (f64, Vec<Tree>) {
         let (mut cost, mut trees) = (0.0, Vec::with_capacity(flows.len()));
         let all_pass = self.may_pass.iter().all(|may| *may);
@@ -122,7 +123,7 @@ impl Network {
         let mut last = None;
         for flow in flows {
             let mut steps = Vec::new();
-            // Destinations forward the bytes that they have, even if other bytes may not pass them.
+            // Destinations forward the data that they receive, even if other data may not pass through them.
             cost += flow.bytes
                 * if all_pass || flow.to.len() == 1 {
                     let ways = last.take().filter(|(src, _)| *src == flow.src).map(|(_, ways)| ways);
@@ -140,7 +141,7 @@ impl Network {
 }
 
 impl Search<'_> {
-    /// Runs the first phase. Returns the time for which its flow keeps each resource busy, in seconds.
+    /// Runs the first phase. Returns the time for which the resulting flow keeps each resource busy, in seconds.
     fn by_rising_prices(&mut self) -> Vec<f64> {
         let Search { network, flows, busy, .. } = *self;
         let (mut loads, mut prices) = (vec![0.0; network.resources], vec![1.0; network.resources]);
@@ -154,8 +155,8 @@ impl Search<'_> {
                 let place = self.learn(at, tree);
                 self.found.bytes[at][place] += bytes;
             }
-            // The existing load counts in proportion to the rounds done so far. Prices are relative to the expected load of the busiest
-            // resource at the end.
+            // The existing load counts in proportion to the iterations done so far. Prices are relative to the load that the busiest
+            // resource is expected to have at the end.
             let part = f64::from(round) / f64::from(ROUNDS);
             let all: Vec<f64> = loads.iter().zip(busy).map(|(load, busy)| load + busy * part).collect();
             let most = largest(&all);
@@ -166,14 +167,14 @@ impl Search<'_> {
         loads
     }
 
-    /// Runs the second phase. `scale` is the order of magnitude of the time.
+    /// Runs the second phase. `scale` is the order of magnitude of the batch's time, in seconds.
     fn by_linear_program(&mut self, scale: f64) {
         for _ in 0..MOST_TURNS {
             if self.known.iter().map(|(_, work)| work.len()).sum::<usize>() > MOST_DRAWS {
                 break;
             }
             let Some((reached, mut prices)) = self.solve(scale) else { break };
-            // Any prices prove a bound. If copies in a circle cost something, no cheapest way goes round it.
+            // Any prices prove a bound. If every cycle of copies has a cost, no cheapest path contains a cycle.
             let least = LEAST_PRICE * largest(&prices);
             prices.iter_mut().for_each(|price| *price = price.max(least));
             let (cost, trees) = self.network.cheapest(self.flows, &prices);
@@ -185,8 +186,8 @@ impl Search<'_> {
         }
     }
 
-    /// Keeps the prices if they prove a higher bound than the best so far: a flow that moves the commodities in `T` seconds can spend at
-    /// most `T` times the sum of all prices.
+    /// Keeps the prices if they prove a higher bound than the best so far: a flow that moves the commodities in `T` seconds costs at most
+    /// `T` times the sum of all prices.
     fn prove(&mut self, cost: f64, prices: &[f64]) {
         let fixed: f64 = self.busy.iter().zip(prices).map(|(seconds, price)| seconds * price).sum();
         let seconds = (cost + fixed) / prices.iter().sum::<f64>();
@@ -195,7 +196,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a tree of a commodity if it is new. Returns its index.
+    /// Adds a tree of a commodity if it is new. Returns the tree's index among the trees of the commodity.
     fn learn(&mut self, at: usize, tree: Tree) -> usize {
         let Search { network, flows, seen, known, found, .. } = self;
         if let Some(place) = seen[at].get(&tree) {
@@ -208,8 +209,8 @@ impl Search<'_> {
         found.trees[at].len() - 1
     }
 
-    /// Returns the prices under which the known trees cost most together, and that cost, which is a lower bound for any flow along these
-    /// trees.
+    /// Returns the largest possible cost of the known trees, which is a lower bound for any flow along these trees, and the resource prices
+    /// that lead to it. Returns `None` if the solver fails.
     fn solve(&self, scale: f64) -> Option<(f64, Vec<f64>)> {
         let Search { flows, busy, known, .. } = self;
         let mut problem = Problem::new(OptimizationDirection::Maximize);
@@ -233,7 +234,7 @@ impl Search<'_> {
     }
 }
 
-/// True if a linear program can divide the bytes of commodities among the known trees in reasonable time.
+/// True if a linear program that divides the commodities among the known trees can be solved in reasonable time.
 fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool {
     let mut is_used: Vec<bool> = busy.iter().map(|seconds| *seconds > 0.0).collect();
     work.iter().flatten().flatten().for_each(|(resource, _)| is_used[*resource as usize] = true);
@@ -241,12 +242,12 @@ fn is_affordable(flows: &[Commodity], work: &[Vec<Draws>], busy: &[f64]) -> bool
     flows.len() + is_used.iter().filter(|used| **used).count() <= MOST_VARIABLES && draws <= MOST_DRAWS
 }
 
-/// Returns the bytes of each tree that let the busiest resource finish as early as the known trees allow. Returns `None` if the solver
-/// fails.
+/// Returns the bytes of each tree, by commodity, with which the busiest resource finishes as early as the known trees allow. Returns `None`
+/// if the solver fails.
 fn divided(flows: &[Commodity], trees: &[Vec<Tree>], work: &[Vec<Draws>], busy: &[f64]) -> Option<Vec<Vec<f64>>> {
     let column = |transfer: usize, copies: usize, work: Draws| {
         let slowest = work.iter().map(|work| work.1).fold(0.0, f64::max);
-        // Prefers the tree with fewer copies among equally good ones.
+        // Among equally good trees, the one with fewer copies is preferred.
         let link_time = work.iter().map(|work| work.1).sum::<f64>() * (1.0 + copies as f64);
         Column { transfer: transfer as u32, fixed: 0.0, line: (0.0, slowest), work: work.into(), link_time }
     };
@@ -264,11 +265,11 @@ fn largest(seconds: &[f64]) -> f64 {
     seconds.iter().copied().fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// Returns the same copies as a tree of a network of this size. Where two ways meet in a device, only one of them continues.
+/// Returns the copies `steps` as a tree of a network with this number of devices. If two paths meet in a device, only one of them is kept.
 fn tidy(devices: usize, flow: &Commodity, steps: &[(usize, usize)]) -> Tree {
     let mut is_reached = vec![false; devices];
     is_reached[flow.src] = true;
-    // Each step comes after one that reaches the device where it begins.
+    // Each copy comes after a copy that reaches the device where it begins.
     let is_new = |(from, to): &&(usize, usize)| is_reached[*from] && !std::mem::replace(&mut is_reached[*to], true);
     let mut tree: Tree = steps.iter().filter(is_new).copied().collect();
     let mut copies = vec![0; devices];
@@ -288,13 +289,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Returns a network in which an edge with its own resource may connect each pair of devices, and the prices of these resources.
+    /// Returns a network in which any pair of devices may be connected by an edge with its own resource, and the prices of these resources.
     fn network(devices: usize, edges: &[(usize, usize, u32)]) -> (Network, Vec<f64>) {
         let pairs: Vec<(usize, usize)> = edges.iter().map(|(from, to, _)| (*from, *to)).collect();
         (Network::of_edges(devices, &pairs), edges.iter().map(|edge| f64::from(edge.2)).collect())
     }
 
-    /// Returns the smallest price of a set of edges that connects device 0 to the devices `to`, found by trying all sets.
+    /// Returns the smallest total price of edges that connect device 0 to the devices `to`, found by trying all sets of edges.
     fn by_trying(network: &Network, prices: &[f64], to: &[usize]) -> f64 {
         let count = network.devices.len();
         let pairs = (0..count * count).map(|at| (at / count, at % count)).filter(|(from, to)| network.joins(*from, *to));
@@ -315,20 +316,20 @@ mod tests {
 
     #[test]
     fn bytes_flow_over_two_relays_where_that_helps() {
-        // A direct copy, and one over two relays.
+        // The network has a direct copy, and a path over two relays.
         let (network, _) = network(4, &[(0, 3, 0), (0, 1, 0), (1, 2, 0), (2, 3, 0)]);
         let flow = network.flow(&[Commodity { src: 0, to: vec![3], bytes: 2.0 }], &[0.0; 4]);
         assert!((flow.seconds - 1.0).abs() < 1e-6 && (flow.bound - 1.0).abs() < 2e-3, "{} {}", flow.seconds, flow.bound);
         let mut paths: Vec<&Tree> = flow.shares[0].iter().map(|share| &share.0).collect();
         paths.sort();
         assert_eq!(paths, [&vec![(0, 1), (1, 2), (2, 3)], &vec![(0, 3)]]);
-        // A relay's link is busy for all the time already.
+        // The existing load already keeps a relay's link busy for the whole time.
         let busy = network.flow(&[Commodity { src: 0, to: vec![3], bytes: 2.0 }], &[0.0, 0.0, 2.0, 0.0]);
         assert!((busy.seconds - 2.0).abs() < 1e-6 && busy.shares[0][0].0 == [(0, 3)] && busy.shares[0][0].1 > 1.999, "{:?}", busy.shares);
     }
 
     proptest! {
-        // A failing case is printed; nothing is written into the source tree.
+        // Failing cases are printed; nothing is written into the source tree.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]

@@ -1,50 +1,51 @@
-//! Split of transfers over paths: the bytes of each path that let the whole batch finish as early as possible.
+//! Divides transfers among paths: computes the bytes of each path with which the whole batch finishes as early as possible.
 //!
-//! With known fixed costs `f_p` and rates of the paths, this is a linear program. Its variables are the bytes `x_p` and the time `T`. Each
-//! transfer gives an equation, and each resource a row:
+//! With known fixed costs `f_p` and rates of the paths, this is a linear program. Its variables are the bytes `x_p` of each path and the
+//! time `T`. Each transfer gives an equation, and each resource an inequality:
 //!
 //! ```text
 //! minimise T   subject to   Σ_p∈transfer x_p = bytes,   f_r + Σ_p weight(p, r) · x_p / capacity_r ≤ T
 //! ```
 //!
-//! Here `f_r` is the smallest fixed cost among the paths that use `r`. The equations are solved in advance: one path of each transfer
-//! carries the bytes that the others leave. So the simplex method starts from plain copies and not from nothing.
+//! Here `f_r` is the smallest fixed cost among the paths that use resource `r`. The equations are eliminated before solving: one path of
+//! each transfer carries the bytes that the others leave. So the simplex method starts from plain copies and not from an empty solution.
 //!
-//! If no two paths share a resource (one transfer between directly connected GPUs), the rows decouple, and filling finds the optimum: the
-//! cheapest paths start first, and T rises until they carry all bytes. There, the fill of each pipeline counts exactly, in proportion to
-//! its bytes. In the linear program it counts as a fixed cost, because rows for single paths would fill the gaps of pipelines with tiny
-//! shares of other paths. A property test compares the two methods.
+//! If no two paths share a resource (one transfer between directly connected GPUs), the inequalities are independent, and [`fill`] finds
+//! the optimum directly: paths with the lowest fixed time start first, and T rises until they carry all bytes. It models the time to fill
+//! each pipeline exactly, in proportion to the path's bytes. The linear program treats that time as a fixed cost, because inequalities for
+//! single paths would fill the gaps of pipelines with tiny parts on other paths. A property test compares the two methods.
 
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Problem, SolveOptions, SolveOutcome};
 use smallvec::{SmallVec, smallvec};
 
-/// Path in the linear program.
+/// Path in the linear program: one column of its matrix.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
-    /// Index into the demands.
+    /// Transfer of the path, as an index into the demands.
     pub transfer: u32,
-    /// Time for which the path leaves its resources idle, with about its expected bytes, seconds.
+    /// Time for which the path leaves its resources idle, at about the path's expected number of bytes, seconds.
     pub fixed: f64,
-    /// Fixed time of the path and its time per byte, with its resources to itself, seconds.
+    /// Fixed time of the path in seconds and its time per byte in seconds, if no other path uses its resources.
     pub line: (f64, f64),
-    /// Seconds per byte on each resource.
+    /// Time for which one byte on the path keeps each resource busy, as pairs of resource index and seconds.
     pub work: SmallVec<[(u32, f64); 8]>,
-    /// Link time per byte, seconds. It breaks ties in favour of paths that occupy fewer links.
+    /// Sum over the hops of the link time of one byte, seconds. Among equally fast divisions, the one that occupies fewer links is
+    /// preferred.
     pub link_time: f64,
 }
 
-/// Error: the solver has failed. The caller then plans without several paths.
+/// Error: the solver failed. It contains the reason. The caller then uses one path for each transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Unsolved(pub String);
 
-/// Weight of the tie-break relative to T. Ties are common: a relay that only uses another transfer's link changes nothing. The tie-break
-/// must not trade finishing time for link time, and 10⁻⁴ of it is below any measurement.
+/// Weight of link time relative to T in the objective. Ties in T are common: a relay that only uses another transfer's link changes
+/// nothing. Less link time must not lengthen T noticeably; 10⁻⁴ is below what can be measured.
 const TIE_BREAK: f64 = 1e-4;
 
-/// Fraction of a transfer by which the solver may exceed its bytes because of rounding.
+/// Largest fraction by which rounding errors of the solver may exceed a transfer's bytes.
 const WHOLE: f64 = 1e-7;
 
-/// Returns the bytes of each column. `demands` are the bytes of each transfer; every transfer has at least one column.
+/// Returns the bytes of each column. `demands` contains the bytes of each transfer; every transfer has at least one column.
 pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
     if columns.is_empty() {
         return Ok(Vec::new());
@@ -52,13 +53,13 @@ pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Re
     if disjoint(columns, resources) { Ok(fill(columns, demands)) } else { solve(columns, demands, resources) }
 }
 
-/// True if no two columns share a resource.
+/// True if no two columns use the same resource.
 fn disjoint(columns: &[Column], resources: usize) -> bool {
     let mut used = vec![false; resources];
     columns.iter().flat_map(|c| &c.work).all(|&(r, _)| !std::mem::replace(&mut used[r as usize], true))
 }
 
-/// Returns the optimum if no two columns share a resource. Each transfer then has its own finishing time.
+/// Returns the optimal bytes of each column if no two columns share a resource. Each transfer then has its own finishing time.
 pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
@@ -72,7 +73,7 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
             rest.next();
         }
         own.sort_by(|&a, &b| fixed(a).total_cmp(&fixed(b)).then(a.cmp(&b)));
-        // A path without resources (a copy inside one device) takes no time per byte.
+        // A path without resources, which is a copy inside one device, takes no time per byte.
         if let Some(&free) = own.iter().find(|&&i| each(i) == 0.0) {
             bytes[free] = demand;
             continue;
@@ -97,20 +98,20 @@ pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     bytes
 }
 
-/// Groups of paths, each with its seconds per byte on a resource.
+/// Pairs of a group of paths and the time for which one byte of that group keeps a resource busy, in seconds.
 type Terms = SmallVec<[(u32, f64); 8]>;
 
-/// Inequality of one resource.
+/// Inequality of the linear program for one resource.
 #[derive(Clone)]
 struct Row {
-    /// Smallest fixed cost of the row's groups.
+    /// Smallest fixed cost of the groups in this inequality, seconds.
     fixed: f64,
     terms: Terms,
 }
 
-/// Solves the general case by the simplex method.
+/// Returns the bytes of each column in the general case, by the simplex method.
 fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
-    // Values are scaled to the order of 1, for which the solver's tolerances are made.
+    // Values are scaled to about 1, because the solver's tolerances are absolute.
     let scale = demands.iter().copied().fold(0.0, f64::max);
     let longest = columns.iter().map(|c| c.fixed + scale * c.work.iter().map(|w| w.1).fold(0.0, f64::max)).fold(0.0, f64::max);
     if !(scale > 0.0 && longest > 0.0 && longest.is_finite()) {
@@ -147,8 +148,8 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
         outcome.map_err(|e| Unsolved(e.to_string()))?.into_solution().map_err(|_| Unsolved("interrupted".into()))
     };
     let mut solution = solved(problem.solve_with(options))?;
-    // Non-negativity constraints of the eliminated variables are added lazily: few transfers need theirs, and each row costs time in every
-    // step of the solver.
+    // Non-negativity constraints of the eliminated variables are added lazily: few transfers need them, and each further inequality costs
+    // time in every iteration of the solver.
     let mut free: Vec<&Transfer> = transfers.iter().collect();
     loop {
         let others = |transfer: &Transfer| transfer.others().filter_map(|i| variables[i]).map(|v| solution.var_value(v)).sum::<f64>();
@@ -171,7 +172,7 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
 }
 
-/// Groups of a transfer. The one with the smallest `link_time` carries the bytes that the others leave (`rest`).
+/// Groups of one transfer, and its bytes. The group with the smallest `link_time` (`rest`) carries the bytes that the other groups leave.
 struct Transfer {
     groups: std::ops::Range<usize>,
     rest: usize,
@@ -196,7 +197,7 @@ fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
     transfers
 }
 
-/// Returns the resources that may limit the time: those that several columns share, and those that a group has to itself.
+/// Returns the inequalities of resources that may limit the time: resources that several columns share, and resources of one group only.
 fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
     for (i, group) in groups.iter().enumerate() {
@@ -213,8 +214,8 @@ fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     rows
 }
 
-/// Returns the inequality after elimination of each transfer's `rest` group. The work of that group for whole transfers becomes part of the
-/// fixed cost. Bytes that another group carries are subtracted from it.
+/// Returns the inequality after elimination of each transfer's `rest` group. The time that this group would need for its whole transfer
+/// becomes part of the fixed cost, and is reduced by each byte that another group carries.
 fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
     let mut over = Row { fixed: row.fixed, terms: Terms::new() };
     let mut add = |i: usize, work: f64| match over.terms.iter_mut().find(|term| term.0 == i as u32) {
@@ -230,22 +231,22 @@ fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
             add(i as usize, work);
         }
     }
-    // If both groups draw equally on the resource, only rounding errors are left.
+    // If both groups draw equally on the resource, the difference consists of rounding errors only.
     let most = row.terms.iter().map(|term| term.1).fold(0.0, f64::max);
     over.terms.retain(|term| term.1.abs() > 1e-9 * most);
     over
 }
 
-/// Interchangeable columns of a transfer. They have the same fixed cost and the same draws on shared resources; their other resources are
-/// used by no other column. One variable serves all of them, so the seven relays into a GPU become two or three variables.
+/// Interchangeable columns of a transfer. They have the same fixed cost and the same draws on shared resources. No other column uses their
+/// other resources. One variable represents all of them, so the seven relays into a GPU become two or three variables.
 struct Group {
     transfer: u32,
     members: SmallVec<[u32; 8]>,
-    /// Fixed cost of each member.
+    /// Fixed cost of each column of the group, seconds.
     fixed: f64,
     link_time: f64,
     shared: SmallVec<[(u32, f64); 8]>,
-    /// Rate of the members' own resources together, bytes/s; infinite if they have none.
+    /// Sum of the rates of the columns' unshared resources, bytes/s; infinite if they have none.
     rate: f64,
 }
 
@@ -277,13 +278,13 @@ fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
     groups
 }
 
-/// Returns the seconds per byte on the slowest resource that a column has to itself.
+/// Returns the time per byte on the slowest resource that no other column shares, in seconds.
 fn own_work(column: &Column, shared: &[(u32, f64)]) -> f64 {
     column.work.iter().filter(|w| !shared.contains(w)).map(|w| w.1).fold(0.0, f64::max)
 }
 
 impl Group {
-    /// Assigns the group's bytes to as few members as can carry them within `finish` seconds, because each further path costs operations.
+    /// Assigns the group's bytes to as few columns as can carry them within `finish` seconds, because each further path costs operations.
     fn hand_out(&self, mut left: f64, finish: f64, columns: &[Column], bytes: &mut [f64]) {
         for &i in &self.members {
             let most = (finish - self.fixed).max(0.0) / own_work(&columns[i as usize], &self.shared);
@@ -296,8 +297,8 @@ impl Group {
     }
 }
 
-/// Removes redundant rows. Many resources are in series (both ends of a port, a link and its uplink) and serve the same columns. Only the
-/// tightest of them can limit the time, and the program is smaller without the others.
+/// Removes redundant inequalities. Many resources are in series (both ends of a port, a link and its uplink) and are used by the same
+/// columns. Only the tightest of them can limit the time, and the linear program is smaller without the others.
 fn drop_implied(rows: &mut [Row]) {
     let mut seen: ahash::HashMap<SmallVec<[u32; 8]>, usize> = ahash::HashMap::default();
     for at in 0..rows.len() {
@@ -309,7 +310,7 @@ fn drop_implied(rows: &mut [Row]) {
             seen.insert(who, at);
             continue;
         };
-        // One row implies another if it does not begin earlier and each of its terms is at least as large.
+        // One inequality implies another if its fixed cost is not larger and each of its terms is at least as large.
         let implies =
             |a: usize, b: usize| rows[a].fixed >= rows[b].fixed && rows[a].terms.iter().zip(&rows[b].terms).all(|(x, y)| x.1 >= y.1);
         if implies(first, at) {
@@ -356,7 +357,7 @@ mod tests {
 
     #[test]
     fn transfers_that_share_a_link_leave_it_to_the_one_that_needs_it() {
-        // Transfer 0 may use links 0 or 1, transfer 1 only link 1: the first keeps to link 0.
+        // Transfer 0 may use links 0 or 1, and transfer 1 only link 1. So transfer 0 uses only link 0.
         let columns = [column(0, 0.0, &[(0, 1e-9)]), column(0, 0.0, &[(1, 1e-9)]), column(1, 0.0, &[(1, 1e-9)])];
         let bytes = split(&columns, &[1e6, 1e6], 2).expect("solvable");
         assert!(bytes[1] < 1.0 && bytes[2] > 0.999e6, "{bytes:?}");
@@ -371,10 +372,10 @@ mod tests {
     }
 
     proptest! {
-        // A failing case is printed; nothing is written into the source tree.
+        // Failing cases are printed; nothing is written into the source tree.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Random columns and demands: all bytes are distributed, and no resource needs longer than in the best of many random splits.
+        /// Random columns and demands: all bytes are distributed, and no resource needs longer than in the best of many random divisions.
         #[test]
         fn no_random_split_is_faster(seed in any::<u64>()) {
             let mut state = seed;
@@ -415,7 +416,7 @@ mod tests {
             }
         }
 
-        /// The filling is the optimum of the linear program.
+        /// The result of `fill` is the optimum of the linear program.
         #[test]
         fn filling_and_simplex_agree(paths in prop::collection::vec((0.0..1e-3f64, 1e-11..1e-9f64), 1..8), demand in 1e6..1e9f64) {
             agree(&paths, demand)?;
@@ -426,7 +427,8 @@ mod tests {
         let mut columns: Vec<_> = paths.iter().enumerate().map(|(i, &(fixed, work))| column(0, fixed, &[(i as u32, work)])).collect();
         let filled = fill(&columns, &[demand]);
         prop_assert!((filled.iter().sum::<f64>() / demand - 1.0).abs() < 1e-9);
-        // A row binds even if its only path carries nothing, so the linear program gets just the paths that the filling uses.
+        // An inequality counts the fixed cost of a path even if the path carries nothing, so the linear program gets only the paths that
+        // `fill` uses.
         let mut used = filled.iter();
         columns.retain(|_| used.next().is_some_and(|b| *b > 0.0));
         let filled: Vec<f64> = filled.into_iter().filter(|b| *b > 0.0).collect();
