@@ -1,9 +1,9 @@
 //! Shared table in which importer and exporter record, without messages, which allocations were freed and which are no longer mapped.
 //!
-//! A socket has room for a few hundred packets, and neither side may block until the other reads. Each allocation that an importer requests
-//! therefore gets a slot of two numbers in a memory file of the importer. The exporter writes the first number when it frees the memory.
-//! The importer writes the second when it unmaps the memory. Both write the unique number of the request, so a slot can be reused without
-//! clearing it. A side that writes anything else harms only itself.
+//! The socket between the two sides can hold only a few hundred packets, and neither side may block until the other one reads. Each
+//! allocation that an importer requests therefore gets a slot of two numbers in a memory file of the importer. The exporter writes the
+//! first number when it frees the memory. The importer writes the second number when it unmaps the memory. Both write the unique number of
+//! the request, so a slot can be reused without clearing it. A process that writes anything else harms only itself.
 
 use super::segment::{self, Mapping};
 use rustix::fd::OwnedFd;
@@ -12,33 +12,33 @@ use rustix::io::{Errno, Result};
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of allocations of one exporter that a context can map. The kernel's default limit on mappings per process is about as
-/// high.
+/// Maximum number of allocations of one exporter that a context can map. The kernel's default limit on the number of mappings of a process
+/// is about as high.
 pub const SLOTS: u32 = 1 << 16;
 
 const SLOT_BYTES: u64 = 8;
 const BYTES: u64 = SLOTS as u64 * SLOT_BYTES;
 
-/// Board (shared table of slots) of one connection.
+/// Board: shared table of freed and unmapped allocations of one connection.
 #[derive(Debug)]
 pub struct Board {
     mapping: Mapping,
 }
 
 impl Board {
-    /// Creates a board. Returns the board and the file with which the other side opens it.
+    /// Creates a board. Returns it together with the memory file by which the other side can open it.
     pub fn new() -> Result<(Board, OwnedFd)> {
         let file = segment::file(BYTES)?;
         Ok((Board::open(&file)?, file))
     }
 
-    /// Opens the board that the other side has created.
+    /// Opens the board that the other side of the connection has created.
     pub fn open(file: &OwnedFd) -> Result<Board> {
         Ok(Board { mapping: Mapping::new(file, BYTES)? })
     }
 
-    /// Allocates the page of a slot in advance. If it were allocated at the first write, a system without free memory would kill the
-    /// writer.
+    /// Allocates the page of a slot in advance. Otherwise the first write would allocate it, and a system without free memory would kill
+    /// the writing process.
     pub fn reserve(file: &OwnedFd, slot: u32) -> Result<()> {
         rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, u64::from(slot) * SLOT_BYTES, SLOT_BYTES)
     }
@@ -53,7 +53,7 @@ impl Board {
         Ok(unsafe { &*with_exposed_provenance(address as usize) })
     }
 
-    /// Records on the exporter's side that the memory granted to this request has been freed.
+    /// Records on the exporter's side that the memory of this request has been freed.
     pub fn withdraw(&self, slot: u32, request: u32) {
         self.at(slot, 0).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }
@@ -62,7 +62,8 @@ impl Board {
         self.at(slot, 0).is_ok_and(|place| place.load(Ordering::Acquire) == request)
     }
 
-    /// Records on the importer's side that the memory granted to this request is not mapped, even if the grant arrives later.
+    /// Records on the importer's side that the memory of this request is not mapped. This also applies if the exporter's answer arrives
+    /// later.
     pub fn close(&self, slot: u32, request: u32) {
         self.at(slot, 4).into_iter().for_each(|place| place.store(request, Ordering::Release));
     }

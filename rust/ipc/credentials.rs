@@ -7,17 +7,17 @@ use std::fmt;
 /// User and process at the other end of a Unix socket, as reported by the kernel (`SO_PEERCRED`).
 ///
 /// Access decisions use only the user. The process id is 0 if the peer runs in a PID namespace that is not visible here, for example in
-/// another container, so it is used only in messages. The end of a peer is detected by the end of its connection.
+/// another container, so it is used only in messages. The exit of a peer is detected by the end of its connection.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Effective user id.
+    /// Effective user id of the peer.
     pub user: u32,
-    /// Process id in this PID namespace, or 0 if it is not visible.
+    /// Process id of the peer in this PID namespace, or 0 if it is not visible.
     pub process: i32,
 }
 
 impl Credentials {
-    /// Reads the credentials of the other end of `socket`.
+    /// Reads the credentials of the process at the other end of `socket`.
     pub fn of_peer(socket: &impl AsFd) -> Result<Credentials> {
         let mut said = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

@@ -1,12 +1,12 @@
-//! Errors of sharing memory between processes.
+//! Errors of memory sharing between processes.
 
 use rustix::io::Errno;
 use std::io;
 
-/// Error of this crate.
+/// Error of memory sharing between processes.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum IpcError {
-    /// The bytes are not a valid handle.
+    /// The bytes do not form a valid handle.
     #[error("{0}")]
     Corrupt(String),
     /// The handle or the peer belongs to another version of the library.
@@ -18,7 +18,7 @@ pub enum IpcError {
     /// The peer has exited or has freed the memory.
     #[error("{0}")]
     PeerGone(String),
-    /// The peer did not answer in time.
+    /// The peer did not answer within the maximum time.
     #[error("{0}")]
     Timeout(String),
     /// The operating system returned an error.

@@ -1,9 +1,9 @@
 //! Protects children of `fork` from using objects that belong to the parent.
 //!
-//! A child has a copy of this library's memory but not its threads and, on CUDA, not the driver. Locks may be held by threads that do not
-//! exist in the child. Every object therefore records the process that created it (its generation, counted in forks), and no other process
-//! uses, locks or frees it. A child closes the sockets immediately. If it kept them open, peers of the parent would not notice the parent's
-//! exit.
+//! A child has a copy of this library's memory, but not its threads and, on CUDA, not the driver. Locks may be held by threads that do not
+//! exist in the child. Every object therefore records the generation (the number of forks) of the process that created it. No other process
+//! uses, locks or frees the object. A child closes the sockets immediately. If it kept them open, peers of the parent would not notice the
+//! parent's exit.
 
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Result;
@@ -15,10 +15,11 @@ use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// Open sockets. No `fork` proceeds while this is locked.
+/// Descriptors of all open sockets of this library. No `fork` proceeds while this is locked.
 static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Returns the generation of this process. It differs from the generations of all its ancestors. Makes no system call after the first.
+/// Returns the generation of this process, which differs from the generations of all its ancestors. Only the first call makes a system
+/// call.
 pub fn generation() -> u32 {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(|| {
@@ -31,8 +32,8 @@ pub fn generation() -> u32 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Registers `work` to be called when the process ends by `exit` or returns from `main`. A child of `fork` inherits the registration, so
-/// `work` must check the generation first.
+/// Registers `work` to be called when the process calls `exit` or returns from `main`. A child of `fork` inherits the registration, so
+/// `work` must first check the generation of the process.
 pub fn at_exit(work: extern "C" fn()) {
     // SAFETY: the function lives as long as the program.
     if unsafe { libc::atexit(work) } != 0 {
@@ -40,7 +41,7 @@ pub fn at_exit(work: extern "C" fn()) {
     }
 }
 
-/// Guard of [`SOCKETS`] that is held while the process forks.
+/// Guard of [`SOCKETS`] that this process holds while it forks.
 struct Forking(UnsafeCell<Option<MutexGuard<'static, BTreeSet<RawFd>>>>);
 
 // SAFETY: only the thread that holds the lock stored inside, or is about to store it, accesses the cell.
@@ -65,7 +66,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: as in `in_parent`. The only thread of the child is a copy of the one that called `before`.
+    // SAFETY: as in `in_parent`. The only thread of the child is a copy of the thread that called `before`.
     let Some(mut held) = (unsafe { (*FORKING.0.get()).take() }) else { return };
     for socket in held.iter() {
         // SAFETY: the descriptor belongs to this library. Nothing else in this process closes it, because its owner is of another
@@ -75,7 +76,7 @@ extern "C" fn in_child() {
     held.clear();
 }
 
-/// Descriptor that is closed in a child of `fork`.
+/// Socket or other descriptor that is closed in a child of `fork`.
 #[derive(Debug)]
 pub struct Socket {
     descriptor: ManuallyDrop<OwnedFd>,
@@ -83,7 +84,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Wraps the descriptor that `make` returns. `make` must not block, because forks wait for it.
+    /// Creates a socket from the descriptor that `make` returns. `make` must not block, because forks wait for it.
     pub fn make(make: impl FnOnce() -> Result<OwnedFd>) -> Result<Socket> {
         let generation = generation();
         let mut open = sockets();
@@ -92,7 +93,7 @@ impl Socket {
         Ok(Socket { descriptor: ManuallyDrop::new(descriptor), generation })
     }
 
-    /// True if the socket is open in this process, not only in an ancestor.
+    /// True if the socket is open in this process. False if the process inherited the object by `fork`.
     pub fn is_here(&self) -> bool {
         self.generation == generation()
     }
@@ -116,22 +117,23 @@ impl Drop for Socket {
     }
 }
 
-/// Number of fork generations with separate values of an [`OfProcess`]. A process one generation deeper shares the value of the first.
+/// Number of generations of forked processes that have separate values of an [`OfProcess`]. A process `DEPTH` forks below another process
+/// shares that process's value.
 pub const DEPTH: usize = 16;
 
-/// Value that each process creates for itself, because a lock inherited from the parent may stay locked for ever in a child.
+/// Value that each process creates for itself, because a lock that a child inherits from its parent may stay locked forever.
 pub struct OfProcess<T> {
     each: [OnceLock<T>; DEPTH],
     make: fn() -> T,
 }
 
 impl<T> OfProcess<T> {
-    /// Creates a value that `make` initializes on first use in each process.
+    /// Creates the value. Each process initializes its own by calling `make` at the first use.
     pub const fn new(make: fn() -> T) -> OfProcess<T> {
         OfProcess { each: [const { OnceLock::new() }; DEPTH], make }
     }
 
-    /// Returns the value of this process.
+    /// Returns the value that belongs to this process.
     pub fn get(&self) -> &T {
         self.each[generation() as usize % DEPTH].get_or_init(self.make)
     }

@@ -1,24 +1,25 @@
-//! Encodes a range of one process's memory as bytes that can be sent to another process.
+//! Encodes a memory range of one process as bytes that can be sent to another process.
 
 use super::AllocationKey;
 use super::error::IpcError;
 use super::process::ProcessIdentity;
 use crate::topology::MemoryKind;
 
-/// Size of an encoded handle in bytes. It is the same in all versions.
+/// Size of an encoded handle in bytes. It is the same in all versions of the library.
 pub const BYTES: usize = 128;
 
-/// Version of the fields that follow the checksum. Magic, version and checksum have the same positions in every version.
+/// Version of the fields that follow the checksum. The magic number, the version and the checksum are at the same positions in every
+/// version.
 pub const VERSION: u16 = 2;
 
 const MAGIC: [u8; 8] = *b"mpgpu-mh";
 
-/// Random number that proves that a process was given the handle.
+/// Random number that proves that a process has received the handle.
 #[derive(Copy, Clone)]
 pub struct Secret(pub [u8; 16]);
 
 impl Secret {
-    /// Draws an unpredictable secret.
+    /// Creates an unpredictable secret.
     pub(super) fn draw() -> Result<Secret, IpcError> {
         let mut bytes = [0; 16];
         // `getrandom` returns this few bytes completely or fails.
@@ -27,7 +28,7 @@ impl Secret {
     }
 }
 
-/// Comparison in constant time, so that a secret cannot be guessed byte by byte from the response time.
+/// Compares in constant time, so that a secret cannot be guessed byte by byte from the response time.
 impl PartialEq for Secret {
     fn eq(&self, other: &Secret) -> bool {
         let differing = self.0.iter().zip(&other.0).fold(0, |bits, (a, b)| std::hint::black_box(bits | (a ^ b)));
@@ -44,31 +45,31 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Decoded handle: a memory range and the information needed to import it.
+/// Decoded handle: a memory range of another process and the information needed to import it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// Process that owns the memory.
+    /// Process that owns the memory range.
     pub origin: ProcessIdentity,
-    /// Allocation within the owning process.
+    /// Allocation of the owning process that contains the memory range.
     pub key: AllocationKey,
-    /// Size of the whole allocation in bytes.
+    /// Size in bytes of the allocation that contains the memory range.
     pub allocation_bytes: u64,
-    /// Offset of the range in the allocation, bytes.
+    /// Offset of the memory range from the start of its allocation, bytes.
     pub offset: u64,
-    /// Size of the range in bytes.
+    /// Size of the memory range in bytes.
     pub bytes: u64,
-    /// UUID of the device, which does not depend on device numbering in the importing process.
+    /// UUID of the device whose memory contains the range. It does not depend on the device numbering in the importing process.
     pub device: [u8; 16],
-    /// Number of the device in the exporting process, for messages.
+    /// Number of the device in the exporting process, used in messages.
     pub number: i32,
-    /// Kind of memory.
+    /// Kind of memory that contains the range.
     pub kind: MemoryKind,
-    /// Secret of the exported allocation.
+    /// Secret that permits other processes to map the allocation.
     pub secret: Secret,
 }
 
 impl Handle {
-    /// Encodes the handle, including the checksum.
+    /// Returns the handle encoded as bytes, including the checksum.
     pub fn encode(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -91,7 +92,7 @@ impl Handle {
         bytes
     }
 
-    /// Decodes a handle. Its contents are not trusted: they serve only to ask the exporter, which validates them.
+    /// Decodes a handle. Its contents are not trusted: they serve only as a request to the exporter, which validates them.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Handle, IpcError> {
         if bytes[..8] != MAGIC {
             let found: String = bytes[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -139,13 +140,14 @@ impl Handle {
     }
 }
 
-/// Writes the checksum into an encoded handle.
+/// Computes the checksum of an encoded handle and stores it in the handle.
 pub fn seal(bytes: &mut [u8; BYTES]) {
     let sum = checksum(bytes);
     bytes[12..16].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// Computes the FNV-1a checksum (RFC 9923) of all bytes but its own. It detects accidental changes, not deliberate ones.
+/// Returns the FNV-1a checksum (RFC 9923) of an encoded handle, computed from all bytes except the checksum itself. It detects accidental
+/// changes, not deliberate ones.
 fn checksum(bytes: &[u8; BYTES]) -> u32 {
     let all = bytes[..12].iter().chain(&bytes[16..]);
     all.fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

@@ -1,10 +1,10 @@
 //! Shares memory between processes of one node, and orders their work by counters in that memory.
 //!
 //! An exporter describes a memory range in a [`Handle`] of fixed size. The program sends the handle by any means, for example MPI. The
-//! importer connects to the exporter named in the handle over an abstract Unix socket. Such a socket has no file, so nothing is left behind
-//! however a process ends. The exporter checks that the allocation still exists and answers with the information needed to map it. The
-//! connection stays open for as long as the importer holds the memory, so each side notices the exit of the other. Freed and closed memory
-//! is recorded on a page that both sides map, so no event is lost however rarely a side checks it.
+//! importer connects to the exporter named in the handle over an abstract Unix socket. Such a socket has no file, so no file remains after
+//! a process exits. The exporter checks that the allocation still exists and answers with the information needed to map it. The connection
+//! stays open while the importer holds the memory, so each side notices the exit of the other one. Freed and unmapped memory is recorded on
+//! a page that both sides map, so no event is lost even if a side checks it rarely.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -55,11 +55,11 @@ use mpgpu_backend as backend;
 use mpgpu_backend::{sync, threads};
 use mpgpu_core::topology;
 
-/// Identifies an exported allocation among those of its process.
+/// Key that identifies an exported allocation among those of its process.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AllocationKey {
-    /// Number of the backend. Allocation ids are unique only within a backend.
+    /// Number of the backend that owns the allocation. Allocation ids are unique only within a backend.
     pub backend: u8,
-    /// Allocation id, from [`Allocation::id`](crate::backend::Allocation::id).
+    /// Id of the allocation, from [`Allocation::id`](crate::backend::Allocation::id).
     pub allocation: u64,
 }

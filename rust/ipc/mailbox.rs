@@ -1,16 +1,17 @@
-//! Matches sends and receives in shared memory, by MPI's rules.
+//! Matches sends and receives in shared memory, according to MPI's rules.
 //!
-//! Each rank has a mailbox, which all ranks map. It lists the posted receives and the messages that arrived before their receive, both in
-//! order. A message matches the first receive that accepts it, and a receive matches the first message that it accepts. The later of the
-//! two finds the earlier one under the lock of the receiver's mailbox. A match needs no thread and no call of the receiver.
+//! Each rank has a mailbox, which all ranks map. The mailbox lists the posted receives, and the messages that arrived before their receive.
+//! Both lists are in posting order. A message matches the first receive that accepts it, and a receive matches the first message that it
+//! accepts. Whichever of a send and its receive is posted later finds the earlier one, under the lock of the receiver's mailbox. A match
+//! needs no thread and no call by the receiver.
 //!
-//! No rank holds resources that another needs. Each rank has its own slots for sends and receives, and the list of messages has room for
-//! all that every rank may send. A send is therefore refused only because of unreceived sends of its own rank, and a receive only because
-//! of unfinished receives of its own rank.
+//! No rank holds resources that another rank needs. Each rank has its own slots for sends and receives, and the list of messages is long
+//! enough for all messages that all ranks may send. A send is therefore refused only because its own rank has too many unreceived sends. A
+//! receive is refused only because its own rank has too many unfinished receives.
 //!
-//! A rank can be killed at any instruction. The lists are only an index for speed. The authoritative state is in the slots, and it changes
-//! by single words: writing the partner of a receive makes the match, and the state of a send makes it part of the queue. A rank that finds
-//! the lock held by an exited rank takes over the lock and rebuilds the index.
+//! A rank can be killed at any instruction. The lists are only an index that speeds up searches. The authoritative state is in the slots
+//! and changes by writes of single words: writing the partner of a receive commits the match, and writing the state of a send adds it to
+//! the queue. A rank that finds the lock held by an exited rank takes over the lock and rebuilds the lists.
 
 use super::signal::rest;
 use super::slot::{Envelope, MessageSlot, Pattern, SlotId, SlotState, SlotStatus, mortal};
@@ -19,22 +20,22 @@ use std::ptr::with_exposed_provenance;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Header at the start of a mailbox's memory.
+/// Header at the start of the memory of each mailbox.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Header {
-    /// Rank that holds the lock plus 1, or 0 if the mailbox is unlocked.
+    /// Rank that holds the lock of the mailbox, plus 1. The value 0 means that the mailbox is unlocked.
     lock: AtomicU32,
-    /// Nonzero if the rank accepts no more messages.
+    /// Nonzero if the mailbox accepts no more messages.
     is_closed: AtomicU32,
-    /// Sequence number of the next queued operation.
+    /// Sequence number of the next operation that is queued in the mailbox.
     next_order: AtomicU64,
-    /// Index of the first entry and number of entries, for each list.
+    /// Index of the first entry and number of entries, for the list of posted receives and for the list of messages.
     posted: [AtomicU64; 2],
     unexpected: [AtomicU64; 2],
 }
 
-/// Entry of a list: a slot, and the tag by which it is matched.
+/// Entry of a mailbox list: a slot, and the tag by which its operation is matched.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct QueueEntry {
@@ -42,24 +43,25 @@ struct QueueEntry {
     tag: AtomicU64,
 }
 
-/// Capacity of a mailbox, equal for all ranks.
+/// Capacity of a mailbox, which is the same for all ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Number of ranks that may send.
+    /// Number of ranks that may send to the mailbox.
     pub ranks: u32,
-    /// Maximum number of concurrent sends of a rank, and of concurrent receives.
+    /// Maximum number of concurrent sends of a rank. It is also the maximum number of concurrent receives.
     pub operations: u32,
     /// Maximum number of unreceived messages from one rank to another. Values above `operations` have no effect.
     pub messages: u32,
 }
 
 impl Capacity {
-    /// Returns the number of slots of a rank. The slots of receives precede those of sends.
+    /// Returns the number of slots of each rank. The slots of receives precede those of sends.
     pub fn slots(self) -> u32 {
         2 * self.operations
     }
 
-    /// Returns the sizes of the list of receives and of the list of messages. Each has room for all that can wait.
+    /// Returns the lengths of the list of receives and of the list of messages. Each list can hold all operations that may wait at the same
+    /// time.
     fn entries(self) -> [usize; 2] {
         [self.slots() as usize, self.ranks as usize * self.messages.min(self.operations) as usize]
     }
@@ -73,18 +75,18 @@ impl Capacity {
         (self.lists()[1] + (self.entries()[1] * size_of::<QueueEntry>()) as u64).next_multiple_of(align_of::<MessageSlot>() as u64)
     }
 
-    /// Returns the size in bytes of one mailbox.
+    /// Returns the size of one mailbox in bytes.
     pub fn bytes(self) -> u64 {
         self.first_slot() + u64::from(self.slots()) * size_of::<MessageSlot>() as u64
     }
 }
 
-/// Result of posting a send or a receive.
+/// Result of posting a send or a receive in a mailbox.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Posted {
-    /// Matched with this operation. The posting rank moves the bytes.
+    /// The operation has matched the one in this slot. The rank that posted it moves the data.
     Matched(SlotId),
-    /// Queued until the other side is posted.
+    /// The operation is queued until a matching one is posted.
     Queued,
     /// The message is longer than the buffer of the receive. The message stays queued.
     Truncated,
@@ -96,7 +98,7 @@ pub enum Posted {
     Stuck,
 }
 
-/// Mailboxes of all ranks, as seen by one rank. Each mailbox is [`Capacity::bytes`] of memory that was zeroed at first.
+/// Mailboxes of all ranks, mapped by one rank. Each mailbox consists of [`Capacity::bytes`] bytes of memory that is initially zero.
 #[derive(Clone, Debug)]
 pub struct Mailboxes {
     rank: u32,
@@ -104,40 +106,40 @@ pub struct Mailboxes {
     bases: Arc<[u64]>,
 }
 
-/// Locked mailbox.
+/// Mailbox whose lock this rank holds.
 struct Locked<'a> {
     all: &'a Mailboxes,
     rank: u32,
 }
 
-/// List of a locked mailbox.
+/// One of the two lists of a locked mailbox.
 struct List<'a> {
     bounds: &'a [AtomicU64; 2],
     entries: &'a [QueueEntry],
 }
 
-/// Number of attempts to lock a mailbox between checks whether its holder has exited. A check is a system call.
+/// Number of attempts to lock a mailbox between two checks for an exit of the rank that holds the lock. A check is a system call.
 const ASK_EVERY: u32 = if cfg!(shuttle) { 1 } else { 64 };
 
-/// Maximum time for which a mailbox may stay locked.
+/// Maximum time for which this rank waits for the lock of a mailbox.
 const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(200) } else { Duration::from_secs(30) };
 
-/// Function that returns true if a rank has exited. It is called while waiting for that rank to unlock a mailbox.
+/// Function that returns true if the rank passed to it has exited. It is called while waiting for that rank to unlock a mailbox.
 pub type IsGone<'a> = &'a dyn Fn(u32) -> bool;
 
 impl Mailboxes {
-    /// Uses the mailboxes at the given addresses, one per rank. This process is `rank`. The memory must stay mapped for as long as the
-    /// result and its clones are used.
+    /// Creates the view that rank `rank` has of the mailboxes. `bases` has the address of each rank's mailbox. The memory must stay mapped
+    /// while the result or one of its clones is used.
     pub fn new(rank: u32, capacity: Capacity, bases: Vec<u64>) -> Mailboxes {
         Mailboxes { rank, capacity, bases: bases.into() }
     }
 
-    /// Returns the number of this rank.
+    /// Returns the number of the rank that uses this view.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of ranks that have a mailbox.
     pub fn ranks(&self) -> u32 {
         self.bases.len() as u32
     }
@@ -147,13 +149,13 @@ impl Mailboxes {
         self.capacity.slots()
     }
 
-    /// Returns the address of a rank's mailbox. An invalid rank, which can only come from damaged memory, is reduced to a valid one.
+    /// Returns the address of a rank's mailbox. An invalid rank number, which can only come from damaged memory, is mapped to a valid one.
     pub fn address(&self, rank: u32) -> u64 {
         self.bases[rank as usize % self.bases.len()]
     }
 
-    /// Returns the envelope of a message that an operation sends or has received. An invalid sender from damaged memory is reduced to a
-    /// valid rank.
+    /// Returns the envelope of the message that an operation sends or has received. An invalid sender number, which can only come from
+    /// damaged memory, is mapped to a valid one.
     pub fn envelope(&self, slot: &MessageSlot) -> Envelope {
         let told = slot.envelope();
         Envelope { source: told.source % self.ranks(), ..told }
@@ -177,27 +179,27 @@ impl Mailboxes {
         unsafe { std::slice::from_raw_parts(with_exposed_provenance(first as usize), self.slots() as usize) }
     }
 
-    /// Returns a slot. An invalid id, which can only come from damaged memory, is reduced to a valid one.
+    /// Returns the slot with an id. An invalid id, which can only come from damaged memory, is mapped to a valid one.
     pub fn slot(&self, id: SlotId) -> &MessageSlot {
         &self.of_rank(id.rank % self.ranks())[(id.slot % self.slots()) as usize]
     }
 
-    /// Returns a slot of this rank.
+    /// Returns the slot of this rank with the number `slot`.
     pub fn own(&self, slot: u32) -> &MessageSlot {
         self.slot(self.own_id(slot))
     }
 
-    /// Returns the id of a slot of this rank, which is valid on all ranks.
+    /// Returns the id of slot `slot` of this rank. The id is valid on all ranks.
     pub fn own_id(&self, slot: u32) -> SlotId {
         SlotId { rank: self.rank, slot }
     }
 
-    /// Returns the address of the message bytes stored in a slot.
+    /// Returns the address of the message data stored in a slot.
     pub fn inline_address(&self, id: SlotId) -> u64 {
         std::ptr::from_ref(self.slot(id)).addr() as u64 + MessageSlot::INLINE_OFFSET
     }
 
-    /// Matches a prepared send with a posted receive, or queues it.
+    /// Posts a prepared send in the mailbox of rank `to`: matches it with a posted receive, or queues it.
     pub fn send(&self, to: u32, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let send = self.slot(id);
@@ -237,7 +239,7 @@ impl Mailboxes {
         Posted::Queued
     }
 
-    /// Matches a prepared receive with a queued message, or queues it.
+    /// Posts a prepared receive in the mailbox of this rank: matches it with a queued message, or queues it.
     pub fn receive(&self, slot: u32, is_gone: IsGone<'_>) -> Posted {
         let id = self.own_id(slot);
         let receive = self.slot(id);
@@ -261,20 +263,22 @@ impl Mailboxes {
         Posted::Queued
     }
 
-    /// Returns the envelope of the first message that a receive with this pattern would match now.
+    /// Returns the envelope of the first message that a receive with this pattern would match now, or `None` if there is no such message.
     pub fn probe(&self, pattern: &Pattern, is_gone: IsGone<'_>) -> Option<Envelope> {
         self.lock(self.rank, is_gone)?.find(pattern).map(|(_, send)| self.envelope(self.slot(send)))
     }
 
-    /// Marks an unused slot of this rank as free before it is prepared again. Other ranks ignore a free slot until it is published.
+    /// Marks a slot of this rank as free before a new operation is prepared in it. Other ranks ignore a free slot until it is published.
     pub fn release(&self, slot: u32, is_gone: IsGone<'_>) {
         let own = self.own(slot);
-        // A rank that repairs the mailbox sets flags of ended receives. The lock prevents it from setting them after the slot is reused.
+        // A rank that repairs the mailbox sets the flags of receives that have ended. The lock prevents it from doing so after this slot is
+        // reused.
         let _mailbox = (own.state() == SlotState::Ended && !own.is_send()).then(|| self.lock(self.rank, is_gone));
         own.set_state(SlotState::Free);
     }
 
-    /// Cancels an operation of this rank that is unmatched in the mailbox of rank `of`. Returns true if it was unmatched.
+    /// Cancels an operation of this rank if it is queued without a match in the mailbox of rank `of`. Returns true if the operation was
+    /// cancelled.
     pub fn withdraw(&self, of: u32, slot: u32, status: SlotStatus, is_gone: IsGone<'_>) -> bool {
         let Some(mailbox) = self.lock(of, is_gone) else { return false };
         let (id, own) = (self.own_id(slot), self.own(slot));
@@ -287,7 +291,7 @@ impl Mailboxes {
         true
     }
 
-    /// Drops the messages of an exited rank, and ends the receives for which `concerns` returns true.
+    /// Removes the messages of an exited rank from this rank's mailbox, and ends the receives for which `concerns` returns true.
     pub fn forget(&self, rank: u32, concerns: impl Fn(&MessageSlot) -> bool, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.unexpected().retain(|word| {
@@ -306,7 +310,7 @@ impl Mailboxes {
         });
     }
 
-    /// Closes the mailbox of this rank to further messages, and ends its queued messages and receives.
+    /// Closes the mailbox of this rank: ends its queued messages and receives, and refuses further messages.
     pub fn close(&self, is_gone: IsGone<'_>) {
         let Some(mailbox) = self.lock(self.rank, is_gone) else { return };
         mailbox.header().is_closed.store(1, Ordering::Relaxed);
@@ -320,13 +324,13 @@ impl Mailboxes {
         });
     }
 
-    /// True if a rank accepts no more messages.
+    /// True if the mailbox of a rank accepts no more messages.
     pub fn is_closed(&self, rank: u32) -> bool {
         self.header(rank).is_closed.load(Ordering::Acquire) != 0
     }
 
-    /// Locks a mailbox. The lock is held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if it stays
-    /// locked for [`PATIENCE`], because its holder is stopped or the memory is damaged.
+    /// Locks the mailbox of a rank. Locks are held only briefly, and the lock of a rank that was killed is taken over. Returns `None` if
+    /// the mailbox stays locked for [`PATIENCE`], because the rank that holds the lock is stopped or the memory is damaged.
     fn lock(&self, rank: u32, is_gone: IsGone<'_>) -> Option<Locked<'_>> {
         let (word, mine) = (&self.header(rank).lock, self.rank + 1);
         let (mut round, mut until) = (0u32, None);
@@ -353,7 +357,8 @@ impl Mailboxes {
     }
 }
 
-/// Pauses between attempts to lock a mailbox: spins at first, then yields and sleeps.
+/// Waits before the next attempt to lock a mailbox: spins at first, then yields the CPU and sleeps. `round` is the number of failed
+/// attempts.
 fn pause(round: u32) {
     #[cfg(shuttle)]
     crate::sync::thread::yield_now();
@@ -393,7 +398,7 @@ impl Locked<'_> {
         self.header().next_order.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the first queued message that matches the pattern, with its index in the list.
+    /// Returns the first queued message that matches the pattern: its index in the list, and its slot.
     fn find(&self, pattern: &Pattern) -> Option<(u64, SlotId)> {
         let list = self.unexpected();
         let mut at = 0;
@@ -407,7 +412,7 @@ impl Locked<'_> {
         None
     }
 
-    /// Commits a match by the first store. [`repair`](Locked::repair) can complete the remaining steps if this rank is killed in between.
+    /// Commits a match by its first store. If this rank is killed afterwards, [`repair`](Locked::repair) completes the match.
     fn commit(&self, receive: &MessageSlot, send_id: SlotId, send: &MessageSlot, receive_id: SlotId, mover: u32) {
         mortal();
         receive.join(send_id, mover);
@@ -423,7 +428,7 @@ impl Locked<'_> {
         receive.set_state(SlotState::Matched);
     }
 
-    /// Rebuilds the lists from the states of the slots after the holder of the lock was killed at an arbitrary instruction.
+    /// Rebuilds the lists from the states of the slots, after the rank that held the lock was killed at an arbitrary instruction.
     fn repair(&self) {
         let mut receives = Vec::new();
         for (number, receive) in (0..).zip(self.all.of_rank(self.rank)).filter(|(_, slot)| !slot.is_send()) {
@@ -459,8 +464,8 @@ impl List<'_> {
         self.bound(1).min(self.entries.len() as u64)
     }
 
-    /// True if a rank has reached its limit of unreceived messages here. Searches the list only if that limit is below the number of sends
-    /// of a rank.
+    /// True if a rank has reached its limit of unreceived messages in this list. The list is searched only if the limit is below the number
+    /// of concurrent sends of a rank.
     fn has_all_of(&self, rank: u32, Capacity { operations, messages, .. }: Capacity) -> bool {
         let is_of_rank = |at: &u64| SlotId::decode(self.entry(*at).slot.load(Ordering::Relaxed)).is_some_and(|id| id.rank == rank);
         messages < operations && self.length() >= u64::from(messages) && (0..self.length()).filter(is_of_rank).count() >= messages as usize
@@ -490,8 +495,8 @@ impl List<'_> {
         entry.tag.store(tag, Ordering::Relaxed);
     }
 
-    /// Removes an entry and moves the entries before it by one. Usually it is the first entry; otherwise the search has passed these
-    /// entries anyway.
+    /// Removes the entry at an index and moves all earlier entries by one position. Usually it is the first entry. Otherwise the preceding
+    /// search has already visited the earlier entries.
     fn remove(&self, at: u64) {
         for place in (1..=at).rev() {
             let earlier = self.entry(place - 1);
@@ -521,7 +526,7 @@ impl List<'_> {
         self.bounds[1].store(kept, Ordering::Relaxed);
     }
 
-    /// Replaces the list by `entries`, which are tuples of order, slot and tag.
+    /// Replaces the contents of the list by `entries`, which are tuples of sequence number, slot and tag.
     fn fill(&self, mut entries: Vec<(u64, u64, u64)>) {
         entries.sort_unstable();
         self.bounds.iter().for_each(|bound| bound.store(0, Ordering::Relaxed));
@@ -529,14 +534,14 @@ impl List<'_> {
     }
 }
 
-/// Copies bytes of host memory on the calling thread. The caller guarantees that both ranges are valid and do not overlap.
+/// Copies `bytes` bytes of host memory on the calling thread. The caller guarantees that both ranges are valid and do not overlap.
 pub fn copy_host(from: u64, to: u64, bytes: u64) {
     let (from, to) = (with_exposed_provenance::<u8>(from as usize), std::ptr::with_exposed_provenance_mut::<u8>(to as usize));
     // SAFETY: the caller guarantees valid ranges. A message's buffer and the library's own memory do not overlap.
     unsafe { to.copy_from_nonoverlapping(from, bytes as usize) }
 }
 
-/// Sets a flag of a slot on the calling thread. The caller guarantees that the address is valid.
+/// Sets the flag of a slot at address `flag` to 1. The caller guarantees that the address is valid.
 pub fn raise_host(flag: u64) {
     // SAFETY: the address is a flag of a mailbox, which stays mapped until the flag is set.
     unsafe { super::signal::store(flag, 1) }

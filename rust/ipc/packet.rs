@@ -1,4 +1,5 @@
-//! Packets of fixed size between importer and exporter: one per request and one per answer, with at most one descriptor.
+//! Encodes the packets between importer and exporter. All have the same size. A packet is a request or an answer and carries at most one
+//! file descriptor.
 
 use super::AllocationKey;
 use super::fork::Socket;
@@ -15,14 +16,14 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::time::Instant;
 
-/// Subject of a packet.
+/// Type of a packet.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// Request of the importer to map an allocation.
     Import,
     /// Answer of the exporter with the information needed to map the allocation.
     Granted,
-    /// Answer of the exporter that the allocation was freed or never exported, or that the secret is wrong.
+    /// Answer of the exporter that it has no such allocation: it was freed or never exported, or the secret is wrong.
     Gone,
     /// Answer of the exporter that the allocation cannot be mapped. The text gives the reason.
     Refused,
@@ -36,46 +37,48 @@ const SUBJECTS: [Subject; 5] = [Subject::Import, Subject::Granted, Subject::Gone
 #[derive(Debug)]
 pub(super) struct Packet {
     pub subject: Subject,
-    /// Number of the request, in the request and in its answer; 0 if there was none.
+    /// Number of the importer's request, in the request and in the exporter's answer; 0 in other packets.
     pub number: u32,
     pub key: AllocationKey,
-    /// Slot of the allocation on the importer's board, in an [`Subject::Import`] packet.
+    /// Slot of the allocation on the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`]
+    /// packets.
     pub slot: u32,
-    /// Secret of the handle in [`Subject::Import`] and [`Subject::Leave`], proof of the exporter's identity in [`Subject::Granted`].
+    /// Secret of the handle in [`Subject::Import`] and [`Subject::Leave`] packets. In [`Subject::Granted`] packets it is the proof of the
+    /// exporter's identity.
     pub secret: Secret,
-    /// File of the importer's board, in an [`Subject::Import`] packet.
+    /// File of the importer's board (shared table of freed and unmapped allocations). Used in [`Subject::Import`] packets.
     pub board: Option<OwnedFd>,
-    /// Information needed to map the allocation, in a [`Subject::Granted`] packet.
+    /// Information needed to map the allocation. Used in [`Subject::Granted`] packets.
     pub shared: Option<Shared>,
-    /// Reason for a refusal, in a [`Subject::Refused`] packet.
+    /// Reason why a request is refused. Used in [`Subject::Refused`] packets.
     pub text: String,
-    /// State of the leaving importer, in a [`Subject::Leave`] packet.
+    /// State of the importer that leaves. Used in [`Subject::Leave`] packets.
     pub departure: Departure,
 }
 
-/// State of an importer at the time it leaves a node plan.
+/// State of an importer at the time when it leaves a node plan.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
-    /// Number of steps in which the importer has participated.
+    /// Number of steps of the node plan in which the importer has participated.
     pub steps: u64,
     /// True if the importer leaves because of a failure.
     pub has_failed: bool,
-    /// Number of the other node plan that was enqueued in a different order; 0 for none.
+    /// Number of another node plan that the importer enqueued in a different order than this process; 0 if there is none.
     pub order: u64,
     /// True if the importer's process or context has ended without a notification.
     pub has_ended: bool,
-    /// Failure of another rank that made this importer leave.
+    /// First failure, if the importer leaves because another rank has failed.
     pub cause: Option<Cause>,
-    /// True if only kernels of the importer have stopped, and its streams still perform all steps that the importer has enqueued.
+    /// True if only kernels of the importer have stopped, while its streams still execute all enqueued steps.
     pub streams_go_on: bool,
 }
 
 impl Departure {
-    /// Departure of an importer that has ended without a notification.
+    /// State of an importer that has ended without a notification.
     pub const ENDED: Departure = Departure { steps: 0, has_failed: true, order: 0, has_ended: true, cause: None, streams_go_on: false };
 }
 
-/// Magic number. The last character is the version.
+/// Magic number at the start of each packet. Its last character is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-s3";
 const TEXT: usize = 320;
 const BYTES: usize = 128 + TEXT;
@@ -179,8 +182,8 @@ impl Packet {
         })
     }
 
-    /// Sends the packet. Waits for room in the socket until `until`, or not at all for `None`, and returns [`Errno::AGAIN`] if there was
-    /// none.
+    /// Sends the packet. If the socket is full, waits until the time `until`, or does not wait if `until` is `None`. Returns
+    /// [`Errno::AGAIN`] if the packet could not be sent.
     pub fn send(&self, socket: &Socket, until: Option<Instant>) -> Result<()> {
         let passed = self.board.as_ref().or(self.shared.as_ref().and_then(|shared| shared.descriptor.as_ref()));
         let descriptors: Vec<BorrowedFd<'_>> = passed.iter().map(|descriptor| descriptor.as_fd()).collect();
@@ -195,9 +198,10 @@ impl Packet {
         })
     }
 
-    /// Receives the next packet. Waits until `until`, or not at all for `None`. Returns `None` at the end of the connection.
+    /// Receives the next packet. Waits for it until the time `until`, or does not wait if `until` is `None`. Returns `None` at the end of
+    /// the connection.
     ///
-    /// Errors: [`Errno::AGAIN`] if no packet arrived, [`Errno::PROTO`] for data that is not a packet of this version, [`Errno::MFILE`] if
+    /// Errors: [`Errno::AGAIN`] if no packet arrived, [`Errno::PROTO`] for data that are not a packet of this version, [`Errno::MFILE`] if
     /// this process cannot open another descriptor, and [`Errno::ACCESS`] if the system withholds the descriptor.
     pub fn receive(socket: &Socket, until: Option<Instant>) -> Result<Option<Packet>> {
         let mut bytes = [0; BYTES];
@@ -225,12 +229,12 @@ impl Packet {
     }
 }
 
-/// Determines why the system withheld a descriptor that was sent.
+/// Returns the error for a descriptor that was sent but that the system withheld.
 fn withheld(socket: &Socket) -> Errno {
     rustix::io::fcntl_dupfd_cloexec(socket, 0).err().unwrap_or(Errno::ACCESS)
 }
 
-/// Decodes the action of the rank whose failure started a chain of departures.
+/// Decodes the action of the rank whose failure was the first in a chain of failures.
 fn cause(code: u32, number: u64) -> Option<Leave> {
     match code {
         1 => Some(Leave::Ended),
@@ -241,8 +245,8 @@ fn cause(code: u32, number: u64) -> Option<Leave> {
     }
 }
 
-/// Repeats `attempt`, which must not block, whenever the socket is ready, until it succeeds or the time has passed. Interrupting signals do
-/// not extend the time.
+/// Repeats `attempt`, which must not block, each time the socket becomes ready, until it succeeds or the time `until` has passed. Signals
+/// that interrupt the wait do not extend the time.
 pub fn patiently<T>(socket: &Socket, ready: PollFlags, until: Option<Instant>, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     loop {
         match (attempt(), until) {

@@ -1,4 +1,4 @@
-//! Importer's side: a connection to one exporter.
+//! Implements the importer's side: a connection to one exporter.
 
 use super::AllocationKey;
 use super::board::{Board, SLOTS};
@@ -17,38 +17,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Maximum time for an exporter to answer. A running exporter answers in microseconds, or in milliseconds if many processes share each
-/// core. One that is stopped or in a debugger takes longer.
+/// Maximum time that an importer waits for an answer of the exporter. A running exporter answers in microseconds, or in milliseconds if
+/// many processes share each core. A process that is stopped or in a debugger takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Minimum time between two polls of the socket. A poll takes half a microsecond or more, and steps that use imported memory follow each
-/// other every few microseconds. The exit of a process is noticed only after this time.
+/// other every few microseconds. This process therefore notices the exit of an exporter with a delay of at most this time.
 const LOOKS_APART: Duration = Duration::from_micros(100);
 
-/// Process whose memory this process maps.
+/// Connection to an exporter: a process whose memory this process maps.
 #[derive(Debug)]
 pub struct Peer {
     socket: Socket,
     origin: ProcessIdentity,
     board: Board,
-    /// File of the board, sent with each request.
+    /// Memory file of the board (shared table of freed and unmapped allocations), sent with each request.
     board_file: OwnedFd,
     slots: Mutex<Slots>,
-    /// Number of the last request. Locked by the thread that reads from the socket.
+    /// Number of the last request. The thread that reads from the socket holds the lock.
     reading: Mutex<u32>,
     ended: AtomicBool,
-    /// Time of the last poll of the socket in nanoseconds, or 0 before the first.
+    /// Time of the last poll of the socket in nanoseconds; 0 if it was never polled.
     looked: AtomicU64,
 }
 
-/// Slot of an import on the board.
+/// Slot that an import occupies on the board (shared table of freed and unmapped allocations).
 #[derive(Copy, Clone, Debug)]
 pub struct BoardSlot {
     slot: u32,
     request: u32,
 }
 
-/// Unused slots: those that were returned, and all from `next` on.
+/// Unused slots of the board: those that were returned, and all slots from number `next` on.
 #[derive(Debug, Default)]
 struct Slots {
     given_back: Vec<u32>,
@@ -60,7 +60,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peer {
-    /// Connects to the process named in a handle.
+    /// Connects to the process with identity `origin`, which a handle names. Fails at the time `until`.
     pub fn connect(origin: &ProcessIdentity, until: Instant) -> Result<Peer, IpcError> {
         let name = SocketAddrUnix::new_abstract_name(origin.socket().as_bytes()).map_err(IpcError::system("an abstract socket's name"))?;
         let (board, board_file) = Board::new().map_err(IpcError::system("a memory file"))?;
@@ -81,7 +81,8 @@ impl Peer {
                 Err(error) => return Err(IpcError::system("connect")(error)),
             }
         }
-        // Any process can read the name and use it once it is free. It must not be able to provide memory to this process.
+        // Any process can read the socket's name, and can use it once it is free. Such a process must not be able to provide memory to this
+        // process.
         let peer = Credentials::of_peer(&socket).map_err(IpcError::system("SO_PEERCRED"))?;
         if peer.user != origin.user {
             return Err(IpcError::NotSupported(format!("a process of user {} answers for {origin}: not trusted", peer.user)));
@@ -103,12 +104,12 @@ impl Peer {
         &self.origin
     }
 
-    /// Requests the information needed to map an allocation.
+    /// Requests an allocation from the exporter. Returns the information needed to map it, and its slot on the board.
     pub fn import(&self, key: AllocationKey, secret: Secret, until: Instant) -> Result<(Shared, BoardSlot), IpcError> {
         let mut last = lock(&self.reading);
         *last = last.wrapping_add(1).max(1);
         let slot = BoardSlot { slot: self.take_slot()?, request: *last };
-        // If the exporter grants the request later, it sees on the board that the memory is not mapped.
+        // If the exporter permits the import later, it sees on the board that the memory is not mapped.
         self.ask(key, secret, slot, until).map(|shared| (shared, slot)).inspect_err(|_| self.close(slot))
     }
 
@@ -134,7 +135,7 @@ impl Peer {
                     return Ok(shared);
                 }
                 Ok(Some(Packet { subject: Subject::Gone, number: n, .. })) if n == slot.request => return Err(self.freed()),
-                // Number 0: the exporter refuses every request of this process.
+                // Number 0 means that the exporter refuses every request of this process.
                 Ok(Some(Packet { subject: Subject::Refused, number: n, text, .. })) if n == slot.request || n == 0 => {
                     return Err(IpcError::NotSupported(text));
                 }
@@ -169,14 +170,13 @@ impl Peer {
         Ok(slots.next - 1)
     }
 
-    /// Records on the board that the memory is no longer mapped here. The exporter reads the board when needed.
+    /// Records on the board that this process no longer maps the memory. The exporter reads the board when it needs this information.
     pub fn close(&self, slot: BoardSlot) {
         self.board.close(slot.slot, slot.request);
         lock(&self.slots).given_back.push(slot.slot);
     }
 
-    /// Notifies the exporter that this process stops using the allocation. Gives up if the exporter does not read from the socket for
-    /// [`PATIENCE`].
+    /// Notifies the exporter that this process stops using the allocation. Gives up if the socket stays full for [`PATIENCE`].
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         let packet = Packet { secret, departure, ..Packet::new(Subject::Leave, 0, key) };
         if let Err(error) = packet.send(&self.socket, Some(Instant::now() + PATIENCE)) {
@@ -184,7 +184,8 @@ impl Peer {
         }
     }
 
-    /// Returns an error if the memory was freed or its process has exited. Does not block, and may miss an exit during the last 100 us.
+    /// Returns an error if the memory was freed or its process has exited. Does not block. It may miss an exit that occurred within the
+    /// last 100 us.
     pub fn check(&self, slot: BoardSlot) -> Result<(), IpcError> {
         if self.board.is_withdrawn(slot.slot, slot.request) {
             return Err(self.freed());
@@ -205,7 +206,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Reads pending packets. No answer is expected, so only a late answer or the end of the connection can arrive.
+    /// Reads pending packets while no answer is expected. Only a late answer or the end of the connection can arrive.
     fn read_what_came(&self) {
         while !self.ended.load(Ordering::Acquire) {
             match Packet::receive(&self.socket, None) {
@@ -226,7 +227,7 @@ impl Peer {
     }
 }
 
-/// Returns the time of a clock of this process in nanoseconds, starting at 1.
+/// Returns the time in nanoseconds since the first call in this process, plus 1.
 fn nanoseconds() -> u64 {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     BEGIN.elapsed().as_nanos() as u64 + 1

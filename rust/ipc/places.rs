@@ -1,14 +1,16 @@
-//! Publishes the positions of a node plan's steps in the streams of a rank.
+//! Publishes the positions that the steps of a node plan have in the streams of a rank.
 //!
-//! The words are stored with the flags for which this rank waits. Only this rank writes them. The ranks that set these flags read them.
+//! The positions are stored next to the flags for which this rank waits. Only this rank writes the positions; the ranks that set the flags
+//! read them.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Number of most recent steps whose positions are kept. Older steps are not found.
+/// Number of most recent steps whose positions are stored. Positions of older steps are overwritten.
 pub const PLACES: u64 = 256;
 
-/// Shared page. The word that is read at every step lies on another cache line than the words that are written at every step.
+/// Page with the positions, shared by the ranks. The word that is read at every step is not in the same cache line as the words that are
+/// written at every step.
 #[repr(C, align(64))]
 struct PlacesPage {
     changed: AtomicU64,
@@ -18,27 +20,27 @@ struct PlacesPage {
     places: [AtomicU64; PLACES as usize],
 }
 
-/// Position in a stream.
+/// Position of a step in a stream of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct StepPlace {
     /// Number of the stream, unique within the rank.
     pub stream: u16,
-    /// Number of preceding steps of all plans of the rank.
+    /// Number of steps of all plans that the rank enqueued before this step.
     pub number: u64,
 }
 
-/// Positions of the steps of one plan.
+/// Positions of the most recent steps of one plan, stored at an address in shared memory.
 #[derive(Debug)]
 pub struct StepPlaces(u64);
 
 impl StepPlaces {
-    /// Size in bytes.
+    /// Size of the stored positions in bytes.
     pub const BYTES: u64 = size_of::<PlacesPage>() as u64;
-    /// Alignment of the address.
+    /// Required alignment of the address in bytes.
     pub const ALIGN: u64 = align_of::<PlacesPage>() as u64;
 
-    /// Uses the memory at this address. It must have been zeroed when it was allocated, and must stay mapped for as long as the result is
-    /// used.
+    /// Creates a view of the positions stored at the address `base`. The memory must have been zeroed when it was allocated, and must stay
+    /// mapped while the result is used.
     pub fn at(base: u64) -> StepPlaces {
         StepPlaces(base)
     }
@@ -52,9 +54,9 @@ impl StepPlaces {
         &self.page().places[(step % PLACES) as usize]
     }
 
-    /// Publishes the position at which a step is about to be enqueued; `is_changed` is true if its order differs from that of the preceding
-    /// steps. Reads of this thread that follow see values at least as recent as this write, so of two ranks that publish at the same time,
-    /// at least one sees the other.
+    /// Publishes the position at which a step is about to be enqueued. `is_changed` is true if the order of the rank's plans differs from
+    /// that in the preceding steps. Later reads of this thread see values at least as recent as this write. If two ranks publish at the
+    /// same time, at least one of them therefore sees the position of the other.
     pub fn tell(&self, step: u64, place: StepPlace, is_changed: bool) {
         if is_changed {
             self.page().changed.store(step, Ordering::Release);
@@ -64,7 +66,7 @@ impl StepPlaces {
         fence(Ordering::SeqCst);
     }
 
-    /// Withdraws the position of a step that is not enqueued after all.
+    /// Withdraws the published position of a step that is not enqueued.
     pub fn take_back(&self, step: u64) {
         self.word(step).store(0, Ordering::Release);
     }
@@ -74,19 +76,20 @@ impl StepPlaces {
         self.page().changed.store(u64::MAX, Ordering::Release);
     }
 
-    /// Returns the last step that was enqueued in a different order than its predecessors, or `None` if steps are no longer published.
+    /// Returns the last step that was enqueued in a different order than the preceding steps, or `None` if positions are no longer
+    /// published.
     pub fn changed(&self) -> Option<u64> {
         Some(self.page().changed.load(Ordering::Acquire)).filter(|step| *step != u64::MAX)
     }
 
-    /// Returns the position of a step, if it is known.
+    /// Returns the position of a step, or `None` if it is not known.
     pub fn find(&self, step: u64) -> Option<StepPlace> {
         let is_there = || self.page().steps.load(Ordering::Acquire).checked_sub(step).is_some_and(|since| since < PLACES);
         if !is_there() {
             return None;
         }
         let word = self.word(step).load(Ordering::Acquire);
-        // The word may have been overwritten in the meantime.
+        // Another step's position may have overwritten the word in the meantime.
         fence(Ordering::Acquire);
         let stream = (word >> 48).checked_sub(1)?;
         is_there().then_some(StepPlace { stream: stream as u16, number: word & ((1 << 48) - 1) })

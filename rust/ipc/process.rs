@@ -7,31 +7,34 @@ use std::fmt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// Identity of a process, with the properties that two processes must have in common to share memory.
+/// Identity of a process. It includes the properties that must be equal for two processes to share memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ProcessIdentity {
-    /// Boot id of the kernel, which identifies the node until it restarts. Containers of a node share it.
+    /// Boot id of the kernel, which identifies the node until it restarts. All containers of a node have the same boot id.
     pub boot: [u8; 16],
-    /// Network namespace, in which the names of abstract sockets are visible. By default each container has its own.
+    /// Inode number of the network namespace, in which the names of abstract sockets are visible. By default each container has its own
+    /// namespace.
     pub network: u32,
-    /// Effective user id.
+    /// Effective user id of the process.
     pub user: u32,
-    /// Process id, for messages. It is meaningful only within its own PID namespace.
+    /// Process id, used in messages. It is meaningful only within the process's PID namespace.
     pub process: u32,
-    /// Random number drawn when the process first exports, so that a reused process id is not mistaken for the earlier process. The first
-    /// half is part of the socket's name, which every process can read. The exporter proves its identity to importers by the second half.
+    /// Random number that the process draws when it first exports memory, so that another process with a reused process id is not mistaken
+    /// for it. The first half is part of the socket's name, which every process can read. The second half is secret and proves the identity
+    /// of the exporter to importers.
     pub token: [u8; 16],
 }
 
 impl ProcessIdentity {
-    /// Returns the identity of this process with this token. The first call fails if the process is out of file descriptors.
+    /// Returns the identity of this process with the random number `token`. The first call fails if the process is out of file descriptors.
     pub fn here(token: [u8; 16]) -> Result<ProcessIdentity, IpcError> {
         static NODE: OnceLock<([u8; 16], u32)> = OnceLock::new();
         let (boot, network) = match NODE.get() {
             Some(known) => *known,
             None => {
                 let text = match std::fs::read_to_string("/proc/sys/kernel/random/boot_id") {
-                    // An unreadable boot id must fail here. An empty one would make this look like another node.
+                    // An unreadable boot id must cause an error here. An empty boot id would make this process appear to be on another
+                    // node.
                     Err(error) if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
                         return Err(IpcError::system("the boot id of the kernel")(Errno::MFILE));
                     }
@@ -44,7 +47,7 @@ impl ProcessIdentity {
         Ok(ProcessIdentity { boot, network, user: rustix::process::geteuid().as_raw(), process: std::process::id(), token })
     }
 
-    /// Returns an error with the reason if this process cannot share memory with that process.
+    /// Returns an error with the reason if this process cannot share memory with the process that has this identity.
     pub fn check(&self) -> Result<(), IpcError> {
         let here = ProcessIdentity::here(self.token)?;
         let refuse = |why: String| Err(IpcError::NotSupported(why));
@@ -67,7 +70,7 @@ impl ProcessIdentity {
         Ok(())
     }
 
-    /// Returns the name of the abstract socket at which the process answers, without the leading NUL.
+    /// Returns the name of the abstract socket at which the process accepts connections, without the leading NUL.
     pub(super) fn socket(&self) -> String {
         let mut name = String::from("mpgpu-");
         for byte in &self.token[..8] {
@@ -76,7 +79,8 @@ impl ProcessIdentity {
         name
     }
 
-    /// Returns the proof of identity that an exporter sends with a grant. Only processes that hold a handle of the exporter know it.
+    /// Returns the proof of identity that an exporter sends with its permission to map memory. Only processes that hold a handle of the
+    /// exporter know it.
     pub(super) fn proof(&self) -> Secret {
         let mut proof = [0; 16];
         proof[..8].copy_from_slice(&self.token[8..]);

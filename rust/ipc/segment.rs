@@ -1,9 +1,9 @@
-//! Allocates memory that can be shared through memory files, and maps the memory files of other processes.
+//! Allocates memory in memory files, which other processes can map, and maps the memory files of other processes.
 //!
-//! A memory file (`memfd_create`) has no name, so nothing remains when the last process that has it open or mapped ends. Each allocation
+//! A memory file (`memfd_create`) has no name, so nothing remains when the last process that has it open or mapped exits. Each allocation
 //! has its own file: a process that receives the descriptor can access that allocation and nothing else. The file is sealed, so its size is
-//! fixed and no process can add seals. Descriptors are scarce on many systems and the program needs them too, so the library keeps at most
-//! half of them open. Memory beyond that cannot be shared.
+//! fixed and no process can add seals. Descriptors are scarce on many systems and the program needs them too, so the library uses at most
+//! half of the process's limit. Memory allocated beyond that cannot be shared.
 
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -18,14 +18,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Page size in bytes. Allocations start and end at multiples of it.
 pub const PAGE: u64 = 4096;
 
-/// Maximum number of open memory files, whatever the descriptor limit. Each is also a mapping, and a process can have 65,530 of those.
+/// Maximum number of open memory files, even if the descriptor limit is higher. Each memory file is also a mapping, and a process can have
+/// 65,530 mappings.
 const MOST_FILES: u64 = 16384;
 
-/// `f_type` of the file system of memory files. Files of huge pages have another type and are refused:
-/// a page may be missing when it is accessed, which kills the process.
+/// Type number (`f_type`) of the file system that contains memory files. Files with huge pages have another type and are refused: if a page
+/// cannot be allocated when it is accessed, the system kills the process.
 const TMPFS: i64 = 0x0102_1994;
 
-/// Descriptor of a memory file, counted in [`FILES`].
+/// Memory file that this process has open, counted in [`FILES`].
 #[derive(Debug)]
 struct MemoryFile {
     descriptor: OwnedFd,
@@ -33,39 +34,39 @@ struct MemoryFile {
 
 static FILES: AtomicU64 = AtomicU64::new(0);
 
-/// Pages mapped into this process, unmapped on drop.
+/// Pages mapped into this process. Dropping the object unmaps them.
 #[derive(Debug)]
 struct MappedPages {
     base: u64,
     bytes: u64,
 }
 
-/// Memory of this process that other processes can map.
+/// Allocation of this process that other processes can map.
 #[derive(Debug)]
 pub struct SharedRegion {
     pages: MappedPages,
     file: MemoryFile,
 }
 
-/// Memory of another process, mapped into this one.
+/// Memory of another process that is mapped into this process.
 #[derive(Debug)]
 pub struct Mapping {
     pages: MappedPages,
 }
 
-/// Memory that is private to this process.
+/// Allocation that is private to this process.
 #[derive(Debug)]
 pub struct Private {
     pages: MappedPages,
 }
 
-/// Rounds `bytes` up to whole pages.
+/// Returns `bytes` rounded up to whole pages.
 fn pages_of(bytes: u64) -> Result<u64> {
     bytes.max(1).checked_next_multiple_of(PAGE).filter(|bytes| i64::try_from(*bytes).is_ok()).ok_or(Errno::NOMEM)
 }
 
 impl MappedPages {
-    /// Maps the first `bytes` (whole pages) of `file`, or anonymous memory if there is no file.
+    /// Maps the first `bytes` bytes (whole pages) of `file`, or anonymous memory if there is no file.
     fn map(file: Option<&OwnedFd>, bytes: u64) -> Result<MappedPages> {
         let length = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -89,13 +90,13 @@ impl Drop for MappedPages {
     }
 }
 
-/// Returns the maximum number of memory files that this process keeps open: half of its descriptor limit at the first call.
+/// Returns the maximum number of memory files that this process keeps open: half of its descriptor limit at the time of the first call.
 fn most_files() -> u64 {
     static MOST: OnceLock<u64> = OnceLock::new();
     *MOST.get_or_init(|| getrlimit(Resource::Nofile).current.map_or(MOST_FILES, |limit| (limit / 2).min(MOST_FILES)))
 }
 
-/// Returns the reason why memory has no memory file, and the remedy.
+/// Returns a text that explains why memory has no memory file, with the remedy.
 pub fn why_none(reason: Errno) -> String {
     if reason == Errno::MFILE {
         return format!(
@@ -107,7 +108,7 @@ pub fn why_none(reason: Errno) -> String {
     format!("the system provided no memory file when it was allocated ({reason}); allow memfd_create, and check ulimit -f")
 }
 
-/// Creates a memory file of `bytes` (whole pages) with sealed size. Pages are allocated on first access.
+/// Creates a memory file of `bytes` bytes (whole pages), whose size is sealed. Pages are allocated at the first access.
 pub(super) fn file(bytes: u64) -> Result<OwnedFd> {
     // Beyond this limit the system would kill the process with SIGXFSZ instead of returning an error.
     if getrlimit(Resource::Fsize).current.is_some_and(|limit| bytes > limit) {
@@ -155,7 +156,7 @@ impl SharedRegion {
         self.pages.bytes
     }
 
-    /// Returns a duplicate of the file descriptor. Its holder may read and write all of the memory.
+    /// Returns a duplicate of the memory file's descriptor. Any process that holds it may read and write the whole allocation.
     pub fn file(&self) -> Result<OwnedFd> {
         rustix::io::fcntl_dupfd_cloexec(&self.file.descriptor, 0)
     }
@@ -163,7 +164,7 @@ impl SharedRegion {
 
 impl Drop for SharedRegion {
     fn drop(&mut self) {
-        // Punching a hole frees the pages now, even if peers still map them. Peers read zeros from then on.
+        // Punching a hole frees the pages immediately, even if peers still map them. Peers then read zeros.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.file.descriptor, hole, 0, self.pages.bytes) {
             log::debug!("freed shared memory stays until every process has unmapped it: {error}");
@@ -172,8 +173,8 @@ impl Drop for SharedRegion {
 }
 
 impl Mapping {
-    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is too short, that could shrink, or whose pages
-    /// may be missing.
+    /// Maps the first `bytes` bytes of another process's memory file. Refuses a file that is too short, that could shrink, or that has huge
+    /// pages.
     pub fn new(file: &OwnedFd, bytes: u64) -> Result<Mapping> {
         let bytes = pages_of(bytes)?;
         let size = u64::try_from(rustix::fs::fstat(file.as_fd())?.st_size).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Exporter's side: the exported allocations and the thread that answers importers.
+//! Implements the exporter's side: the exported allocations and the thread that answers importers.
 
 use super::AllocationKey;
 use super::board::Board;
@@ -19,39 +19,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// Maximum number of connections. It is far above the number of ranks of a node, and bounds the resources that other programs can consume.
+/// Maximum number of connections to importers. It is far above the number of ranks of a node, and limits the resources that other programs
+/// can consume.
 const MOST_CONNECTIONS: usize = 1024;
 
-/// Interval at which backends check for further failed waits.
+/// Interval at which backends check for further waits that can no longer complete.
 const TEND_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-/// Number of exports from which exports of memory that was freed without notice (by `cudaFree`) are searched for and dropped. The next
-/// search is at twice the number that remains, so each export is checked about twice.
+/// Number of exports at which the first search for freed memory starts. `cudaFree` frees memory without notifying the library, so exports
+/// of such memory must be searched for and dropped. The next search starts at twice the number of remaining exports, so each export is
+/// checked about twice.
 const FIRST_SWEEP: usize = 4096;
 
-/// Allocation that other processes may map.
+/// Exported allocation, which other processes may map.
 #[derive(Clone)]
 pub struct Export {
-    /// Backend that can map the allocation.
+    /// Backend that owns the allocation and maps it.
     pub backend: Arc<dyn Backend>,
-    /// Exported allocation. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
+    /// Allocation itself. Its id is unique, so freed memory is not mistaken for a later allocation at the same address.
     pub allocation: Allocation,
 }
 
-/// Importer with a secret of its own, by which the exporter identifies it.
+/// Party: an importer that has its own secret, by which the exporter identifies it.
 #[derive(Clone)]
 pub struct Party {
-    /// Number of the importer among the signallers of the allocation ([`Backend::name_signallers`]).
+    /// Number of the party among those that set counters of the allocation ([`Backend::name_signallers`]).
     pub number: u32,
-    /// Called when the importer leaves or exits. Decides whether waits for its counters can no longer complete.
+    /// Function that is called when the party leaves or exits. It decides whether waits for the party's counters can no longer complete.
     pub on_leave: OnLeave,
 }
 
-/// Function for [`Party::on_leave`]. Its second argument is the process id. It runs on the thread that answers importers.
+/// Function that is called when a party leaves ([`Party::on_leave`]), with its state and its process id. It runs on the thread that answers
+/// importers.
 pub type OnLeave = Arc<dyn Fn(Departure, i32) -> Option<LeftPlan> + Send + Sync>;
 
-/// Exports of this process. All contexts share one service, which lives from the first export until the last exporting context is
-/// destroyed.
+/// Service that exports memory of this process. All contexts share one service, which exists from the first export until the last exporting
+/// context is destroyed.
 pub struct Service {
     state: Arc<ServiceState>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -59,16 +62,16 @@ pub struct Service {
 
 struct ServiceState {
     origin: ProcessIdentity,
-    /// Generation of the process that the service belongs to ([`fork::generation`]).
+    /// Generation of the process that created the service ([`fork::generation`]).
     generation: u32,
     listener: Socket,
-    /// Event descriptor that wakes the thread.
+    /// Event descriptor by which other threads wake the thread that answers importers.
     wake: Socket,
     closing: AtomicBool,
     exports: Mutex<Exports>,
-    /// Open connections. Only the thread removes them.
+    /// Connections to importers. Only the thread that answers importers removes them.
     connections: Mutex<Vec<Arc<Connection>>>,
-    /// Backends that have lost a peer and may have further waits to fail. The references are weak and do not keep the backends alive.
+    /// Backends that have lost a peer and may still have to end waits for it. The references are weak and do not keep the backends alive.
     tended: Mutex<Vec<Weak<dyn Backend>>>,
 }
 
@@ -81,42 +84,43 @@ struct Exports {
 #[derive(Clone)]
 struct ExportRecord {
     export: Export,
-    /// Secrets that permit mapping the allocation. Each belongs to one party, or to any holder of the handle (`None`).
+    /// Secrets that permit mapping the allocation. Each belongs to one party, or to all processes that hold the handle (`None`).
     granted: Vec<(Secret, Option<Party>)>,
-    /// Reference count: each other context of this process that uses the allocation holds a clone.
+    /// Reference count of local users: each other context of this process that uses the allocation holds a clone.
     held: Arc<()>,
 }
 
 impl ExportRecord {
-    /// Returns the party that the secret belongs to.
+    /// Returns the party that the secret belongs to: `None` if the secret is unknown, `Some(None)` if it belongs to all processes that hold
+    /// the handle.
     fn holder(&self, secret: Secret) -> Option<&Option<Party>> {
         self.granted.iter().find(|(known, _)| *known == secret).map(|(_, party)| party)
     }
 }
 
-/// Connection to an importer.
+/// Connection to one importer.
 struct Connection {
     socket: Socket,
-    /// Process id for messages, or 0 if it is not visible.
+    /// Process id of the importer, used in messages; 0 if it is not visible.
     process: i32,
-    /// Board of the importer, set by its first successful request.
+    /// Board (shared table of freed and unmapped allocations) of the importer. The importer's first successful request sets it.
     board: OnceLock<Board>,
     imported: Mutex<ImportTable>,
 }
 
-/// Allocation granted to an importer, and the party as which it was granted.
+/// Import of an allocation: the allocation, and the number of the party that was permitted to map it.
 type Granted = (AllocationKey, Option<u32>);
 
-/// Allocations that an importer was granted and has not been seen to close.
+/// Table of the allocations that one importer may map and has not been seen to unmap.
 #[derive(Default)]
 struct ImportTable {
-    /// Slot on the board and number of the request, by allocation and party.
+    /// Slot on the importer's board and number of the request, for each allocation and party.
     by_key: HashMap<Granted, (u32, u32)>,
     by_slot: HashMap<u32, Granted>,
 }
 
 impl Connection {
-    /// True if the importer has recorded that it no longer maps the memory of this slot.
+    /// True if the importer has recorded on its board that it no longer maps the memory of this slot.
     fn has_closed(&self, (slot, request): (u32, u32)) -> bool {
         self.board.get().is_some_and(|board| board.is_closed(slot, request))
     }
@@ -128,15 +132,15 @@ impl Connection {
 }
 
 impl ImportTable {
-    /// Returns the parties to which an allocation was granted, each with its slot and request.
+    /// Returns the imports of an allocation, each with its slot on the importer's board and the number of the request.
     fn of(&self, key: AllocationKey) -> impl Iterator<Item = (Granted, (u32, u32))> {
         self.by_key.iter().filter(move |((granted, _), _)| *granted == key).map(|(granted, place)| (*granted, *place))
     }
 
     fn insert(&mut self, key: Granted, slot: u32, request: u32) {
-        // The importer had closed the allocation and imports it again.
+        // The importer has unmapped the allocation and imports it again.
         self.remove(key);
-        // An importer reuses a slot only after closing the allocation that occupied it.
+        // An importer reuses a slot only after unmapping the allocation that occupied it.
         if let Some(closed) = self.by_slot.insert(slot, key) {
             self.by_key.remove(&closed);
         }
@@ -155,11 +159,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Service of each process. A child of `fork` has the memory of its parent's service, but not its thread.
+/// Service of each process. A child of `fork` inherits the memory of its parent's service, but not the thread.
 static CURRENT: OfProcess<Mutex<Weak<Service>>> = OfProcess::new(|| Mutex::new(Weak::new()));
 
 impl Service {
-    /// Returns the service of this process, and starts it if necessary.
+    /// Returns the service of this process. Starts it if it does not run.
     pub fn start() -> Result<Arc<Service>, IpcError> {
         let mut current = lock(CURRENT.get());
         if let Some(service) = current.upgrade().filter(|service| service.is_here()) {
@@ -170,7 +174,7 @@ impl Service {
         Ok(service)
     }
 
-    /// Returns the service of this process, if it runs.
+    /// Returns the service of this process, or `None` if it does not run.
     pub fn current() -> Option<Arc<Service>> {
         lock(CURRENT.get()).upgrade().filter(|service| service.is_here())
     }
@@ -208,13 +212,13 @@ impl Service {
         Ok(Service { state, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Returns the identity of this process as used in handles.
+    /// Returns the identity of this process, as stored in handles.
     pub fn origin(&self) -> &ProcessIdentity {
         &self.state.origin
     }
 
-    /// Allows a process that knows the returned secret to map the allocation as `party`. A repeated export for the same party returns the
-    /// same secret.
+    /// Exports an allocation and returns a secret. Any process that knows the secret may map the allocation, as `party`. A repeated export
+    /// for the same party returns the same secret.
     pub fn export(&self, key: AllocationKey, export: Export, party: Option<Party>) -> Result<Secret, IpcError> {
         let drawn = Secret::draw()?;
         let mut exports = lock(&self.state.exports);
@@ -237,12 +241,13 @@ impl Service {
         Ok(secret)
     }
 
-    /// Returns the export with this key and secret, if its memory still exists.
+    /// Returns the export with this key and secret, or `None` if there is none or its memory no longer exists.
     pub fn find(&self, key: AllocationKey, secret: Secret) -> Option<Export> {
         self.state.find(key, secret)
     }
 
-    /// Marks the allocation as used by another context of this process for as long as the result is kept.
+    /// Marks the allocation as used by another context of this process while the returned object exists. Returns `None` if the allocation
+    /// is not exported.
     pub fn hold(&self, key: AllocationKey) -> Option<Arc<()>> {
         lock(&self.state.exports).by_key.get(&key).map(|exported| Arc::clone(&exported.held))
     }
@@ -253,11 +258,11 @@ impl Service {
         is_held || lock(&self.state.connections).iter().any(|connection| connection.has_mapped(key))
     }
 
-    /// Records that another context of this process stops using the allocation, like [`Peer::leave`](super::Peer::leave) for another
+    /// Records that another context of this process stops using the allocation. [`Peer::leave`](super::Peer::leave) does this for another
     /// process.
     pub fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure) {
         self.state.leave(key, secret, departure, self.state.origin.process as i32);
-        // Wakes the thread, which continues to fail waits for this party.
+        // Wakes the thread that answers importers. It then ends waits for this party.
         let _ = rustix::io::write(&self.state.wake, &1_u64.to_ne_bytes());
     }
 
@@ -267,7 +272,8 @@ impl Service {
         exported.is_some_and(|exported| self.state.check(key, exported).is_some())
     }
 
-    /// Ends an export. Importers that have mapped it are notified through their boards, and no other process can map it.
+    /// Ends an export. Importers that have mapped the allocation are notified through their boards, and no other process can map it any
+    /// more.
     pub fn withdraw(&self, key: AllocationKey) {
         self.state.withdraw(key);
     }
@@ -308,7 +314,8 @@ impl fmt::Debug for Service {
 }
 
 impl Export {
-    /// True if the memory still exists. Asks the driver, because memory that was not allocated by `mp_alloc` is freed without notice.
+    /// True if the memory still exists. Queries the driver, because the library is not notified when memory is freed that `mp_alloc` did
+    /// not allocate.
     fn lives(&self) -> bool {
         let found = self.backend.locate(self.allocation.base).ok().flatten();
         found.is_some_and(|found| found.id == self.allocation.id)
@@ -316,7 +323,7 @@ impl Export {
 }
 
 impl ServiceState {
-    /// Runs the thread's main loop.
+    /// Runs the main loop of the thread that answers importers.
     fn serve(&self) {
         loop {
             let connections = lock(&self.connections).clone();
@@ -348,7 +355,7 @@ impl ServiceState {
         }
     }
 
-    /// Accepts an importer of the same user.
+    /// Accepts a connection from an importer of the same user, and refuses other users.
     fn accept(&self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match Socket::make(|| rustix::net::accept_with(&self.listener, flags)) {
@@ -364,7 +371,7 @@ impl ServiceState {
         let Ok(Credentials { user, process }) = Credentials::of_peer(&socket) else { return };
         let connection = Connection { socket, process, board: OnceLock::new(), imported: Mutex::default() };
         let refuse = |connection: &Connection, text: String| {
-            // The first packet of a connection always has room.
+            // The socket can always hold the first packet of a connection.
             let refusal = Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) };
             let _ = refusal.send(&connection.socket, None);
         };
@@ -379,7 +386,7 @@ impl ServiceState {
         connections.push(Arc::new(connection));
     }
 
-    /// Answers the requests of an importer. Returns false if the importer has exited or violates the protocol.
+    /// Answers the pending requests of an importer. Returns false if the importer has exited or violates the protocol.
     fn listen_to(&self, connection: &Connection) -> bool {
         loop {
             let answer = match Packet::receive(&connection.socket, None) {
@@ -390,21 +397,21 @@ impl ServiceState {
                 }
                 Err(Errno::AGAIN) => return true,
                 Err(Errno::MFILE) => {
-                    // The request was lost, so its number is unknown. Number 0 answers the importer's pending request.
+                    // The request was lost, so its number is unknown. An answer with number 0 applies to the importer's pending request.
                     let text = "the exporter is out of file descriptors (EMFILE): raise `ulimit -n` for it".into();
                     log::warn!("the connection of an importer failed: this process is out of file descriptors (EMFILE); raise `ulimit -n`");
                     Some(Packet { text, ..Packet::new(Subject::Refused, 0, AllocationKey { backend: 0, allocation: 0 }) })
                 }
                 Ok(Some(_)) | Ok(None) | Err(_) => return false,
             };
-            // An importer sends one request and then waits, so its answer has room. If not, the connection is closed.
+            // An importer sends one request and then waits, so the socket can hold the answer. If not, the connection is closed.
             if answer.is_none_or(|answer| answer.send(&connection.socket, None).is_err()) {
                 return false;
             }
         }
     }
 
-    /// Answers a request. Returns `None` if the importer violates the protocol.
+    /// Returns the answer to a request, or `None` if the importer violates the protocol.
     fn answer(&self, connection: &Connection, request: Packet) -> Option<Packet> {
         let Packet { number, key, slot, secret, .. } = request;
         let gone = || Some(Packet::new(Subject::Gone, number, key));
@@ -432,7 +439,7 @@ impl ServiceState {
         self.check(key, exported)
     }
 
-    /// Returns the export if the memory still exists. Otherwise withdraws the export.
+    /// Returns the export if its memory still exists. Otherwise withdraws the export and returns `None`.
     fn check(&self, key: AllocationKey, exported: ExportRecord) -> Option<Export> {
         if !exported.export.lives() {
             self.withdraw(key);
@@ -449,7 +456,7 @@ impl ServiceState {
         }
     }
 
-    /// Notifies every importer that this allocation was freed.
+    /// Notifies every importer of this allocation, through its board, that the memory was freed.
     fn tell(&self, key: AllocationKey) {
         for connection in lock(&self.connections).iter() {
             let mut imported = lock(&connection.imported);
@@ -461,7 +468,7 @@ impl ServiceState {
         }
     }
 
-    /// Records that an importer stops using an allocation.
+    /// Records that an importer stops using an allocation and ends the waits that can no longer complete.
     fn leave(&self, key: AllocationKey, secret: Secret, departure: Departure, process: i32) {
         let exported = lock(&self.exports).by_key.get(&key).cloned();
         match exported.as_ref().and_then(|exported| Some((&exported.export, exported.holder(secret)?))) {
@@ -478,13 +485,13 @@ impl ServiceState {
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
-            // Streams wait for flags with recorded signallers. Kernels are stopped by a counter that any process may raise.
+            // The flags for which streams wait have recorded signallers. Kernels are stopped by a counter that any process may set.
             let number = party.filter(|_| !departure.streams_go_on).map(|party| party.number);
             self.fail_waits(export, number, LostPeer::of(process, left.flatten()));
         }
     }
 
-    /// Fails waits for signals of a party in an allocation, now and in later rounds.
+    /// Ends the waits for counters that a party sets in an allocation, both current waits and those of later steps.
     fn fail_waits(&self, export: &Export, party: Option<u32>, peer: LostPeer) {
         log::debug!("{:#x}: {peer}", export.allocation.base);
         export.backend.fail_waits(&export.allocation, party, peer);
@@ -495,7 +502,7 @@ impl ServiceState {
         }
     }
 
-    /// Removes an importer that has exited. Backends whose memory it had mapped fail the waits for its signals.
+    /// Removes the connection of an importer that has exited. Backends whose memory it had mapped end the waits for counters that it sets.
     fn lose(&self, connection: &Arc<Connection>) {
         lock(&self.connections).retain(|other| !Arc::ptr_eq(other, connection));
         let imported = std::mem::take(&mut lock(&connection.imported).by_key);

@@ -1,8 +1,8 @@
 //! Implements signals: 64-bit counters in shared memory that one process sets and another waits for.
 //!
 //! Setting a counter is a store with release ordering, and waiting is a load with acquire ordering, on memory that both processes map. A
-//! CPU thread that sees the value therefore sees every byte written before the counter was set: x86-64 and AArch64 order shared memory
-//! between processes as between threads.
+//! CPU thread that sees the value therefore sees every byte written before the counter was set: x86-64 and AArch64 order accesses to shared
+//! memory between processes in the same way as between threads.
 
 use std::ptr::with_exposed_provenance;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,16 +14,17 @@ pub fn reached(now: u64, value: u64) -> bool {
     now.wrapping_sub(value) <= i64::MAX as u64
 }
 
-/// Reads a counter with acquire ordering: writes that preceded its store are visible afterwards.
+/// Returns the value of a counter, read with acquire ordering: writes that preceded the store of this value are visible afterwards.
 ///
 /// # Safety
+///
 /// `address` refers to 8 readable bytes, aligned to 8, that are only written by single 8-byte stores.
 pub unsafe fn load(address: u64) -> u64 {
     // SAFETY: the caller guarantees address and alignment. The memory is shared, so it is accessed only through an atomic.
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.load(Ordering::Acquire)
 }
 
-/// Sets a counter with release ordering, after everything that this thread has seen or written.
+/// Sets a counter to `value` with release ordering, after everything that this thread has seen or written.
 ///
 /// # Safety
 /// The requirements of [`load`] hold, and the bytes are writable.
@@ -32,8 +33,8 @@ pub unsafe fn store(address: u64, value: u64) {
     unsafe { &*with_exposed_provenance::<AtomicU64>(address as usize) }.store(value, Ordering::Release);
 }
 
-/// Pauses after the `round`-th unsuccessful poll: yields in early rounds, then sleeps for up to 200 us. Most waits are short, and a long
-/// one leaves the core to other threads.
+/// Pauses between two polls of a counter. It yields the CPU after the first unsuccessful polls, and later sleeps for up to 200 us, so that
+/// long waits leave the core to other threads. `round` is the number of unsuccessful polls.
 pub fn rest(round: u32) {
     match round {
         0..64 => std::thread::yield_now(),
