@@ -358,7 +358,7 @@ fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> 
 /// host memory, and another stream reads a GPU that this plan writes or writes a GPU that this plan reads. The copies of the other stream
 /// then already use all bandwidth of host memory.
 pub(super) struct Variants {
-    /// Variants other than the plan itself, which has index 0.
+    /// GPUs that the transfers write to and read from.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
     /// GPUs that the transfers write to and read from, true if any end is in host memory, and the relay GPUs.

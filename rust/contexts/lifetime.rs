@@ -87,7 +87,7 @@ pub struct Context {
     cache: Arc<Cache>,
     /// Planner options that result from [`PlanOptions::default`] without a tuning.
     defaults: Options,
-    /// Path of the file that the last probe of this context wrote.
+    /// Result of the last probe of this context, as the text of a probe file; `None` if there was no probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
     /// Tuning from `MPGPU_TUNING_FILE`, or the tuning that is kept with the probe.
     tuning: Option<Tuning>,

@@ -183,7 +183,7 @@ const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST: usize = 16;
 
-/// Indices of slots in the module `CORE2` (`NvtxCallbackIdCore2`).
+/// Indices of the slots that are used in the module `CORE2`, from `NvtxCallbackIdCore2`.
 const DOMAIN_PUSH: usize = 4;
 const DOMAIN_POP: usize = 5;
 const DOMAIN_REGISTER_STRING: usize = 10;

@@ -12,20 +12,20 @@ use std::sync::{Arc, PoisonError, RwLock, Weak};
 /// Exports and imports of one context.
 #[derive(Debug, Default)]
 pub(super) struct PeerMemory {
-    /// Service that answers importers; present from the first export on.
+    /// Service that answers importers. `None` until memory is exported for the first time.
     pub service: Mutex<Option<Arc<Service>>>,
-    /// Imports, by first address.
+    /// Imports by the first address of the imported memory.
     imports: RwLock<BTreeMap<u64, Arc<Import>>>,
-    /// Held while memory is imported or closed, so that nothing is imported twice.
+    /// Lock that is held while memory is imported or closed, so that nothing is imported twice.
     pub importing: Mutex<()>,
-    /// Addresses of former imports where new memory has been allocated since, each with the number of closes that are still due.
+    /// Addresses of former imports at which new memory has been allocated since, each with the number of closes that are still due.
     pub replaced: Mutex<HashMap<u64, u64>>,
 }
 
 /// Allocation of another process or another context that is mapped in this context.
 pub struct Import {
     pub(super) key: AllocationKey,
-    /// Token of the process that owns the memory.
+    /// Token that identifies the process that owns the memory.
     pub(super) token: [u8; 16],
     pub(super) secret: Secret,
     pub(super) base: u64,
@@ -38,23 +38,24 @@ pub struct Import {
 
 /// Origin of an import.
 pub(super) enum ImportSource {
-    /// This context, which detects that the memory was freed as for its other memory.
+    /// The memory belongs to this context, which detects that it was freed in the same way as for its other memory.
     Here,
-    /// Another context of this process. The reference count kept here shows the other context that its memory is in use.
+    /// The memory belongs to another context of this process. The reference count kept here shows the other context that its memory is in
+    /// use.
     Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
-    /// Another process, which reports here the memory that it has freed.
+    /// The memory belongs to another process, which reports here that the memory was freed.
     Process(Arc<Peer>, BoardSlot),
-    /// Another process, whose memory the program itself has mapped.
+    /// The memory belongs to another process, and the program itself has mapped it.
     Program,
 }
 
 impl Import {
-    /// Returns the number of bytes from `address`, which lies in the import, to the import's end.
+    /// Returns the number of bytes from `address`, which lies in the imported memory, to the end of that memory.
     pub fn bytes_from(&self, address: u64) -> u64 {
         self.bytes - (address - self.base)
     }
 
-    /// Refuses memory that was freed by its owner, or whose owner has exited.
+    /// Returns an error if the owner has freed the memory or has exited.
     pub fn check(&self) -> Result<(), Error> {
         match &self.source {
             ImportSource::Here | ImportSource::Program => Ok(()),
@@ -71,7 +72,7 @@ impl Import {
         !matches!(self.source, ImportSource::Here)
     }
 
-    /// Adds a holder of the address at `offset` and returns the address.
+    /// Counts one more holder of the address at `offset` in the import, and returns this address.
     pub(super) fn hold(&self, offset: u64) -> u64 {
         let address = self.base + offset;
         *self.holders.lock().unwrap_or_else(PoisonError::into_inner).entry(address).or_default() += 1;
@@ -101,7 +102,7 @@ pub(super) fn freed_here() -> Error {
     ipc::IpcError::PeerGone("the memory was freed by its context in this process; export again".into()).into()
 }
 
-/// Refuses a handle whose size differs from its allocation's, because its range may lie outside.
+/// Refuses a handle whose size differs from the size of its allocation, because the range of the handle may lie outside of the allocation.
 pub(super) fn check_size(handle: &Handle, bytes: u64) -> Result<(), Error> {
     if handle.allocation_bytes == bytes {
         return Ok(());
@@ -116,7 +117,7 @@ impl fmt::Debug for Import {
     }
 }
 
-/// Returns the number of the backend, because each backend numbers its allocations separately.
+/// Returns a number that identifies the backend, because each backend numbers its allocations separately.
 pub(super) fn number_of(backend: &dyn Backend) -> u8 {
     if backend.is_virtual() { 1 } else { 2 }
 }
@@ -137,7 +138,7 @@ impl PeerMemory {
         (address - base < import.bytes).then(|| Arc::clone(import))
     }
 
-    /// Returns the imports that contain the addresses, each once.
+    /// Returns the imports that contain the given addresses, each import once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         if self.imports().is_empty() {
             return Box::default();
@@ -157,12 +158,12 @@ impl PeerMemory {
         }
     }
 
-    /// Withdraws the exports of the memory at this address, which is about to be freed.
+    /// Withdraws the exports of the memory at this address before the memory is freed.
     pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
         let service = lock(&self.service).clone();
         if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
             service.withdraw(AllocationKey { backend: number_of(backend), allocation: allocation.id });
-            // An import from this context itself ends with the memory, because its address may be allocated again.
+            // If this context has imported its own memory, the import ends too, because the address may be allocated again.
             let mut imports = self.imports_mut();
             if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
                 imports.remove(&allocation.base);

@@ -1,4 +1,4 @@
-//! Probes the machine of a context.
+//! Measures ("probes") the machine of a context.
 
 use super::config::Config;
 use super::error::Error;
@@ -17,34 +17,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Largest copy in bytes that is tuned if CPU threads move every byte.
+/// Largest copy in bytes for which plans are tuned if CPU threads move every byte.
 const TUNED_ON_CPU: u64 = 4 << 20;
 
-/// Result of a probe, with the description for its file.
+/// Result of a probe, with the description that is stored in its file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
-    /// The measured machine.
+    /// Topology of the measured machine, with all measurements.
     pub probed: Probed,
     /// Identity of the machine, date and quality of the probe.
     pub record: Record,
-    /// Tuning for the probed machine. `None` if nothing was to be tuned or the search failed.
+    /// Tuning for the probed machine. `None` if no tuning was requested or the search failed.
     pub tuning: Option<Tuning>,
 }
 
 impl ProbeReport {
-    /// Returns the text of the file: a topology with the table `[probe]`.
+    /// Returns the content of the probe's file: a topology with the table `[probe]`.
     pub fn to_toml(&self) -> String {
         self.record.to_toml(&self.probed.topology)
     }
 }
 
 impl Context {
-    /// Measures the machine of this context: which copies are possible, how fast they are, and which slow each other down
+    /// Measures the machine of this context: which copies are possible, how fast they are, and which copies slow each other down
     /// (`docs/reference/probe.md`).
     ///
-    /// Then searches, on the measured machine, for plans that are better than the model's, for the sizes that `options` names. If the
-    /// search fails, a warning is logged and the probe is still valid. Nothing is tuned if the check of the probe's own predictions
-    /// deviates by more than `options.most_error`.
+    /// Then searches for plans that are faster on the measured machine than the model's plans, for the sizes in `options`. If the search
+    /// fails, a warning is logged and the probe is still valid. Nothing is tuned if the errors of the probe's own predictions exceed
+    /// `options.most_error`.
     ///
     /// The probe takes seconds, uses memory and streams of every device, and loads all links: nothing else should run on the machine
     /// meanwhile. The context keeps its current topology; [store](Context::store_probe) the result for later contexts. On the host backend
@@ -84,9 +84,9 @@ impl Context {
         Ok(report)
     }
 
-    /// Tunes plans for the probed machine. Host copies get the short search, because the best engine, number of chunks and share of relays
-    /// differ between machines and the model has no term for them. All-to-alls get a search over paths only, because the planner by itself
-    /// uses only the direct paths, in turns (`docs/reference/probe.md`).
+    /// Returns a tuning for the probed machine. Host copies are tuned by the short search, because the best engine, number of chunks and
+    /// share of relays differ between machines, and the model has no term for them. All-to-alls are tuned by a search over paths only,
+    /// because the planner by itself uses only the direct paths for them, one after the other (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
         // Excludes options of the environment and of an earlier tuning.
@@ -117,17 +117,18 @@ impl Context {
         campaign.tuning(&points, origin, &mut score)
     }
 
-    /// Returns the text of the file that the last probe of this context made.
+    /// Returns the result of the last probe of this context as the text of a probe file, or `None` if there was no probe.
     pub fn probed(&self) -> Option<Arc<str>> {
         lock(&self.probed).clone()
     }
 
-    /// True if contexts look for kept probes of machines like this one. Probes of virtual devices describe no GPU and are not kept.
+    /// True if contexts look for kept probes of machines like this one. Probes of virtual devices are not kept, because they describe no
+    /// GPU.
     pub fn keeps_probes(&self) -> bool {
         !self.backend().is_virtual()
     }
 
-    /// Returns the path at which the next context looks for this probe.
+    /// Returns the path at which the next context will look for this probe.
     fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
         let refuse = |why: String| Err(Error::NotSupported(why));
         if record.fingerprint.backend == "host" {
@@ -144,9 +145,10 @@ impl Context {
         }
     }
 
-    /// Writes a probe to `file`, or to the path where the next context finds it by itself, and returns the path. Without `file`, the tuning
-    /// is written too, or an earlier tuning is removed if the probe has none. A failure of that is only logged. Without `file`, a probe
-    /// that no context would use is refused: a probe of virtual devices, or of a machine whose times it does not predict.
+    /// Writes a probe to `file`, or without `file` to the path where the next context finds the probe by itself. Returns the path. Without
+    /// `file`, the tuning is written too, or an earlier tuning is removed if the probe has none; a failure to do so is only logged. Without
+    /// `file`, a probe that no context would use is refused. This is a probe of virtual devices, or of a machine whose times the probe does
+    /// not predict.
     pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
         let path = file.map_or_else(|| self.place_of(&report.record), |file| Ok(file.to_owned()))?;
         write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
@@ -164,7 +166,7 @@ impl Context {
     }
 }
 
-/// Describes the probe in one line.
+/// Returns a description of the probe in one line.
 fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> String {
     let count = fingerprint.gpus.len();
     let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());

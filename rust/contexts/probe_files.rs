@@ -16,7 +16,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Largest number of files of the cache directory that are examined.
+/// Largest number of files in the cache directory that are examined.
 const MOST_FILES: usize = 1024;
 
 /// Returns the path of a probe's tuning: `tuning-….toml` beside `probe-….toml`.
@@ -25,7 +25,8 @@ pub fn tuning_beside(probe: &Path) -> PathBuf {
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
 
-/// Returns the tuning kept with a probe, and its path, if the tuning was made for this machine's figures and backend.
+/// Returns the tuning that is kept with a probe, and its path. Returns `None` if there is none, or if it was made for other figures or
+/// another backend than those of this machine.
 pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
     let path = tuning_beside(probe);
     if !path.exists() {
@@ -48,7 +49,7 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
     }
 }
 
-/// Returns the fingerprint that a probe made now would have.
+/// Returns the fingerprint that a probe would have if it were made now.
 pub fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
     // The id of the installation from systemd, hashed because machine-id(5) asks not to publish it. Containers may lack it.
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
@@ -57,8 +58,8 @@ pub fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
     Fingerprint { backend: backend.into(), host, driver: identity.driver, gpus: identity.gpus }
 }
 
-/// Loads a named topology for a context on these GPUs. If the file comes from a probe, the probe must cover these GPUs; the result has the
-/// visible GPUs in their order.
+/// Loads a named topology for a context on these GPUs. If the file comes from a probe, the probe must cover these GPUs. The returned
+/// topology then has only the visible GPUs, in the order in which they are visible.
 pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     let (topology, record) = topology::load_probed(name)?;
     let Some(record) = record else { return Ok(topology) };
@@ -66,8 +67,8 @@ pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     Ok(visible(&topology, &record, now).map_err(stale)?)
 }
 
-/// Returns the kept probe in `directory` that covers these GPUs. A probe of exactly these GPUs is preferred, then the one with the fewest
-/// additional GPUs.
+/// Returns the kept probe in `directory` that covers these GPUs. A probe of exactly these GPUs is preferred; the next choice is the probe
+/// with the fewest additional GPUs.
 pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> {
     let own = directory.join(now.file_name());
     let others = fs::read_dir(directory).into_iter().flatten().take(MOST_FILES).flatten().map(|entry| entry.path());
@@ -108,7 +109,8 @@ pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> 
     best.map(|(_, path, topology)| (path, topology))
 }
 
-/// Returns the path of the probe of exactly these GPUs in `directory`, and the reason if it is not used. `None` if there is none.
+/// Returns the path of the probe of exactly these GPUs in `directory`, and the reason if the probe is not used. Returns `None` if there is
+/// no such probe.
 pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
     let path = directory.join(now.file_name());
     let state = match topology::load_probed(&path.to_string_lossy()) {
@@ -129,7 +131,7 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
 /// Largest number of left-over temporary files, written under the same process number, that are tolerated in the folder of the target.
 const MOST_LEFT_OVER: u32 = 1000;
 
-/// Writes all of `text` or nothing: first into a temporary file in the same directory, which is then renamed.
+/// Writes either all of `text` or nothing: `text` is written into a temporary file in the same directory, which is then renamed.
 pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,5 +1,5 @@
-//! Registered host memory: the program's own memory, pinned in place. It is pinned in pieces, and no copy may cross from one piece into the
-//! next.
+//! Registered host memory, which is the program's own memory, pinned in place. It is pinned in pieces, and no copy may cross the boundary
+//! between two pieces.
 
 use super::batch::{Batch, Located};
 use super::error::{End, Error};
@@ -8,11 +8,11 @@ use crate::plan::Shape;
 use crate::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 
-/// Registrations, by first address.
+/// Registrations by the first address of their memory.
 #[derive(Debug, Default)]
 pub(super) struct Registrations(pub Mutex<BTreeMap<u64, Registration>>);
 
-/// One registration. See [`Context::register_memory`](super::lifetime::Context::register_memory).
+/// One range of registered memory. See [`Context::register_memory`](super::lifetime::Context::register_memory).
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Registration {
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! Scores plans by execution: medians of times, and direct comparisons in alternating order.
+//! Scores each plan by executions of the plan: medians of times, and direct comparisons in alternating order.
 
 use super::batch::Transfer;
 use super::error::Error;
@@ -11,28 +11,29 @@ use crate::tune::{Score, Verdict};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Number of executions before the first timed one: the first launch of a graph and the first use of a peer link are slow.
+/// Number of executions before the first timed execution, because the first launch of a graph and the first use of a peer link are slow.
 const WARM_UP: usize = 3;
-/// Time in seconds for all executions of one score.
+/// Time in seconds that all executions of one score take together.
 const SCORE_SECONDS: f64 = 0.02;
-/// Range for the number of executions of one score.
+/// Smallest and largest number of executions of one score.
 const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
-/// Rounds of a comparison; each round executes both plans. The number is odd, so that the median is one of the rounds. Copies of host
-/// memory vary by some per cent from one round to the next.
+/// Number of rounds of a comparison. Each round executes both plans. The number is odd, so that the median is the result of one of the
+/// rounds. The time of copies of host memory varies by some per cent from one round to the next.
 const DUEL_ROUNDS: usize = 101;
-/// Smallest gain worth keeping. Rounds differ by a few tenths of a per cent, hosts of one kind by a few per cent.
+/// Smallest gain for which a plan is replaced, as a fraction of the time. Times of rounds differ by a few tenths of a per cent, and times
+/// of host memory in machines of one type by a few per cent.
 const LEAST_GAIN: f64 = 0.01;
-/// Sets of buffers for batches with host memory. The speed at which several GPUs access host memory depends on where its pages lie: of
-/// three buffers of one process, one took 1.75 times as long as the others (64 MiB through four H200). A score from one buffer would fit
-/// only that buffer.
+/// Number of sets of buffers for batches with host memory. The speed at which several GPUs access host memory depends on where its pages
+/// lie: of three buffers of one process, one took 1.75 times as long as the others (64 MiB through four H200). A score from one buffer
+/// would be valid only for that buffer.
 const HOST_BUFFERS: usize = 3;
 
-/// Scores plans by execution on a context whose machine they were made for. It uses memory and streams of its own, which it releases when
-/// dropped. Nothing else should run on the machine meanwhile.
+/// Scores each plan by executions on a context whose machine the plan was made for. The scorer allocates its own memory and streams, and
+/// releases them when it is dropped. Nothing else should run on the machine meanwhile.
 pub struct Executed<'a> {
     context: &'a Context,
-    /// Streams by device, one for each device that submits: the source of the first transfer, or its destination if the source is host
-    /// memory.
+    /// Streams by device. There is one stream for each device that submits: the device of the first transfer's source, or of its
+    /// destination if the source is host memory.
     streams: Vec<(DeviceId, StreamHandle)>,
     /// Sets of buffers for the batch that was scored last.
     sets: Vec<Vec<Transfer>>,
@@ -42,17 +43,17 @@ pub struct Executed<'a> {
 struct Bound {
     at: Vec<Arc<execute::Plan>>,
     stream: StreamHandle,
-    /// Time in seconds of one execution at the first set, after warm-up.
+    /// Time in seconds of one execution with the first set of buffers, after warm-up.
     first: f64,
 }
 
 impl<'a> Executed<'a> {
-    /// Creates the scorer. Allocates nothing yet.
+    /// Creates the scorer without allocating anything.
     pub fn new(context: &'a Context) -> Executed<'a> {
         Executed { context, streams: Vec::new(), sets: Vec::new() }
     }
 
-    /// Binds the plan to buffers of its own and warms it up at the first set.
+    /// Binds the plan to each set of buffers and warms it up with the first set.
     fn bind(&mut self, plan: &Plan) -> Result<Bound, Error> {
         let shapes = || plan.transfers.iter().map(|transfer| &transfer.shape);
         let first = shapes()
@@ -64,7 +65,7 @@ impl<'a> Executed<'a> {
             self.free();
             let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
             let sets = 0..if of_host { HOST_BUFFERS } else { 1 };
-            // An incomplete set must not be used for the next plan.
+            // A set that is incomplete must not be used for the next plan.
             sets.flat_map(|set| shapes().map(move |shape| (set, shape)))
                 .try_for_each(|(set, shape)| self.allocate(set, shape))
                 .inspect_err(|_| self.free())?;
@@ -90,8 +91,8 @@ impl<'a> Executed<'a> {
         Ok(Bound { at, stream, first })
     }
 
-    /// Allocates both ends of a transfer. Each end is recorded as soon as it is allocated, so that it is freed if the next allocation
-    /// fails.
+    /// Allocates the source and the destination of a transfer. Each address is recorded as soon as it is allocated, so that it is freed if
+    /// the next allocation fails.
     fn allocate(&mut self, set: usize, shape: &Shape) -> Result<(), Error> {
         let &Shape { src_device, dst_device, bytes, .. } = shape;
         self.sets.resize_with(self.sets.len().max(set + 1), Vec::new);
@@ -168,7 +169,7 @@ impl Score for Executed<'_> {
     }
 }
 
-/// Returns the seconds from submission until the host sees the completion.
+/// Returns the time in seconds from submission until the host sees the completion.
 fn timed(plan: &execute::Plan, stream: StreamHandle) -> Result<f64, Error> {
     let start = Instant::now();
     plan.execute(stream)?.wait()?;

@@ -1,4 +1,4 @@
-//! Exports memory of a context to other processes, and imports and closes memory of theirs.
+//! Exports memory of a context to other processes, and imports and closes memory of other processes.
 
 use super::error::Error;
 use super::peer_memory::{Import, ImportSource, check_size, freed_here, number_of};
@@ -11,20 +11,21 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 impl ContextState {
-    /// Exports a range of this context's memory: returns a handle with which other processes of the node can map it, until it is freed.
+    /// Exports a range of this context's memory. Returns a handle with which other processes of the node can map the range until it is
+    /// freed.
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
         self.export_to(address, bytes, None)
     }
 
-    /// Sets which process signals which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
+    /// Specifies which process signals which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
     pub fn name_signallers(&self, address: u64, by_address: Arc<[(u64, u32)]>) -> Result<(), Error> {
         let found = self.locate(address)?;
         found.into_iter().for_each(|allocation| self.backend.name_signallers(&allocation, Arc::clone(&by_address)));
         Ok(())
     }
 
-    /// Exports memory to one importer. The importer's [departure](ContextState::leave_memory) or exit is tracked separately from that of
-    /// others.
+    /// Exports memory to one importer. The [departure](ContextState::leave_memory) or exit of this importer is tracked separately from that
+    /// of other importers.
     pub fn export_to(&self, address: u64, bytes: u64, party: Option<Party>) -> Result<Handle, Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -64,14 +65,14 @@ impl ContextState {
         })
     }
 
-    /// Maps the memory of a handle, or finds it already mapped. Returns its address and its device in this process. Each success requires
-    /// one [`close_memory`](ContextState::close_memory).
+    /// Maps the memory of a handle, or finds that it is already mapped. Returns the address and the device of the memory in this process.
+    /// Each successful call requires one [`close_memory`](ContextState::close_memory).
     pub fn import_memory(&self, handle: &Handle) -> Result<(u64, DeviceId), Error> {
         self.import_through(handle, None)
     }
 
-    /// Imports memory for kernels. Returns also the address under which kernels of `kernels` access it, or 0 if `kernels` is `None`. The
-    /// memory may be on a GPU that is not visible to this process.
+    /// Imports memory that kernels access. Returns its address and device, and the address under which kernels on the device `kernels`
+    /// access it, or 0 if `kernels` is `None`. The memory may be on a GPU that is not visible to this process.
     pub fn import_memory_for(&self, handle: &Handle, kernels: Option<DeviceId>) -> Result<(u64, DeviceId, u64), Error> {
         kernels.map_or(Ok(()), |kernels| self.check_device(kernels))?;
         let (address, on) = self.import_through(handle, kernels)?;
@@ -84,8 +85,8 @@ impl ContextState {
         }
     }
 
-    /// Imports memory that may be on a GPU that is not visible to this process. It is then mapped through the device `instead`, and treated
-    /// as memory of that device.
+    /// Imports memory that may be on a GPU that is not visible to this process. Such memory is mapped through the device `instead`, and
+    /// treated as memory of that device.
     pub fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -146,7 +147,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Imports memory of this process, which already has an address here.
+    /// Imports memory that belongs to this process and is therefore already mapped.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
@@ -166,8 +167,8 @@ impl ContextState {
         Ok((source, self.backend.map(shared, allocation)?))
     }
 
-    /// Removes imports that overlap a new allocation. Memory of another context of this process keeps its address here after that context
-    /// frees it, until it is closed. The new allocation takes its place.
+    /// Removes imports that overlap a new allocation. If another context of this process frees memory that this context has imported, the
+    /// address stays recorded here until it is closed. The new allocation then takes the place of the import.
     pub(super) fn replace_freed(&self, base: u64, bytes: u64) {
         let sharing = &self.sharing;
         let is_freed = |import: &&Arc<Import>| {
@@ -195,7 +196,8 @@ impl ContextState {
         }
     }
 
-    /// Closes an address of an import that was replaced, and returns true if it was one. All holders of an address are interchangeable.
+    /// Closes an address of an import that was replaced. Returns true if the address belonged to such an import. All holders of an address
+    /// are interchangeable.
     fn close_replaced(&self, address: u64) -> bool {
         let mut replaced = lock(&self.sharing.replaced);
         let Some(count) = replaced.get_mut(&address) else { return false };
@@ -227,7 +229,7 @@ impl ContextState {
         }
     }
 
-    /// Returns the allocation that a handle describes, with this process's number of its device.
+    /// Returns the allocation that a handle describes, with the number that its device has in this process.
     fn allocation_of(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<Allocation, Error> {
         let machine = &self.machine;
         let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
@@ -249,7 +251,7 @@ impl ContextState {
         Err(ipc::IpcError::NotSupported(why).into())
     }
 
-    /// Notifies the owner of imported memory that this context no longer participates in the communication that uses it.
+    /// Notifies the owner of imported memory that this context no longer takes part in the communication that uses the memory.
     pub fn leave_memory(&self, address: u64, departure: Departure) {
         let Some(import) = self.sharing.import_at(address) else { return };
         match (&import.source, Service::current()) {
@@ -259,7 +261,7 @@ impl ContextState {
         }
     }
 
-    /// Notifies the owner of imported memory that this process will not set a counter in it beyond `value`.
+    /// Notifies the owner of imported memory that this process will not set a counter in the memory to a value above `value`.
     pub fn leave_signals(&self, address: u64, value: u64) -> Result<(), Error> {
         let _open = self.enter()?;
         self.sharing.import_at(address).ok_or(Error::NotImported(address))?;
@@ -267,8 +269,8 @@ impl ContextState {
         Ok(())
     }
 
-    /// Closes one use of memory that [`import_memory`](ContextState::import_memory) has returned. The last close waits for all work and
-    /// unmaps the memory.
+    /// Closes one use of memory that [`import_memory`](ContextState::import_memory) has returned. The last close of an import waits for all
+    /// work and unmaps the memory.
     pub fn close_memory(&self, address: u64) -> Result<(), Error> {
         self.close_import(address, false)
     }

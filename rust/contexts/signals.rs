@@ -1,4 +1,4 @@
-//! Signals: counters in memory that streams set to a value, and for which streams and threads wait.
+//! Signals: counters in memory that streams set to a value. Streams and threads wait until a counter has reached a value.
 
 use super::error::Error;
 use super::lifetime::Context;
@@ -6,7 +6,7 @@ use crate::backend::{FailedWait, Signal, StreamHandle};
 use crate::ipc;
 use std::time::{Duration, Instant};
 
-/// Use that a caller makes of a counter.
+/// Use that a caller makes of a counter, for error messages and checks.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalUse {
     Wait,
@@ -15,7 +15,7 @@ enum SignalUse {
 }
 
 impl Context {
-    /// Makes later work in `stream` wait until every counter has reached its value.
+    /// Makes later work in `stream` wait until every given counter has reached the value given with it.
     pub fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
@@ -36,28 +36,28 @@ impl Context {
         Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
-    /// Sets a counter to a value now, after everything that the calling thread has written or seen.
+    /// Sets a counter to a value now. Everything that the calling thread has written or seen before is visible to whoever sees the value.
     pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Raise)?;
         Ok(self.backend().raise_signal(signal)?)
     }
 
-    /// Returns the value of a counter. Everything that was written before the counter was set to that value is visible afterwards.
+    /// Returns the value of a counter. Data that was written before the counter was set to this value is visible afterwards.
     pub fn read_signal(&self, counter: u64) -> Result<u64, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[Signal { counter, value: 0 }], SignalUse::Read)?;
         Ok(self.backend().read_signal(counter)?)
     }
 
-    /// True if a counter has reached its value.
+    /// True if a counter has reached the value given with it.
     pub fn is_signal_reached(&self, signal: Signal) -> Result<bool, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Wait)?;
         Ok(self.look(signal)?.1)
     }
 
-    /// Blocks until a counter has reached its value, for at most `seconds`.
+    /// Blocks until a counter has reached the value given with it, for at most `seconds`.
     pub fn wait_signal(&self, signal: Signal, seconds: f64) -> Result<(), Error> {
         let Signal { counter, value } = signal;
         // A duration beyond the range of `Instant` means no time limit.
@@ -83,9 +83,9 @@ impl Context {
         }
     }
 
-    /// Returns the value of a counter, and true if it has reached the wanted value. Fails if the counter can no longer reach it.
+    /// Returns the value of a counter, and true if the counter has reached the wanted value. Fails if it can no longer reach this value.
     fn look(&self, wanted: Signal) -> Result<(u64, bool), Error> {
-        // The peer is checked before the counter is read: a signal that a process set before it ended counts.
+        // The peer is checked before the counter is read, because a signal that a process set before it exited counts.
         let lost_peer = self.backend().lost_peer(wanted);
         let now = self.backend().read_signal(wanted.counter)?;
         let is_reached = ipc::signal::reached(now, wanted.value);

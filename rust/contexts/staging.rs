@@ -1,21 +1,22 @@
-//! Staging memory: one arena per device, regions of it for plans, and the order of executions that share bytes of it.
+//! Staging memory: one arena per device, regions of the arenas for plans, and the order of executions that share bytes of a region.
 //!
-//! An arena is allocated when the first plan that stages on its device is made, with its full size, so that executing never allocates. A
-//! device on which no plan stages costs nothing. A cursor that wraps assigns the regions. When space runs out, regions of different plans
-//! overlap. An overlap costs concurrency but never corrupts bytes, because correctness does not depend on the placement: executions whose
-//! regions overlap are ordered, whatever threads and streams they come from.
+//! An arena is allocated with its full size when the first plan that stages data on its device is made, so that executing never allocates.
+//! A device on which no plan stages data needs no arena. Regions are assigned one after the other, starting again at the beginning of the
+//! arena when its end is reached. Regions of different plans then overlap. An overlap costs concurrency but never corrupts data, because
+//! correctness does not depend on the placement: executions whose regions overlap are ordered, whatever threads and streams they come from.
 //!
-//! The order is the one in which streams reach the executions if the backend grants the rings to one execution at a time
-//! ([`Backend::ordered_rings`]). The host backend grants all rings and the CUDA backend those of copy threads, which fill the whole arena in
-//! almost every plan of pageable memory. Granted rings have arenas of their own and impose no order here.
+//! If the backend itself reserves the rings for one execution at a time ([`Backend::ordered_rings`]), the order is the one in which streams
+//! reach the executions. Such rings are called granted. The host backend does this for all rings. The CUDA backend does this for the rings
+//! of copy threads, which fill the whole arena in almost every plan of pageable memory. Granted rings have separate arenas, and this module
+//! does not order their executions.
 //!
-//! For other rings, those of relays on CUDA, the order is the order of submission ([`Staging::in_turn`]). An execution then runs after
-//! everything that the stream of an earlier one waits for, which only an execution with overlapping regions notices.
+//! For other rings, those of relays on CUDA, the order is the order of submission ([`Staging::in_turn`]). An execution then runs after all
+//! work that precedes an earlier execution in the stream of that execution. Only executions with overlapping regions are affected.
 //!
-//! Submitting may take long: a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal that
-//! another thread is about to set, behind an execution of its own. So no lock is held during submission. The submitting thread holds a turn
-//! for the bytes of its regions. Only threads that share a byte with it wait until the turn ends; their executions run after this one in
-//! any case.
+//! Submitting may take long, because a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal
+//! that another thread will set only after an execution of its own. So no lock is held during submission. Instead, the submitting thread
+//! reserves the bytes of its regions; this reservation is called a turn. Only threads that share a byte with the turn wait until it ends.
+//! Their executions run after this one in any case.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, Completion};
@@ -32,10 +33,11 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Alignment of rings in bytes, so that copies run at full speed. Rings that do not fit otherwise are not aligned.
+/// Alignment of rings in bytes, so that copies run at full speed. If aligned rings do not fit, the rings are not aligned.
 const ALIGNMENT: u64 = 256;
 
-/// Staging bytes of one plan on one device. Addresses are unique across all devices of a context, so the device need not be stored.
+/// Range of staging memory that one plan uses on one device. Addresses are unique across all devices of a context, so the device is not
+/// stored.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Address of the first byte.
@@ -44,17 +46,17 @@ pub struct Region {
     pub end: u64,
 }
 
-/// Disjoint regions of one plan in the staging memory of one context.
+/// Disjoint regions that one plan uses in the staging memory of one context.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Regions {
-    /// Key of the plan's last [`Use`], which may no longer be in the table. Accessed while the table is locked.
+    /// Key of the plan's last [`Use`], which may no longer be in the table of uses. It is accessed only while the table is locked.
     last_use: AtomicU64,
     all: Box<[Region]>,
 }
 
 impl Regions {
-    /// Creates regions that no execution has used yet.
+    /// Creates regions that have not been used by any execution.
     pub fn new(all: impl Into<Box<[Region]>>) -> Regions {
         Regions { last_use: AtomicU64::new(DefaultKey::null().data().as_ffi()), all: all.into() }
     }
@@ -72,7 +74,7 @@ impl Deref for Regions {
     }
 }
 
-/// Returns the devices of rings, in the order of the regions.
+/// Returns the devices of the rings, in the order of the regions.
 fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
     devices.sort_unstable();
@@ -88,19 +90,19 @@ pub type After = SmallVec<[Completion; 4]>;
 #[repr(C)] // Fields that every execution reads come first.
 pub struct Staging {
     users: Mutex<Users>,
-    /// Notified when a turn ends.
+    /// Condition that is notified when a turn ends.
     over: Condvar,
     bound: u64,
-    /// Arenas by device and by the use of their rings.
+    /// Arenas by device and by the order that applies to their rings.
     arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
 }
 
-/// Order of the executions that share bytes of a ring.
+/// Order of the executions that share a ring.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
-    /// The order of submission.
+    /// Executions run in the order in which they are submitted.
     Ordered,
-    /// The order in which the backend grants the ring, to one execution at a time.
+    /// Executions run in the order in which the backend reserves the ring for them, one execution at a time.
     Granted,
 }
 
@@ -111,13 +113,13 @@ struct Arena {
 }
 
 impl Staging {
-    /// Creates staging with at most `bound` bytes per device. Allocates nothing.
+    /// Creates staging memory with at most `bound` bytes per device. Allocates nothing.
     pub fn new(bound: u64) -> Self {
         Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }
 
-    /// Assigns room for the rings of a plan. Returns the base address of each ring and the regions that the rings fill. On each device the
-    /// regions lie inside those of another plan (`within`, with its rings) if they fit there.
+    /// Assigns memory to the rings of a plan. Returns the base address of each ring and the regions that the rings occupy. `within` is
+    /// another plan's regions, with its rings. On each device the new regions lie inside those regions if they fit.
     pub fn place(
         &self,
         rings: &[Ring],
@@ -132,7 +134,7 @@ impl Staging {
                 let mut sizes = rings.iter().filter(|r| r.device == device).map(|r| r.bytes().checked_next_multiple_of(alignment));
                 sizes.try_fold(0_u64, |sum, size| sum.checked_add(size?)).filter(|sum| *sum <= self.bound)
             };
-            // A plan may use all of its bound; the rings then have no gaps between them.
+            // A plan may use its whole bound. The rings then have no gaps between them.
             let (alignment, bytes) = match (total(ALIGNMENT), total(1)) {
                 (Some(bytes), _) => (ALIGNMENT, bytes),
                 (None, Some(bytes)) => (1, bytes),
@@ -174,9 +176,9 @@ impl Staging {
     /// Enqueues an execution that uses these regions. `enqueue` gets the completions of earlier executions after which it must run, and
     /// returns its own completion.
     ///
-    /// While `enqueue` runs, no execution that shares a byte with it is enqueued, so the order recorded here is the order in which the
-    /// backend gets the executions. If it fails, nothing was enqueued and nothing is recorded. A captured execution is not recorded either,
-    /// because it has staging memory of its own.
+    /// While `enqueue` runs, no other execution that shares a byte with this one is enqueued. So the order recorded here is the order in
+    /// which the backend receives the executions. If `enqueue` fails, nothing was enqueued and nothing is recorded. A captured execution is
+    /// not recorded either, because it has staging memory of its own.
     pub fn in_turn<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
         let (mut turn, after) = self.begin(regions);
         fault::point("staging");
@@ -185,7 +187,8 @@ impl Staging {
         Ok(completion)
     }
 
-    /// Waits until no turn includes a byte of these regions, and takes a turn.
+    /// Waits until no turn includes a byte of these regions, then begins a turn. Returns the turn and the completions for which its
+    /// execution must wait.
     fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
         let mut users = lock(&self.users);
         while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
@@ -204,7 +207,7 @@ impl Staging {
         (Turn { staging: self, regions, number, end: None }, after)
     }
 
-    /// Removes finished executions from the table if it has become large. The backend is queried without holding the lock.
+    /// Removes finished executions from the table if the table has become large. The backend is queried without holding the lock.
     fn sweep(&self, mut users: MutexGuard<'_, Users>) {
         if users.last.len() <= users.sweep_at {
             return;
@@ -216,7 +219,7 @@ impl Staging {
         lock(&self.users).forget(&finished);
     }
 
-    /// Returns the bytes of staging that are allocated on `device`.
+    /// Returns the size in bytes of the staging memory that is allocated on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         self.bound * lock(&self.arenas).keys().filter(|(of, _)| *of == device).count() as u64
     }
@@ -236,12 +239,12 @@ impl Staging {
     }
 }
 
-/// Right to enqueue an execution that uses certain bytes.
+/// Reservation of certain staging bytes, during which a thread enqueues an execution that uses them.
 struct Turn<'a> {
     staging: &'a Staging,
     regions: &'a Regions,
     number: u64,
-    /// Completion of the execution, once it is enqueued.
+    /// Completion of the execution. `None` until the execution is enqueued.
     end: Option<Completion>,
 }
 
@@ -262,43 +265,44 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Last user of each staging byte: disjoint ranges by their first byte. A later user of a byte replaces the earlier one, because waiting
-/// for the later includes waiting for the earlier. So the table has at most as many ranges as the regions of plans have boundaries.
+/// Last execution that used each staging byte, as disjoint ranges by their first byte. A later execution replaces an earlier one in the
+/// table, because waiting for the later includes waiting for the earlier. So the table has at most as many ranges as the regions of all
+/// plans have boundaries.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Users {
     uses: SlotMap<DefaultKey, Use>,
-    /// End and use of each range, by its first byte.
+    /// End of each range and key of the execution that used it last, by the first byte of the range.
     last: BTreeMap<u64, (u64, DefaultKey)>,
-    /// Turns in progress: number of the turn and its bytes.
+    /// Turns in progress. Each entry is the number of a turn and a region that it reserves.
     turns: SmallVec<[(u64, Region); 4]>,
     next_turn: u64,
-    /// Number of threads that wait for a turn to end.
+    /// Number of threads that wait until a turn ends.
     waiting: usize,
-    /// Table size at which finished executions are removed.
+    /// Size of the table from which finished executions are removed.
     sweep_at: usize,
 }
 
-/// Last execution of a plan. The entry exists as long as that execution is the last user of at least one staging byte.
+/// Last execution of a plan. The entry exists as long as this execution is the last user of at least one staging byte.
 #[derive(Debug)]
 struct Use {
     completion: Completion,
-    /// Number of ranges that refer to this use.
+    /// Number of ranges that refer to this execution.
     ranges: usize,
-    /// True if no other plan has used a byte of the regions since. The plan's next execution then only has to run after this one and
-    /// replaces it, without examining any range. This is the usual case in a time loop.
+    /// True if no other plan has used a byte of the regions since. The plan's next execution then only has to run after this execution and
+    /// replaces it, and no range need be examined. This is the usual case in a time loop.
     is_whole: bool,
 }
 
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Users {
-    /// Returns the last use of exactly these regions by the same plan, if no byte of them was used since.
+    /// Returns the last use of exactly these regions by the same plan, if no byte of them was used by another plan since.
     fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
         self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
     }
 
-    /// Returns each unfinished execution that used a byte of these regions, once.
+    /// Returns the completions of the unfinished executions that used a byte of these regions, each once.
     fn unfinished(&self, regions: &Regions) -> After {
         let mut uses: SmallVec<[DefaultKey; 8]> = SmallVec::new();
         for region in regions.iter() {
@@ -347,7 +351,8 @@ impl Users {
         self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
     }
 
-    /// Records that another use has taken bytes of one range of this use; `left` pieces of the range remain.
+    /// Records that a later execution has used some bytes of one range of this use. `left` is the number of pieces that remain of the
+    /// range.
     fn cut(&mut self, key: DefaultKey, left: usize) {
         let Some(cut) = self.uses.get_mut(key) else { return };
         cut.is_whole = false;
@@ -358,7 +363,7 @@ impl Users {
     }
 }
 
-/// True if the execution has finished or failed; the caller of a failed execution gets the error.
+/// True if the execution has finished or failed. The caller that waits for a failed execution gets the error.
 fn finished(completion: &Completion) -> bool {
     completion.is_done().unwrap_or(true)
 }

@@ -19,28 +19,28 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// Object that must end before its context closes, because it waits for other ranks or for producers. One such object may wait for work
-/// that is queued behind another one. So each step is done for all objects before the next step starts.
+/// that is queued behind another such object. So each step is done for all objects before the next step starts.
 pub trait EndsFirst: Send + Sync {
-    /// Withdraws all operations that have no counterpart yet. Does not wait.
+    /// Withdraws all operations that have no counterpart on another rank yet. Does not wait.
     fn take_back(&self);
-    /// Waits until `until` for the remaining operations, which depend on other ranks.
+    /// Waits until the time `until` for the remaining operations, which depend on other ranks.
     fn end(&self, until: Instant);
-    /// Releases the object. No stream of the context is active any more, and the context's memory is not used from here on.
+    /// Releases the object. All streams of the context are idle, and the context's memory is not used any more.
     fn close(&self);
 }
 
-/// Time that other ranks get when an object that waits for them is destroyed.
+/// Longest time for which the destruction of an object waits for other ranks.
 pub const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// State that a context shares with its plans. It excludes the plan cache, so that a cached plan does not keep the cache alive.
 #[repr(C)] // Fields that every execution reads come first and together.
 pub struct ContextState {
     pub(super) backend: Arc<dyn Backend>,
-    /// Held for reading by each call that enqueues or allocates, so that nothing starts after the context has begun to close.
+    /// Lock that each call that enqueues or allocates holds for reading, so that no work starts after the context has begun to close.
     pub(super) gate: RwLock<()>,
-    /// Set once, before closing acquires the gate.
+    /// True once the context has begun to close; set before the closing thread acquires `gate`.
     pub(super) closed: AtomicBool,
-    /// Process that the context belongs to ([`fork::generation`]).
+    /// Process to which the context belongs ([`fork::generation`]).
     pub(super) process: u32,
     pub(super) executions: AtomicU64,
     pub(super) bytes: AtomicU64,
@@ -50,17 +50,17 @@ pub struct ContextState {
     pub(super) deferred: Deferred,
     pub(super) registrations: Registrations,
     pub(super) sharing: PeerMemory,
-    /// Objects that end before the context closes; `None` once the context closes.
+    /// Objects that must end before the context closes. `None` once the context has begun to close.
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
     pub(super) machine: Arc<Machine>,
-    /// Replacement of `machine` for new plans, after pairs of GPUs were found to lose bytes. It has no routes between them.
+    /// Machine that replaces `machine` for new plans after pairs of GPUs were found to lose data. It has no routes between these pairs.
     pub(super) without: RwLock<Option<Arc<Machine>>>,
     pub(super) config: Config,
 }
 
 impl ContextState {
-    /// Keeps the context open while the guard lives. The guard is never held while waiting for work, and no thread acquires it twice.
+    /// Returns a guard that keeps the context open. The guard is never held while waiting for work, and no thread acquires it twice.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         if !self.is_here() {
             return Err(Error::Forked);
@@ -69,12 +69,12 @@ impl ContextState {
         if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
     }
 
-    /// Returns the allocation that contains an address, unless it was freed.
+    /// Returns the allocation that contains an address, or `None` if it is unknown or was freed.
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         if self.deferred.contains(address) { Ok(None) } else { self.backend.locate(address) }
     }
 
-    /// Passes memory to the backend that was freed in stream order and is no longer used. Returns true if there was any.
+    /// Passes memory that was freed in stream order and is no longer used back to the backend. Returns true if there was any.
     pub(super) fn reclaim(&self) -> bool {
         let any = self.deferred.reclaim(&*self.backend, &self.sharing);
         if any {
@@ -83,14 +83,14 @@ impl ContextState {
         any
     }
 
-    /// Returns the machine for which plans are made: the context's machine without routes that lose bytes.
+    /// Returns the machine for which plans are made. This is the context's machine without the routes that lose data.
     pub fn machine_now(&self) -> Arc<Machine> {
         let without = self.without.read().unwrap_or_else(PoisonError::into_inner);
         without.as_ref().unwrap_or(&self.machine).clone()
     }
 
-    /// Tests the pairs of GPUs that a plan of this batch relies on. Returns true if some lose bytes and `machine` still has routes between
-    /// them; the plan must then not be used.
+    /// Tests the pairs of GPUs that a plan of this batch uses. Returns true if some of them lose data and `machine` still has routes
+    /// between them; the plan must then not be used.
     pub(super) fn loses_bytes(&self, machine: &Machine, planned: &plan::Plan, batch: &[Shape]) -> bool {
         if !self.config.check_peers {
             return false;
@@ -125,17 +125,17 @@ impl ContextState {
         self.sharing.import_at(address)
     }
 
-    /// Returns the imports that contain the addresses, each once.
+    /// Returns the imports that contain the given addresses, each import once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         self.sharing.imports_of(addresses)
     }
 
-    /// True if the range is registered memory and lies in more than one piece.
+    /// True if the range is registered memory and lies in more than one pinned piece.
     pub fn crosses_pieces(&self, address: u64, bytes: u64) -> bool {
         self.registrations.crosses(address, bytes)
     }
 
-    /// Counts an execution and the bytes it moves.
+    /// Adds one execution and the bytes that it moves to the statistics.
     pub fn count(&self, bytes: u64) {
         self.executions.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Queues `function` for the callback thread.
+    /// Queues `function`, which the callback thread then calls.
     pub fn call_soon(&self, function: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         drop(self.enter()?);
         self.callbacks.add(Awaited { completion: None, callback: Box::new(|_| function()) })

@@ -7,20 +7,20 @@ use crate::backend::{Completion, EventHandle, HostFunction, Report, StreamHandle
 use crate::topology::DeviceId;
 
 impl Context {
-    /// Creates a stream of `device`.
+    /// Creates a stream of `device` and returns its handle.
     pub fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, Error> {
         let _open = self.shared.enter()?;
         self.shared.check_device(device)?;
         Ok(self.shared.holdings.create_stream(device, self.backend())?)
     }
 
-    /// Destroys a stream of this context. Work enqueued in it still finishes.
+    /// Destroys a stream of this context. Work that is enqueued in the stream still finishes.
     pub fn destroy_stream(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
     }
 
-    /// Returns the device of a stream; for a default stream, the host.
+    /// Returns the device of a stream. For a default stream this is the host.
     pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_device(stream)?)
@@ -38,13 +38,13 @@ impl Context {
         Ok(self.backend().synchronize_stream(stream)?)
     }
 
-    /// Runs `work` on a CPU thread in stream order. In a captured stream it runs at every launch of the graph.
+    /// Runs `work` on a CPU thread in stream order. In a captured stream, `work` runs at every launch of the graph.
     pub fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().launch_host(stream, work)?)
     }
 
-    /// Creates an event. An event counts as complete until it is recorded.
+    /// Creates an event and returns its handle. An event counts as complete until it is recorded.
     pub fn create_event(&self) -> Result<EventHandle, Error> {
         let _open = self.shared.enter()?;
         Ok(self.shared.holdings.create_event(self.backend())?)
@@ -56,7 +56,7 @@ impl Context {
         Ok(self.shared.holdings.destroy_event(event, self.backend())?)
     }
 
-    /// Records in `event` all work enqueued in `stream` so far.
+    /// Makes `event` record all work that was enqueued in `stream` so far.
     pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().record_event(event, stream)?)
@@ -74,7 +74,7 @@ impl Context {
         Ok(self.backend().synchronize_event(event)?)
     }
 
-    /// Calls `callback` on a thread of the context once the work has finished.
+    /// Calls `callback` on a thread of the context once the work of `completion` has finished.
     pub fn call_when_done(&self, completion: Completion, callback: Callback) -> Result<(), Error> {
         drop(self.shared.enter()?);
         if completion.is_captured() {
@@ -85,7 +85,7 @@ impl Context {
         self.shared.callbacks.add(Awaited { completion: Some(completion), callback })
     }
 
-    /// Makes later work in `stream` run after an execution of this context.
+    /// Makes later work in `stream` run after an execution of this context has finished.
     pub fn order_stream(&self, stream: StreamHandle, after: &Completion) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.backend().mark_end(stream, std::slice::from_ref(after), Report::Nothing)?;

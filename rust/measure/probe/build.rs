@@ -1,18 +1,19 @@
-//! Converts a fit to a topology: nodes, links and shared resources.
+//! Converts fitted rates and capacities to a topology: nodes, links and shared resources.
 //!
-//! Every hop becomes a link between its devices, and every shared capacity becomes a shared resource. If a port out of one GPU and a port
-//! into the other limit all copies between GPUs, these links become one switch. The planner then has fewer resources, and sees immediately
-//! that no relay adds bandwidth.
+//! Every hop (pair of devices) becomes a link between its devices, and every shared capacity becomes a shared resource. If all copies
+//! between GPUs are limited only by a port out of the source GPU and a port into the destination GPU, these links become one switch. The
+//! planner then has fewer resources, and sees immediately that no relay adds bandwidth.
 
 use super::fit::{Capacities, Shared};
 use super::{Ends, Group, rounded};
 use crate::topology::{Costs, DeviceId, Link, LinkId, LinkKind, Machine, Node, NodeId, NodeKind, SharedResource, Topology};
 use ahash::AHashSet;
 
-/// Relative difference allowed between the rate of a hop and the capacity of its ports.
+/// Largest relative difference at which the rate of a hop counts as equal to the capacity of its ports.
 const LIKE_ITS_PORTS: f64 = 0.06;
 
-/// Returns the topology without costs, and every shared capacity with its name in the topology.
+/// Returns the topology without costs, and every shared capacity with its name in the topology. `starts` holds the startup time of each hop
+/// in seconds.
 pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: &[f64]) -> (Topology, Vec<Group>) {
     let devices: Vec<DeviceId> = base.devices().collect();
     let mut draft = Draft {
@@ -28,7 +29,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
         of_hop: vec![None; hops.len()],
         hops,
     };
-    // The smallest start is the driver's part and belongs to the costs. The excess of other hops is the latency of their links.
+    // The smallest startup time is caused by the driver and belongs to the costs. The excess of other hops is the latency of their links.
     let least = starts.iter().copied().fold(f64::INFINITY, f64::min);
     let latency = |hop: usize| if starts[hop] > 1.2 * least { rounded(starts[hop] - least) } else { 0.0 };
 
@@ -55,7 +56,7 @@ pub(super) fn topology(base: &Machine, hops: &[Ends], fit: &Capacities, starts: 
             Some(ports) => ports.links(resource, hops, &draft),
             None => Some(resource.hops().filter_map(|hop| draft.of_hop[hop]).collect()),
         };
-        // A capacity with a single link is that link's own, so it needs no shared resource.
+        // A capacity that only one link uses is the bandwidth of this link, so it needs no shared resource.
         let links = links.unwrap_or_default();
         if links.len() > 1 {
             shared.push(SharedResource { name, capacity: rounded(resource.capacity), staged: resource.staged.map(rounded), links });
@@ -83,7 +84,7 @@ struct Draft<'a> {
     nodes: Vec<Node>,
     links: Vec<Link>,
     hops: &'a [(DeviceId, DeviceId)],
-    /// Link of each hop that has its own link.
+    /// Link of each hop, or `None` if the hop has no link of its own because it uses the switch.
     of_hop: Vec<Option<LinkId>>,
 }
 
@@ -97,7 +98,7 @@ impl Draft<'_> {
         LinkId(self.links.len() as u32 - 1)
     }
 
-    /// Adds the switch node after the devices. GPU n has link 2n into the switch and link 2n + 1 out of it.
+    /// Adds the switch node after the devices. GPU n has link 2n into the switch and link 2n + 1 out of the switch.
     fn add_switch(&mut self, ports: &Ports, fit: &Capacities, kinds: &[LinkKind], latency: &dyn Fn(usize) -> f64) {
         let switch = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node { name: "switch".into(), kind: NodeKind::Switch { peer: true } });
@@ -114,7 +115,8 @@ impl Draft<'_> {
     }
 }
 
-/// Ports of the GPUs: for each GPU the resource that all copies to other GPUs use, and the one that all copies from other GPUs use.
+/// Ports of the GPUs. For each GPU these are the resource that all copies to other GPUs use, and the resource that all copies from other
+/// GPUs use.
 struct Ports {
     gpus: Vec<DeviceId>,
     out: Vec<usize>,
@@ -122,7 +124,7 @@ struct Ports {
 }
 
 impl Ports {
-    /// Finds the ports of three or more GPUs if every GPU can copy to every other.
+    /// Returns the ports if there are three or more GPUs and every GPU can copy to every other; otherwise `None`.
     fn find(hops: &[Ends], fit: &Capacities) -> Option<Ports> {
         let peers = || hops.iter().enumerate().filter(|(_, (from, to))| !from.is_host() && !to.is_host());
         let mut gpus: Vec<DeviceId> = peers().flat_map(|(_, hop)| [hop.0, hop.1]).collect();
@@ -146,7 +148,8 @@ impl Ports {
         self.gpus.iter().position(|other| *other == gpu).unwrap_or(0)
     }
 
-    /// True if the ports explain all rates: every hop is as fast as its ports, and every other resource of GPUs is shared by whole ports.
+    /// True if the ports explain all rates. Every hop is then as fast as its ports, and every other resource of the GPUs is shared by all
+    /// copies of whole ports.
     fn carry(&self, hops: &[Ends], fit: &Capacities) -> bool {
         let as_fast = hops.iter().zip(&fit.rates).filter(|((from, to), _)| !from.is_host() && !to.is_host()).all(|(&(from, to), rate)| {
             let capacity = |port: usize| fit.shared[port].capacity;
@@ -156,17 +159,17 @@ impl Ports {
         as_fast && fit.shared.iter().all(|shared| self.whole(shared, hops).is_some() || self.is_remote(shared, hops, fit))
     }
 
-    /// True if a resource serves host copies and some copies between GPUs, and is wider than any port. A path to host memory that copies
-    /// between GPUs also pass cannot be wider than the rate of each of them. Such a sum of both is an artefact of a large set whose copies
-    /// end one after the other.
+    /// True if a resource serves host copies and some copies between GPUs, and is faster than any port. If copies between GPUs also use a
+    /// path to host memory, this path cannot be faster than each of these copies. Such a combined capacity is an artefact of a large set
+    /// whose copies end one after the other.
     fn is_remote(&self, resource: &Shared, hops: &[Ends], fit: &Capacities) -> bool {
         let widest = self.out.iter().chain(&self.into).map(|port| fit.shared[*port].capacity).fold(0.0, f64::max);
         let is_of_host = |hop: usize| hops[hop].0.is_host() || hops[hop].1.is_host();
         resource.capacity > widest && resource.hops().any(is_of_host) && !resource.hops().all(is_of_host)
     }
 
-    /// Returns the GPUs whose outgoing copies all use a resource, and those whose incoming copies all do. Returns `None` if other copies
-    /// use it too.
+    /// Returns the GPUs all of whose outgoing copies use a resource, and the GPUs all of whose incoming copies use it. Returns `None` if
+    /// other copies use the resource too.
     fn whole(&self, resource: &Shared, hops: &[Ends]) -> Option<[Vec<DeviceId>; 2]> {
         let peers: Vec<(DeviceId, DeviceId, bool)> = hops
             .iter()
@@ -192,7 +195,7 @@ impl Ports {
     }
 }
 
-/// Returns the name of a capacity that these hops share.
+/// Returns the name of the capacity that these hops share.
 fn name(hops: &[Ends]) -> String {
     let sources: AHashSet<DeviceId> = hops.iter().map(|hop| hop.0).collect();
     let targets: AHashSet<DeviceId> = hops.iter().map(|hop| hop.1).collect();

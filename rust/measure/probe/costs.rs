@@ -1,14 +1,14 @@
-//! Measures fixed costs on the fitted links. Each step fills the costs that it names.
+//! Measures fixed costs on a machine with the fitted links. Each step sets the costs that its name states.
 
 use super::measure::{Session, TINY};
 use super::{Harness, Hop, Work, median, pipelines};
 use crate::plan::Mechanism;
 use crate::topology::{Costs, DeviceId, Machine};
 
-/// Step that measures costs, or capacities of the session.
+/// Step of a probe that measures costs, or that changes capacities of the session.
 pub(super) type Step<H> = fn(&mut Session<'_, H>, &Machine, &mut Costs) -> Result<(), <H as Harness>::Error>;
 
-/// Returns the steps in order. Later steps use the costs of earlier ones.
+/// Returns names and functions of the steps, in order. Later steps use the costs that earlier steps have measured.
 pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 9] {
     [
         ("calls", calls),
@@ -23,13 +23,13 @@ pub(super) fn steps<H: Harness>() -> [(&'static str, Step<H>); 9] {
     ]
 }
 
-/// Returns the first hop between GPUs, or the first hop if there is none.
+/// Returns the index of the first hop between GPUs, or of the first hop if there is none.
 fn first<H: Harness>(session: &Session<'_, H>) -> Option<usize> {
     let between_gpus = |hop: &(DeviceId, DeviceId)| !hop.0.is_host() && !hop.1.is_host();
     session.hops.iter().position(between_gpus).or((!session.hops.is_empty()).then_some(0))
 }
 
-/// Measures the cost of a call and of each further copy: intercept and slope of one and 64 copies of a few bytes.
+/// Measures the cost of a call and of each further copy, from the times of one copy and of 64 copies of a few bytes.
 fn calls<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const MANY: u32 = 64;
     let Some(index) = first(session) else { return Ok(()) };
@@ -47,11 +47,11 @@ fn calls<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Cost
     Ok(())
 }
 
-/// Measures the rate of a kernel relative to a copy engine, excluding the start-up times.
+/// Measures the rate of a copy kernel relative to the rate of a copy engine, excluding startup times.
 fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let Some(index) = first(session) else { return Ok(()) };
     let (from, to) = session.hops[index];
-    // The size is large enough to make the start-up time negligible, and small enough to be typical of messages for which kernels are used.
+    // The size is large enough that the startup time is negligible, and small enough to be typical of messages for which kernels are used.
     let bytes = (session.fit.rates[index] * session.options.copy_seconds / 4.0) as u64;
     let bytes = bytes.clamp(16 * TINY, session.harness.room().max(16 * TINY));
     let mut moving = |mechanism, start: f64| -> Result<f64, H::Error> {
@@ -62,7 +62,8 @@ fn kernel_efficiency<H: Harness>(session: &mut Session<'_, H>, _: &Machine, cost
     Ok(())
 }
 
-/// Measures the cost of passing a flag: the slope between two numbers of rounds in which flags go back and forth.
+/// Measures the cost of passing a flag from one stream to another. It is the difference in time between two numbers of round trips, divided
+/// by the difference of these numbers.
 fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const ROUNDS: [u32; 2] = [4, 36];
     let Some(index) = first(session) else { return Ok(()) };
@@ -74,8 +75,8 @@ fn hand_over<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut 
     Ok(())
 }
 
-/// Measures by how much two independent copies of two GPUs take longer than the longer of them, less the time to issue the second. The
-/// result is the median over lengths at which neither copy ends before everything is issued.
+/// Measures by how much two independent copies of two GPUs take longer than the longer copy alone, less the time to issue the second copy.
+/// The result is the median over sizes at which no copy ends before both are issued.
 fn fork_join_gpus<H: Harness>(session: &mut Session<'_, H>, _: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     const LENGTHS: [f64; 5] = [8e-6, 12e-6, 16e-6, 24e-6, 32e-6];
     let hops = &session.hops;

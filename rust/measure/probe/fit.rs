@@ -1,19 +1,21 @@
 //! Derives shared capacities from measured sets of copies, by one rule that can be repeated on paper.
 //!
-//! A set that takes longer than predicted, by more than the tolerance, shares a capacity: its bytes divided by its time. Sets are processed
-//! from the smallest to the largest, so that capacities of a few copies are known when larger sets are examined.
+//! If a set of copies takes longer than predicted, by more than the tolerance, its copies share a capacity: the bytes of the set divided by
+//! its time. Sets are processed from the smallest to the largest, so that capacities of a few copies are known when larger sets are
+//! examined.
 //!
 //! Each hop is timed at 4 KiB (*T₀*), at 1 MiB (*b₁*, *T₁*) and at a size that takes about 1 ms (*b₂*, *T₂*). Its rate is `β =
-//! (b₂−b₁)/(T₂−T₁)` and its start is `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource has finished; the planner
-//! uses the same rule:
+//! (b₂−b₁)/(T₂−T₁)` and its startup time is `α = T₀`. A set *S* of copies of *b_h* bytes ends when the busiest resource has finished; the
+//! planner uses the same rule:
 //!
 //! ```text
 //! T(S) = max( max_h b_h/β_h, max_r Σ_{h∈r} b_h/C_r )    over the hops h of S and the capacities r
 //! ```
 //!
-//! The largest start `α` and half of the issue time are subtracted from the times. A set that is more than 5 % (in a quick probe 10 %)
-//! slower than the known capacities predict shares a capacity `C = Σb/T` among the copies without which it is not late. A capacity that a
-//! larger one implies is dropped. Capacities of one kind within 5 % are replaced by their median.
+//! The largest startup time `α` of the set and half of the issue time are subtracted from the measured time. If a set is more than 5 %
+//! slower than the known capacities predict (10 % in a quick probe), some of its copies share a capacity `C = Σb/T`. These are the copies
+//! without which the set is not late. A capacity that follows from a capacity of more copies is dropped. Capacities of one kind that differ
+//! by at most 5 % are replaced by their median.
 //!
 //! **Example.** Two GPUs read host memory at 55 GB/s each. 55 MB each should take 1.00 ms, but they take 1.31 ms: 31 % late, so they share
 //! 110 MB / 1.31 ms = 84 GB/s. With a third GPU, 165 MB take 1.96 ms: the three share 84 GB/s too, which implies the capacity of each pair.
@@ -25,43 +27,44 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Smallest number of measurements from which a capacity is derived.
 const LEAST_REPEATS: usize = 2;
-/// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention.
-/// Buffers of host memory differ, and other programs use host memory.
+/// Factor by which a host copy in a set with copies between GPUs may exceed its isolated time before the excess counts as contention. The
+/// factor is large because buffers of host memory differ in speed, and other programs use host memory.
 const HOST_SLACK: f64 = 2.0;
-/// Relative difference below which capacities and rates are merged. Links of the same type differ less than measurements do.
+/// Relative difference below which capacities or rates are merged. Links of the same type differ less than repeated measurements do.
 const ALIKE: f64 = 0.05;
 
-/// Rank of the sample of a set from which a capacity is derived: the middle one, or the lower of the two middle ones.
+/// Rank, from 0 (fastest) to 1 (slowest), of the sample of a set from which a capacity is derived: the middle sample, or the lower of the
+/// two middle samples.
 pub(super) const MEDIAN: f64 = 0.5;
 
-/// Rates and capacities of a machine. Hops are identified by their index in the list of measured hops.
+/// Rates and shared capacities of a machine. Hops are identified by their index in the list of measured hops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Capacities {
-    /// Isolated rate of each hop in bytes/s.
+    /// Rate of an isolated copy on each hop in bytes/s.
     pub rates: Vec<f64>,
     pub shared: Vec<Shared>,
 }
 
-/// A capacity that hops share.
+/// Capacity that several hops share.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shared {
-    /// True for each hop that shares the capacity.
+    /// List with one entry for each hop, which is true if the hop shares the capacity.
     pub members: Vec<bool>,
     /// Capacity in bytes/s.
     pub capacity: f64,
-    /// Capacity for bytes that are staged in host memory, in bytes/s, if it differs.
+    /// Capacity for data that is staged in host memory, in bytes/s; `None` if it equals `capacity`.
     pub staged: Option<f64>,
 }
 
-/// Copies that started together, and the seconds that they took, without fixed costs.
+/// Copies that were started together, and the time in seconds that they took, without fixed costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Hop and bytes of each copy.
+    /// Hop index and number of bytes of each copy.
     pub copies: Vec<(usize, f64)>,
     pub seconds: f64,
 }
 
-/// Samples of each set of hops. The hops of a set are sorted.
+/// Samples of each set of hops. The hop indices of a set are sorted.
 pub(super) type Samples = BTreeMap<Vec<usize>, Vec<Sample>>;
 
 impl Sample {
@@ -79,7 +82,7 @@ impl Shared {
         Shared { members, capacity, staged: None }
     }
 
-    /// Returns the bytes that `copies` move through the capacity.
+    /// Returns the number of bytes that `copies` move through the capacity.
     pub fn load(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().filter(|copy| self.members[copy.0]).map(|copy| copy.1).sum()
     }
@@ -94,17 +97,18 @@ impl Shared {
 }
 
 impl Capacities {
-    /// Returns the seconds of the slowest copy if each hop were used by one copy only.
+    /// Returns the time in seconds of the slowest copy if the copies did not share any capacity.
     pub fn alone(&self, copies: &[(usize, f64)]) -> f64 {
         copies.iter().map(|&(hop, bytes)| bytes / self.rates[hop]).fold(0.0, f64::max)
     }
 
-    /// Returns the seconds that copies take together: the work of the busiest resource. The planner predicts by the same rule.
+    /// Returns the time in seconds of copies that are started together, which is the time of the busiest resource. The planner predicts
+    /// times by the same rule.
     pub fn seconds(&self, copies: &[(usize, f64)]) -> f64 {
         self.shared.iter().map(|shared| shared.load(copies) / shared.capacity).fold(self.alone(copies), f64::max)
     }
 
-    /// Returns the seconds that copies take together if every copy is a hop of a pipeline through host memory.
+    /// Returns the time in seconds of copies that are started together if every copy is a hop of a pipeline through host memory.
     pub fn staged_seconds(&self, copies: &[(usize, f64)]) -> f64 {
         let of = |shared: &Shared| shared.load(copies) / shared.staged.unwrap_or(shared.capacity);
         self.shared.iter().map(of).fold(self.alone(copies), f64::max)
@@ -120,7 +124,7 @@ impl Capacities {
         sample.seconds > self.seconds(&sample.copies).max(slack) * (1.0 + tolerance)
     }
 
-    /// Returns the rate of each of these hops in bytes/s when all are used, shared max-min fairly.
+    /// Returns the rate of each of these hops in bytes/s when all of them are used at the same time, shared max-min fairly.
     pub fn fair_rates(&self, hops: &[usize]) -> Vec<f64> {
         let resource = |capacity: f64| Resource { name: String::new(), capacity, staged: 1.0 };
         let resources: Vec<Resource> =
@@ -135,7 +139,7 @@ impl Capacities {
         flows.iter().map(|flow| flow.rate).collect()
     }
 
-    /// Derives the capacities that explain these samples.
+    /// Returns the capacities that explain these samples.
     pub fn fit(rates: Vec<f64>, ends: &[Ends], samples: &Samples, tolerance: f64) -> Capacities {
         let mut fit = Capacities { rates, shared: Vec::new() };
         let sets: Vec<(Sample, &[Sample])> = samples.values().map(|of_set| (fit.ranked(of_set, MEDIAN), &of_set[..])).collect();
@@ -147,8 +151,8 @@ impl Capacities {
                 continue;
             }
             let mut shared = Shared::of(sample.copies.iter().map(|copy| copy.0), ends.len(), sample.rate());
-            // A capacity is at least the rate that any set reached. Host memory moves less in total when reads and writes mix than when
-            // only one of them runs.
+            // A capacity is at least the largest rate that any set reached. Host memory moves less in total if reads and writes are mixed
+            // than if only reads or only writes are made.
             let drawn = sets.iter().map(|(sample, _)| shared.load(&sample.copies) / sample.seconds).fold(0.0, f64::max);
             shared.capacity = shared.capacity.max(drawn * (1.0 - tolerance));
             fit.shared.push(shared);
@@ -157,8 +161,8 @@ impl Capacities {
         fit
     }
 
-    /// Returns the sample of this rank among the samples of a set, ordered by time over isolated time: rank 0 is the fastest, 1 the
-    /// slowest.
+    /// Returns the sample with the given rank among the samples of a set. Samples are ordered by their time divided by the isolated time;
+    /// rank 0 is the fastest, 1 the slowest.
     pub fn ranked(&self, of_set: &[Sample], rank: f64) -> Sample {
         let slowdown = |sample: &Sample| sample.seconds / self.alone(&sample.copies);
         let mut sorted: Vec<&Sample> = of_set.iter().collect();
@@ -166,7 +170,7 @@ impl Capacities {
         sorted[((sorted.len() - 1) as f64 * rank) as usize].clone()
     }
 
-    /// Drops capacities that a capacity of more hops implies.
+    /// Drops each capacity that follows from a capacity of more hops.
     pub fn drop_implied(&mut self, tolerance: f64) {
         let all = self.shared.clone();
         let is_implied = |shared: &Shared| {
@@ -177,10 +181,10 @@ impl Capacities {
         self.shared.retain(|shared| !is_implied(shared));
     }
 
-    /// Replaces capacities of one kind that differ only by noise by one value. Also gives a capacity the rate of its hops if the hops are
-    /// as fast when isolated.
+    /// Replaces capacities of one kind that differ only by noise by one value. If isolated copies on the hops of a capacity are as fast as
+    /// the capacity, also sets the capacity to the rate of these hops.
     pub fn level(&mut self, ends: &[Ends]) {
-        // Number of hops between GPUs, into host memory, out of it, and between host memories.
+        // Numbers of hops between GPUs, into host memory, out of host memory, and between host memories.
         let kind = |shared: &Shared| {
             let count =
                 |from: bool, to: bool| shared.hops().filter(|hop| (ends[*hop].0.is_host(), ends[*hop].1.is_host()) == (from, to)).count();
@@ -200,8 +204,8 @@ impl Capacities {
     }
 }
 
-/// True if the sample consists of reads and writes of one host memory by different GPUs. Host memory moves less if both mix, whatever the
-/// GPUs. No link behaves this way.
+/// True if the sample consists of reads and writes of one host memory by different GPUs. Host memory moves less if reads and writes are
+/// mixed, whichever GPUs make them. No link behaves in this way.
 fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     let of = |hop: usize| match ends[hop] {
         (from, to) if from.is_host() && !to.is_host() => Some((from, to, true)),
@@ -214,12 +218,12 @@ fn mixes_directions(ends: &[Ends], sample: &Sample) -> bool {
     copies.iter().all(|copy| copy.0 == copies[0].0) && !readers.is_empty() && !writers.is_empty() && readers != writers
 }
 
-/// Replaces the values of `members` that lie within a relative distance of their median by the median, then treats the remaining ones in
-/// the same way.
+/// Replaces the values of `members` that lie within a relative distance of their median by the median, then treats the remaining values
+/// in the same way.
 pub(super) fn level(values: &mut [f64], members: &[usize], within: f64) {
     let mut left = members.to_vec();
     while !left.is_empty() {
-        // Find the value that has the most other values near it; the first one if there are several.
+        // This finds the value that has the most other values near it, or the first such value if there are several.
         let near =
             |middle: f64| left.iter().copied().filter(|index| (values[*index] / middle).ln().abs() <= within).collect::<Vec<usize>>();
         let around = left.iter().map(|index| near(values[*index])).rev().max_by_key(Vec::len).unwrap_or_default();

@@ -1,24 +1,26 @@
-//! Makes the measurements of one probe: sizes, repetitions, and which measurements are repeated.
+//! Makes the measurements of one probe. Decides on sizes and repetitions, and which measurements are repeated.
 //!
-//! There is one rule. A result that matches the prediction is measured once. A set that takes longer than predicted (a late set), and a hop
-//! that is slower or faster than the others of its kind, is measured three times, and the median counts.
+//! There is one rule for repetition. A result that matches the prediction is measured once. A set that takes longer than predicted (a late
+//! set) is measured three times, and the median is used. The same applies to a hop that is slower or faster than the other hops of its
+//! kind.
 
 use super::fit::{Capacities, MEDIAN, Sample, Samples, level};
 use super::{Ends, Harness, Hop, Pair, ProbeOptions, Progress, Reading, Residuals, Timing, Work, median, sets};
 use crate::topology::DeviceId;
 use std::collections::BTreeMap;
 
-/// Granularity of the sizes of copies in bytes, so that copy engines get page-aligned pieces.
+/// Multiple in bytes to which the sizes of copies are rounded, so that copy engines get page-aligned pieces.
 const GRAIN: f64 = 4096.0;
-/// Bytes of a copy whose time is only start-up time.
+/// Size in bytes of a copy whose time consists only of startup time.
 pub(super) const TINY: u64 = 4096;
-/// Bytes of a copy that gives a first estimate of a rate.
+/// Size in bytes of a copy that gives a first estimate of a rate.
 const SMALL: u64 = 1 << 20;
 /// Number of measurements of a late set.
 const REPEATS: usize = 3;
-/// Number of times that all host copies are measured during a probe, because the rate of host memory changes within seconds.
+/// Number of times that all host copies are measured during a probe, because the speed of host memory changes within seconds.
 const VISITS: usize = 4;
-/// Fraction of the time that host copies take in a set with copies between GPUs, so that slow host memory is not mistaken for contention.
+/// Time of the host copies in a set with copies between GPUs, as a fraction of the set's time. It is below 1, so that slow host memory is
+/// not mistaken for contention.
 const HOST_PART: f64 = 0.5;
 
 /// State of one probe.
@@ -27,16 +29,16 @@ pub(super) struct Session<'a, H: Harness> {
     pub options: &'a ProbeOptions,
     progress: &'a mut dyn FnMut(Progress),
     stage: (&'static str, u32, u32),
-    /// Hops; everything else refers to them by index.
+    /// All hops of the probe. Other fields refer to hops by their index in this list.
     pub hops: Vec<Ends>,
-    /// Seconds of a copy of a few bytes on each hop.
+    /// Time in seconds of a copy of a few bytes on each hop.
     pub starts: Vec<f64>,
-    /// Seconds that each further copy of a set adds to the submission.
+    /// Time in seconds that each further copy of a set adds to the submission.
     step: f64,
     pub fit: Capacities,
     samples: Samples,
     pub pairs: Vec<Pair>,
-    /// Measurements so far.
+    /// Measurements that were made so far.
     pub readings: Vec<Reading>,
 }
 
@@ -57,7 +59,7 @@ impl<'a, H: Harness> Session<'a, H> {
         }
     }
 
-    /// Reports to the caller that `done` of `of` parts of a stage are complete.
+    /// Reports to the caller that `done` of `of` parts of a stage have been completed.
     pub fn at(&mut self, stage: &'static str, done: usize, of: usize) {
         self.stage = (stage, done as u32, of as u32);
         self.tell();
@@ -78,7 +80,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(timing)
     }
 
-    /// True if the budget allows more measurements.
+    /// True if the budget of measurements is not yet spent.
     pub fn may_measure(&self) -> bool {
         (self.readings.len() as u32) < self.options.measurements
     }
@@ -99,7 +101,7 @@ impl<'a, H: Harness> Session<'a, H> {
             let start = total(TINY)?;
             let first = total(small)?;
             let mut rate = slope(TINY, start, small, first);
-            // A short copy is mostly start-up time, so the second estimate is made from a long copy.
+            // A short copy takes mostly startup time, so the second estimate is made from a long copy.
             for _ in 0..2 {
                 let bytes = grained(rate * seconds).clamp(2 * small, room.max(2 * small));
                 let found = slope(small, first, bytes, total(bytes)?);
@@ -111,8 +113,8 @@ impl<'a, H: Harness> Session<'a, H> {
             }
         }
         self.take_singles();
-        // The other hops of the same kind do not determine a link's rate, but a difference is a reason to measure it again. This uses at
-        // most half of the budget.
+        // A difference from other hops of the same kind is only a reason to measure a hop again; it does not determine the hop's rate.
+        // Repeated measurements use at most half of the budget.
         for index in 0..self.hops.len() {
             let kind = |hop: usize| [self.hops[hop].0.is_host(), self.hops[hop].1.is_host()];
             let mut alike: Vec<f64> = (0..self.hops.len()).filter(|hop| kind(*hop) == kind(index)).map(|hop| self.fit.rates[hop]).collect();
@@ -140,8 +142,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Computes rates, starts and the issue time per copy from the readings. The rate is the slope between the second shortest and the
-    /// longest copy, which excludes the start.
+    /// Computes rates, startup times and the issue time per copy from the measurements. The rate is the slope between the second shortest
+    /// and the longest copy, which excludes the startup time.
     fn take_singles(&mut self) {
         for index in 0..self.hops.len() {
             let mut of_hop: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
@@ -157,7 +159,7 @@ impl<'a, H: Harness> Session<'a, H> {
                 self.fit.rates[index] = slope(small, first, large, last);
             }
         }
-        // Links of the same type differ by less than measurements do.
+        // Links of the same type differ less than repeated measurements do.
         let class = |&(from, to): &Ends| (from.is_host(), to.is_host());
         for class_of in [(false, false), (true, false), (false, true), (true, true)] {
             let members: Vec<usize> = (0..self.hops.len()).filter(|hop| class(&self.hops[*hop]) == class_of).collect();
@@ -175,28 +177,28 @@ impl<'a, H: Harness> Session<'a, H> {
         self.hops.iter().position(|ends| *ends == (hop.from, hop.to))
     }
 
-    /// Loads earlier readings into the session, and fits them.
+    /// Adds earlier measurements to the session, and fits capacities to them.
     pub fn take(&mut self, readings: &[Reading]) {
         self.readings = readings.to_vec();
         self.take_singles();
         for reading in readings.iter().filter(|reading| reading.is_plain()) {
             self.take_set(reading);
         }
-        // Shorter copies were made for measuring costs.
+        // Shorter copies were made to measure costs, so they are ignored here.
         let (fit, least) = (&self.fit, 0.25 * self.options.copy_seconds);
         self.samples.values_mut().for_each(|of_set| of_set.retain(|sample| fit.alone(&sample.copies) > least));
         self.samples.retain(|_, of_set| !of_set.is_empty());
         self.refit(&[]);
     }
 
-    /// Makes a sample from a reading if the reading is one of several long copies.
+    /// Adds a sample for a measurement if it consists of several long copies.
     fn take_set(&mut self, reading: &Reading) {
         let copies: Option<Vec<(usize, f64)>> = reading.direct.iter().map(|hop| Some((self.number(hop)?, hop.bytes as f64))).collect();
         let Some(mut copies) = copies.filter(|copies| copies.len() > 1 && reading.direct.iter().any(|hop| hop.bytes > TINY)) else {
             return;
         };
         copies.sort_by_key(|copy| copy.0);
-        // Copies start one by one, so on average they start late by half of the issue time.
+        // Copies are started one after the other, so on average they start late by half of the issue time.
         let start = copies.iter().map(|copy| self.starts[copy.0]).fold(0.0, f64::max);
         let total = reading.timing().total;
         let seconds = (total - start - self.step * (copies.len() - 1) as f64 / 2.0).max(total / 2.0);
@@ -204,18 +206,18 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.entry(set).or_default().push(Sample { copies, seconds });
     }
 
-    /// Measures a set of hops together. The byte counts are chosen so that all copies should end at the same time; otherwise the last ones
-    /// would leave a shared capacity idle.
+    /// Measures the copies of a set of hops that are started together. The sizes are chosen such that all copies should end at the same
+    /// time; otherwise the last copies would leave a shared capacity partly idle.
     fn together(&mut self, set: &[usize]) -> Result<(), H::Error> {
         let mixed = set.iter().any(|hop| self.is_between_gpus(*hop));
         let part = |hop: usize| if mixed && !self.is_between_gpus(hop) { HOST_PART } else { 1.0 };
         let wanted: Vec<(usize, f64)> = set.iter().zip(self.fit.fair_rates(set)).map(|(&hop, rate)| (hop, rate * part(hop))).collect();
-        // Submission also takes time. Longer sets use longer copies, so that its share stays below a few per cent.
+        // Submission also takes time. Larger sets use longer copies, so that submission takes at most a few per cent of the time.
         let target = self.options.copy_seconds.max(20.0 * self.step * set.len() as f64);
         let mut scale = target / self.fit.seconds(&wanted).max(f64::MIN_POSITIVE);
         for device in self.hops.iter().map(|hop| hop.1) {
             let arriving: f64 = wanted.iter().filter(|copy| self.hops[copy.0].1 == device).map(|copy| copy.1).sum();
-            // Rounding may add one grain to each copy.
+            // Rounding may add up to [`GRAIN`] bytes to each copy.
             let room = self.harness.room() as f64 - GRAIN * set.len() as f64;
             scale = if arriving * scale > room { room / arriving } else { scale };
         }
@@ -231,7 +233,8 @@ impl<'a, H: Harness> Session<'a, H> {
         self.samples.get(set).map(|of_set| self.fit.ranked(of_set, MEDIAN))
     }
 
-    /// True if a set of hops takes longer than predicted, measured by the rule above. False if the budget is spent.
+    /// True if a set of hops takes longer than predicted, measured by the rule in the module's description. False if the budget of
+    /// measurements is spent.
     fn is_late(&mut self, set: &[usize]) -> Result<bool, H::Error> {
         let mut set = set.to_vec();
         set.sort_unstable();
@@ -249,14 +252,14 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(true)
     }
 
-    /// Fits again, ignoring the measurements of exactly these hops together.
+    /// Fits capacities again without the measurements of exactly this set of hops.
     fn refit(&mut self, without: &[usize]) {
         let left_out = self.samples.remove_entry(without);
         self.fit = Capacities::fit(std::mem::take(&mut self.fit.rates), &self.hops, &self.samples, self.options.tolerance);
         self.samples.extend(left_out);
     }
 
-    /// Measures pairs, sets suggested by the pairs, families, and random sets.
+    /// Measures pairs, larger sets that slow pairs suggest, families of hops, and random sets.
     pub fn explore(&mut self, devices: &[DeviceId]) -> Result<(), H::Error> {
         let pairs = sets::pairs(&self.hops);
         let mut late = Vec::new();
@@ -264,7 +267,7 @@ impl<'a, H: Harness> Session<'a, H> {
             self.at("pairs", index, pairs.len());
             let is_late = self.is_late(pair)?;
             let Some(sample) = self.sample(pair) else { break };
-            // No shared capacity is known yet, so the slowdown is relative to the time of the slower copy when isolated.
+            // No shared capacity is known yet, so the slowdown is relative to the isolated time of the slower copy.
             let slowdown = sample.seconds / self.fit.seconds(&sample.copies);
             self.pairs.push(Pair { first: self.hops[pair[0]], second: self.hops[pair[1]], slowdown });
             if is_late {
@@ -298,8 +301,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Measures a set of hops together. If the set is late, searches for the smallest late subset and for the other hops that share the
-    /// same resource. Ends when capacities shared by smaller sets explain the time, or when no progress is made.
+    /// Measures a set of hops together. If the set is late, searches for its smallest late subset and for other hops that share the same
+    /// resource. Ends when the capacities of smaller sets explain the measured time, or when no progress is made.
     fn explain(&mut self, set: &[usize]) -> Result<(), H::Error> {
         const ROUNDS: usize = 4;
         if set.len() < 2 || !self.is_late(set)? {
@@ -318,7 +321,7 @@ impl<'a, H: Harness> Session<'a, H> {
             }
             let rate = |set: &[usize]| self.sample(set).map_or(0.0, |sample| sample.rate());
             if (rate(&set) / rate(&core) - 1.0).abs() < self.options.tolerance {
-                // All hops of the set share the resource.
+                // All hops of the set share the resource, so nothing remains to be searched.
                 break;
             }
             self.refit(&set);
@@ -337,8 +340,8 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(())
     }
 
-    /// Returns the smallest late subset of these hops, sorted. Halves are left out first, then quarters, down to single hops (delta
-    /// debugging: Zeller and Hildebrandt 2002).
+    /// Returns the smallest late subset of these hops, sorted. To find it, halves of the set are left out first, then quarters, down to
+    /// single hops (delta debugging: Zeller and Hildebrandt 2002).
     fn narrow(&mut self, set: &[usize]) -> Result<Vec<usize>, H::Error> {
         let mut core = set.to_vec();
         let mut piece = core.len().div_ceil(2);
@@ -380,7 +383,7 @@ impl<'a, H: Harness> Session<'a, H> {
         Ok(Residuals { count: errors.len() as u32, median: median(&mut errors).unwrap_or(0.0), worst })
     }
 
-    /// Adds notes on open questions.
+    /// Adds to `notes` what the probe could not explain.
     pub fn notes(&self, notes: &mut Vec<String>) {
         if !self.may_measure() {
             notes.push(format!("stopped looking for shared capacities after {} measurements", self.readings.len()));
@@ -388,7 +391,7 @@ impl<'a, H: Harness> Session<'a, H> {
     }
 }
 
-/// Returns sets of hops in which every two hops are late together, at least half as much as the slowest two of the set.
+/// Returns sets of hops in which every pair of hops is late, at least half as much as the slowest pair of the set.
 fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     late.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut cliques: Vec<Vec<usize>> = Vec::new();
@@ -410,7 +413,7 @@ fn cliques(mut late: Vec<(f64, [usize; 2])>) -> Vec<Vec<usize>> {
     cliques
 }
 
-/// Returns the rate in bytes/s from two copies of one hop.
+/// Returns the rate of a hop in bytes/s from sizes and times of two copies.
 fn slope(few: u64, first: f64, many: u64, last: f64) -> f64 {
     (many.saturating_sub(few) as f64 / (last - first).max(0.1 * last).max(1e-9)).clamp(1e6, 1e14)
 }

@@ -1,8 +1,8 @@
-//! Derives a topology from measured times: which copies slow each other down, and by how much.
+//! Derives a topology from measured times. Finds out which copies slow each other down, and by how much.
 //!
-//! A [`Harness`] makes copies and returns seconds. This module decides what to copy next and interprets the times. It knows nothing about
-//! the machine except the pairs of devices between which copies are possible. `docs/reference/probe.md` describes the method and its
-//! limits.
+//! A [`Harness`] makes copies and returns times in seconds. This module decides what to copy next and interprets the times. It knows
+//! nothing about the machine except the pairs of devices between which copies are possible. `docs/reference/probe.md` describes the method
+//! and its limits.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -13,7 +13,7 @@
 //! | `pipelines` | costs of pipelines that run together with a direct copy, and their combined capacity |
 //! | `build` | conversion of the fit to a topology |
 //!
-//! The module is pure: no backend, no clock. Equal times give equal topologies.
+//! The module is pure: it uses no backend and no clock. Equal times give equal topologies.
 
 mod build;
 mod costs;
@@ -27,17 +27,17 @@ pub use crate::topology::Residuals;
 use crate::topology::{CostUnit, Costs, DeviceId, MAX_TIME, Machine, Topology};
 use measure::Session;
 
-/// Source and destination.
+/// Source and destination device of a copy.
 type Ends = (DeviceId, DeviceId);
 
-/// One plain copy.
+/// One plain copy from one device to another.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// Source device.
+    /// Device whose memory the copy reads.
     pub from: DeviceId,
-    /// Destination device.
+    /// Device whose memory the copy writes.
     pub to: DeviceId,
-    /// Number of bytes.
+    /// Size of the copy in bytes.
     pub bytes: u64,
 }
 
@@ -46,13 +46,13 @@ pub struct Hop {
 pub enum Work<'a> {
     /// Plain copies that start together, each on its own internal stream.
     Together(&'a [Hop]),
-    /// `count` copies like `hop` on one internal stream, made as plain copies, one batched call, or one kernel.
+    /// `count` copies like `hop` on one internal stream. Depending on `mechanism` they are plain copies, one batched call, or one kernel.
     Many {
-        /// Copy that is repeated.
+        /// Copy that is made `count` times.
         hop: Hop,
         /// Number of copies.
         count: u32,
-        /// Mechanism of the copies.
+        /// Mechanism by which the copies are made.
         mechanism: Mechanism,
     },
     /// Plain copies and pipelines that start together, executed in the same way as plans.
@@ -65,7 +65,7 @@ pub enum Work<'a> {
 }
 
 impl Work<'_> {
-    /// True if bytes leave host memory, enter it or are staged in it.
+    /// True if data leaves host memory, enters it or is staged in it.
     pub fn touches_host(&self) -> bool {
         let of_hop = |hop: &Hop| hop.from.is_host() || hop.to.is_host();
         match self {
@@ -78,34 +78,34 @@ impl Work<'_> {
     }
 }
 
-/// A copy that is staged in a third memory.
+/// Copy whose data is staged in the memory of a third device.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pipeline {
-    /// Both ends, and the number of bytes.
+    /// Source, destination and size of the whole copy.
     pub hop: Hop,
     /// Device in whose memory the chunks are staged.
     pub via: DeviceId,
-    /// Number of chunks into which the bytes are divided.
+    /// Number of chunks into which the data is divided.
     pub chunks: u32,
 }
 
-/// Seconds of one run.
+/// Times of one run of a measurement.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Timing {
-    /// Seconds until the calling thread has submitted everything.
+    /// Time in seconds until the calling thread has submitted everything.
     pub issue: f64,
-    /// Seconds from submission until the host sees that the last byte has arrived.
+    /// Time in seconds from submission until the host sees that the last byte has arrived.
     pub total: f64,
 }
 
-/// One measurement: the work and its times.
+/// One measurement: the work and the times of its runs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// Plain copies that start together.
     pub direct: Vec<Hop>,
     /// Pipelines that start together with the plain copies; see [`Work::Paths`].
     pub staged: Vec<Pipeline>,
-    /// Mechanism and number of copies of [`Work::Many`]; `direct` then holds the copy that is repeated.
+    /// Mechanism and number of copies if the work is [`Work::Many`]; `direct` then holds the copy that is repeated. `None` for other work.
     pub many: Option<(Mechanism, u32)>,
     /// True if the work was executed in the same way as a plan ([`Work::Paths`]).
     pub as_plan: bool,
@@ -128,39 +128,40 @@ impl Reading {
         self.many.is_none() && !self.as_plan && !self.direct.is_empty()
     }
 
-    /// Returns the medians of the runs.
+    /// Returns the medians of the times of all runs.
     fn timing(&self) -> Timing {
         let middle = |of: fn(&Timing) -> f64| median(&mut self.runs.iter().map(of).collect::<Vec<f64>>()).unwrap_or(0.0);
         Timing { issue: middle(|run| run.issue), total: middle(|run| run.total) }
     }
 }
 
-/// Result of checking the bytes of a copy.
+/// Result of comparing the bytes of a copy with the original.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Integrity {
-    /// Every byte of the pattern arrived.
+    /// Every byte of the pattern arrived unchanged.
     Intact,
     /// The copy reports success, but some bytes are wrong.
     Lost {
-        /// Number of wrong bytes.
+        /// Number of wrong bytes at the destination.
         wrong: u64,
-        /// Number of bytes of the pattern.
+        /// Number of bytes that were compared.
         of: u64,
     },
 }
 
-/// Measures copies for a probe: on a machine that nothing else uses meanwhile, or in tests from a model or stored readings.
+/// Harness that measures copies for a probe. It does so on a machine that nothing else uses meanwhile, or in tests from a model or stored
+/// measurements.
 pub trait Harness {
-    /// Reason why a copy could not be made.
+    /// Error type: the reason why a copy could not be made.
     type Error;
 
-    /// Runs `work` once to warm up and then `repetitions` times, and returns the times of the repetitions. If host memory is involved,
-    /// repetitions use different buffers of it, because a plan uses yet another one.
+    /// Runs `work` once to warm up and then `repetitions` times, and returns the times of the repetitions. If host memory is involved, each
+    /// repetition uses another buffer of it, because the speed depends on the buffer and a plan uses yet another one.
     fn measure(&mut self, work: &Work<'_>, repetitions: u32) -> Result<Vec<Timing>, Self::Error>;
-    /// Measures how long two streams of these devices take to set and wait for flags in turn, for `rounds` rounds. Returns the seconds of
-    /// each repetition, or nothing if the streams do not support it.
+    /// Measures how long two streams of these devices take to set and wait for flags alternately, `rounds` times. Returns the time in
+    /// seconds of each repetition, or an empty list if the streams do not support flags.
     fn pass_flags(&mut self, between: [DeviceId; 2], rounds: u32, repetitions: u32) -> Result<Vec<f64>, Self::Error>;
-    /// Copies a pattern and compares every byte.
+    /// Copies a pattern from one device to the other and compares every byte.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, Self::Error>;
     /// Returns the largest number of bytes that the copies of one measurement may write on one device.
     fn room(&self) -> u64;
@@ -169,25 +170,26 @@ pub trait Harness {
 /// Options for the effort of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeOptions {
-    /// Seconds that one isolated copy should take when capacities are measured.
+    /// Time in seconds that one isolated copy should take when capacities are measured.
     pub copy_seconds: f64,
-    /// Number of runs from which the median is taken.
+    /// Number of runs of each measurement; their median is used.
     pub repetitions: u32,
-    /// Fraction by which a set of copies may be slower than predicted before the probe searches for a reason.
+    /// Fraction by which a set of copies may be slower than predicted before the probe searches for the cause.
     pub tolerance: f64,
-    /// Largest number of measurements of concurrent copies. The record notes if contention is still unexplained at that point.
+    /// Largest number of measurements of concurrent copies. If contention is still unexplained when it is reached, the record notes this.
     pub measurements: u32,
-    /// Bytes of single copies from and to host memory, and of each transfer of an all-to-all, for which the probe of a context then
-    /// searches for better plans by executing them. On the host backend sizes above 4 MiB are skipped, because CPU threads move every byte.
-    /// An empty list disables the search.
+    /// Sizes in bytes of copies from and to host memory, and of each transfer of an all-to-all, for which a context searches for better
+    /// plans after the probe by executing them. On the host backend sizes above 4 MiB are skipped, because CPU threads move every byte. An
+    /// empty list disables the search.
     pub tuned_bytes: Vec<u64>,
-    /// Largest accepted median error of the probe's own predictions. If the error is larger, nothing is tuned and the probe is not kept.
+    /// Largest accepted median of the relative errors of the probe's own predictions. If the median is larger, nothing is tuned and the
+    /// probe is not kept.
     pub most_error: f64,
 }
 
 impl Default for ProbeOptions {
-    /// Default effort. On eight GPUs a probe makes 2500 to 4000 measurements of 4 runs of 1 to 3 ms, which takes 15 to 25 s. Tuning then
-    /// takes 1.1 s for each tuned size, each direction, and each rate at which GPUs access host memory (four H200).
+    /// Options for the default effort. On eight GPUs a probe makes 2500 to 4000 measurements of 4 runs of 1 to 3 ms, which takes 15 to 25
+    /// s. Tuning then takes 1.1 s for each tuned size, for each direction, and for each speed at which GPUs access host memory (four H200).
     fn default() -> Self {
         let tuned_bytes = [4 << 20, 8 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20].into();
         ProbeOptions { copy_seconds: 1e-3, repetitions: 3, tolerance: 0.05, measurements: 4000, tuned_bytes, most_error: Residuals::MOST }
@@ -195,7 +197,7 @@ impl Default for ProbeOptions {
 }
 
 impl ProbeOptions {
-    /// Options for a first look: single copies, and the sets that matter most. Nothing is tuned.
+    /// Options for a first look: only single copies and the most important sets are measured, and nothing is tuned.
     pub fn quick() -> Self {
         ProbeOptions {
             copy_seconds: 0.5e-3,
@@ -208,82 +210,82 @@ impl ProbeOptions {
     }
 }
 
-/// Progress of a probe.
+/// Progress of a probe, for display.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Progress {
     /// Name of the current stage.
     pub stage: &'static str,
-    /// Number of completed parts of the stage.
+    /// Number of parts of the stage that have been completed.
     pub done: u32,
-    /// Number of parts of the stage.
+    /// Total number of parts of the stage.
     pub of: u32,
-    /// Number of measurements so far.
+    /// Number of measurements that were made so far.
     pub measurements: u32,
 }
 
-/// Results for one hop.
+/// Measured properties of one hop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HopFound {
-    /// Source device.
+    /// Device whose memory the hop reads.
     pub from: DeviceId,
-    /// Destination device.
+    /// Device whose memory the hop writes.
     pub to: DeviceId,
-    /// Result of checking the bytes. A hop that loses bytes is not in the topology.
+    /// Result of checking the copied bytes. If the hop loses data, the topology does not contain it.
     pub verdict: Integrity,
-    /// Rate of an isolated copy in bytes/s; 0 if the hop loses bytes.
+    /// Rate of an isolated copy in bytes/s; 0 if the hop loses data.
     pub rate: f64,
-    /// Seconds of a copy of a few bytes.
+    /// Time in seconds of a copy of a few bytes.
     pub start: f64,
 }
 
-/// Hops that share a capacity.
+/// Hops that share one capacity.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// Name of the shared resource, as in the topology if the topology has it.
+    /// Name of the shared resource. It is the name in the topology if the topology has this resource.
     pub name: String,
     /// Combined capacity in bytes/s.
     pub capacity: f64,
-    /// Combined capacity for bytes that are staged in host memory, in bytes/s, if it differs.
+    /// Combined capacity in bytes/s for data that is staged in host memory; `None` if it equals `capacity`.
     pub staged: Option<f64>,
     /// Hops that share the capacity.
     pub hops: Vec<(DeviceId, DeviceId)>,
 }
 
-/// Slowdown of two concurrent hops.
+/// Slowdown of two hops when both are used at the same time.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// First hop.
+    /// Source and destination of the first hop.
     pub first: (DeviceId, DeviceId),
-    /// Second hop.
+    /// Source and destination of the second hop.
     pub second: (DeviceId, DeviceId),
-    /// Time together over time of an isolated copy, for byte counts that take equally long when isolated: 1 means independent, 2 means that
-    /// the hops alternate.
+    /// Time of both copies at the same time, divided by the time of an isolated copy, for sizes that take equally long when isolated. 1
+    /// means that the hops are independent, and 2 means that they alternate.
     pub slowdown: f64,
 }
 
 /// Result of a probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probed {
-    /// The measured machine.
+    /// Topology of the measured machine.
     pub topology: Topology,
-    /// Every hop that was tried.
+    /// Results for every hop that was tried.
     pub hops: Vec<HopFound>,
-    /// Every shared capacity.
+    /// Every shared capacity that was found, with its hops.
     pub groups: Vec<Group>,
     /// Every pair of hops that was measured separately.
     pub pairs: Vec<Pair>,
-    /// Errors of the predictions for random sets of copies, which are measured last.
+    /// Errors of the predictions for random sets of copies, which are measured at the end of the probe.
     pub residuals: Residuals,
-    /// Number of measurements.
+    /// Number of measurements that were made.
     pub measurements: u32,
-    /// All measurements, in order.
+    /// All measurements, in the order in which they were made.
     pub readings: Vec<Reading>,
-    /// Notes for readers of the topology: pairs that lose bytes, and slowdowns that remain unexplained.
+    /// Notes for readers of the topology, for example on pairs that lose data and on slowdowns that remain unexplained.
     pub notes: Vec<String>,
 }
 
-/// Measures the machine. `base` supplies the devices, the pairs between which copies are possible, and the kinds of links. Nothing else of
-/// it is used, except fixed costs that cannot be measured.
+/// Measures the machine. `base` supplies the devices, the pairs between which copies are possible, and the kinds of links. Other properties
+/// of `base` are ignored, except fixed costs that cannot be measured.
 pub fn probe<H: Harness>(
     base: &Machine,
     harness: &mut H,
@@ -319,8 +321,8 @@ pub fn probe<H: Harness>(
     Ok(Probed { topology, hops: found, groups, pairs, residuals, measurements: readings.len() as u32, readings, notes })
 }
 
-/// Derives the topology from earlier readings, without measuring capacities again. Costs are measured with `harness`. `failed` is called
-/// for each cost that could not be measured; the value of `base` is then used.
+/// Derives the topology from earlier measurements, without measuring capacities again. Costs are measured with `harness`. `failed` is
+/// called for each cost that could not be measured; the value of this cost in `base` is then used.
 pub fn probe_from<H: Harness>(
     base: &Machine,
     readings: &[Reading],
@@ -347,7 +349,7 @@ fn joined(base: &Machine) -> Vec<Ends> {
     pairs.filter(|(from, to)| from != to && base.route(*from, *to).is_some()).collect()
 }
 
-/// Measures the costs and builds the topology.
+/// Measures the costs and builds the topology. Returns the topology and its shared capacities.
 fn finish<H: Harness, E>(
     session: &mut Session<'_, H>,
     base: &Machine,
@@ -370,10 +372,10 @@ fn finish<H: Harness, E>(
     Ok((topology, groups))
 }
 
-/// Returns a note on the differences between repetitions of host copies. Each repetition uses another buffer, and a plan uses yet another
-/// one.
+/// Returns a note on the differences in time between repetitions of host copies, or `None` if there are none. Each repetition uses another
+/// buffer, and a plan uses yet another one.
 fn spread(readings: &[Reading]) -> Option<String> {
-    /// Bytes of a copy whose start-up time is negligible.
+    /// Size in bytes from which the startup time of a copy is negligible.
     const LONG: u64 = 8 << 20;
     let of_host = |hop: &Hop| hop.bytes >= LONG && (hop.from.is_host() || hop.to.is_host());
     let mut spreads: Vec<f64> = readings
@@ -406,7 +408,7 @@ fn rounded(value: f64) -> f64 {
     if unit < 1.0 { (value / unit).round() / 10_f64.powi(2 - value.log10().floor() as i32) } else { (value / unit).round() * unit }
 }
 
-/// Limits costs to the values that a topology accepts.
+/// Returns the costs limited to the values that a topology accepts.
 fn bounded(mut costs: Costs) -> Costs {
     for cost in Costs::TABLE {
         let value = (cost.of_mut)(&mut costs);

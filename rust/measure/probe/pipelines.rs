@@ -1,7 +1,8 @@
 //! Measures pipelines as plans use them: together with a direct copy, and several at the same time.
 //!
-//! An isolated pipeline passes its chunks on faster than one that runs with a direct copy. Two opposite pipelines may move less at the same
-//! time than two plain copies. Many pipelines together may move more, because their rings stay in the processor's caches.
+//! An isolated pipeline needs less time between chunks than a pipeline that runs with a direct copy. Two opposite pipelines may move less
+//! data at the same time than two plain copies. Many pipelines at the same time may move more, because their rings stay in the processor's
+//! caches.
 
 use super::fit::{Sample, Shared};
 use super::measure::{Session, TINY, grained};
@@ -9,13 +10,14 @@ use super::{Harness, Hop, Pipeline, Work, median};
 use crate::model::{HOST_RINGS, PathModel, SLOTS};
 use crate::topology::{Costs, DeviceId, Machine};
 
-/// Durations of a pipeline's bytes, relative to a single copy. They correspond to plans of some tens of MiB to 1 GiB.
+/// Times of a pipelined transfer for which pipelines are measured, as multiples of `ProbeOptions::copy_seconds`. They correspond to plans
+/// of some tens of MiB to 1 GiB.
 const LENGTHS: [f64; 5] = [0.125, 0.25, 0.5, 1.0, 2.0];
-/// Fraction of the pipeline's time after which the direct copy ends, when pipelines are measured.
+/// Fraction of the pipeline's time after which the direct copy ends, in measurements of pipelines.
 const DIRECT_ENDS: f64 = 0.85;
-/// Fraction of the direct copy's time after which the pipeline ends, when fork and join are measured.
+/// Fraction of the direct copy's time after which the pipeline ends, in measurements of fork and join.
 const PIPELINE_ENDS: f64 = 0.5;
-/// Largest size of a direct copy, as a fraction of [`Harness::room`]; [`STAGED`] is the limit for a pipeline. With these limits one direct
+/// Largest size of a direct copy, as a fraction of [`Harness::room`]. The limit for a pipeline is [`STAGED`]. With these limits one direct
 /// copy, one pipeline and two rings fit on a device.
 const DIRECT: f64 = 0.5;
 /// Largest size of a pipeline, as a fraction of [`Harness::room`]; see [`DIRECT`].
@@ -24,7 +26,7 @@ const STAGED: f64 = 0.125;
 /// Plans use a pipeline only if at least this fraction of its rate adds to the rate of its direct copy.
 const ADDED: f64 = 0.75;
 
-/// Pipeline, and the plain copy that plans run together with it.
+/// Pipeline, with the plain copy that plans run at the same time.
 struct PipelinePath {
     from: DeviceId,
     via: DeviceId,
@@ -34,7 +36,8 @@ struct PipelinePath {
 }
 
 impl PipelinePath {
-    /// Returns `None` if the pipeline does not exist, or if no plan uses it because its bottleneck is shared with the direct copy.
+    /// Returns the pipeline from `from` through `via` to `to`. Returns `None` if the machine lacks its links, or if no plan uses it because
+    /// its bottleneck is shared with the direct copy.
     fn new(machine: &Machine, from: DeviceId, via: DeviceId, to: DeviceId) -> Option<PipelinePath> {
         let path = PathModel::new(machine, &[machine.route(from, via)?, machine.route(via, to)?]);
         let direct = machine.route(from, to).map(|route| PathModel::new(machine, &[route]));
@@ -56,7 +59,7 @@ impl PipelinePath {
     }
 }
 
-/// Returns the host memory to which copies of this GPU are fastest; the first if there are several.
+/// Returns the host memory to and from which copies of this GPU are fastest; the first if there are several.
 fn nearest(machine: &Machine, gpu: DeviceId) -> Option<DeviceId> {
     let rate = |host: DeviceId| Some(machine.route(gpu, host)?.bandwidth + machine.route(host, gpu)?.bandwidth);
     let hosts = machine.devices().filter(|device| device.is_host()).filter_map(|host| Some((host, rate(host)?)));
@@ -67,14 +70,14 @@ fn gpus(machine: &Machine) -> Vec<DeviceId> {
     machine.devices().filter(|device| !device.is_host()).collect()
 }
 
-/// Returns a pipeline between the first two GPUs through host memory.
+/// Returns a pipeline between the first two GPUs through host memory, or `None` if no plan uses one.
 fn through_host(machine: &Machine) -> Option<PipelinePath> {
     let [a, b, ..] = gpus(machine)[..] else { return None };
     PipelinePath::new(machine, a, nearest(machine, a)?, b)
 }
 
-/// Returns a pipeline between the first two GPUs through another GPU. If no plan uses one, returns pipelines from and to host memory
-/// through a GPU.
+/// Returns a pipeline between the first two GPUs through another GPU. If no plan uses such a pipeline, returns pipelines from and to host
+/// memory through a GPU.
 fn through_gpu(machine: &Machine) -> Vec<PipelinePath> {
     let gpus = gpus(machine);
     let [a, b, ..] = gpus[..] else { return Vec::new() };
@@ -83,9 +86,9 @@ fn through_gpu(machine: &Machine) -> Vec<PipelinePath> {
     through(a, b).map_or_else(of_host, |between| vec![between])
 }
 
-/// Measures by how much a direct copy takes longer because a pipeline that ends earlier runs at the same time: the caller's stream waits
-/// for both. The reference is the isolated copy a moment before, because an error of 1 % in the rate would amount to 1 to 3 us. The result
-/// is the median of six short measurements.
+/// Measures by how much a direct copy takes longer because the caller's stream also waits for a pipeline that runs at the same time and
+/// ends earlier. The reference is an isolated copy made immediately before, because an error of 1 % in the rate would amount to 1 to 3 us.
+/// The result is the median of six short measurements.
 pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let Some((staged, direct)) = through_host(machine).and_then(|staged| Some((staged.direct.clone()?, staged))).map(|(a, b)| (b, a))
     else {
@@ -100,12 +103,12 @@ pub(super) fn fork_join_staged<H: Harness>(session: &mut Session<'_, H>, machine
         longer.push((both - alone).max(0.0));
     }
     costs.fork_join_staged = median(&mut longer).unwrap_or(costs.fork_join_staged);
-    // Copies of several GPUs are forked and joined by events too, so that cannot cost less.
+    // Copies of several GPUs are forked and joined by events too, so their cost cannot be lower.
     costs.fork_join_gpus = costs.fork_join_gpus.max(costs.fork_join_staged);
     Ok(())
 }
 
-/// Measures the cost of a chunk through host memory, and the time to issue an operation of a pipeline.
+/// Measures the cost of each chunk through host memory, and the time to issue an operation of a pipeline.
 pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, issue) = each_chunk(session, through_host(machine).as_slice(), costs)?;
     costs.chunk_via_host = each.unwrap_or(costs.chunk_via_host);
@@ -113,16 +116,16 @@ pub(super) fn chunks_via_host<H: Harness>(session: &mut Session<'_, H>, machine:
     Ok(())
 }
 
-/// Measures the cost of a chunk through a GPU.
+/// Measures the cost of each chunk through a GPU.
 pub(super) fn chunks_via_gpu<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let (each, _) = each_chunk(session, &through_gpu(machine), costs)?;
     costs.chunk_via_gpu = each.unwrap_or(costs.chunk_via_gpu);
     Ok(())
 }
 
-/// Measures pipelines of several lengths, each with `n` chunks, the number that the model would choose, and with `2 n`, while a direct copy
-/// runs that ends earlier. The difference is the cost of `n` chunks; a drift of the rate affects both equally. Returns the cost of a chunk
-/// over all lengths together, and the median of the calling thread's seconds per operation.
+/// Measures pipelines of several lengths while a direct copy runs that ends earlier. Each pipeline is measured with `n` chunks, the number
+/// that the model would choose, and with `2 n`. The difference is the cost of `n` chunks; a drift of the rate affects both equally. Returns
+/// the cost of a chunk over all lengths, and the median time in seconds that the calling thread needs for each operation.
 fn each_chunk<H: Harness>(
     session: &mut Session<'_, H>,
     staged: &[PipelinePath],
@@ -140,7 +143,7 @@ fn each_chunk<H: Harness>(
             let direct: Vec<Hop> = staged.direct.iter().map(beside).collect();
             let timing = session.measure(&Work::Paths { direct: &direct, staged: &[staged.pipeline(bytes, chunks)] })?;
             let alone = staged.direct.iter().zip(&direct).map(|(path, hop)| path.seconds(costs, hop.bytes, 1)).fold(0.0, f64::max);
-            // If the direct copy was last, the time at which the pipeline ended is unknown.
+            // If the direct copy ended last, the time at which the pipeline ended is unknown.
             if timing.total > 1.05 * alone {
                 late.push(timing.total - staged.path.seconds(&free, bytes, chunks));
                 issues.push(timing.issue / f64::from(2 * chunks + direct.len() as u32));
@@ -150,12 +153,12 @@ fn each_chunk<H: Harness>(
             (later, further) = (later + of_many - of_few, further + few);
         }
     }
-    // A chunk consists of two operations, which a graph issues one after the other.
+    // A chunk consists of two operations, and a graph issues operations one after the other.
     let each = (further > 0).then(|| f64::max(later / f64::from(further), 2.0 * costs.graph_node));
     Ok((each, median(&mut issues)))
 }
 
-/// Measures the capacity of host memory for staged bytes, with pipelines through it from each GPU to the next.
+/// Measures the capacity of host memory for staged data, with pipelines through host memory from each GPU to the next.
 pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let gpus = gpus(machine);
     let next = |(&from, &to): (&DeviceId, &DeviceId)| PipelinePath::new(machine, from, nearest(machine, from)?, to);
@@ -167,7 +170,7 @@ pub(super) fn staging_ring<H: Harness>(session: &mut Session<'_, H>, machine: &M
     Ok(())
 }
 
-/// Raises capacities to at least the rates that these pipelines reached.
+/// Raises capacities to at least the rates that these pipelines have reached.
 fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) {
     for shared in &mut session.fit.shared {
         let drawn = shared.load(&pipelines.copies) / pipelines.seconds;
@@ -177,8 +180,8 @@ fn carries_staged<H: Harness>(session: &mut Session<'_, H>, pipelines: &Sample) 
     }
 }
 
-/// Measures staged capacities with two opposite pipelines between two GPUs. If they take longer than all capacities predict, the links of
-/// these GPUs, and of others like them, carry less when both directions are used at the same time.
+/// Measures capacities for staged data with two opposite pipelines between two GPUs. If they take longer than all capacities predict, the
+/// links of these GPUs, and similar links of other GPUs, carry less when both directions are used at the same time.
 pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machine: &Machine, costs: &mut Costs) -> Result<(), H::Error> {
     let tolerance = session.options.tolerance;
     let gpus = gpus(machine);
@@ -187,13 +190,13 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
         let host = nearest(machine, a)?;
         Some(vec![PipelinePath::new(machine, a, host, b)?, PipelinePath::new(machine, b, host, a)?])
     };
-    // The partner is the GPU with which the fewest other resources are shared: an uplink that both use would hide the capacity of their own
-    // links.
+    // The partner is the GPU that shares the fewest other resources with this one. If both used one uplink, the uplink would hide the
+    // capacity of their own links.
     let pairs = others.iter().filter_map(opposite).map(|pair| (seconds_for_each_byte(machine, &pair), pair));
     let Some((_, pair)) = pairs.reduce(|least, next| if next.0 < least.0 { next } else { least }) else { return Ok(()) };
     let (two, gaps) = together(session, machine, costs, &pair)?;
     carries_staged(session, &two);
-    // While one pipeline waits between two chunks, the other has a link to itself and almost fills it already.
+    // While one pipeline waits between two chunks, the other uses the link alone and almost saturates it already.
     let seconds = two.seconds - gaps;
     if session.fit.staged_seconds(&two.copies) < seconds * (1.0 - tolerance) {
         // Each link carries the first hop of one pipeline and the second hop of the other.
@@ -204,8 +207,8 @@ pub(super) fn staging_both_ways<H: Harness>(session: &mut Session<'_, H>, machin
     Ok(())
 }
 
-/// Reduces the capacity for staged bytes in both directions of all links between GPUs and host memory. The factor is that of the narrowest
-/// of `links`, which carried `carried` bytes/s.
+/// Reduces the capacity for staged data, both directions together, of all links between GPUs and host memory. The factor of the reduction
+/// is that of the narrowest link in `links`, which carried `carried` bytes/s.
 fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 2]], carried: f64) {
     let hops = session.hops.clone();
     let fit = &mut session.fit;
@@ -219,7 +222,7 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
             fit.shared.push(Shared::of([there, back], hops.len(), fit.rates[there] + fit.rates[back]));
             fit.shared.len() - 1
         });
-        // Each direction by itself is as fast as before.
+        // The capacity of each direction alone is not changed.
         of_link.push(([gpu, host], index, fit.rates[there].max(fit.rates[back])));
     }
     let known = of_link.iter().filter(|of| links.contains(&of.0)).map(|of| fit.shared[of.1].capacity).fold(f64::INFINITY, f64::min);
@@ -230,9 +233,10 @@ fn slow_both_ways<H: Harness>(session: &mut Session<'_, H>, links: &[[DeviceId; 
     }
 }
 
-/// Measures pipelines at the same time, each with its direct copy. Returns their bytes with the seconds that they took, including gaps
-/// between chunks, and the seconds of the gaps. The times are the slowest of a few measurements in which the direct copies end earlier: a
-/// path that is faster than the model expects costs a little of the gain, but one that is slower makes a plan slower than the plain copy.
+/// Measures pipelines that run at the same time, each with its direct copy. Returns the sizes of the pipelines with the time in seconds
+/// that they took, including gaps between chunks, and the total time of the gaps. The times are the slowest of a few measurements in which
+/// the direct copies end earlier. The slowest is used because a path that is faster than the model expects costs only a little of the gain,
+/// but a path that is slower makes a plan slower than the plain copy.
 fn together<H: Harness>(
     session: &mut Session<'_, H>,
     machine: &Machine,
@@ -240,20 +244,20 @@ fn together<H: Harness>(
     staged: &[PipelinePath],
 ) -> Result<(Sample, f64), H::Error> {
     const TIMES: u32 = 3;
-    /// Relative difference above which buffers of host memory count as different.
+    /// Relative difference in time above which buffers of host memory count as different.
     const UNEVEN: f64 = 0.2;
     let bytes = session.options.copy_seconds * LENGTHS[LENGTHS.len() - 1] / seconds_for_each_byte(machine, staged);
     let bytes = bounded(session, STAGED, bytes);
     let largest = HOST_RINGS / (u64::from(SLOTS) * staged.len() as u64);
     let chunks = staged[0].path.best_chunks(costs, bytes).max(bytes.div_ceil(largest) as u32).max(2);
     let pipelines: Vec<Pipeline> = staged.iter().map(|one| one.pipeline(bytes, chunks)).collect();
-    // The first estimate is the longest isolated time.
+    // The first estimate is the longest time that an isolated pipeline takes.
     let mut slowest = staged.iter().map(|one| one.path.seconds(costs, bytes, chunks)).fold(0.0, f64::max);
     for _ in 0..TIMES {
         let beside = |one: &PipelinePath| Some(one.hop(bounded(session, DIRECT, DIRECT_ENDS * slowest * one.direct.as_ref()?.rate)));
         let direct: Vec<Hop> = staged.iter().filter_map(beside).collect();
         let median = session.measure(&Work::Paths { direct: &direct, staged: &pipelines })?.total;
-        // Each run uses another buffer of host memory. If the buffers differ, a plan may get the slow one.
+        // Each run uses another buffer of host memory. If the speed of the buffers differs, a plan may get the slow buffer.
         let worst = session.readings.last().map_or(median, |reading| reading.runs.iter().map(|run| run.total).fold(median, f64::max));
         let total = if worst > median * (1.0 + UNEVEN) { worst } else { median };
         slowest = slowest.max(total - costs.fork_join_staged);
@@ -267,7 +271,7 @@ fn together<H: Harness>(
     Ok((Sample { copies, seconds }, (overhead(costs) - fill).min(seconds / 2.0)))
 }
 
-/// Returns the seconds for each byte of each of these pipelines at the same time, from the capacities that plain copies share.
+/// Returns the time in seconds for each byte if these pipelines run at the same time, from the capacities that plain copies share.
 fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     let mut work = vec![0.0; machine.resources().len()];
     for &(resource, weight) in staged.iter().flat_map(|one| &one.path.weights) {
@@ -276,7 +280,8 @@ fn seconds_for_each_byte(machine: &Machine, staged: &[PipelinePath]) -> f64 {
     work.into_iter().fold(0.0, f64::max)
 }
 
-/// Limits `bytes` to `part` of [`Harness::room`] and to at least a few chunks, and rounds them to a multiple of the grain of copies.
+/// Limits `bytes` to `part` of [`Harness::room`] and to at least a few chunks, and rounds the result to a multiple of the granularity of
+/// copies.
 fn bounded<H: Harness>(session: &Session<'_, H>, part: f64, bytes: f64) -> u64 {
     let least = 64 * TINY;
     grained(bytes.min(session.harness.room() as f64 * part)).max(least)

@@ -1,8 +1,8 @@
-//! Selects the sets of copies to measure: those that one piece of hardware would serve, and those that plans use.
+//! Selects the sets of copies to measure: sets whose copies probably share one piece of hardware, and sets that plans use.
 //!
 //! Only sets whose time does not depend on the order of submission are used. The plain copies that one GPU makes to other GPUs run one
-//! after the other, whatever their streams. So a copy may wait behind one whose destination port is busy, and the delay would look like a
-//! capacity. Host copies have engines of their own.
+//! after the other, whatever their streams. So a copy may wait behind another copy whose destination port is busy, and this delay would
+//! look like a limited capacity. Host copies have their own copy engines.
 
 use super::Ends;
 use crate::topology::DeviceId;
@@ -12,14 +12,14 @@ fn is_between_gpus(ends: Ends) -> bool {
 }
 
 /// True if the time of these hops together does not depend on the order of submission. This is so if each GPU issues at most one copy to
-/// another GPU, or if one GPU issues all.
+/// another GPU, or if one GPU issues all copies.
 pub(super) fn is_free_of_order(hops: &[Ends], set: &[usize]) -> bool {
     let sources: Vec<DeviceId> = set.iter().map(|hop| hops[*hop]).filter(|ends| is_between_gpus(*ends)).map(|ends| ends.0).collect();
     let once = |(index, source): (usize, &DeviceId)| !sources[..index].contains(source);
     sources.iter().enumerate().all(once) || sources.iter().all(|source| *source == sources[0])
 }
 
-/// Returns the part of a set in which each GPU issues only its first copy to another GPU.
+/// Returns the hops of a set without each copy between GPUs whose source GPU already makes an earlier one.
 pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     let repeats = |index: usize| {
         let ends = hops[set[index]];
@@ -28,8 +28,8 @@ pub(super) fn free_part(hops: &[Ends], set: &[usize]) -> Vec<usize> {
     (0..set.len()).filter(|index| !repeats(*index)).map(|index| set[index]).collect()
 }
 
-/// Returns the set itself if its time does not depend on the order of submission. Otherwise returns one set for each distance between GPUs,
-/// each with all host copies.
+/// Returns only the set itself if its time does not depend on the order of submission. Otherwise returns one set for each distance between
+/// GPU numbers, each with all host copies.
 fn turns(hops: &[Ends], set: &[usize]) -> Vec<Vec<usize>> {
     if is_free_of_order(hops, set) {
         return vec![set.to_vec()];
@@ -74,7 +74,7 @@ pub(super) fn pairs(hops: &[Ends]) -> Vec<[usize; 2]> {
     pairs
 }
 
-/// Returns larger sets, small ones first:
+/// Returns larger sets, sorted from small to large:
 ///
 /// - all copies that leave a device, enter it, or both,
 /// - all host copies by direction, and each such set without one of its copies,
@@ -106,8 +106,8 @@ pub(super) fn families(hops: &[Ends], devices: &[DeviceId]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Returns all copies from host memory, to it, and both; the first two also without each of their copies, because memory slows down before
-/// it is saturated.
+/// Returns three sets: all copies from host memory, all copies to it, and both. Also returns the first two sets without each one of their
+/// copies, because memory slows down before it is saturated.
 pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     let select = |wanted: &dyn Fn(bool, bool) -> bool| -> Vec<usize> {
         hops.iter().enumerate().filter(|(_, hop)| wanted(hop.0.is_host(), hop.1.is_host())).map(|(index, _)| index).collect()
@@ -122,10 +122,12 @@ pub(super) fn of_host(hops: &[Ends]) -> Vec<Vec<usize>> {
     sets
 }
 
-/// Returns copies that cross from one host domain to another. A GPU belongs to the domain with which it copies fastest. A link between
-/// sockets serves these copies. GPUs may have links of their own, so there are two sets: without copies between GPUs, and with them.
+/// Returns copies that cross from one NUMA domain of the host to another. A GPU belongs to the domain with which its copies are fastest. A
+/// link between sockets carries these copies. GPUs may have links of their own, so two sets are returned: one without copies between GPUs,
+/// and one with them.
 pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[DeviceId]) -> Vec<Vec<usize>> {
-    /// Fraction that defines near host memory: it is near a GPU if the rate of every other host memory is below this fraction of its rate.
+    /// Fraction that defines near host memory. A host memory is near a GPU if the rate of every other host memory is below this fraction of
+    /// its rate.
     const NEAR: f64 = 0.9;
     let hosts: Vec<DeviceId> = devices.iter().copied().filter(|device| device.is_host()).collect();
     let rate = |a, b| hops.iter().zip(rates).filter(|(hop, _)| **hop == (a, b) || **hop == (b, a)).map(|(_, rate)| rate).sum::<f64>();
@@ -147,7 +149,7 @@ pub(super) fn crossings_of_domains(hops: &[Ends], rates: &[f64], devices: &[Devi
     sets
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014). The fixed seed gives the same sets in every probe.
+/// Random number generator SplitMix64 (Steele, Lea, Flood 2014). Its fixed seed gives the same sets in every probe.
 pub(super) struct Random(pub u64);
 
 impl Random {
@@ -159,7 +161,7 @@ impl Random {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
-    /// Returns two to `most` random hops, without those that would make the time depend on the order of submission.
+    /// Returns two to `most` random hops, without those hops that would make the time depend on the order of submission.
     pub fn set(&mut self, hops: &[Ends], most: usize) -> Vec<usize> {
         let count = 2 + self.below(most.saturating_sub(1));
         let mut all: Vec<usize> = (0..hops.len()).collect();
@@ -198,8 +200,8 @@ mod tests {
     #[test]
     fn sets_of_eight_gpus_are_bounded_and_free_of_order_and_have_every_hop() {
         let (hops, devices) = all(8);
-        // 36 pairs of directions, 28 pairs of GPUs for each direction of host memory, and four kinds of pairs with a host copy for each
-        // GPU.
+        // There are 36 pairs of directions, 28 pairs of GPUs for each direction of host memory, and four kinds of pairs with a host copy
+        // for each GPU.
         assert_eq!(pairs(&hops).len(), 36 + 2 * 28 + 32);
         let families = families(&hops, &devices);
         assert!(families.len() <= 128 && families.is_sorted_by_key(Vec::len), "{}", families.len());
