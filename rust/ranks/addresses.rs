@@ -1,4 +1,4 @@
-//! Addresses, in this process, of all memory that a node plan touches.
+//! Computes the addresses, in this process, of all memory that a node plan touches.
 
 use super::group::NodeGroup;
 use super::order::PlanPlaces;
@@ -14,47 +14,48 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Capabilities of one rank's kernel. The memory that holds a flag depends on the kernels of both of its ranks.
+/// Kernel of one rank's part, and the GPU memory that it can access. The memory that contains a flag depends on the kernels of both ranks
+/// that use the flag.
 #[derive(Serialize, Deserialize)]
 pub(super) struct KernelReach {
-    /// Number of blocks of the kernel that executes the rank's part; `None` if streams execute it.
+    /// Number of blocks of the kernel that executes the rank's part. `None` if streams execute it.
     pub blocks: Option<u32>,
     /// Ranks in whose GPU memory this rank's kernel can set flags.
     pub takers: BTreeSet<u32>,
 }
 
-/// Size of a flag, bytes.
+/// Size of a flag in bytes.
 pub(super) const FLAG_BYTES: u64 = 8;
 
-/// Layout of a plan's flag memory on a rank's GPU. Each field but `bytes` is an offset from the first flag, in bytes.
+/// Layout of a plan's flag memory on a rank's GPU. All fields except `bytes` are offsets in bytes from the first flag.
 #[derive(Copy, Clone, Default)]
 pub(super) struct NearLayout {
-    /// Offset of the counters that the kernel's blocks share.
+    /// Offset in bytes of the counters that the blocks of the rank's kernel share.
     pub words: u64,
-    /// Offset of the word that counts turns (see [`eager`](super::eager)).
+    /// Offset in bytes of the counter that selects the set of inboxes in a step ([`eager`](super::eager)).
     pub turn: u64,
-    /// Offset of the two inboxes. All memory in front of them is initially zero.
+    /// Offset in bytes of the two inboxes. All memory in front of them is initially zero.
     pub inboxes: u64,
     pub bytes: u64,
 }
 
-/// Memory that a rank has allocated or mapped for a plan.
+/// Memory that a rank has allocated or mapped for a plan, to be released with the plan.
 #[derive(Default)]
 pub(super) struct Held {
-    /// Addresses of memory that this rank has allocated.
+    /// Addresses of memory that this rank has allocated for the plan.
     pub allocations: Vec<u64>,
-    /// Addresses at which memory of other ranks is mapped here.
+    /// Addresses in this process at which memory of other ranks is mapped.
     pub imports: Vec<u64>,
-    /// Imported addresses of flags that this rank sets. The ranks that own them wait for this rank.
+    /// Addresses in this process of the flag memory of other ranks in which this rank sets flags. These ranks wait for this rank.
     pub flags: Vec<u64>,
-    /// Staging rings in this rank's memory.
+    /// Staging rings in memory of this rank.
     pub rings: Vec<HeldRing>,
-    /// Address of each rank's partition flags, by the rank that waits for them. Empty until the first variant is bound.
+    /// Address of the partition flags that each rank waits for, by rank. Empty until the first variant is bound.
     pub partition_flags: BTreeMap<u32, u64>,
 }
 
-/// Staging memory of one variant of a plan. Another variant may use the memory in its own steps, because a step begins only after all users
-/// of the ring have reached it.
+/// Staging memory of one variant of a plan. Other variants may use it in their own steps, because a step begins only after all ranks that
+/// use the ring have reached it.
 pub(super) struct HeldRing {
     pub device: DeviceId,
     pub bytes: u64,
@@ -62,7 +63,7 @@ pub(super) struct HeldRing {
     pub address: u64,
 }
 
-/// All addresses of one plan variant in this process.
+/// Addresses in this process of all memory that one plan variant uses.
 pub(super) struct Bindings<'a> {
     pub node: &'a NodeGroup,
     pub together: &'a Together,
@@ -70,24 +71,25 @@ pub(super) struct Bindings<'a> {
     pub windows: BTreeMap<(u32, u32), u64>,
     pub rings: BTreeMap<u32, u64>,
     pub flags: BTreeMap<u32, u64>,
-    /// Addresses of partition flags from the first variant; empty while the first variant itself is being bound.
+    /// Address of the partition flags that each rank waits for, as computed for the first variant. Empty while the first variant itself is
+    /// being bound.
     pub partition_flags: BTreeMap<u32, u64>,
-    /// Addresses of flags in GPU memory, by the rank that waits for them.
+    /// Address of the flags in GPU memory that each rank waits for, by rank.
     pub near: BTreeMap<u32, u64>,
-    /// Kernel capabilities of each rank; empty until all ranks have reported.
+    /// Kernel of each rank, by rank. Empty until all ranks have reported theirs.
     pub kernels: Vec<KernelReach>,
-    /// True if no kernel may execute a part of this variant.
+    /// True if streams must execute all parts of this variant.
     pub by_streams: bool,
 }
 
 impl Bindings<'_> {
-    /// Returns the address of a byte that a copy reads or writes. See [`Addresses`].
+    /// Returns the address in this process of a byte that a copy reads or writes.
     pub fn address(&self, place: Place) -> u64 {
         self.place(place)
     }
 
     /// Returns the stream positions of this plan's steps on this rank and on its neighbours. A neighbour is a rank that this rank waits for
-    /// and that waits for this rank in each step. Returns `None` if there are no neighbours.
+    /// in each step and that waits for this rank. Returns `None` if this rank has no neighbours.
     pub fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
         let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
         let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));
@@ -98,9 +100,9 @@ impl Bindings<'_> {
         if neighbours.is_empty() { None } else { Some(Arc::new(PlanPlaces { plan, own: at(rank)?, neighbours })) }
     }
 
-    /// Moves parts from kernels to streams until every flag works. A kernel supports only flags in GPU memory ("near" flags). If a flag is
-    /// not near, the parts of both its ranks run on streams. That makes their other flags far too, so the rule is applied until nothing
-    /// changes.
+    /// Makes streams execute every part whose kernel cannot use all flags of the part. A kernel uses only flags in GPU memory ("near"
+    /// flags). If a flag is not near, streams execute the parts of both ranks that use it. The other flags of these parts are then in host
+    /// memory too, so the rule is applied until nothing changes.
     pub fn leave_to_streams(&mut self) {
         let flags = &self.together.parts.flags;
         while let Some(far) = (0..flags.len()).find(|flag| {
@@ -113,7 +115,7 @@ impl Bindings<'_> {
         }
     }
 
-    /// Returns the address of a flag. See [`Addresses`].
+    /// Returns the address of a flag in this process.
     pub fn flag_address(&self, flag: FlagId) -> u64 {
         self.flag(flag)
     }
@@ -176,14 +178,14 @@ impl Addresses for Bindings<'_> {
 }
 
 impl Together {
-    /// Returns the offset of the rank's step positions in its flag memory, in bytes. Returns `None` for a rank that waits for no flags.
+    /// Returns the offset in bytes of the rank's published step positions in its flag memory. `None` for a rank that waits for no flags.
     pub fn places_of(&self, rank: u32) -> Option<u64> {
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
     }
 
-    /// Returns the layout of the rank's flag memory on its GPU; `None` for a rank that waits for no flags. The counters of the rank's
-    /// kernel have memory lines of their own, which other ranks do not write to.
+    /// Returns the layout of the rank's flag memory on its GPU. `None` for a rank that waits for no flags. The counters of the rank's
+    /// kernel are in cache lines that other ranks do not write to.
     pub fn near_of(&self, rank: u32) -> Option<NearLayout> {
         const LINES: u64 = 256;
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;

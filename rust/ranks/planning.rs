@@ -21,10 +21,10 @@ use crate::units::size;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Host memory per window or transfer for the text that all ranks receive, bytes.
+/// Number of bytes of host memory needed per window or transfer for the requests of all ranks, which every rank receives as text.
 const REQUEST_BYTES: usize = 1024;
 
-/// Request of this rank for a plan.
+/// Request of this rank for a plan, before it is checked.
 #[derive(Copy, Clone)]
 pub(super) struct OwnRequest<'a> {
     pub windows: &'a [Window],
@@ -35,12 +35,12 @@ pub(super) struct OwnRequest<'a> {
 
 impl NodeGroup {
     /// Plans the transfers of all ranks together. At least one end of each transfer is in a window of the rank that passes it. All ranks
-    /// call it together, each with its own windows and transfers. A failure on one rank fails the call on all.
+    /// call this function together, each with its own windows and transfers. A failure on one rank fails the call on all.
     pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
         self.plan_partitioned(windows, transfers, None, options)
     }
 
-    /// Plans the transfers of all ranks together ([`NodeGroup::plan`]); `partitioning` selects how they move in partitions.
+    /// Plans the transfers of all ranks together ([`NodeGroup::plan`]). `partitioning` selects how the transfers move in partitions.
     pub fn plan_partitioned(
         self: &Arc<NodeGroup>,
         windows: &[Window],
@@ -52,17 +52,17 @@ impl NodeGroup {
         self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 
-    /// Plans within a collective call that has already begun.
+    /// Creates a plan within a collective call that has already begun.
     pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
         let OwnRequest { windows, partitioning, .. } = own;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
-        // All ranks compute the same from here on and fail in the same way, so they all assign the same number.
+        // All ranks compute the same results from here on and fail in the same way, so they all assign the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
-            // A lack of memory is the exception: it concerns one rank only.
+            // A lack of memory is the exception, because it concerns one rank only.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,
         };
@@ -80,7 +80,7 @@ impl NodeGroup {
             let Some(together) = variants.get(kernels.len()) else { break Ok(kernels) };
             match bind(call, together, false, &mut held) {
                 Ok(kernel) => kernels.push(kernel),
-                // The plan then has only the variants that were bound before. All ranks have received the error.
+                // The plan then contains only the variants that were bound before. All ranks have received the error.
                 Err(error) if together.is_stored() && !kernels.is_empty() && !matches!(error, Error::Allgather(_)) => {
                     log::debug!("producers do not store in steps of node plan {number}: {error}");
                     variants.truncate(kernels.len());
@@ -107,7 +107,7 @@ impl NodeGroup {
         }
     }
 
-    /// Allocates or maps the memory in which the ranks agree on the variant of each step.
+    /// Allocates or maps the shared memory in which the ranks agree on the variant of each step. Returns its initial state.
     fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
         let bytes = Spans::bytes(self.ranks());
         let mut own = 0;
@@ -139,7 +139,7 @@ impl NodeGroup {
         options.adapt.unwrap_or(self.context.config().adapt)
     }
 
-    /// Checks this rank's windows and transfers, and returns its request.
+    /// Checks this rank's windows and transfers, and returns the request that is sent to all ranks.
     fn request(&self, own: OwnRequest<'_>, options: &Options) -> Result<RankRequest, Error> {
         let OwnRequest { windows, transfers, partitioning, .. } = own;
         let _open = self.context.state().enter()?;
@@ -192,7 +192,7 @@ impl NodeGroup {
     }
 }
 
-/// Returns the options that must be the same on all ranks.
+/// Returns the plan options that must be equal on all ranks.
 fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) -> Named {
     let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
     let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();

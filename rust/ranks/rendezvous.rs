@@ -1,4 +1,4 @@
-//! Allgather for ranks without MPI, over a Unix socket whose path all of them know.
+//! Implements an allgather for ranks without MPI, over a Unix socket whose path all ranks know.
 //!
 //! Rank 0 listens and the others connect. Each allgather goes through rank 0. Each side asks the operating system for the credentials of
 //! the other. Only processes of the same user are accepted.
@@ -16,30 +16,31 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Time for which a rank waits for the others to connect or to send. Ranks of a job start within seconds of each other.
+/// Maximum time for which a rank waits for others to connect or to send. Ranks of a job start within seconds of each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Magic number of a rank's greeting. The rank and the number of ranks follow it. The last character is the version.
+/// Magic number at the start of the message that a rank sends when it connects. The rank and the number of ranks follow. The last character
+/// is the version.
 const MAGIC: [u8; 8] = *b"mpgpu-r1";
 const GREETING: usize = 16;
 
-/// Largest number of connections that have not sent their greeting yet. They may be ranks or unrelated processes.
+/// Maximum number of connections that have not sent this message yet. They may be ranks or unrelated processes.
 const MOST_SILENT: usize = 64;
 
-/// Longest error text that rank 0 sends, bytes.
+/// Maximum length in bytes of an error text that rank 0 sends.
 const REASON: usize = 1024;
 
-/// Connections of one rank.
+/// Connections of one rank to the others.
 pub(super) struct Rendezvous {
-    /// Sockets to the other ranks. Rank 0 has one to each other rank, in rank order; the others have one to rank 0.
+    /// Sockets to other ranks. On rank 0 one for each other rank, in rank order; on the other ranks one, to rank 0.
     peers: Vec<Socket>,
     rank: u32,
-    /// Reason for which the connections were closed.
+    /// Reason why the connections were closed. `None` while they are open.
     ended: Option<String>,
 }
 
 impl Rendezvous {
-    /// Meets the other ranks at `path`. Blocks until all are connected, for at most a minute.
+    /// Connects to the other ranks through the socket at `path`. Blocks until all ranks are connected, for at most a minute.
     pub fn meet(path: &Path, rank: u32, ranks: u32) -> Result<Rendezvous, Error> {
         check_rank(rank, ranks)?;
         let until = Instant::now() + PATIENCE;
@@ -101,11 +102,11 @@ impl Allgather for Rendezvous {
     }
 }
 
-/// Listening socket of rank 0. Dropping it removes its file.
+/// Listening socket of rank 0. Dropping it removes the socket's file.
 struct Listener<'a> {
     socket: Socket,
     path: &'a Path,
-    /// Device and inode of the file. Another file may replace it later.
+    /// Device and inode numbers of the socket's file, by which a file that has replaced it is recognized. `None` before the file exists.
     file: Option<(u64, u64)>,
 }
 
@@ -138,7 +139,7 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Refuses everything except a socket of this user that no process listens on, as left behind by a killed job.
+/// Returns an error for any existing file except a socket of this user on which no process listens. A killed job leaves such a socket.
 fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     check_kind(path)?;
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
@@ -152,7 +153,7 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     }
 }
 
-/// Refuses an existing file unless it is a socket of this user.
+/// Returns an error for an existing file that is not a socket of this user.
 fn check_kind(path: &Path) -> Result<(), Error> {
     let Ok(file) = symlink_metadata(path) else { return Ok(()) };
     let user = rustix::process::geteuid().as_raw();
@@ -173,7 +174,7 @@ fn open() -> rustix::io::Result<Socket> {
     Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None))
 }
 
-/// Connects to rank 0 as soon as it listens.
+/// Connects to rank 0. Waits until rank 0 listens, at most until `until`.
 fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Socket, Error> {
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
     loop {
@@ -198,15 +199,15 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
     Ok(socket)
 }
 
-/// Connection that has not sent a complete greeting.
+/// Connection that has not sent its first message completely.
 struct Newcomer {
     socket: Socket,
     said: [u8; GREETING],
     bytes: usize,
 }
 
-/// Accepts connections until every rank is connected. Connections of other processes are ignored: they may close, stay silent or send
-/// anything.
+/// Accepts connections until every rank is connected. Unrelated processes may connect too; their connections may close, stay silent or send
+/// anything, and are ignored.
 fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: Instant) -> Result<(), String> {
     let mut newcomers: Vec<Newcomer> = Vec::new();
     while let Some(missing) = peers.iter().position(Option::is_none) {
@@ -258,7 +259,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
     Ok(())
 }
 
-/// Accepts the next connection; returns `None` if it is not from this user.
+/// Accepts the next connection. Returns `None` if it comes from another user.
 fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match Socket::make(|| rustix::net::accept_with(listener, flags)) {
@@ -272,7 +273,7 @@ fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
 }
 
 impl Newcomer {
-    /// Reads the greeting as far as it has arrived. Returns false if the connection was closed.
+    /// Reads the first message as far as it has arrived. Returns false if the connection was closed.
     fn listen(&mut self) -> bool {
         match rustix::net::recv(&self.socket, &mut self.said[self.bytes..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => false,
@@ -284,14 +285,14 @@ impl Newcomer {
         }
     }
 
-    /// Returns the rank and the number of ranks; `None` if the greeting is not that of a rank.
+    /// Returns the rank and the number of ranks in the connection's first message. `None` if a rank has not sent it.
     fn rank(&self) -> Option<(u32, u32)> {
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| self.said[at + byte]));
         (self.said[..8] == MAGIC).then(|| (number(8), number(12)))
     }
 }
 
-/// Waits until a socket is readable. Returns false on a time-out.
+/// Waits until one of the sockets is readable. Returns false on a time-out.
 fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> {
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
@@ -302,7 +303,7 @@ fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> 
     }
 }
 
-/// Fills each buffer from the socket at the same index, in any order. On an error it returns the index of the socket that was closed or
+/// Fills each buffer from the socket at the same index, as data arrives. On an error, returns the index of the socket that was closed or
 /// silent.
 fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result<(), (usize, Errno)> {
     loop {
@@ -339,7 +340,7 @@ fn write(socket: &Socket, mut bytes: &[u8], until: Instant) -> rustix::io::Resul
     Ok(())
 }
 
-/// Sends the same bytes from rank 0 to all other ranks.
+/// Sends data from rank 0 to all other ranks.
 fn answer(peers: &[Socket], bytes: &[u8], until: Instant) -> Result<(), String> {
     peers.iter().enumerate().try_for_each(|(peer, socket)| {
         let sent = write(socket, &0_u32.to_le_bytes(), until).and_then(|()| write(socket, bytes, until));
@@ -356,7 +357,7 @@ fn dismiss(peers: &[Socket], reason: &str) {
     }
 }
 
-/// Reads the answer of rank 0: the expected bytes, or its error text.
+/// Reads the answer of rank 0 into `room`. Returns an error with the text of rank 0 if it has sent one instead.
 fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
     let read = |room: &mut [u8]| read(std::slice::from_ref(root), vec![room], until).map_err(|(_, error)| lost(0, error));
     let mut length = [0; 4];

@@ -1,8 +1,8 @@
-//! Computation, identical on all ranks, of the plan, every rank's part of it, and the flags between the parts.
+//! Computes the plan, every rank's part of it, and the flags between the parts. All ranks compute identical results.
 //!
-//! If the model expects a gain from several paths, the plan has several variants. Each is divided and bound like a single plan, and all
-//! ranks use the same one in a step ([`super::agreed`]). A step of any variant begins only after all ranks whose memory it touches have
-//! reached it. So a step of one variant may follow a step of another.
+//! If the model expects a gain from several paths, the plan has several variants. Each variant is divided and bound like a single plan, and
+//! in each step all ranks use the same variant ([`super::agreed`]). A step of any variant begins only after all ranks whose memory the step
+//! touches have reached it. So a step of one variant may follow a step of another.
 
 use super::eager::Eager;
 use super::group::NodeGroup;
@@ -21,28 +21,29 @@ use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// One plan variant, identical on all ranks.
+/// Plan variant, with each rank's part of it. It is identical on all ranks.
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,
-    /// Transfers of all ranks.
+    /// Transfers of all ranks, with send and receive descriptors matched.
     pub transfers: Vec<NodeTransfer>,
-    /// Ranks of the ends of each transfer.
+    /// Ranks that own the source and the destination of each transfer.
     pub ends: Vec<EndRanks>,
-    /// Device of each source, in the node's numbering.
+    /// Device of each transfer's source, in the node's numbering.
     pub src_devices: Vec<DeviceId>,
-    /// Partitions, if the transfers move in partitions.
+    /// Partitions of the transfers. `None` if the transfers do not move in partitions.
     pub partitioned: Option<Partitioned>,
-    /// Layout of inboxes, if the variant may use them.
+    /// Layout of inboxes for eager steps. `None` if the variant cannot use inboxes.
     pub eager: Option<Eager>,
-    /// Rank whose memory holds each ring.
+    /// Rank whose memory contains each staging ring, by index of the ring.
     pub ring_owners: Vec<u32>,
-    /// Position of each flag among the flags that the same rank waits for.
+    /// Position of each flag among the flags that the same rank waits for, by index of the flag.
     pub flag_places: Vec<u64>,
 }
 
 impl Together {
-    /// Plans the transfers of all ranks and divides the work. The variant that the model prefers comes first.
+    /// Plans the transfers of all ranks and divides the work among the ranks. Returns the variants of the plan, the one that the model
+    /// prefers first.
     pub fn variants(
         node: &NodeGroup,
         requests: &[RankRequest],
@@ -55,7 +56,7 @@ impl Together {
         node.exchange.check_alike(c"options", &requests.iter().map(|request| &request.options).collect::<Vec<_>>())?;
         let handed = batch_of(requests.iter().map(|request| &*request.transfers), blame)?;
         let transfers: Vec<NodeTransfer> = handed.iter().map(|handed| handed.transfer).collect();
-        // Errors name a transfer by its number on its own rank.
+        // Errors identify a transfer by its number on the rank that has passed it.
         let failed = |transfer: usize, end: End, reason: String| blame(handed[transfer].name_of(end), reason);
         let unsupported = |transfer: usize, reason: String| {
             let (rank, index) = handed[transfer].name;
@@ -146,10 +147,10 @@ impl Together {
             }
         };
         let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
-        // Inboxes require that every step of the plan uses them in turn.
+        // Inboxes require that every step of the plan uses both sets alternately.
         let takes_inboxes = partitioning.is_none() && variants.len() == 1;
         let divided = variants.into_iter().map(|variant| {
-            // Bytes that producers store are not in the variant's plan.
+            // Data that producing kernels store themselves is not part of the variant's plan.
             let shapes: Vec<Shape> = variant.plan.transfers.iter().map(|transfer| transfer.shape).collect();
             let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
             let plan = &variant.plan;
@@ -169,24 +170,24 @@ impl Together {
         divided.collect()
     }
 
-    /// True if producers store the bytes of the transfers.
+    /// True if the kernels that produce the data store it at the destination.
     pub fn is_stored(&self) -> bool {
         self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
     }
 
-    /// Returns a hash of everything that must be identical on all ranks.
+    /// Returns a hash of all values that must be identical on all ranks.
     pub fn digest(&self) -> u64 {
         hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
     }
 
-    /// Returns the number of bytes that a rank sends or receives in a step.
+    /// Returns the total number of bytes of the transfers in which `rank` is the source or the destination.
     pub fn bytes_of(&self, rank: u32) -> u64 {
         let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
         own.fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
 }
 
-/// True if ranks forward bytes that they have received and all parts are small enough for kernels.
+/// True if ranks forward data that they have received, and all parts are small enough for kernels.
 fn kernels_pass_on(plan: &plan::Plan, batch: &RankedBatch<'_>) -> bool {
     let stays = |transfer: u32| stays(&batch.shapes[transfer as usize], batch.ends[transfer as usize]);
     let passes = plan.program.ops.iter().flat_map(|op| &op.copies).any(|copy| matches!(copy.from, Place::Destination { .. }));
@@ -207,8 +208,8 @@ fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
     places
 }
 
-/// Returns the rank whose memory holds each ring: the rank of the ring's GPU. A ring in host memory belongs to the first rank that writes
-/// it.
+/// Returns the rank whose memory contains each staging ring. This is the rank of the ring's GPU. A ring in host memory belongs to the first
+/// rank that writes to it.
 fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     let mut users: BTreeMap<u32, u32> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -225,7 +226,8 @@ fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
 }
 
-/// Gives the same source number to transfers that read the same bytes. `sources` are pairs of a rank and an address there.
+/// Assigns equal source numbers to transfers that read the same data. `sources` contains the rank and the address of each transfer's
+/// source.
 fn number_sources(shapes: &mut [Shape], sources: impl Iterator<Item = (u32, u64)>) {
     let mut found: BTreeMap<(u32, u64, u64), Vec<usize>> = BTreeMap::new();
     for (at, (rank, address)) in sources.enumerate() {

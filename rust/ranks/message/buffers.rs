@@ -1,4 +1,4 @@
-//! Memory that messages move from and to: exported memory of this rank, and imported memory of others.
+//! Manages the memory from and to which messages are copied: exported memory of this rank, and imported memory of others.
 //!
 //! Each allocation is exported once and imported once. It stays mapped between messages, because mapping takes some hundred microseconds on
 //! CUDA. Unused imports are closed if their owner has freed the memory or if there are too many.
@@ -14,52 +14,52 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Largest number of imports that stay mapped although no message uses them.
+/// Maximum number of imported allocations that stay mapped although no message uses them.
 const MOST_IMPORTS: usize = 256;
 
-/// Largest number of allocations whose handles are kept.
+/// Maximum number of this rank's allocations whose export handles are kept.
 const MOST_EXPORTS: usize = 1024;
 
-/// Smallest size of a bounce buffer, bytes.
+/// Minimum size of a bounce buffer in bytes.
 const LEAST_BOUNCE: u64 = 4096;
 
-/// Largest total size of the bounce buffers of sends, and of those of receives, in bytes. A single larger message is allowed.
+/// Maximum total size in bytes of the bounce buffers of sends, and of those of receives. A single larger message is allowed.
 const MOST_BOUNCE_BYTES: u64 = 512 << 20;
 
-/// Largest number and total size of free bounce buffers that are kept, for sends and for receives each. Each buffer takes a file
-/// descriptor.
+/// Maximum number and total size in bytes of the free bounce buffers that are kept for sends, and of those for receives. Each buffer uses a
+/// file descriptor.
 const MOST_FREE_BOUNCES: (usize, u64) = (16, 32 << 20);
 
 pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 
-/// Memory of this rank that a message is read from or written to.
+/// Memory of this rank that contains the data of a send or is the destination of a receive.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct MessagePlace {
     /// Address of the caller's memory.
     pub address: u64,
-    /// Size of the message or of the receive buffer, bytes.
+    /// Size in bytes of the message to send or of the receive buffer.
     pub bytes: u64,
-    /// True for the source of a send, false for the destination of a receive.
+    /// True if a message is sent from this memory, false if one is received into it.
     pub is_send: bool,
     /// Device of the memory, in this context's numbering.
     pub device: DeviceId,
     pub through: Through,
 }
 
-/// Access of other ranks to a place.
+/// Method by which other ranks access the memory of an operation.
 #[derive(Copy, Clone, Debug)]
 pub(super) enum Through {
-    /// Other ranks map the memory.
+    /// Other ranks map the memory itself.
     Direct { handle: HandleBytes, offset: u64, device: i32 },
-    /// The bytes pass through the slot.
+    /// The data passes through the operation's slot in the mailbox.
     Slot,
-    /// The bytes pass through a bounce buffer.
+    /// The data passes through a bounce buffer.
     Bounce(Bounce, HandleBytes),
-    /// There are no bytes.
+    /// The message has no data.
     Nothing,
 }
 
-/// Bounce buffer: shared host memory between the caller's memory and the other rank.
+/// Bounce buffer: shared host memory through which data passes between the caller's memory and the other rank.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Bounce {
     pub address: u64,
@@ -67,7 +67,7 @@ pub(super) struct Bounce {
     is_send: bool,
 }
 
-/// Memory of this rank that is exported to others.
+/// Memory of this rank that is exported to other ranks.
 #[derive(Clone, Copy)]
 struct ExportedRange {
     base: u64,
@@ -75,13 +75,13 @@ struct ExportedRange {
     handle: HandleBytes,
 }
 
-/// Memory of another rank, mapped here. It is in use while there is more than one reference to it.
+/// Allocation of another rank, mapped in this process. A message uses it while there is more than one reference to it.
 #[derive(Debug)]
 pub(super) struct ImportedBuffer {
     address: u64,
-    /// Size of the mapping, bytes.
+    /// Size of the mapping in bytes.
     bytes: u64,
-    /// Time of the last use, counted in uses of all imports.
+    /// Time of the last use, as the number of uses of all imported allocations so far.
     used: AtomicU64,
 }
 
@@ -91,22 +91,22 @@ pub(super) struct Buffers {
     exports: Mutex<HashMap<u64, Vec<ExportedRange>, RandomState>>,
     imports: Mutex<HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>>,
     uses: AtomicU64,
-    /// Bounce buffers of receives, and those of sends. They are separate so that neither can exhaust the other.
+    /// Bounce buffers of receives, and those of sends. The two are separate so that neither can use up the memory of the other.
     bounces: [Mutex<Bounces>; 2],
 }
 
-/// Bounce buffers of one direction.
+/// Bounce buffers of all sends or of all receives.
 #[derive(Default)]
 struct Bounces {
-    /// Free bounce buffers, the most recently used last.
+    /// Bounce buffers that no message uses, the most recently used last.
     free: Vec<Bounce>,
-    /// Size of all bounce buffers, free or in use, in bytes.
+    /// Total size in bytes of all bounce buffers, free or in use.
     bytes: u64,
 }
 
 impl Bounces {
-    /// Removes free bounce buffers, the least recently used first, until the free ones satisfy the limits of number and size, and all
-    /// together take at most `most_bytes`.
+    /// Removes and returns free bounce buffers, the least recently used first, until two conditions hold: at most `most` buffers with at
+    /// most `most_free` bytes are free, and all buffers together have at most `most_bytes` bytes.
     fn surplus(&mut self, (most, most_free): (usize, u64), most_bytes: u64) -> Vec<Bounce> {
         let mut surplus = Vec::new();
         while let Some(oldest) = self.free.first()
@@ -120,7 +120,7 @@ impl Bounces {
 }
 
 impl MessagePlace {
-    /// Returns the description of the place that the slot holds for the rank that moves the bytes.
+    /// Returns the description of this memory that is stored in the slot, for the rank that makes the copy.
     pub fn slot_buffer(&self) -> SlotBuffer {
         match self.through {
             Through::Direct { handle, offset, device } => SlotBuffer::Memory { handle, offset, device },
@@ -140,8 +140,8 @@ impl MessagePlace {
 }
 
 impl Messenger {
-    /// Returns the place of a message in the caller's memory. Small sends from host memory pass through their slot. Host memory that other
-    /// processes cannot map passes through shared memory.
+    /// Returns the description of a message's memory, with the method by which other ranks access it. Small sends from host memory pass
+    /// through their slot. Host memory that other processes cannot map passes through a bounce buffer.
     pub(super) fn place(&self, address: u64, bytes: u64, is_send: bool) -> Result<MessagePlace, Error> {
         let refuse = |reason: String| Err(Error::NodeArgument { argument: c"data", reason });
         if bytes == 0 {
@@ -202,8 +202,9 @@ impl Messenger {
         Ok(self.export(&allocation, bounce.address, bounce.bytes)?.0)
     }
 
-    /// Returns a bounce buffer of at least `bytes`: the smallest free one of up to twice that size, or a new one. Some free buffers are
-    /// kept because other ranks have them mapped. Fails if all buffers of this direction would exceed `most` bytes.
+    /// Returns a bounce buffer of at least `bytes` bytes: the smallest free one of up to twice that size, or a new one. Some free buffers
+    /// are kept because other ranks have them mapped. Fails if the bounce buffers of all sends, or of all receives, would exceed `most`
+    /// bytes.
     pub(super) fn take_bounce(&self, bytes: u64, is_send: bool, most: u64) -> Result<Bounce, Error> {
         let pieces = &self.buffers.bounces[usize::from(is_send)];
         let bytes = bytes.max(LEAST_BOUNCE).checked_next_power_of_two().unwrap_or(bytes);
@@ -221,7 +222,7 @@ impl Messenger {
             if let Some(bounce) = free(&mut bounces) {
                 return Ok(bounce);
             }
-            // Free buffers are released to make room.
+            // Free buffers are released to stay below the limit.
             let surplus = bounces.surplus(MOST_FREE_BOUNCES, most.saturating_sub(bytes));
             let is_full = bounces.bytes > 0 && bounces.bytes.saturating_add(bytes) > most;
             bounces.bytes = if is_full { bounces.bytes } else { bounces.bytes.saturating_add(bytes) };
@@ -267,7 +268,7 @@ impl Messenger {
         }
     }
 
-    /// Returns a handle of the allocation for other ranks, and the offset of `address` in it.
+    /// Returns a handle by which other ranks map the allocation, and the offset of `address` in the allocation.
     fn export(&self, allocation: &Allocation, address: u64, bytes: u64) -> Result<(HandleBytes, u64), Error> {
         let mut exports = lock(&self.buffers.exports);
         let known = exports.get(&allocation.id).and_then(|ranges| {
@@ -287,7 +288,7 @@ impl Messenger {
         Ok((whole, offset))
     }
 
-    /// Returns the mapping of a handle's memory, and creates it if there is none.
+    /// Returns the mapping of the memory that a handle denotes. Maps the memory if it is not mapped yet.
     pub(super) fn import(&self, handle: &HandleBytes, device: i32) -> Result<Arc<ImportedBuffer>, Error> {
         let now = self.buffers.uses.fetch_add(1, Ordering::Relaxed);
         let mut imports = lock(&self.buffers.imports);
@@ -305,7 +306,8 @@ impl Messenger {
         Ok(imported)
     }
 
-    /// Closes unused imports: those whose owner has freed the memory, and the least recently used ones above the limit.
+    /// Unmaps imported allocations that no message uses: those whose owner has freed the memory, and the least recently used ones above the
+    /// limit.
     fn evict(&self, imports: &mut HashMap<HandleBytes, Arc<ImportedBuffer>, RandomState>) {
         let sharing = self.node.context.state();
         let is_stale = |imported: &ImportedBuffer| sharing.import_at(imported.address).is_none_or(|import| import.check().is_err());
@@ -322,14 +324,14 @@ impl Messenger {
         }
     }
 
-    /// Removes all imports and returns their addresses, for the caller to close.
+    /// Removes all imported allocations from the table and returns their addresses. The caller unmaps them.
     pub(super) fn take_imports(&self) -> Vec<u64> {
         lock(&self.buffers.imports).drain().map(|(_, imported)| imported.address).collect()
     }
 }
 
 impl ImportedBuffer {
-    /// Returns the address of a range within the import; `None` if the import does not contain the range.
+    /// Returns the address in this process of a range of the imported allocation. `None` if the allocation does not contain the range.
     pub fn range(&self, offset: u64, bytes: u64) -> Option<u64> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes).then_some(self.address + offset)

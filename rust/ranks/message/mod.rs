@@ -1,11 +1,12 @@
-//! Messages between the ranks of a node, for programs that do not know all transfers in advance. Messages are matched by tag, with MPI's
-//! rules, or fetched by descriptor.
+//! Implements messages between the ranks of a node, for programs that do not know all transfers in advance. A receive matches a send by
+//! tag, with MPI's rules. Alternatively, a rank describes a buffer, and another rank fetches the buffer by its descriptor.
 //!
-//! Sends and receives are matched in shared memory ([`crate::ipc::mailbox`]). The later of the two finds the other and enqueues the
-//! movement, so no operation waits for a thread or for another call of the other rank. Each operation has flags that streams set and wait
-//! for. They keep the order of both sides' streams.
+//! Sends and receives are matched in shared memory ([`crate::ipc::mailbox`]). The operation that is posted later finds the earlier one and
+//! enqueues the copy, so no operation waits for a thread or for another call of the other rank. Each operation has flags that streams set
+//! and wait for. The flags keep the order of both sides' streams.
 //!
-//! The thread that answers importers detects that a rank has ended. It ends the operations that concern this rank, and no others.
+//! The service thread, which answers ranks that import memory, detects that a rank has ended. It ends the operations that concern this
+//! rank, and no others.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -48,16 +49,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Additional time that the destruction of a messenger waits after it has released the waiting streams.
+/// Additional time for which the destruction of a messenger waits after it has released the waiting streams.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Options of a new messenger.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessengerOptions {
-    /// Largest number of sends and described buffers of a rank that have not been received. The same limit applies to its unfinished
-    /// receives and fetches.
+    /// Maximum number of sends and described buffers of one rank that are not received yet. The maximum number of unfinished receives and
+    /// fetches is the same.
     pub operations: u32,
-    /// Largest number of messages of one rank that may wait for receives of another.
+    /// Maximum number of messages from one rank that may wait for a matching receive of another rank.
     pub messages: u32,
 }
 
@@ -73,64 +74,64 @@ impl MessengerOptions {
     }
 }
 
-/// State of a rank, as seen by a messenger.
+/// State of another rank, as known to a messenger.
 #[derive(Copy, Clone, PartialEq, Eq)]
 #[repr(u8)]
 enum Presence {
     Here = 0,
-    /// State of a rank that has destroyed its messenger.
+    /// The rank has destroyed its messenger.
     Left = 1,
-    /// State of a rank whose process has ended.
+    /// The rank's process has ended.
     Died = 2,
 }
 
-/// Options and handles that a rank sends to the others when a messenger is created.
+/// Options and memory handles that a rank sends to the others when a messenger is created.
 #[derive(Serialize, Deserialize)]
 struct MessengerOffer {
     options: MessengerOptions,
-    /// Handles of this rank's mailbox, one for each other rank. Each rank has its own handle, so that this rank can detect which importer
+    /// Handles of this rank's mailbox, one for each other rank. Each rank uses its own handle, so that this rank can detect which of them
     /// has ended.
     mailbox: Vec<Vec<u8>>,
 }
 
-/// Memory of this rank, and memory of others mapped here.
+/// Memory that a messenger has allocated, and memory of other ranks that it has mapped.
 #[derive(Default)]
 struct MessengerMemory {
     allocations: Vec<u64>,
     imports: Vec<u64>,
 }
 
-/// Endpoint of one rank for the messages of a node.
+/// Endpoint of one rank for messages to the other ranks of its node.
 pub struct Messenger {
     node: Arc<NodeGroup>,
     capacity: Capacity,
-    /// Identifier of the messenger: the same on all its ranks, and different from that of any other messenger.
+    /// Identifier of the messenger, equal on all its ranks and different from that of any other messenger.
     id: u64,
     mailboxes: Mailboxes,
-    /// [`Presence`] of each rank.
+    /// State of each rank ([`Presence`] as a number), by rank.
     presence: Arc<[AtomicU8]>,
-    /// True while the mailboxes are mapped. Held for reading by every thread that accesses them.
+    /// True while the mailboxes are mapped. Every thread that accesses them holds the lock for reading.
     gate: RwLock<bool>,
     is_ending: AtomicBool,
-    /// True once the other ranks have been notified that this one has left.
+    /// True once the other ranks have been notified that this rank has destroyed its messenger.
     has_left: AtomicBool,
-    /// True once a thread has begun to end the unmatched operations. The lock is held until they have ended.
+    /// True once a thread has begun to end the operations that have not matched. The lock is held until they have ended.
     has_ended_unmatched: Mutex<bool>,
-    /// True once all resources are released. The lock is held by the thread that destroys the messenger.
+    /// True once all resources are released. The thread that destroys the messenger holds the lock.
     destroyed: Mutex<bool>,
-    /// Slots of receives, and slots of sends. They are separate so that neither can exhaust the other.
+    /// Slots of receives, and slots of sends. The two are separate so that neither kind of operation can use up the slots of the other.
     slots: [Mutex<SlotPool>; 2],
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
-    /// True if repeated polling is worth the microseconds: the last small operation was ready when it was polled last. A stream that stays
-    /// busy is then polled only once.
+    /// True if polling a stream more than once is worth the time: the last small operation was ready at the last poll. Otherwise a stream is polled
+    /// once.
     looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,
     held: Mutex<MessengerMemory>,
 }
 
-/// Guard that keeps the messenger open.
+/// Guard that keeps a messenger's mailboxes mapped.
 struct Open<'a> {
     _gate: RwLockReadGuard<'a, bool>,
     messenger: &'a Messenger,
@@ -172,7 +173,7 @@ fn captured() -> Error {
 }
 
 impl NodeGroup {
-    /// Creates a messenger together with all other ranks. A failure on one rank fails the call on all.
+    /// Creates a messenger. All ranks call this function together. A failure on one rank fails the call on all.
     pub fn messenger(self: &Arc<NodeGroup>, options: MessengerOptions) -> Result<Arc<Messenger>, Error> {
         let mut held = MessengerMemory::default();
         let made = Messenger::new(self, options, &mut held);
@@ -183,7 +184,7 @@ impl NodeGroup {
     }
 }
 
-/// Reference through which the thread that detects the end of ranks finds the messenger.
+/// Weak reference by which the thread that detects the end of ranks finds the messenger.
 type WeakMessenger = Arc<OnceLock<Weak<Messenger>>>;
 
 impl Messenger {
@@ -254,7 +255,7 @@ impl Messenger {
             }
             let (found, presence) = (Arc::clone(found), Arc::clone(presence));
             let on_leave = move |departure: Departure, _| {
-                // A rank that leaves reports 0 steps. A nonzero value is a request to move bytes (see `carried`).
+                // A rank that destroys its messenger reports 0 steps. A nonzero value is a request to copy data (see `carried`).
                 if let (false, Some(slot)) = (departure.has_failed, departure.steps.checked_sub(1)) {
                     found.get().and_then(Weak::upgrade).into_iter().for_each(|messenger| messenger.take_over(slot, rank));
                     return None;
@@ -272,7 +273,7 @@ impl Messenger {
         Ok(MessengerOffer { options, mailbox })
     }
 
-    /// Maps the mailboxes of all ranks and returns their addresses.
+    /// Maps the mailboxes of all ranks and returns their addresses, by rank.
     fn map_all(node: &NodeGroup, offers: &[MessengerOffer], own: u64, held: &mut MessengerMemory) -> Result<Vec<u64>, Error> {
         let options: Vec<Named> = offers.iter().map(|offer| offer.options.named()).collect();
         node.exchange.check_alike(c"options", &options.iter().collect::<Vec<_>>())?;
@@ -293,12 +294,12 @@ impl Messenger {
         Ok(bases)
     }
 
-    /// Returns the node group that the messenger was created on.
+    /// Returns the node group on which the messenger was created.
     pub fn node(&self) -> &Arc<NodeGroup> {
         &self.node
     }
 
-    /// Opens the messenger: its mailboxes stay mapped while the result lives.
+    /// Returns a guard that keeps the mailboxes mapped. Fails if the messenger was destroyed.
     fn enter(&self) -> Result<Open<'_>, Error> {
         drop(self.node.context.state().enter()?);
         let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
@@ -317,12 +318,12 @@ impl Messenger {
         }
     }
 
-    /// True if a rank is known to have ended or left. Does not ask the operating system.
+    /// True if a rank is known to have ended or to have destroyed its messenger. Does not query the operating system.
     fn is_known_gone(&self, rank: u32) -> bool {
         self.presence(rank) != Presence::Here || self.mailboxes.is_closed(rank) && rank != self.mailboxes.rank()
     }
 
-    /// True if a rank has ended or its mailbox is no longer usable. Asks the operating system.
+    /// True if a rank has ended or its mailbox is no longer usable. Queries the operating system.
     fn is_gone(&self, rank: u32) -> bool {
         if rank >= self.mailboxes.ranks() {
             return true;
@@ -331,8 +332,8 @@ impl Messenger {
         rank != self.mailboxes.rank() && (self.presence(rank) == Presence::Died || import.is_none_or(|import| import.check().is_err()))
     }
 
-    /// Ends all operations that concern a rank that has ended or left, and no others. If the rank has died, receives from any rank end too,
-    /// because it may have been the sender.
+    /// Ends all operations that concern a rank that has ended or has destroyed its messenger, and no others. If the rank's process has
+    /// ended, receives from any rank end too, because that rank may have been the sender.
     fn lose(&self, rank: u32, presence: Presence) {
         let Ok(_open) = self.enter() else { return };
         fence(Ordering::SeqCst);
@@ -341,8 +342,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| self.conclude_gone(slot, rank));
     }
 
-    /// Checks after a post if the peer has ended or left, and then ends the operation. Either this check detects it, or the thread that
-    /// detects the peer's end sees the posted operation.
+    /// Ends a newly posted operation if its peer has ended or has destroyed its messenger. Either this check finds that out, or the thread
+    /// that detects the peer's end finds the operation.
     fn check_gone(&self, slot: u32, rank: u32) {
         fence(Ordering::SeqCst);
         if self.is_known_gone(rank) {
@@ -350,8 +351,9 @@ impl Messenger {
         }
     }
 
-    /// Ends an operation that waits for a rank that has ended or left, including a send that is queued in that rank's mailbox. A rank that
-    /// has left has finished its movements before. A rank that is about to leave still moves what has matched.
+    /// Ends an operation that waits for a rank that has ended or has destroyed its messenger, including a send that is queued in that
+    /// rank's mailbox. A rank that has destroyed its messenger has finished its copies before. While it destroys the messenger, it still
+    /// makes the copies of operations that have matched.
     fn conclude_gone(&self, slot: u32, rank: u32) {
         let own = self.mailboxes.own(slot);
         if own.is_send() && own.state() == SlotState::Queued && own.peer() == Some(rank) {
@@ -374,7 +376,7 @@ impl Messenger {
                     own.fail(SlotStatus::PeerGone, "");
                     own.end();
                 } else if !theirs.has_come() {
-                    // The stream that moves the bytes continues and signals the end.
+                    // The stream that copies the data continues and signals the end.
                     own.fail(SlotStatus::PeerGone, "");
                     theirs.let_go();
                 }
@@ -389,29 +391,29 @@ impl Messenger {
         }
     }
 
-    /// True if the messenger's memory must stay until this operation has ended.
+    /// True if the messenger's memory must stay allocated until this operation has ended.
     fn is_busy(&self, slot: u32) -> bool {
         let own = self.mailboxes.own(slot);
         match own.state() {
             SlotState::Queued => true,
             // Another rank has claimed the buffer and is about to fetch.
             SlotState::Described => own.partner().is_some() && !own.has_moved(),
-            // The bytes are still to be copied out of memory of the library.
+            // Data must still be copied out of memory of the library.
             SlotState::Matched => !own.has_moved() || own.is_buffered() && !own.has_finished(),
             _ => false,
         }
     }
 
-    /// Destroys this rank's endpoint. Unmatched receives, described buffers and sends from the caller's memory are cancelled. The call
-    /// waits for movements in progress, and for messages that the library has buffered until they are received or their receiver has left,
-    /// for ten seconds at most. The other ranks are notified that this one has left.
+    /// Destroys this rank's endpoint. Operations that have not matched are cancelled: receives, described buffers, and sends from the
+    /// caller's memory. The call waits for copies in progress, and for messages that the library has buffered until they are received or
+    /// their receiver has ended, for ten seconds at most. The other ranks are notified.
     pub fn destroy(&self) -> Result<(), Error> {
         self.end_unmatched();
         self.finish(Instant::now() + LAST_PATIENCE, GRACE)
     }
 
-    /// Refuses further posts and ends all unmatched operations, except messages that the library has buffered. Does not wait for other
-    /// ranks.
+    /// Rejects further posts and ends all operations that have not matched, except sends whose messages the library has buffered. Does not
+    /// wait for other ranks.
     fn end_unmatched(&self) {
         // A second caller waits for the first. `finish` enters again while it is inside, and must not meet a waiting writer.
         let mut has_ended = lock(&self.has_ended_unmatched);
@@ -426,8 +428,8 @@ impl Messenger {
         (0..self.capacity.slots()).for_each(|slot| _ = self.withdraw_unmatched(slot, false));
     }
 
-    /// Withdraws an operation that has not matched. A message that the library has buffered is withdrawn only if `all` is true. Returns
-    /// true if the operation was withdrawn.
+    /// Cancels an operation that has not matched. A send whose message the library has buffered is cancelled only if `all` is true. Returns
+    /// true if the operation was cancelled.
     fn withdraw_unmatched(&self, slot: u32, all: bool) -> bool {
         let own = self.mailboxes.own(slot);
         let is_kept = own.state() == SlotState::Queued && own.is_buffered() && !all;
@@ -498,8 +500,8 @@ impl Messenger {
         Ok(())
     }
 
-    /// Waits until no party accesses the slots any more and all internal streams have finished. Until then others may still read or set
-    /// flags. Returns true if that happened before `until`.
+    /// Waits until no rank accesses the slots any more and all internal streams have finished. Until then other ranks may still read or set
+    /// flags. Returns true if this was the case before `until`.
     fn wait_quiet(&self, operations: &[Arc<Operation>], until: Instant) -> bool {
         let backend = self.node.context.backend();
         let lanes: Vec<Completion> = lock(&self.lanes).iter().filter_map(|lane| lane.mark(backend).ok()).collect();
@@ -527,7 +529,7 @@ impl Messenger {
         }
     }
 
-    /// Notifies the other ranks that this one has left. Repeated calls do nothing.
+    /// Notifies the other ranks that this rank has destroyed its messenger. Repeated calls do nothing.
     fn say_departure(&self) {
         if self.has_left.swap(true, Ordering::SeqCst) {
             return;
@@ -537,13 +539,13 @@ impl Messenger {
         }
     }
 
-    /// Closes the messenger: mailboxes are not accessed from here on.
+    /// Marks the mailboxes as unmapped, so that no thread accesses them any more.
     fn close(&self) {
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
-/// Unmaps imported memory, and frees own memory once no other rank has it mapped.
+/// Unmaps imported memory, and frees this rank's memory once no other rank has it mapped.
 fn give_back(context: &Context, held: MessengerMemory) {
     // All work of this messenger has finished, so the mappings are closed without a wait for other streams of the context. Those may wait
     // for messages that another rank sends after it has destroyed its messenger.

@@ -1,4 +1,4 @@
-//! Calls of a messenger: send, receive, probe, describe a buffer, and fetch a described buffer.
+//! Implements the calls of a messenger: send, receive, probe, describe a buffer, and fetch a described buffer.
 
 use super::buffers::MessagePlace;
 use super::operation::{Kept, Operation};
@@ -14,37 +14,37 @@ use std::sync::atomic::Ordering;
 /// Message to send.
 #[derive(Copy, Clone, Debug)]
 pub struct Outgoing<'a> {
-    /// Address of the first byte.
+    /// Address of the first byte of the message.
     pub address: u64,
-    /// Size in bytes.
+    /// Size of the message in bytes.
     pub bytes: u64,
     /// Rank that receives the message.
     pub rank: u32,
-    /// Tag that a receive matches.
+    /// Tag by which a receive selects the message.
     pub tag: u64,
     /// User data delivered with the message.
     pub metadata: &'a [u8],
 }
 
-/// Size of an encoded [`Descriptor`], bytes.
+/// Size in bytes of an encoded [`Descriptor`].
 pub const DESCRIPTOR_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"mpgpu-md";
 
-/// Description of a buffer that one rank of the node may fetch, once. A plain value.
+/// Description of a buffer that one other rank of the node may fetch, once. It contains no pointers and can be sent as bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Identifier of the messenger on all its ranks.
+    /// Identifier of the messenger, equal on all its ranks.
     messenger: u64,
     slot: SlotId,
-    /// Use count of the slot for which the descriptor is valid.
+    /// Use count of the slot. If the slot's count is larger, the slot belongs to another operation and the descriptor is no longer valid.
     uses: u64,
-    /// Size of the buffer, bytes.
+    /// Size of the buffer in bytes.
     pub bytes: u64,
 }
 
 impl Descriptor {
-    /// Returns the descriptor as bytes, to be sent to another rank.
+    /// Returns the descriptor as bytes, which can be sent to another rank.
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
         let words = [self.messenger, u64::from(self.slot.rank) << 32 | u64::from(self.slot.slot), self.uses, self.bytes];
@@ -68,14 +68,14 @@ impl Descriptor {
     }
 }
 
-/// Returns a checksum that detects lost or changed bytes (FNV-1a over words).
+/// Returns a checksum (FNV-1a over words) that detects lost or changed bytes.
 fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x100_0000_01b3).rotate_left(29))
 }
 
 impl Messenger {
-    /// Sends a message. Its bytes are those that earlier work in `stream` has written. The operation ends when the memory may be used
-    /// again.
+    /// Sends a message, after earlier work in `stream` has written its data. The returned operation ends when the message's memory may be
+    /// used again.
     pub fn send(self: &Arc<Self>, message: &Outgoing<'_>, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.send_in(message, stream))
     }
@@ -114,8 +114,8 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Receives a message that `pattern` matches. Its bytes are written after earlier work in `stream` has finished with the memory. The
-    /// operation ends when the bytes have arrived.
+    /// Receives a message that `pattern` matches. The data is written after earlier work in `stream` has finished with the memory. The
+    /// returned operation ends when the data has arrived.
     pub fn receive(self: &Arc<Self>, address: u64, bytes: u64, pattern: &Pattern, stream: StreamHandle) -> Result<Arc<Operation>, Error> {
         self.post(stream, || self.receive_in(address, bytes, pattern, stream))
     }
@@ -162,7 +162,7 @@ impl Messenger {
         }
     }
 
-    /// Describes memory that another rank may fetch. The bytes are those that earlier work in `stream` has written. The operation ends when
+    /// Describes memory that another rank may fetch, after earlier work in `stream` has written the data. The returned operation ends when
     /// the memory was fetched and may be used again.
     pub fn describe(self: &Arc<Self>, address: u64, bytes: u64, stream: StreamHandle) -> Result<(Descriptor, Arc<Operation>), Error> {
         self.post(stream, || self.describe_in(address, bytes, stream))
@@ -183,8 +183,8 @@ impl Messenger {
         Ok((descriptor, Operation::new(self, slot, kept)))
     }
 
-    /// Fetches a described buffer. The bytes are written after earlier work in `stream` has finished with the memory. The operation ends
-    /// when the bytes have arrived.
+    /// Fetches a described buffer. The data is written after earlier work in `stream` has finished with the memory. The returned operation
+    /// ends when the data has arrived.
     pub fn fetch(
         self: &Arc<Self>,
         descriptor: &Descriptor,
@@ -236,7 +236,7 @@ impl Messenger {
         Ok(Operation::new(self, slot, kept))
     }
 
-    /// Ends an operation of this rank that has not matched, with this status. Returns true if it did.
+    /// Ends an operation of this rank with `status` if it has not matched. Returns true in this case.
     pub(super) fn withdraw(&self, slot: u32, status: SlotStatus) -> bool {
         let own = self.mailboxes.own(slot);
         if own.state() == SlotState::Described {
@@ -251,8 +251,8 @@ impl Messenger {
         of.is_some_and(|of| self.mailboxes.withdraw(of, slot, status, &|rank| self.is_gone(rank)))
     }
 
-    /// Enqueues the work of a send in the caller's stream. On an error nothing was sent, unless the send has already matched; then the
-    /// error is its outcome.
+    /// Enqueues a send's work in the caller's stream. If this fails, nothing was sent. If the send has already matched, the error becomes
+    /// the outcome of the send instead.
     fn enqueue_send(&self, kept: &mut Kept, place: &MessagePlace, posted: Posted, stream: StreamHandle) -> Result<(), Error> {
         let slot = kept.slot;
         let copied = if place.is_buffered() { self.copy_in(slot, place, stream) } else { Ok(()) };
@@ -266,14 +266,14 @@ impl Messenger {
         Ok(())
     }
 
-    /// Sets the operation's `ready` flag in stream order: the rank that moves the bytes may begin.
+    /// Sets the operation's `ready` flag in stream order, which allows the rank that makes the copy to begin.
     fn offer_memory(&self, kept: &mut Kept, stream: StreamHandle) -> Result<(), Error> {
         kept.comes = true;
         self.raise_come(kept.slot, stream).or_else(|error| self.retract(kept, error))
     }
 
-    /// Withdraws a published operation that its stream will never reach, and returns the error. If the other rank has matched it meanwhile,
-    /// both operations fail instead, after any movement in progress, because until then the memory is in use.
+    /// Withdraws a published operation that its stream will never reach, and returns the error. If the other rank has matched the operation
+    /// meanwhile, both operations fail instead, but only after any copy in progress, because it uses the memory until then.
     fn retract(&self, kept: &mut Kept, error: Error) -> Result<(), Error> {
         let own = self.mailboxes.own(kept.slot);
         let withdrawn = self.withdraw(kept.slot, SlotStatus::Cancelled);
@@ -298,7 +298,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Prepares a slot for an operation.
+    /// Prepares a free slot for an operation and returns the resources that the operation holds.
     fn prepare(
         &self,
         place: &MessagePlace,
@@ -330,7 +330,7 @@ impl Messenger {
         refused.map_or(Ok(()), |reason| Err(Error::NodeArgument { argument: c"rank", reason }))
     }
 
-    /// Runs a post while the messenger is open. Fails if the stream is being captured.
+    /// Calls `work`, which posts an operation, while the messenger is open. Fails if the stream is being captured.
     fn post<T>(&self, stream: StreamHandle, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
         let open = self.enter()?;
         if self.is_ending.load(Ordering::SeqCst) {
