@@ -1,36 +1,38 @@
-//! Represents one send or receive of a rank in shared memory, visible to all ranks of a node.
+//! Defines the slots in shared memory, visible to all ranks of a node, through which ranks coordinate sends and receives. Each slot
+//! represents one send or receive of a rank.
 //!
-//! Streams set its flags, so the flags come first. A slot belongs to the rank in whose memory it lies, and only that rank prepares and
-//! reuses it. Other ranks match it under the lock of the mailbox in which it is published, and set its flags.
+//! Streams set the flags of a slot, so the flags come first. A slot belongs to the rank in whose memory it lies, and only that rank
+//! prepares and reuses it. Other ranks match the slot under the lock of the mailbox in which it is published, and set its flags.
 
 use crate::sync::{AtomicU64, Ordering};
 use std::sync::atomic::AtomicU64 as Plain;
 
-/// Maximum size of a message's metadata in bytes.
+/// Maximum size in bytes of the metadata that is sent with a message.
 pub const METADATA_BYTES: usize = 256;
 
-/// Maximum size in bytes of a host message that is stored in the slot of its send.
+/// Maximum size in bytes of a message in host memory that is stored in the slot of its send.
 pub const INLINE_BYTES: u64 = 1024;
 
 const TEXT_BYTES: usize = 192;
 
-/// Flag value that releases waiting streams although the flag was not set. The rank responsible for the flag still sets it to 1.
+/// Value of a flag that releases the streams which wait for it, although the awaited event has not happened. The rank responsible for the
+/// flag still sets it to 1 later.
 const RELEASED: u64 = 2;
 
-/// Marker in the `partner` word of a buffer that may be fetched.
+/// Marker in the `partner` word of a slot whose buffer other ranks may fetch.
 const DESCRIBED: u64 = 1 << 63;
 
-/// Slot that identifies an operation.
+/// Identifier of a slot, and thereby of its operation, on all ranks of a node.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SlotId {
     /// Rank in whose memory the slot lies.
     pub rank: u32,
-    /// Number of the slot on that rank.
+    /// Number of the slot among those of the rank.
     pub slot: u32,
 }
 
 impl SlotId {
-    /// Encodes the id as a nonzero word.
+    /// Returns the id encoded as a nonzero word.
     pub(super) fn encode(self) -> u64 {
         (u64::from(self.rank) + 1) << 32 | u64::from(self.slot)
     }
@@ -41,46 +43,46 @@ impl SlotId {
     }
 }
 
-/// State of an operation, with the number used in shared memory. A slot that was never used has state 0.
+/// State of the send or receive in a slot, with the number used in shared memory. A slot that was never used has state 0.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotState {
-    /// Unused or being prepared.
+    /// The slot is unused, or its operation is being prepared.
     Free = 0,
-    /// Queued in a mailbox, unmatched.
+    /// The operation is queued in a mailbox and not yet matched.
     Queued = 1,
-    /// Published as a buffer that may be fetched.
+    /// The buffer of the operation is published, so that other ranks may fetch it.
     Described = 2,
-    /// Matched. The bytes are moving or have moved.
+    /// The operation is matched. The data are being moved or have been moved.
     Matched = 3,
-    /// Ended without a match.
+    /// The operation has ended without a match.
     Ended = 4,
 }
 
-/// Reason why an operation has moved no bytes.
+/// Reason why a send or receive has moved no data.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotStatus {
-    /// No failure: the bytes have moved or will move.
+    /// There is no failure: the data have been moved or will be moved.
     Fine = 0,
-    /// The other rank has exited or left.
+    /// The rank of the matching operation has exited or left.
     PeerGone = 1,
-    /// The message is longer than the buffer.
+    /// The message is longer than the buffer of the receive.
     Truncated = 2,
     /// The operation was cancelled.
     Cancelled = 3,
-    /// The bytes could not be moved. The text gives the reason.
+    /// The data could not be moved. The text of the slot gives the reason.
     Failed = 4,
 }
 
-/// Messages that a receive or a probe accepts.
+/// Criteria for the messages that a receive or a probe accepts.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// Sender, or `None` for any.
+    /// Rank of the accepted sender, or `None` for any sender.
     pub source: Option<u32>,
-    /// Tag, compared with the message's tag in the bits of `mask`.
+    /// Accepted tag. Only the bits in `mask` are compared with the tag of a message.
     pub tag: u64,
-    /// Bits of the tag that are compared.
+    /// Bit mask that selects the bits of the tag that are compared.
     pub mask: u64,
 }
 
@@ -90,65 +92,65 @@ impl Pattern {
     }
 }
 
-/// Description of an operation, written by its rank before publication.
+/// Description of a send or receive, written to the slot by its rank before publication.
 #[derive(Copy, Clone, Debug)]
 pub struct Preparation<'a> {
-    /// Receiver of a send, or the sender that a receive waits for; `None` for any.
+    /// Rank to which a send is addressed, or rank from which a receive accepts messages; `None` for any rank.
     pub peer: Option<u32>,
-    /// Tag of the message, or of the messages that a receive accepts.
+    /// Tag of the message to send, or tag that a receive accepts.
     pub tag: u64,
-    /// Bits of the tag that are compared.
+    /// Bit mask that selects the bits of the tag that are compared.
     pub mask: u64,
-    /// Size of the message or of the buffer in bytes.
+    /// Size in bytes of the message to send, or of the receive buffer.
     pub bytes: u64,
-    /// Location of the bytes, for the rank that moves them.
+    /// Location of the data, for the rank that moves them.
     pub buffer: SlotBuffer,
-    /// Metadata sent with the message.
+    /// Metadata that is sent with the message.
     pub metadata: &'a [u8],
-    /// True for a send.
+    /// True for a send, false for a receive.
     pub is_send: bool,
-    /// True if the bytes pass through memory of the library.
+    /// True if the data pass through memory of the library.
     pub is_buffered: bool,
 }
 
-/// Location of the bytes of an operation.
+/// Location of the data of a send or receive.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum SlotBuffer {
-    /// No bytes, or none that another rank moves.
+    /// There are no data, or none that another rank moves.
     None,
-    /// Stored in the slot itself.
+    /// The data are stored in the slot itself.
     Inline,
-    /// Memory that the holder of the handle can map, on a device of the node.
+    /// The data are in memory of a device of the node. Any rank that holds the handle can map this memory.
     Memory {
-        /// Handle of the whole allocation.
+        /// Handle of the allocation that contains the data.
         handle: [u8; super::handle::BYTES],
-        /// Offset of the first byte in the allocation.
+        /// Offset of the first byte from the start of the allocation, bytes.
         offset: u64,
-        /// Device number within the node.
+        /// Number of the device within the node.
         device: i32,
     },
 }
 
-/// Message as seen by a receive or a probe.
+/// Envelope (sender, tag, size and metadata) of a message, as reported by a receive or a probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
-    /// Rank of the sender.
+    /// Rank that sent the message.
     pub source: u32,
     /// Tag of the message.
     pub tag: u64,
-    /// Size in bytes.
+    /// Size of the message in bytes.
     pub bytes: u64,
-    /// Metadata sent with the message.
+    /// Metadata that was sent with the message.
     pub metadata: Vec<u8>,
 }
 
-/// Marks a point at which a test may end the simulated rank while that rank holds locks.
+/// Marks a point at which a test may end the simulated rank while this rank holds locks.
 #[cfg(not(test))]
 pub(super) fn mortal() {}
 #[cfg(test)]
 pub(super) use super::mailbox::tests::mortal;
 
-/// Words of shared memory that store bytes.
+/// Array of `N` shared 64-bit words that stores up to `8 * N` bytes.
 #[derive(Debug)]
 #[repr(C)]
 struct SlotWords<const N: usize>([Plain; N]);
@@ -181,38 +183,39 @@ impl<const N: usize> Default for SlotWords<N> {
     }
 }
 
-/// Slot of one operation in shared memory. Plain words are written by one rank before it publishes the slot or commits a match, and read
-/// after that.
+/// Slot of one send or receive in shared memory. One rank writes the plain words before it publishes the slot or commits a match. Other
+/// ranks read these words only afterwards.
 ///
-/// CPUs that wait poll the first cache line, so it holds no word that a match writes.
+/// CPU threads that wait poll the first cache line, so it holds no word that a match writes.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MessageSlot {
-    /// Flag: the stream of this slot's rank has reached the operation.
+    /// Flag that is set when the stream of this slot's rank has reached the operation.
     pub ready: Plain,
-    /// Flag: the bytes have moved, or never will.
+    /// Flag that is set when the data have been moved, or when they will never be moved.
     pub moved: Plain,
-    /// Flag: buffered bytes have left the send buffer or arrived in the receive buffer of this slot's rank.
+    /// Flag that is set when buffered data have left the send buffer of this slot's rank or have arrived in its receive buffer.
     pub finished: Plain,
-    /// Number of times the slot has been used.
+    /// Number of times that the slot has been used.
     uses: AtomicU64,
     is_send: Plain,
     is_buffered: Plain,
     buffer: Plain,
-    /// Rank of the peer plus 1, or 0 for any.
+    /// Rank of the peer plus 1, or 0 for any rank.
     peer: Plain,
     tag: Plain,
     mask: Plain,
     bytes: Plain,
     state: AtomicU64,
-    /// Sequence number by which the mailbox's lists are rebuilt.
+    /// Sequence number of the queued operation, by which the lists of a mailbox are rebuilt.
     pub(super) order: AtomicU64,
-    /// Other operation of a match. Writing this word of a receive commits the match.
+    /// Slot of the matching operation, encoded; 0 if there is none. Writing this word in the slot of a receive commits the match.
     partner: AtomicU64,
-    /// Rank that moves the bytes, plus 1.
+    /// Rank that moves the data, plus 1; 0 if there is none yet.
     mover: AtomicU64,
     status: AtomicU64,
-    /// Envelope of the message, in the slots of both sides once they are matched.
+    /// Rank of the sender. This and the following words are the envelope of the message; a match copies it to the slot of the
+    /// receive.
     source: Plain,
     message_tag: Plain,
     message_bytes: Plain,
@@ -230,10 +233,11 @@ fn is_raised(flag: &Plain) -> bool {
 }
 
 impl MessageSlot {
-    /// Offset of inline message bytes in a slot.
+    /// Offset of the message data that are stored in a slot, from the start of the slot, bytes.
     pub(super) const INLINE_OFFSET: u64 = std::mem::offset_of!(MessageSlot, inline) as u64;
 
-    /// Prepares the slot for a new operation. Only its rank calls this, and no other rank reads the slot until it is published.
+    /// Prepares the slot for a new operation. Only the slot's rank calls this function, and no other rank reads the slot until it is
+    /// published.
     pub fn prepare(&self, rank: u32, of: &Preparation<'_>) {
         for flag in [&self.ready, &self.moved, &self.finished] {
             flag.store(0, Ordering::Relaxed);
@@ -266,7 +270,7 @@ impl MessageSlot {
         self.state.store(SlotState::Free as u64, Ordering::Release);
     }
 
-    /// Sets the location of the bytes.
+    /// Changes the location of the operation's data to `buffer`.
     pub fn move_to(&self, buffer: &SlotBuffer) {
         match buffer {
             SlotBuffer::None => self.buffer.store(0, Ordering::Relaxed),
@@ -280,7 +284,7 @@ impl MessageSlot {
         }
     }
 
-    /// Switches the operation to memory of the library.
+    /// Records that the data of the operation pass through memory of the library.
     pub fn pass_through(&self) {
         self.is_buffered.store(1, Ordering::Relaxed);
     }
@@ -296,7 +300,7 @@ impl MessageSlot {
         }
     }
 
-    /// Ends an operation that is not listed in a mailbox, without a match.
+    /// Ends the operation without a match, with the given status. The operation must not be listed in a mailbox.
     pub fn end_as(&self, status: SlotStatus) {
         self.fail(status, "");
         mortal();
@@ -309,66 +313,67 @@ impl MessageSlot {
         self.state.store(state as u64, Ordering::Release);
     }
 
-    /// Publishes the buffer as one that may be fetched during this use of the slot.
+    /// Publishes the buffer, so that other ranks may fetch it during this use of the slot.
     pub fn describe(&self) {
         self.partner.store(DESCRIBED | self.uses(), Ordering::Relaxed);
         self.set_state(SlotState::Described);
     }
 
-    /// Claims a buffer for a fetch if it was described in use number `uses` of the slot. Of several ranks that try, one succeeds.
+    /// Claims the buffer of this slot for a fetch by the operation `by`. Returns true on success. It fails if another rank has claimed the
+    /// buffer first, or if the buffer was not published in use number `uses` of the slot.
     pub fn take_described(&self, uses: u64, by: SlotId) -> bool {
         let taken = self.partner.compare_exchange(DESCRIBED | uses, by.encode(), Ordering::AcqRel, Ordering::Acquire);
         taken.is_ok()
     }
 
-    /// Returns the other operation of the match.
+    /// Returns the slot of the matching operation, or `None` if there is no match.
     pub fn partner(&self) -> Option<SlotId> {
         SlotId::decode(self.partner.load(Ordering::Acquire))
     }
 
-    /// Records in this slot that its partner has matched it; rank `mover` moves the bytes.
+    /// Records in this slot that its operation is matched and that rank `mover` moves the data.
     pub fn match_taken(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.set_state(SlotState::Matched);
     }
 
-    /// Joins the operation to another; rank `mover` moves the bytes.
+    /// Records the matching operation in this slot, and that rank `mover` moves the data.
     pub fn join(&self, partner: SlotId, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Relaxed);
         self.partner.store(partner.encode(), Ordering::Release);
     }
 
-    /// Assigns the move of the bytes to another rank.
+    /// Assigns the task of moving the data to rank `mover`.
     pub fn give_to(&self, mover: u32) {
         self.mover.store(u64::from(mover) + 1, Ordering::Release);
     }
 
-    /// Returns the rank that moves the bytes, once the operation is matched.
+    /// Returns the rank that moves the data, or `None` if the operation is not matched.
     pub fn mover(&self) -> Option<u32> {
         (self.mover.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// Returns the number of times the slot has been used. A buffer described in an earlier use is no longer available.
+    /// Returns the number of times that the slot has been used. A buffer published in an earlier use is no longer available.
     pub fn uses(&self) -> u64 {
         self.uses.load(Ordering::Relaxed)
     }
 
-    /// True for a send.
+    /// True if the operation is a send, false if it is a receive.
     pub fn is_send(&self) -> bool {
         self.is_send.load(Ordering::Relaxed) != 0
     }
 
-    /// True if the bytes pass through memory of the library.
+    /// True if the data pass through memory of the library.
     pub fn is_buffered(&self) -> bool {
         self.is_buffered.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the rank that the operation is addressed to or waits for; `None` for any.
+    /// Returns the rank to which a send is addressed or from which a receive accepts messages; `None` for any rank.
     pub fn peer(&self) -> Option<u32> {
         (self.peer.load(Ordering::Relaxed) as u32).checked_sub(1)
     }
 
-    /// Returns the size of the message or of the buffer in bytes.
+    /// Returns the size in bytes of the message to send or of the receive buffer.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -377,7 +382,7 @@ impl MessageSlot {
         Pattern { source: self.peer(), tag: self.tag.load(Ordering::Relaxed), mask: self.mask.load(Ordering::Relaxed) }
     }
 
-    /// Returns the location of the bytes.
+    /// Returns the location of the operation's data.
     pub fn buffer(&self) -> SlotBuffer {
         match self.buffer.load(Ordering::Relaxed) {
             1 => SlotBuffer::Inline,
@@ -391,7 +396,7 @@ impl MessageSlot {
         }
     }
 
-    /// Copies the envelope of a matched send to this receive.
+    /// Copies the envelope of the matched send `send` to this receive.
     pub fn meet(&self, send: &MessageSlot) {
         for (to, from) in [
             (&self.source, &send.source),
@@ -408,7 +413,7 @@ impl MessageSlot {
         (self.metadata_bytes.load(Ordering::Relaxed) as usize).min(METADATA_BYTES)
     }
 
-    /// Returns the envelope of the message that was sent or matched.
+    /// Returns the envelope of the message that this operation sends or has matched.
     pub fn envelope(&self) -> Envelope {
         let mut metadata = vec![0; self.metadata_length()];
         self.metadata.load(&mut metadata);
@@ -430,27 +435,27 @@ impl MessageSlot {
         is_raised(&self.ready)
     }
 
-    /// True if waiting for this slot's rank is over: its stream has reached the operation, or the wait was released.
+    /// True if no stream needs to wait for this slot's rank any more: its stream has reached the operation, or the wait was released.
     pub fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Acquire) != 0
     }
 
-    /// Releases waits for the stream of this slot's rank, which may never reach the operation.
+    /// Releases the streams that wait for the stream of this slot's rank, which may never reach the operation.
     pub fn let_go(&self) {
         let _ = self.ready.compare_exchange(0, RELEASED, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// True if the bytes have moved or never will.
+    /// True if the data have been moved, or will never be moved.
     pub fn has_moved(&self) -> bool {
         is_raised(&self.moved)
     }
 
-    /// True if the bytes are in the receive buffer, or have left the send buffer, of this slot's rank.
+    /// True if the data have arrived in the receive buffer of this slot's rank, or have left its send buffer.
     pub fn has_finished(&self) -> bool {
         is_raised(&self.finished)
     }
 
-    /// Releases the streams that wait for `flag` and records a failure, because the bytes will arrive too late.
+    /// Releases the streams that wait for `flag` and records the failure `text`, because the data will arrive too late.
     pub fn release(&self, flag: &Plain, text: &str) {
         if flag.load(Ordering::Acquire) == 0 {
             self.fail(SlotStatus::Failed, text);
@@ -458,7 +463,7 @@ impl MessageSlot {
         }
     }
 
-    /// Returns the reason why no bytes have moved, if any.
+    /// Returns the reason why no data have been moved, or [`SlotStatus::Fine`] if there is no failure.
     pub fn status(&self) -> SlotStatus {
         match self.status.load(Ordering::Acquire) {
             0 => SlotStatus::Fine,
@@ -469,7 +474,7 @@ impl MessageSlot {
         }
     }
 
-    /// Records why no bytes move. The first reason is kept.
+    /// Records the reason why no data are moved. If a reason is already recorded, it is kept.
     pub fn fail(&self, status: SlotStatus, text: &str) {
         if self.status() == SlotStatus::Fine {
             let end = (0..=text.len().min(TEXT_BYTES)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -481,14 +486,14 @@ impl MessageSlot {
         let _ = self.status.compare_exchange(fine, status as u64, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns the text of a failure.
+    /// Returns the text that describes the failure of the operation.
     pub fn text(&self) -> String {
         let mut bytes = [0; TEXT_BYTES];
         self.text.load(&mut bytes);
         String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
     }
 
-    /// Notifies waiting ranks that no bytes will move.
+    /// Notifies the waiting ranks that no data will be moved.
     pub fn end(&self) {
         self.moved.store(1, Ordering::Release);
     }
