@@ -1,4 +1,4 @@
-//! Tunes all cases and sizes, and finds the size from which several paths gain.
+//! Tunes all cases and sizes, and finds the smallest size at which several paths are faster than one.
 
 use super::cases::Case;
 use super::class::Class;
@@ -12,14 +12,14 @@ use crate::model::GRAIN;
 use crate::plan::{Engine, Options, Shape, plan};
 use crate::topology::Machine;
 
-/// Search method.
+/// Method of the search for the best plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// Searches paths only, with the model's shares and chunks.
+    /// Searches only the paths; the shares and chunks are those of the model.
     Paths,
-    /// Starts from the model's plan and searches coordinate by coordinate.
+    /// Starts from the model's plan and varies one parameter (coordinate) at a time.
     Short,
-    /// Makes the short search and scores the whole grid, to compare the two.
+    /// Makes the short search and also scores the whole grid, to compare the results.
     Both,
 }
 
@@ -28,30 +28,31 @@ pub enum Search {
 pub struct Campaign<'a> {
     /// Machine for which plans are made.
     pub machine: &'a Machine,
-    /// Bytes of each transfer, in any order.
+    /// Size of each transfer in bytes; the sizes may be in any order.
     pub sizes: &'a [u64],
-    /// Options that no search changes: the staging bound.
+    /// Options that no search changes, namely the staging bound.
     pub base: Options,
     /// Search method.
     pub search: Search,
-    /// Tuning to judge, if any. Results are then compared with the choice of contexts that use it, instead of the model's choice. Searches
-    /// start from the model in any case.
+    /// Tuning to judge, if any. Results are then compared with the plans that a context chooses with this tuning, instead of with the
+    /// model's plans. Searches start from the model's plan in any case.
     pub in_force: Option<&'a Tuning>,
 }
 
-/// Results for one batch with one engine.
+/// Results of the searches for one batch with one engine.
 #[derive(Clone, Debug)]
 pub struct EngineResult {
     /// Result of the short search.
     pub short: Found,
-    /// Result of the grid, if it was requested.
+    /// Result of scoring the whole grid, if this was requested.
     pub grid: Option<Found>,
-    /// True if the better of the two beat the currently chosen plan, which may use another engine, in a direct comparison.
+    /// True if the better of the two results was faster, in a direct comparison, than the currently chosen plan, which may use another
+    /// engine.
     pub beats_choice: bool,
 }
 
 impl EngineResult {
-    /// Returns the better of the two results.
+    /// Returns the best plan of the two results.
     pub fn best(&self) -> &Trial {
         match &self.grid {
             Some(grid) if grid.best.seconds < self.short.best.seconds => &grid.best,
@@ -60,27 +61,28 @@ impl EngineResult {
     }
 }
 
-/// Results for one batch.
+/// Results of the searches for one batch.
 #[derive(Clone, Debug)]
 pub struct TunedPoint {
-    /// Case to which the batch belongs.
+    /// Case (communication step) to which the batch belongs.
     pub case: Case,
-    /// The transfers.
+    /// Transfers of the batch.
     pub batch: Vec<Shape>,
     /// Class of batches to which the results apply.
     pub class: Class,
-    /// Bytes of each transfer.
+    /// Size of each transfer in bytes.
     pub size: u64,
-    /// Seconds of the currently chosen plan: the model's, or that of a context with the judged tuning.
+    /// Time in seconds of the currently chosen plan. This is the model's plan, or the plan that a context chooses with the judged tuning.
     pub chosen: f64,
-    /// Results with streams.
+    /// Results if streams execute the plan.
     pub stream: EngineResult,
-    /// Results with graphs.
+    /// Results if graphs execute the plan.
     pub graph: EngineResult,
 }
 
 impl TunedPoint {
-    /// Returns the preferred engine, and the seconds of its best plan: the current choice, unless another engine gains enough.
+    /// Returns the preferred engine, and the time of its best plan in seconds. The current choice is kept unless another engine gains
+    /// enough.
     pub fn choice(&self) -> (Engine, f64) {
         [(Engine::Stream, &self.stream), (Engine::Graph, &self.graph)]
             .into_iter()
@@ -90,12 +92,12 @@ impl TunedPoint {
             .unwrap_or((Engine::Auto, self.chosen))
     }
 
-    /// Returns the seconds of the best plan among the short searches and the current choice.
+    /// Returns the time in seconds of the best plan among the results of the short searches and the current choice.
     pub fn short(&self) -> f64 {
         self.chosen.min(self.stream.short.best.seconds).min(self.graph.short.best.seconds)
     }
 
-    /// Returns the seconds of the best plan of all, if the grid was searched.
+    /// Returns the time in seconds of the best plan of all searches, or `None` if the grid was not searched.
     pub fn exhaustive(&self) -> Option<f64> {
         let grids = [self.stream.grid.as_ref()?, self.graph.grid.as_ref()?];
         Some(grids.into_iter().map(|grid| grid.best.seconds).fold(self.short(), f64::min))
@@ -106,18 +108,19 @@ impl TunedPoint {
         1 + self.stream.short.evaluations + self.graph.short.evaluations
     }
 
-    /// Returns the number of plans that the grid searches scored, if the grid was searched.
+    /// Returns the number of plans that the grid searches scored, or `None` if the grid was not searched.
     pub fn grid_evaluations(&self) -> Option<usize> {
         Some(self.stream.grid.as_ref()?.evaluations + self.graph.grid.as_ref()?.evaluations)
     }
 }
 
-/// Number of comparisons of the bisection for a threshold. Three reduce the uncertainty between sizes that differ by a factor of four to
-/// 4^(1/8), about a fifth.
+/// Number of comparisons in a bisection that searches for a threshold. Three comparisons reduce the uncertainty between sizes that differ
+/// by a factor of four to a factor of 4^(1/8), about a fifth.
 const BISECTIONS: usize = 3;
 
 impl Campaign<'_> {
-    /// Returns the batches of a case: class by class, each from large to small, so that buffers are allocated once.
+    /// Returns the batches of a case, each with the size of its transfers. They are sorted by class and then from large to small, so that
+    /// buffers are allocated once.
     pub fn batches(&self, case: Case) -> Vec<(u64, Vec<Shape>)> {
         let mut sizes = self.sizes.to_vec();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
@@ -127,7 +130,8 @@ impl Campaign<'_> {
         largest.iter().flat_map(|batch| sizes.iter().map(|size| (*size, at(batch, *size)))).collect()
     }
 
-    /// Searches for one batch. `progress` receives the engine and the number of scored and of all settings of the grid.
+    /// Searches for the best plan of one batch. `progress` receives the engine, the number of scored settings of the grid, and the number
+    /// of all its settings.
     pub fn point<S: Score>(
         &self,
         case: Case,
@@ -151,8 +155,8 @@ impl Campaign<'_> {
                 }
             };
             let mut result = EngineResult { short: found, grid: whole, beats_choice: false };
-            // The best of many noisy scores is partly luck, and the currently chosen plan was scored at another time. So results are taken
-            // from direct comparisons.
+            // The best of many noisy scores is partly luck, and the currently chosen plan was scored at another time. So a result counts
+            // only if it is confirmed by a direct comparison.
             let mut fight = |trial: &mut Trial| -> Result<bool, TuneError<S::Error>> {
                 let verdict = score.duel(&chosen.plan, &trial.plan).map_err(TuneError::Score)?;
                 trial.seconds = chosen.seconds * verdict.ratio;
@@ -168,8 +172,8 @@ impl Campaign<'_> {
         Ok(Some(TunedPoint { case, batch, class, size, chosen: chosen.seconds, stream, graph }))
     }
 
-    /// Combines the points to a tuning. If one path is best at one size and several are best at the next, further scores find the size from
-    /// which several gain.
+    /// Combines the results of all points to a tuning. If one path is best at one size and several paths are best at the next, the size
+    /// from which several paths are faster is found by further comparisons.
     pub fn tuning<S: Score>(&self, points: &[TunedPoint], origin: Origin, score: &mut S) -> Result<Tuning, TuneError<S::Error>> {
         let mut classes: Vec<ClassTuning> = Vec::new();
         for first in points {
@@ -226,8 +230,8 @@ impl Campaign<'_> {
         Ok(EngineTuning { min_bytes, sizes })
     }
 
-    /// Returns the smallest size from which the point's setting beats one path. It lies between `one`, at which one path is best, and the
-    /// size of the point.
+    /// Returns the smallest size from which the point's setting is faster than one path. This size lies between `one`, at which one path is
+    /// best, and the size of the point.
     fn threshold<S: Score>(
         &self,
         mut one: u64,
@@ -246,7 +250,7 @@ impl Campaign<'_> {
             let base = Options { engine, ..self.base };
             let plans = [Setting { max_paths: Some(1), ..Setting::default() }, found.setting_for(middle)]
                 .map(|s| plan(self.machine, &batch, &s.options(&base)));
-            // A batch that can be planned at both ends can be planned in between; if not, the threshold stays at the measured size.
+            // A batch that can be planned at both sizes can be planned in between. If it cannot, the threshold stays at the measured size.
             let [Ok(alone), Ok(together)] = plans else { break };
             if score.duel(&alone, &together).map_err(TuneError::Score)?.faster {
                 several = middle;
@@ -258,8 +262,8 @@ impl Campaign<'_> {
     }
 }
 
-/// Returns the size at which the setting of each point begins: half way to the next smaller one on a logarithmic scale. The first setting
-/// extends down by half of the gap to the next size, or to half its size if there is only one.
+/// Returns the size from which the setting of each point applies. It is half way to the next smaller point on a logarithmic scale. The
+/// first setting extends down by half of the gap to the next size, or to half of its own size if there is only one point.
 fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
     let first = points.first().map_or(0, |point| point.size);
     let next = points.get(1).map_or(first.saturating_mul(4), |point| point.size);
@@ -267,7 +271,7 @@ fn boundaries(points: &[&TunedPoint]) -> Vec<u64> {
     std::iter::once(whole(below.max(1))).chain(points.windows(2).map(|two| between(two[0].size, two[1].size))).collect()
 }
 
-/// Returns the geometric mean.
+/// Returns the geometric mean of two sizes.
 fn between(a: u64, b: u64) -> u64 {
     whole((a as f64 * b as f64).sqrt() as u64)
 }

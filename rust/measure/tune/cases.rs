@@ -1,10 +1,10 @@
-//! The communication steps that are tuned: those of the papers' figures, and copies from and to the host.
+//! The communication steps that are tuned. They are the steps in the figures of the papers, and copies from and to the host.
 
 use super::class::Class;
 use crate::plan::Shape;
 use crate::topology::{DeviceId, Machine, MemoryKind};
 
-/// A communication step.
+/// Communication step that is tuned.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Case {
     /// One copy between two GPUs.
@@ -13,11 +13,11 @@ pub enum Case {
     H2d,
     /// One copy from a GPU to pinned host memory.
     D2h,
-    /// Two GPUs send to each other at the same time.
+    /// Two GPUs that send to each other at the same time.
     Bidir,
-    /// Every GPU sends to the next one, and the last to the first.
+    /// Every GPU sends to the next GPU, and the last sends to the first.
     Ring,
-    /// Every GPU sends to every other.
+    /// Every GPU sends to every other GPU.
     AllToAll,
 }
 
@@ -25,7 +25,7 @@ impl Case {
     /// All cases.
     pub const ALL: [Case; 6] = [Case::D2d, Case::H2d, Case::D2h, Case::Bidir, Case::Ring, Case::AllToAll];
 
-    /// Returns the name: `d2d`, `h2d`, `d2h`, `bidir`, `ring` or `all_to_all`.
+    /// Returns the name of the case: `d2d`, `h2d`, `d2h`, `bidir`, `ring` or `all_to_all`.
     pub const fn name(self) -> &'static str {
         match self {
             Case::D2d => "d2d",
@@ -37,13 +37,13 @@ impl Case {
         }
     }
 
-    /// Returns the case of this name.
+    /// Returns the case with this name, or `None` if there is none.
     pub fn named(name: &str) -> Option<Case> {
         Case::ALL.into_iter().find(|case| case.name() == name)
     }
 
-    /// Returns batches with `bytes` in each transfer, one for each class that the machine has of the case: for example, pairs with one and
-    /// with two NVLinks are two classes. Returns none if the machine has too few GPUs.
+    /// Returns batches of transfers with `bytes` bytes each, one batch for each class of this case on the machine. For example, pairs of
+    /// GPUs with one NVLink and pairs with two are different classes. Returns an empty list if the machine has too few GPUs.
     pub fn batches(self, machine: &Machine, bytes: u64) -> Vec<Vec<Shape>> {
         let gpus: Vec<DeviceId> = (0..machine.gpu_count()).map(DeviceId::gpu).collect();
         let hosts: Vec<DeviceId> = (0..machine.host_count()).map(DeviceId::host).collect();

@@ -1,14 +1,15 @@
-//! Classes of batches that share tuned values.
+//! Classes of batches to which the same tuned values apply.
 //!
-//! A tuner measures a few batches, but a context plans arbitrary ones. Two batches are alike if their bytes go between the same kinds of
-//! memory, in the same pattern, over direct links of the same rate. The model plans batches that are not like any tuned one.
+//! A tuner measures a few batches, but a context plans arbitrary batches. Two batches belong to one class if their data goes between the
+//! same kinds of memory, in the same pattern, over direct links of the same rate. For batches that are not in a class of any tuned batch,
+//! the model decides.
 
 use crate::plan::Shape;
 use crate::topology::{DeviceId, Machine, MemoryKind};
 use serde::Deserialize;
 use smallvec::SmallVec;
 
-/// Kind of memory at one end.
+/// Kind of memory at one end of a transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Side {
@@ -23,7 +24,7 @@ impl Side {
         if device.is_host() { Side::Host } else { Side::Gpu }
     }
 
-    /// Returns the name that a tuning file uses.
+    /// Returns the name of this kind of memory in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
             Side::Gpu => "gpu",
@@ -32,23 +33,23 @@ impl Side {
     }
 }
 
-/// Number of transfers and pattern of their devices.
+/// Number of transfers in a batch, and pattern of their devices.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// One transfer.
+    /// The batch has one transfer.
     Single,
     /// Two transfers in opposite directions between two devices.
     BothWays,
-    /// Several transfers; no device sends or receives more than one.
+    /// Several transfers, such that no device sends or receives more than one of them.
     Shift,
-    /// Every GPU of the machine sends to every other. The results do not apply to fewer GPUs, because the gain of several paths depends on
-    /// the other users of host memory.
+    /// Every GPU of the machine sends to every other GPU. The results do not apply to fewer GPUs, because the gain of several paths depends
+    /// on how many other GPUs use host memory.
     Exchange,
 }
 
 impl Pattern {
-    /// Returns the name that a tuning file uses.
+    /// Returns the name of the pattern in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
             Pattern::Single => "single",
@@ -62,25 +63,25 @@ impl Pattern {
 /// Class of batches to which the same tuned values apply.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Class {
-    /// Kind of memory of the sources.
+    /// Kind of memory at the sources of all transfers.
     pub from: Side,
-    /// Kind of memory of the destinations.
+    /// Kind of memory at the destinations of all transfers.
     pub to: Side,
     /// Number of transfers and pattern of their devices.
     pub pattern: Pattern,
-    /// Rate of the slowest direct route among the transfers in bytes/s; 0 if a transfer has none.
+    /// Rate in bytes/s of the slowest direct route among the transfers; 0 if some transfer has no direct route.
     pub direct: f64,
 }
 
-/// Relative difference allowed between rates of one class. It is less than the difference between a link of one lane and a link of two, and
-/// more than the difference between two measurements of one link.
+/// Largest relative difference between rates of one class. It is smaller than the difference between a connection of one link and one of
+/// two links, and larger than the difference between two measurements of one link.
 const ALIKE: f64 = 0.05;
 
 impl Class {
-    /// Returns the class of a batch and the bytes of its largest transfer. Takes O(n log n), without heap allocation for up to 16
-    /// transfers.
+    /// Returns the class of a batch and the size in bytes of its largest transfer. Takes O(n log n) time, and no heap allocation for up to
+    /// 16 transfers.
     ///
-    /// Returns `None` if no tuned batch can represent it:
+    /// Returns `None` if no tuned batch can represent the batch. This is so for:
     ///
     /// - copies inside a device, or pageable memory;
     /// - transfers in different directions between GPUs and host;
@@ -118,7 +119,7 @@ impl Class {
             &[(a, b), back] if back == (b, a) => Pattern::BothWays,
             pairs if pairs.windows(2).any(|two| two[0] == two[1]) => return None,
             pairs if repeats(&mut pairs.iter().map(|p| p.0)) || repeats(&mut pairs.iter().map(|p| p.1)) => {
-                // The number of different pairs is that of all pairs of GPUs.
+                // The number of different pairs equals the number of all ordered pairs of GPUs.
                 let gpus = machine.gpu_count() as usize;
                 if (from, to) != (Side::Gpu, Side::Gpu) || pairs.len() != gpus * (gpus - 1) {
                     return None;
@@ -130,7 +131,7 @@ impl Class {
         Some((Class { from, to, pattern, direct }, most))
     }
 
-    /// True if tuned values of one class apply to the other.
+    /// True if the tuned values of one of the classes apply to the other.
     pub fn is_like(&self, other: &Class) -> bool {
         (self.from, self.to, self.pattern) == (other.from, other.to, other.pattern)
             && (self.direct - other.direct).abs() <= ALIKE * self.direct.max(other.direct)

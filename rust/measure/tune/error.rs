@@ -3,7 +3,7 @@
 use crate::plan::{PlanError, Violation};
 use std::path::PathBuf;
 
-/// Reason why a search stopped.
+/// Reason why a search for better plans stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError<E> {
     /// The batch cannot be planned at all.
@@ -12,7 +12,7 @@ pub enum TuneError<E> {
     /// A plan could not be scored.
     #[error("{0}")]
     Score(E),
-    /// The planner made a program that its own validator refuses.
+    /// The planner made a program that the plan validator refuses.
     #[error("internal error: a plan is not valid: {0}")]
     Invalid(Violation),
 }
@@ -25,13 +25,13 @@ pub enum TuningError {
     /// The file cannot be read.
     #[error("tuning file {}: {reason}; make one with `mpgpu tune --output {}`, or unset MPGPU_TUNING_FILE", path.display(), path.display())]
     Unreadable { path: PathBuf, reason: String },
-    /// The file was read but contains an error.
+    /// The file was read, but its content is not valid.
     #[error("tuning file {}: {source}", path.display())]
     InFile { path: PathBuf, source: Box<TuningError> },
-    /// The text is not a tuning. The message names the line, the key, the value and the accepted values.
+    /// The text is not a valid tuning. The message names the line, the key, the value and the accepted values.
     #[error("{0}")]
     Invalid(String),
-    /// The tuning was made for another machine, or for this machine with other bandwidths or costs.
+    /// The tuning was made for another machine, or for other bandwidths or costs of this machine.
     #[error(
         "made for topology {made_for} (digest {made_digest}), and the active one is {in_force} (digest {digest}): tuned values correct the \
          figures of one topology and mean nothing for others. Tune again (`mpgpu tune --output FILE`), set MPGPU_TOPOLOGY to the topology \

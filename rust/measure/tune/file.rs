@@ -43,15 +43,15 @@ use std::io::Read;
 use std::path::Path;
 use toml::Spanned;
 
-/// Version of the format that is written and read.
+/// Version of the file format that is written and read.
 const VERSION: u64 = 1;
-/// Largest text in bytes that [`parse`] accepts.
+/// Largest size in bytes of a text that [`parse`] accepts.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileEntry {
-    /// Checked before, by [`VersionEntry`].
+    /// Field that is only parsed; [`VersionEntry`] has checked its value before.
     #[serde(rename = "version")]
     _version: u64,
     topology: String,
@@ -73,7 +73,8 @@ struct PartitionsEntry {
     trials: Vec<Spanned<PartitionTrial>>,
 }
 
-/// Parsed before anything else, so that a file of another version is not refused because of a key that this version lacks.
+/// Version of a file. It is parsed before anything else, so that a file of another version is refused because of its version and not
+/// because of a key that is unknown here.
 #[derive(Deserialize)]
 struct VersionEntry {
     version: u64,
@@ -101,7 +102,7 @@ struct PreferenceEntry {
     engine: EngineName,
 }
 
-/// Engines that are tuned.
+/// Name of an engine for which plans are tuned.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum EngineName {
@@ -132,7 +133,8 @@ struct SizeEntry {
 
 /// Parses a tuning from a TOML text.
 ///
-/// Parsing is strict: an unknown key, a wrong type, a value out of range or sizes out of order are errors that name the line.
+/// Parsing is strict. An unknown key, a wrong type, a value out of range, and sizes that do not ascend are errors. The message names the
+/// line.
 pub fn parse(text: &str) -> Result<Tuning, TuningError> {
     if text.len() > MAX_FILE_BYTES {
         return Err(too_long());
@@ -182,7 +184,7 @@ fn not_valid(why: &str) -> TuningError {
     TuningError::Invalid(format!("not valid: {why}"))
 }
 
-/// Reads and parses a file. Reads at most [`MAX_FILE_BYTES`], so that a wrong path does no harm.
+/// Reads and parses a tuning file. Reads at most [`MAX_FILE_BYTES`] bytes, so that a wrong path does no harm.
 pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     let mut bytes = Vec::new();
     open_regular(path)
@@ -196,7 +198,7 @@ pub fn read(path: &Path) -> Result<Tuning, TuningError> {
     parse(&text).map_err(in_file)
 }
 
-/// Reads a file, and refuses a tuning that was not made for this machine and backend.
+/// Reads a tuning file. Refuses a tuning that was not made for this machine and this backend.
 pub fn load(path: &Path, machine: &Machine, backend: &str) -> Result<Tuning, TuningError> {
     let tuning = read(path)?;
     tuning.check(machine, backend).map_err(|source| TuningError::InFile { path: path.into(), source: Box::new(source) })?;
@@ -204,7 +206,7 @@ pub fn load(path: &Path, machine: &Machine, backend: &str) -> Result<Tuning, Tun
     Ok(tuning)
 }
 
-/// Text of the file, to find the line of an entry.
+/// Text of a file, used to find the line of an entry for error messages.
 struct Lines<'a>(&'a str);
 
 impl Lines<'_> {
@@ -216,7 +218,7 @@ impl Lines<'_> {
         TuningError::Invalid(format!("line {}: {key} = {value}: must be {must}", self.of(place.span().start)))
     }
 
-    /// Refuses any text that is not the 16 hexadecimal digits of a hash.
+    /// Refuses a text that is not a hash of 16 hexadecimal digits.
     fn digits(&self, text: &Spanned<String>, key: &str) -> Result<(), TuningError> {
         if text.as_ref().len() == 16 && text.as_ref().bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Ok(());
@@ -224,7 +226,7 @@ impl Lines<'_> {
         Err(self.refuse(text, key, shorten(text.as_ref(), 32), "the 16 hexadecimal digits that tuning wrote"))
     }
 
-    /// Refuses sizes that do not ascend.
+    /// Refuses a list of entries whose sizes do not ascend.
     fn ascending<T>(&self, entries: &[Spanned<T>], from: impl Fn(&T) -> u64) -> Result<(), TuningError> {
         for two in entries.windows(2) {
             let (before, here) = (from(two[0].as_ref()), from(two[1].as_ref()));
@@ -298,7 +300,7 @@ fn engine(lines: &Lines<'_>, entry: EngineEntry) -> Result<EngineTuning, TuningE
     Ok(EngineTuning { min_bytes: entry.min_bytes, sizes: sizes.collect::<Result<_, _>>()? })
 }
 
-/// Converts a factor to thousandths.
+/// Converts a factor to thousandths, and refuses a factor out of range.
 fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<Option<u16>, TuningError> {
     let Some(factor) = factor else { return Ok(None) };
     let thousandths = (factor.as_ref() * 1000.0).round();
@@ -311,7 +313,7 @@ fn weight(lines: &Lines<'_>, key: &str, factor: Option<Spanned<f64>>) -> Result<
 }
 
 impl Tuning {
-    /// Returns the text of a file from which [`parse`] restores this tuning.
+    /// Returns the text of a tuning file from which [`parse`] restores this tuning.
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.

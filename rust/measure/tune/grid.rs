@@ -1,5 +1,5 @@
-//! The exhaustive search: scores every combination of a grid. The papers vary the number of paths, the host path, and 1 to 16 chunks for
-//! each path. This grid also varies the weights of the shares.
+//! Implements the exhaustive search, which scores every combination of a grid. The papers vary the number of paths, the host path, and 1 to
+//! 16 chunks for each path. This grid also varies the weights of the shares.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -7,19 +7,21 @@ use super::trial::{Found, Trial, Trials};
 use super::tuning::Setting;
 use crate::model::GRAIN;
 
-/// Weights of the shares of host paths, in thousandths. The range is wide, because host paths deviate most from the model.
+/// Weights by which the shares of host paths are multiplied, in thousandths. The range is wide, because host paths deviate most from the
+/// model.
 const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 1200, 1300, 1500, 2000];
-/// Weights of the shares of relays, in thousandths.
+/// Weights by which the shares of paths through another GPU are multiplied, in thousandths.
 const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
-/// Numbers of chunks of a transfer's largest share; 0 leaves the chunks to the model. The list contains the papers' 1 to 16 and finer
-/// divisions.
+/// Numbers of chunks into which the largest share of a transfer is divided. 0 leaves the chunks to the model. The list contains the papers'
+/// 1 to 16 and larger numbers.
 const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
 
-/// Scores the whole grid. `progress` receives the number of scored settings and the number known so far.
+/// Scores the whole grid and returns the best plan. `progress` receives the number of scored settings and the number of settings known so
+/// far.
 pub fn grid<S: Score>(mut trials: Trials<'_, S>, mut progress: impl FnMut(usize, usize)) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let mut best = start.clone();
-    // Outlines, which differ in their paths, come first: settings that give the same plan have the same refinements.
+    // Outlines, which are plans with different paths, come first. Settings that give the same plan have the same refinements.
     let mut outlines: Vec<Trial> = vec![start.clone()];
     for paths in 1..=trials.most_paths() {
         for host_path in [None, Some(false)] {
@@ -53,7 +55,7 @@ fn keep(best: &mut Trial, trial: Trial) {
     }
 }
 
-/// Returns all settings with the same paths as the outline.
+/// Returns all settings that use the paths of the outline, with other chunks and shares.
 fn refined(outline: &Trial) -> Vec<Setting> {
     let one = [1000_u16];
     let hosts: &[u16] = if outline.staged().any(|(via, _)| via.is_host()) { &HOST_SHARES } else { &one };

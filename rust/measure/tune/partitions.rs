@@ -1,21 +1,21 @@
 //! Searches for the number of partitions into which a transfer is divided.
 //!
-//! The search starts from the best of some numbers and continues by factors of two, then by factors of 1.5, while that helps. (PROACT,
-//! Muthukrishnan et al. 2021, section 5, searched a grid for each application.) The caller supplies the scores, because its kernels decide
-//! which number is best.
+//! The search starts from the best of several numbers. It continues by factors of two, then by factors of 1.5, while the score improves.
+//! (PROACT, Muthukrishnan et al. 2021, section 5, searched a grid for each application.) The caller measures the scores, because the
+//! kernels of its program decide which number is best.
 
 use crate::program::MOST_PARTITIONS;
 
-/// An improvement by less than this fraction is regarded as noise.
+/// Smallest improvement, as a fraction of the time, that is not regarded as noise.
 const LEAST_GAIN: f64 = 0.01;
 
-/// Smallest partition in bytes that the first trials use.
+/// Smallest size of a partition in bytes in the first trials.
 const LEAST_BYTES: u64 = 64 << 10;
-/// Largest number of partitions that the first trials use.
+/// Largest number of partitions in the first trials.
 const MOST_SPREAD: u32 = 256;
 
-/// Returns the numbers of partitions from which the search starts: numbers over the whole range for a largest transfer of `largest` bytes,
-/// and the model's choice. They are also enough for a picture.
+/// Returns the numbers of partitions from which the search starts. They are numbers over the whole range for a largest transfer of
+/// `largest` bytes, and the model's choice `model`. They are also enough to draw a diagram.
 pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     let powers = (0..).map(|power| 4_u32.pow(power)).take_while(|count| *count == 1 || largest / u64::from(*count) >= LEAST_BYTES);
     let mut all: Vec<u32> = powers.take_while(|count| *count <= MOST_SPREAD).chain([model]).collect();
@@ -24,8 +24,8 @@ pub fn spread_partitions(model: u32, largest: u64) -> Vec<u32> {
     all
 }
 
-/// Returns the best number near the best of `starts`, with its score in seconds, or `None` if all are refused. `score` returns `None` for a
-/// number that is refused.
+/// Searches near the best of `starts` and returns the best number of partitions with its score in seconds. Returns `None` if all numbers
+/// are refused. `score` returns `None` for a number that is refused.
 pub fn search_partitions<E>(starts: &[u32], mut score: impl FnMut(u32) -> Result<Option<f64>, E>) -> Result<Option<(u32, f64)>, E> {
     let (mut scored, mut found) = (starts.to_vec(), None);
     for &start in starts {

@@ -2,19 +2,19 @@
 
 use crate::plan::Plan;
 
-/// Scores plans by measured or simulated time. All plans were made for one machine; a plan contains its shapes and options.
+/// Scores plans by measured or simulated time. All plans must be made for one machine. A plan contains its transfers and options.
 pub trait Score {
-    /// Reason why a plan could not be scored.
+    /// Error type: the reason why a plan could not be scored.
     type Error;
 
-    /// Returns the seconds of one execution of the plan, from submission until the host sees the completion. If times vary, returns the
-    /// median of several executions.
+    /// Returns the time in seconds of one execution of the plan, from submission until the host sees the completion. If times vary, returns
+    /// the median of several executions.
     fn seconds(&mut self, plan: &Plan) -> Result<f64, Self::Error>;
 
-    /// Returns the smallest gain, as a fraction of the time, for which the model's plan is replaced.
+    /// Returns the smallest gain, as a fraction of the time, for which the model's plan is replaced by another one.
     fn least_gain(&self) -> f64;
 
-    /// Compares two plans. If times vary, both are executed in alternation.
+    /// Compares two plans and returns which is faster. If times vary, both are executed alternately.
     fn duel(&mut self, incumbent: &Plan, challenger: &Plan) -> Result<Verdict, Self::Error> {
         let pair = (self.seconds(incumbent)?, self.seconds(challenger)?);
         Ok(Verdict { ratio: pair.1 / pair.0, faster: pair.1 < pair.0 * (1.0 - self.least_gain()) })
@@ -24,19 +24,20 @@ pub trait Score {
 /// Result of a comparison of two plans.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Time of the challenger over the time of the incumbent: the median over the rounds. Both plans of a round find the machine in the
-    /// same state.
+    /// Time of the challenger divided by the time of the incumbent, as the median over all rounds. Both plans of a round run while the
+    /// machine is in the same state.
     pub ratio: f64,
-    /// True if the challenger is faster by more than the least gain and by more than chance.
+    /// True if the challenger is faster by more than the least gain, and more often than chance would explain.
     pub faster: bool,
 }
 
 impl Verdict {
-    /// Decides from rounds in which both plans were executed: (incumbent, challenger) in seconds.
+    /// Returns the verdict from rounds in which both plans were executed. Each round holds the times of incumbent and challenger in
+    /// seconds.
     ///
-    /// There are two conditions. The median of the rounds' ratios must show the least gain. And the challenger must win so many rounds that
-    /// plans of equal speed would do so in at most one of a hundred comparisons. This is the sign test, which assumes nothing about the
-    /// noise except that it affects both plans equally.
+    /// There are two conditions. First, the median of the rounds' ratios must show at least the least gain. Second, the challenger must win
+    /// so many rounds that a plan of equal speed would win as many in at most one of a hundred comparisons. This is the sign test, which
+    /// assumes nothing about the noise except that it affects both plans equally.
     pub fn of(rounds: &[(f64, f64)], least_gain: f64) -> Verdict {
         let ratio = median(rounds.iter().map(|(incumbent, challenger)| challenger / incumbent).collect());
         let wins = rounds.iter().filter(|(incumbent, challenger)| challenger < incumbent).count();
@@ -74,7 +75,7 @@ mod tests {
     fn the_chance_of_coins_is_that_of_the_binomial_distribution() {
         assert_eq!(chance_of(0, 11), 1.0);
         assert!((chance_of(11, 11) - 0.5_f64.powi(11)).abs() < 1e-12);
-        // Nine or more of eleven: (55 + 11 + 1) / 2048.
+        // The probability of nine or more of eleven is (55 + 11 + 1) / 2048.
         assert!((chance_of(9, 11) - 67.0 / 2048.0).abs() < 1e-12);
     }
 
@@ -88,7 +89,7 @@ mod tests {
         rounds.extend([(1.0, 1.1); 4]);
         assert!(!verdict(&rounds), "seven of eleven");
         assert!(!verdict(&[]));
-        // A single round in which the machine was disturbed decides nothing.
+        // A single round in which the machine was disturbed does not decide the comparison.
         let mut rounds = vec![(1.0, 0.95); 10];
         rounds.push((1.0, 50.0));
         assert!(verdict(&rounds));

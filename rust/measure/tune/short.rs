@@ -1,16 +1,16 @@
-//! The search that starts from the model, with a few scores for each coordinate.
+//! Implements the search that starts from the model's plan, with a few scores for each parameter (coordinate).
 //!
-//! First the search varies the paths: one path more or less at a time than the model's plan has, and the host path off. Each such plan is
-//! an outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's, and the weights of the shares.
-//! The weights are searched by bracketing and golden section on a logarithmic scale, for all staged paths together and then for each kind
-//! separately. This is repeated once if the first round changed something.
+//! First the search varies the paths: it adds or removes one path at a time, and disables the host path. Each such plan is called an
+//! outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's size, and the weights of the
+//! shares. The weights are searched by bracketing and golden section on a logarithmic scale, first for all staged paths together and then
+//! for each kind of path separately. All this is repeated once if the first pass changed something.
 //!
-//! Two outlines are searched because one may look poor only because of its shares: one path beats two paths if the second carries too much.
-//! Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
+//! Two outlines are searched because an outline may look poor only because of its shares: one path is faster than two if the second gets
+//! too much data. Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
 //!
-//! Each coordinate is a descent that ends at the first step without a gain. It finds the optimum if there is only one, and otherwise a
-//! point that is no worse than the start. The best plan must beat the model's plan in a direct comparison; otherwise the model's plan is
-//! kept.
+//! Each coordinate is varied in one direction until a step brings no gain. This finds the optimum if there is only one, and otherwise a
+//! point that is no worse than the start. The best plan must be faster than the model's plan in a direct comparison; otherwise the model's
+//! plan is kept.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -20,24 +20,25 @@ use crate::model::GRAIN;
 use crate::plan::{Mechanism, WEIGHTS};
 use crate::topology::DeviceId;
 
-/// Number of rounds over the coordinates.
+/// Number of passes over all coordinates.
 const ROUNDS: usize = 2;
-/// First step of a share's weight. It is larger than the difference between measured and modelled shares (docs/reference/model.md: 10 %
-/// against 11.3 %).
+/// First step by which a share's weight is varied, as a fraction. It is larger than the difference between measured and modelled shares
+/// (docs/reference/model.md: 10 % compared with 11.3 %).
 const FIRST_STEP: f64 = 0.15;
-/// Number of golden-section steps inside a bracket: four narrow ± 15 % to ± 2 %.
+/// Number of golden-section steps inside a bracket. Four steps narrow a bracket of ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;
-/// Largest number of steps to find a bracket.
+/// Largest number of steps that are made to find a bracket.
 const MARCH: usize = 6;
-/// 1 / φ², the golden-section ratio.
+/// Ratio of the golden section, 1 / φ².
 const GOLDEN: f64 = 0.381_966;
 
-/// Number of outlines whose shares and chunks are searched.
+/// Number of outlines (selections of paths) whose shares and chunks are searched.
 const OUTLINES: usize = 2;
-/// Factor by which an outline may be slower than the best one and still be searched. It is more than shares and chunks can gain.
+/// Factor by which an outline may be slower than the best outline and still be searched. It is larger than the gain that shares and chunks
+/// can bring.
 const NEAR: f64 = 1.5;
 
-/// Searches from the model's plan.
+/// Searches for a better plan, starting from the model's plan, and returns the result.
 pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;
@@ -50,7 +51,7 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
         for _ in 0..ROUNDS {
             let before = climb.best.seconds;
             climb.chunks()?;
-            // First all staged paths are scaled by one factor: staging costs that the model misses affect all of them.
+            // First all staged paths are scaled by one factor, because staging costs that the model lacks affect all staged paths.
             for kinds in [&[Staged::Host, Staged::Relay][..], &[Staged::Host], &[Staged::Relay]] {
                 climb.weights(kinds)?;
             }
@@ -65,8 +66,9 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Searches only the paths, by a few scores; the shares are the model's. If paths are staged in host memory, the best shares depend on the
-/// memory that the staging has got, and too large a share of a slow path costs more than too small a one.
+/// Searches only for the best paths, with a few scores; the shares are those of the model. This is for paths that are staged in host
+/// memory: their best shares depend on which host memory the staging has got. Too large a share of a slow path costs more than too small a
+/// share.
 pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;
@@ -75,8 +77,9 @@ pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Returns the model's plan and plans with other paths: more while that helps, otherwise fewer, and without the host. If the model uses one
-/// path, one plan has all possible paths, because two may gain nothing where more would. No two outlines have the same program.
+/// Returns the model's plan and plans with other paths: with more paths while that helps, otherwise with fewer, and without the host path.
+/// If the model uses one path, one of the plans uses all possible paths, because more paths may gain even where two do not. No two of the
+/// plans have the same program.
 fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> Result<Vec<Trial>, TuneError<S::Error>> {
     let (used, most) = (start.paths(), trials.most_paths());
     let mut outlines = vec![start.clone()];
@@ -112,13 +115,14 @@ fn outlines<S: Score>(trials: &mut Trials<'_, S>, start: &Trial, step: f64) -> R
 struct Climb<'t, 'a, S> {
     trials: &'t mut Trials<'a, S>,
     best: Trial,
-    /// Fraction of the time that a step must gain to be accepted.
+    /// Smallest gain, as a fraction of the time, that counts as an improvement.
     step: f64,
 }
 
 impl<S: Score> Climb<'_, '_, S> {
-    /// Returns the time of the plan with this setting in seconds. The setting becomes the best one if the plan is faster by at least a
-    /// step. Returns infinity if the planner leaves a path out, because that plan belongs to another outline, which is searched separately.
+    /// Returns the time in seconds of the plan with this setting. The setting becomes the best setting if the plan is faster by at least
+    /// `step`. Returns infinity if the planner leaves out a path, because that plan belongs to another outline, which is searched
+    /// separately.
     fn seconds(&mut self, setting: Setting) -> Result<f64, TuneError<S::Error>> {
         let Some(trial) = self.trials.at(setting)?.filter(|trial| trial.paths() >= self.best.paths()) else {
             return Ok(f64::INFINITY);
@@ -130,16 +134,16 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(seconds)
     }
 
-    /// Tries chunks of this size. Keeps the size and returns true if the plan is faster by at least a step.
+    /// Tries chunks of this size. Keeps the size and returns true if the plan is faster by at least `step`.
     fn chunk(&mut self, bytes: u64) -> Result<bool, TuneError<S::Error>> {
         let bound = self.best.seconds * (1.0 - self.step);
         Ok(self.seconds(Setting { chunk_bytes: Some(bytes), ..self.best.setting })? < bound)
     }
 
-    /// Searches the common weight of the shares of these paths.
+    /// Searches for the best common weight of the shares of these kinds of paths.
     fn weights(&mut self, of: &[Staged]) -> Result<(), TuneError<S::Error>> {
         let has = |&kind: &Staged| self.best.staged().any(|(via, _)| Staged::at(via) == kind);
-        // If a transfer has no other paths, the weight changes nothing.
+        // If a transfer has no other paths, the weight has no effect.
         let weighs = self.best.plan.transfers.iter().any(|transfer| {
             let there = transfer.paths.iter().filter(|path| path.via.is_some_and(|via| of.contains(&Staged::at(via)))).count();
             0 < there && there < transfer.paths.len()
@@ -148,13 +152,13 @@ impl<S: Score> Climb<'_, '_, S> {
             return Ok(());
         }
         let base = self.best.setting;
-        // All weights are scaled by a common factor, on a logarithmic scale.
+        // All these weights are multiplied by one factor, which is varied on a logarithmic scale.
         let mut seconds_at = |x: f64| {
             let mut setting = base;
             of.iter().for_each(|kind| kind.scale(&mut setting, x.exp()));
             self.seconds(setting)
         };
-        // A bracket is a point that is better than both of its neighbours. The middle has already been scored.
+        // A bracket is a point that is better than both of its neighbours. The middle point has already been scored.
         let mut low = (-FIRST_STEP, seconds_at(-FIRST_STEP)?);
         let mut middle = (0.0, seconds_at(0.0)?);
         let mut high = (FIRST_STEP, seconds_at(FIRST_STEP)?);
@@ -172,7 +176,7 @@ impl<S: Score> Climb<'_, '_, S> {
             }
         }
         for _ in 0..SECTIONS {
-            // Continues in the wider half.
+            // The search continues in the wider half.
             let below = middle.0 - low.0 > high.0 - middle.0;
             let edge = if below { low.0 } else { high.0 };
             let x = middle.0 + GOLDEN * (edge - middle.0);
@@ -190,7 +194,7 @@ impl<S: Score> Climb<'_, '_, S> {
     /// Doubles the chunk size while that helps; otherwise halves it while that helps.
     fn chunks(&mut self) -> Result<(), TuneError<S::Error>> {
         let staged = self.best.staged().filter(|(_, path)| path.mechanism == Mechanism::Copy);
-        // Chunk size of the path with the most bytes.
+        // The search starts from the chunk size of the path that moves the most bytes.
         let Some(first) = staged.max_by_key(|(_, path)| path.bytes).map(|(_, path)| path.chunk_bytes) else { return Ok(()) };
         let mut bytes = first.saturating_mul(2);
         while self.chunk(bytes)? {
@@ -207,7 +211,7 @@ impl<S: Score> Climb<'_, '_, S> {
     }
 }
 
-/// Staging location of a path, as far as weights distinguish it.
+/// Kind of memory in which a path is staged. Each kind has its own weight.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Staged {
     Host,

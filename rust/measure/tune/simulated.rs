@@ -1,4 +1,4 @@
-//! Scores plans in virtual time.
+//! Scores plans by simulated time.
 
 use super::score::Score;
 use crate::model::simulate::{Executor, Scenario, SimulationError};
@@ -8,7 +8,7 @@ use crate::topology::Machine;
 /// Scores plans in the simulator as the CUDA backend would execute them. Graphs are instantiated before the measured execution.
 #[derive(Copy, Clone, Debug)]
 pub struct Simulated<'a> {
-    /// The simulated machine.
+    /// Machine that is simulated.
     pub machine: &'a Machine,
 }
 
@@ -23,7 +23,7 @@ impl Score for Simulated<'_> {
         Ok(scenario.seconds())
     }
 
-    /// Simulated times have no noise, but no machine would show a gain of less than half a per cent.
+    /// Returns half a per cent. Simulated times have no noise, but on no real machine could a smaller gain be noticed.
     fn least_gain(&self) -> f64 {
         0.005
     }

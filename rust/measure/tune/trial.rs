@@ -8,14 +8,14 @@ use crate::plan::{Engine, Options, PathPlan, Plan, Program, Shape, plan, validat
 use crate::topology::{DeviceId, Machine};
 use std::sync::Arc;
 
-/// A setting, its plan, and the time of the plan.
+/// Setting that was tried, with its plan and the time of the plan.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// The tried setting.
+    /// Setting with which the plan was made.
     pub setting: Setting,
-    /// Plan for the setting.
+    /// Plan that was made with the setting.
     pub plan: Arc<Plan>,
-    /// Time of the plan in seconds.
+    /// Time of one execution of the plan in seconds.
     pub seconds: f64,
 }
 
@@ -31,34 +31,35 @@ impl Trial {
     }
 }
 
-/// Result of a search.
+/// Result of a search for a better plan.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The model's plan.
+    /// Plan of the model, from which the search started.
     pub start: Trial,
-    /// The best plan, or the model's plan if no other is faster by more than the least gain.
+    /// Plan that was found to be best, or the model's plan if no other plan is faster by more than the least gain.
     pub best: Trial,
-    /// Number of scored plans. A setting whose program was scored before costs nothing and does not count.
+    /// Number of plans that were scored. A setting whose program had been scored before costs nothing and does not count.
     pub evaluations: usize,
 }
 
-/// Scores settings for one batch and one engine.
+/// Scores settings for one batch and one engine, and remembers the scores.
 pub struct Trials<'a, S> {
     machine: &'a Machine,
     batch: &'a [Shape],
     base: Options,
-    /// Measures the time of plans.
+    /// Scorer that measures the time of plans.
     pub score: &'a mut S,
     seen: Vec<(Arc<Program>, f64)>,
 }
 
 impl<'a, S: Score> Trials<'a, S> {
-    /// Prepares scoring. `base` holds the options that no search changes: the staging bound, and all options that the settings leave open.
+    /// Creates the scores of a batch. `base` holds the options that no search changes: the staging bound, and all options that the settings
+    /// leave open.
     pub fn new(machine: &'a Machine, batch: &'a [Shape], base: &Options, engine: Engine, score: &'a mut S) -> Self {
         Trials { machine, batch, base: Options { engine, ..*base }, score, seen: Vec::new() }
     }
 
-    /// Plans with a setting and scores the plan. Returns `None` if the batch cannot be planned in this way.
+    /// Makes the plan for a setting and scores it. Returns `None` if the batch cannot be planned with this setting.
     pub fn at(&mut self, setting: Setting) -> Result<Option<Trial>, TuneError<S::Error>> {
         match plan(self.machine, self.batch, &setting.options(&self.base)) {
             Ok(plan) => self.scored(setting, Arc::new(plan)).map(Some),
@@ -66,7 +67,7 @@ impl<'a, S: Score> Trials<'a, S> {
         }
     }
 
-    /// Plans with the model's choices and scores the plan. Fails if the batch cannot be planned.
+    /// Makes the plan with the model's choices and scores it. Fails if the batch cannot be planned.
     pub fn start(&mut self) -> Result<Trial, TuneError<S::Error>> {
         let plan = plan(self.machine, self.batch, &self.base).map_err(TuneError::Plan)?;
         self.scored(Setting::default(), Arc::new(plan))
@@ -96,20 +97,21 @@ impl<'a, S: Score> Trials<'a, S> {
         Ok(Trial { setting, plan, seconds })
     }
 
-    /// Returns the result of a search: `best` if it beats the model's plan in a direct comparison, otherwise the model's plan.
+    /// Returns the result of a search. It is `best` if that plan is faster than the model's plan in a direct comparison, otherwise the
+    /// model's plan.
     pub(super) fn found(self, start: Trial, best: Trial) -> Result<Found, TuneError<S::Error>> {
         let evaluations = self.seen.len();
         let wins = best.setting != Setting::default() && self.score.duel(&start.plan, &best.plan).map_err(TuneError::Score)?.faster;
         Ok(Found { best: if wins { best } else { start.clone() }, start, evaluations })
     }
 
-    /// Returns the largest number of paths that a transfer can have: one for each device that could relay, and the direct path.
+    /// Returns the largest number of paths that a transfer can have: one for each device that could relay its data, and the direct path.
     pub fn most_paths(&self) -> u32 {
         (self.machine.gpu_count() + self.machine.host_count()).saturating_sub(1).max(1)
     }
 }
 
-/// Formats the bytes of each path of each transfer for the log: `host0>gpu0 9056K, via gpu1 7328K in 2`.
+/// Returns the data size of each path of each transfer as text for the log, for example `host0>gpu0 9056K, via gpu1 7328K in 2`.
 fn parts(plan: &Plan) -> String {
     let part = |shape: &Shape, path: &PathPlan| {
         let kib = path.bytes >> 10;

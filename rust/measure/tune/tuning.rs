@@ -7,23 +7,23 @@ use crate::plan::{Engine, Options, Shape, Tuned};
 use crate::topology::{Machine, Topology};
 use serde::{Deserialize, Serialize};
 
-/// Options that a tuner may change in a plan. `None` leaves the value to the model.
+/// Options of a plan that a tuner may change. A field that is `None` leaves the value to the model.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Setting {
-    /// Largest number of paths of one transfer. Two or more paths are used without asking the model whether they gain.
+    /// Largest number of paths of one transfer. If it is set, the model is not asked whether two or more paths are faster than one.
     pub max_paths: Option<u32>,
     /// True if a copy between GPUs may pass through host memory.
     pub host_path: Option<bool>,
-    /// Bytes of one chunk on staged paths.
+    /// Size in bytes of one chunk on staged paths.
     pub chunk_bytes: Option<u64>,
-    /// Weight of the shares of paths through host memory, in thousandths of the model's.
+    /// Weight by which the model's shares of paths through host memory are multiplied, in thousandths.
     pub host_share: Option<u16>,
-    /// Weight of the shares of paths through another GPU, in thousandths of the model's.
+    /// Weight by which the model's shares of paths through another GPU are multiplied, in thousandths.
     pub relay_share: Option<u16>,
 }
 
 impl Setting {
-    /// Returns the options with this setting applied.
+    /// Returns the options `base` with this setting applied.
     pub fn options(&self, base: &Options) -> Options {
         Options {
             max_paths: self.max_paths.unwrap_or(base.max_paths),
@@ -34,7 +34,7 @@ impl Setting {
         }
     }
 
-    /// Returns the part of the setting that the split of shares uses.
+    /// Returns the part of the setting that affects how data is split among paths.
     pub fn tuned(&self) -> Tuned {
         Tuned {
             host_share: self.host_share.unwrap_or(1000),
@@ -44,20 +44,20 @@ impl Setting {
     }
 }
 
-/// Origin of the scores.
+/// Origin of the scores in a tuning.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The simulator. The tuning applies to every backend, as far as the topology is right.
+    /// Plans were scored in the simulator. The tuning applies to every backend, as far as the topology is right.
     Simulator,
-    /// The host backend: virtual devices on CPU threads.
+    /// Plans were executed on the host backend, which has virtual devices on CPU threads.
     Host,
-    /// The CUDA backend.
+    /// Plans were executed on the CUDA backend.
     Cuda,
 }
 
 impl Origin {
-    /// Returns the name that a tuning file uses.
+    /// Returns the name of the origin in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
             Origin::Simulator => "simulator",
@@ -67,63 +67,63 @@ impl Origin {
     }
 }
 
-/// The content of a tuning file.
+/// Content of a tuning file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
     /// Name of the topology to which the tuning applies.
     pub topology: String,
-    /// The topology's [`digest`].
+    /// Hash of the topology to which the tuning applies, from [`digest`].
     pub digest: String,
-    /// Origin of the scores.
+    /// Origin of the scores by which the tuning was found.
     pub origin: Origin,
-    /// Tunings of classes. No two classes are equal up to the tolerance of [`Class::is_like`].
+    /// Tuned values of each class of batches. No two classes are equal up to the tolerance of [`Class::is_like`].
     pub classes: Vec<ClassTuning>,
-    /// Tunings of transfers that move in partitions; no two have the same shape.
+    /// Results for transfers that move in partitions. No two entries are for the same transfers.
     pub partitions: Vec<PartitionTuning>,
 }
 
-/// Best results for transfers of one shape, with the kernel of the program that tuned them.
+/// Best results for certain transfers that move in partitions, with the kernel of the program that tuned them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionTuning {
     /// Hash of the transfers, from [`shape_of`].
     pub shape: String,
     /// Total bytes of all transfers, only for human readers of the file.
     pub bytes: u64,
-    /// Number of partitions of each transfer with which copy engines were fastest.
+    /// Number of partitions of each transfer for which copy engines were fastest.
     pub count: u32,
-    /// All trials.
+    /// All trials that were made with these transfers.
     pub trials: Vec<PartitionTrial>,
 }
 
-/// A trial of moving transfers in partitions.
+/// Trial of moving transfers in partitions, with its measured time.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionTrial {
-    /// Mover of the partitions.
+    /// Mover of the partitions: copy engines or the producing kernel.
     pub mover: PartitionMover,
-    /// Number of partitions of each transfer.
+    /// Number of partitions of each transfer in the trial.
     pub count: u32,
-    /// Number of blocks of the producing kernel if the program has varied it; otherwise 0.
+    /// Number of blocks of the producing kernel. 0 if the program has not varied it.
     #[serde(default)]
     pub blocks: u32,
-    /// Median nanoseconds of a step on the slowest rank.
+    /// Median time of a step on the slowest rank, in nanoseconds.
     pub ns: u64,
 }
 
-/// Agent that moves partitions.
+/// Hardware or kernel that moves partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartitionMover {
-    /// Mover that an adaptive plan has found to be the fastest.
+    /// The mover is the one that an adaptive plan has found to be the fastest.
     Automatic,
-    /// Copy engines.
+    /// Copy engines move each partition.
     CopyEngine,
-    /// The producing kernel.
+    /// The producing kernel moves each partition itself.
     Producer,
 }
 
 impl PartitionMover {
-    /// Returns the name that a tuning file uses.
+    /// Returns the name of the mover in a tuning file.
     pub const fn name(self) -> &'static str {
         match self {
             PartitionMover::Automatic => "automatic",
@@ -134,7 +134,8 @@ impl PartitionMover {
 }
 
 impl PartitionTuning {
-    /// Adds newer trials, which replace trials with the same number of blocks. Of equally fast trials the first counts as best.
+    /// Returns the results with newer trials added. A newer trial replaces all earlier trials with the same number of blocks. If trials are
+    /// equally fast, the first counts as the best.
     pub fn with(mut self, newer: &[PartitionTrial]) -> PartitionTuning {
         self.trials.retain(|known| newer.iter().all(|trial| trial.blocks != known.blocks));
         self.trials.extend(newer);
@@ -161,22 +162,22 @@ fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
 /// Tuned values for one class of batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassTuning {
-    /// Class of batches.
+    /// Class of batches to which the values apply.
     pub class: Class,
-    /// Engine to use if the caller selects none, by size; ascending.
+    /// Engine to use if the caller selects none, by size of the largest transfer in ascending order.
     pub engine: Vec<Preference>,
-    /// Values for streams.
+    /// Tuned values if streams execute the plan.
     pub stream: EngineTuning,
-    /// Values for graphs.
+    /// Tuned values if graphs execute the plan.
     pub graph: EngineTuning,
 }
 
-/// An engine that applies from a certain size.
+/// Preferred engine for transfers of at least a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Preference {
     /// Size of the largest transfer, in bytes, from which the preference applies.
     pub from_bytes: u64,
-    /// Preferred engine; [`Engine::Auto`] leaves everything to the model.
+    /// Engine to use; [`Engine::Auto`] leaves the choice to the model.
     pub engine: Engine,
 }
 
@@ -185,11 +186,12 @@ pub struct Preference {
 pub struct EngineTuning {
     /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// Settings by size; ascending. Each applies up to the next, the last without limit.
+    /// Settings by size of the largest transfer, in ascending order. Each applies up to the size of the next; the last applies to all
+    /// larger sizes.
     pub sizes: Vec<SizeTuning>,
 }
 
-/// A setting that applies from a certain size.
+/// Setting for transfers of at least a certain size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct SizeTuning {
     /// Size of the largest transfer, in bytes, from which the setting applies.
@@ -197,12 +199,12 @@ pub struct SizeTuning {
     /// Size of the largest transfer, in bytes, for which the chunk size was found. For other sizes the chunk size scales with the square
     /// root of the size, as in the model (`docs/reference/model.md`). `None` if the chunk size is the same for all sizes.
     pub at_bytes: Option<u64>,
-    /// The setting.
+    /// Options that apply to transfers of this size.
     pub setting: Setting,
 }
 
 impl SizeTuning {
-    /// Returns the setting for a largest transfer of this size.
+    /// Returns the setting for a batch whose largest transfer has `bytes` bytes.
     pub fn setting_for(&self, bytes: u64) -> Setting {
         let scaled = |chunk: u64, at: u64| {
             let chunk = chunk as f64 * (bytes as f64 / at.max(1) as f64).sqrt();
@@ -216,19 +218,19 @@ impl SizeTuning {
     }
 }
 
-/// Advice of a tuning for one batch.
+/// Values that a tuning recommends for one batch.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// Engine to use.
+    /// Engine that executes the plan.
     pub engine: Engine,
     /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// Paths, shares and chunks.
+    /// Setting for paths, shares and chunks.
     pub setting: Setting,
 }
 
 impl Advice {
-    /// Returns the options with the advice applied, for a context that leaves everything open.
+    /// Returns the options `base` with the advice applied, for a context whose caller and environment set no options.
     pub fn options(&self, base: &Options) -> Options {
         let options = self.setting.options(&Options { engine: self.engine, ..*base });
         // `tuned` is set even if only an engine or a threshold was found, so that the plan's description shows that it is tuned.
@@ -237,7 +239,7 @@ impl Advice {
 }
 
 impl Tuning {
-    /// Refuses a tuning that was made for other figures than this machine's, or measured on another backend.
+    /// Refuses a tuning that was made for figures other than this machine's, or that was measured on another backend.
     pub fn check(&self, machine: &Machine, backend: &str) -> Result<(), TuningError> {
         let in_force = digest(machine.topology());
         if self.digest != in_force {
@@ -254,8 +256,8 @@ impl Tuning {
         Ok(())
     }
 
-    /// Returns the advice for this batch with this engine; [`Engine::Auto`] leaves the engine open too. Returns `None` if no similar batch
-    /// was tuned, or if the model was found to be best.
+    /// Returns the advice for this batch with this engine. [`Engine::Auto`] leaves the choice of the engine to the tuning. Returns `None`
+    /// if no similar batch was tuned, or if the model was found to be best.
     pub fn advice(&self, machine: &Machine, batch: &[Shape], engine: Engine) -> Option<Advice> {
         let (class, bytes) = Class::of(machine, batch)?;
         let tuned = self.classes.iter().find(|tuned| tuned.class.is_like(&class))?;
@@ -275,7 +277,7 @@ impl Tuning {
         Some(Advice { engine, min_bytes: of_engine.min_bytes, setting: setting.unwrap_or_default() })
     }
 
-    /// Describes the origin and the contents in one line.
+    /// Returns a description of the origin and the contents in one line.
     pub fn summary(&self) -> String {
         let sizes: usize = self.classes.iter().map(|tuned| tuned.stream.sizes.len() + tuned.graph.sizes.len()).sum();
         format!(
@@ -289,13 +291,13 @@ impl Tuning {
     }
 }
 
-/// Returns the last entry that begins at `bytes` or below.
+/// Returns the last entry whose size is at most `bytes`, or `None`.
 fn holding<T>(ascending: &[T], bytes: u64, from: impl Fn(&T) -> u64) -> Option<&T> {
     ascending[..ascending.partition_point(|entry| from(entry) <= bytes)].last()
 }
 
-/// Returns a hash of the topology: 64-bit FNV-1a over nodes, links, shared resources and costs, in the form of a topology file. Name and
-/// description are excluded, because they do not affect plans.
+/// Returns a hash of the topology. It is a 64-bit FNV-1a hash of nodes, links, shared resources and costs, in the form of a topology file.
+/// Name and description are excluded, because they do not affect plans.
 pub fn digest(topology: &Topology) -> String {
     let bare = Topology { name: String::new(), description: String::new(), ..topology.clone() };
     format!("{:016x}", fnv(bare.to_toml().bytes()))
