@@ -4,7 +4,7 @@ use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};
 use std::sync::Arc;
 
-/// Order of one stream. An appended node starts after all nodes appended before it.
+/// Order of the nodes of one stream. Each appended node starts after all nodes appended before.
 #[derive(Debug)]
 pub(super) struct Chain<W: Work> {
     tail: Mutex<Option<Arc<Node<W>>>>,
@@ -15,12 +15,13 @@ impl<W: Work> Chain<W> {
         Chain { tail: Mutex::new(None) }
     }
 
-    /// Appends `node` and releases the node, which then starts after the chain's tail and after its other predecessors.
+    /// Appends `node` and releases it. The node then starts after the chain's previous last node and after its other predecessors.
     pub(super) fn append(&self, node: &Arc<Node<W>>) {
         self.append_row(node, None);
     }
 
-    /// Appends a row of nodes that ends with `last`, or only `first`. The last one must follow the first by way of others. Releases both.
+    /// Appends a sequence of nodes from `first` to `last`, or only `first` if `last` is `None`, and releases both. `last` must be a direct
+    /// or indirect successor of `first`.
     pub(super) fn append_row(&self, first: &Arc<Node<W>>, last: Option<&Arc<Node<W>>>) {
         // The lock covers only the exchange. A thread that appends next may find `last` as its tail before the predecessor of `first` is
         // linked. This is harmless, because `last` cannot finish before `first` is released.
@@ -32,7 +33,7 @@ impl<W: Work> Chain<W> {
         last.into_iter().for_each(Node::release);
     }
 
-    /// Returns the last node, or `None` if everything has finished. A finished tail is dropped together with its memory.
+    /// Returns the last node of the chain, or `None` if all nodes have finished. A finished last node is dropped together with its memory.
     pub(super) fn tail(&self) -> Option<Arc<Node<W>>> {
         let mut tail = lock(&self.tail);
         if tail.as_ref().is_some_and(|tail| tail.is_finished()) {

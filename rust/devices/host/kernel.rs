@@ -5,7 +5,7 @@ pub use crate::bridge::Segment;
 
 use crate::bridge::{copy_segments_on_cpu, run_actions_on_cpu};
 
-/// Launch layout of the kernel. On the CPU every layout copies the same bytes; only the order differs.
+/// Launch dimensions of the copy kernel. On the CPU, every choice copies the same data; only the order differs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Tile size in bytes as a power of two, 4 to 30. Other values are clamped.
@@ -17,7 +17,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Layout with one thread that copies tile after tile, which is the fastest on a CPU.
+    /// Launch dimensions with one thread that copies tile after tile, which is fastest on a CPU.
     pub const SEQUENTIAL: Grid = Grid { tile_shift: 14, blocks: 1, lanes: 1 };
 }
 

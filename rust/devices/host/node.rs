@@ -16,12 +16,14 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Work of a node: steps, numbered from 0, with an order of their own. They run between the end of its last predecessor and its own end.
+/// Work of a node: steps, numbered from 0, which depend on each other. The steps run between the end of the node's last predecessor and the
+/// end of the node.
 pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
-    /// Returns the steps without predecessors. A node without steps only orders others. It finishes as soon as it is ready.
+    /// Returns the steps without predecessors. A node without steps only orders other nodes, and finishes as soon as its predecessors have
+    /// finished.
     fn roots(&self) -> impl Iterator<Item = u32>;
-    /// Runs one step. Called once for each step, after all its predecessors. An error or a panic fails the node, and steps that have not
-    /// begun are then skipped.
+    /// Runs one step. Called once for each step, after all predecessors of the step. An error or a panic fails the node, and steps that
+    /// have not begun are then skipped.
     fn run(&self, step: u32) -> Result<(), BackendError>;
     /// True if `step`, whose predecessors have finished, may run. Only a watching queue calls this, and repeats it until it returns true.
     fn may_run(&self, step: u32) -> bool {
@@ -30,11 +32,11 @@ pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
     }
     /// Records that `step` has finished. Yields the steps that are ready as a result.
     fn finished(&self, step: u32) -> impl Iterator<Item = u32>;
-    /// Called once for each finished step, after [`Work::finished`]. Returns true for the last step.
+    /// Returns true if `step` was the node's last unfinished step. Called once for each finished step, after [`Work::finished`].
     fn was_last(&self) -> bool;
-    /// Called once, after the last step of a node that has not failed.
+    /// Ends the node's work. Called once, after the last step of a node that has not failed.
     fn conclude(&self) -> Result<(), BackendError>;
-    /// Returns further errors that a thread waiting for the node receives. Called after the last step.
+    /// Returns a further error for threads that wait for the node, if there is one. Called after the last step.
     fn tell(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -42,22 +44,22 @@ pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
     fn times(&self) -> Option<OpTimes> {
         None
     }
-    /// Describes `step` for an error's text.
+    /// Returns a description of `step` for an error text.
     fn describe(&self, step: u32) -> String;
 }
 
-/// Unit of work in the graph, with its completion.
+/// Unit of work in the dependency graph, with its completion.
 #[derive(Debug)]
 pub(super) struct Node<W: Work> {
-    /// Number of unfinished predecessors, plus one until [`Node::release`].
+    /// Number of predecessors that have not finished, plus one until [`Node::release`] is called.
     pending: AtomicUsize,
-    /// Set after `outcome` is final, and read without the lock.
+    /// True once the node has finished and `outcome` is final. Read without the lock.
     done: AtomicBool,
-    /// True if a step has failed.
+    /// True if a step of the node has failed.
     failed: AtomicBool,
     outcome: Mutex<Outcome<W>>,
     changed: Condvar,
-    /// Queue that runs the steps.
+    /// Queue whose threads run the steps of the node.
     queue: Arc<Queue<W>>,
     work: W,
 }
@@ -65,7 +67,7 @@ pub(super) struct Node<W: Work> {
 #[derive(Debug)]
 struct Outcome<W: Work> {
     done: bool,
-    /// True if a thread sleeps in [`Node::wait`].
+    /// True if a thread sleeps in [`Node::wait`] until the node has finished.
     awaited: bool,
     error: Option<Box<BackendError>>,
     successors: SmallVec<[Arc<Node<W>>; 1]>,
@@ -85,7 +87,7 @@ impl<W: Work> Node<W> {
         })
     }
 
-    /// Orders `successor`, which is not released yet, after this node.
+    /// Orders `successor` after this node. `successor` must not be released yet.
     pub(super) fn precede(&self, successor: &Arc<Node<W>>) {
         if self.is_finished() {
             return;
@@ -130,19 +132,19 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Decrements the count of predecessors. Returns true for the last.
+    /// Decrements the number of unfinished predecessors. Returns true if it was the last.
     fn arrive(&self) -> bool {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Starts the first steps, or finishes a node without steps.
+    /// Starts the steps without predecessors, or finishes a node without steps.
     fn begin(self: &Arc<Self>, ready: &mut Ready<'_, W>) {
         if !self.hand_out_roots(ready) {
             self.finish(ready);
         }
     }
 
-    /// Passes the first steps to `ready`. Returns false if there are none.
+    /// Passes the steps without predecessors to `ready`. Returns false if there are none.
     fn hand_out_roots(self: &Arc<Self>, ready: &mut Ready<'_, W>) -> bool {
         let mut roots = self.work.roots().peekable();
         let any = roots.peek().is_some();
@@ -155,7 +157,7 @@ impl<W: Work> Node<W> {
         self.work.may_run(step)
     }
 
-    /// Runs a step and handles its end.
+    /// Runs a step and passes the steps that become ready to `ready`. Ends the node after its last step.
     pub(super) fn run(self: &Arc<Self>, step: u32, ready: &mut Ready<'_, W>) {
         if !self.failed.load(Ordering::Relaxed) {
             self.guard(|| self.work.run(step), || self.work.describe(step));
@@ -228,7 +230,7 @@ impl<W: Work> CompletionState for Node<W> {
     }
 }
 
-/// Destination of steps that become ready. They go to their queues, except one that the current thread may keep for itself.
+/// Destination for steps that become ready. The steps go to their queues, except one that the current thread may keep for itself.
 pub(super) struct Ready<'a, W: Work> {
     own: Option<&'a Arc<Queue<W>>>,
     kept: Option<Step<W>>,
@@ -245,7 +247,7 @@ impl<'a, W: Work> Ready<'a, W> {
         Ready { own: None, kept: None }
     }
 
-    /// Returns the step that was kept, if any.
+    /// Returns the step that the current thread keeps for itself, if any.
     pub(super) fn kept(self) -> Option<Step<W>> {
         self.kept
     }

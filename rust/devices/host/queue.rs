@@ -15,11 +15,11 @@ fn rest(_: u32) {
     thread::yield_now();
 }
 
-/// Maximum number of successive steps, each made ready by the one before, that a thread runs without going through the queue. This saves
-/// the queue's lock and a wake-up for every link of a chain. The bound prevents a chain that a caller extends for ever from starving other
-/// streams.
+/// Maximum number of steps that a thread runs back to back without going through the queue. Each of them is made ready by the step before.
+/// This saves the queue's lock and a wake-up for every step of a chain. The bound prevents a chain that a caller extends without end from
+/// starving other streams.
 ///
-/// The bound is lower under the model checker, so that its short chains exceed it.
+/// Under the model checker, the bound is lower, so that its short chains exceed the bound.
 const STEPS_IN_A_ROW: u32 = if cfg!(shuttle) { 2 } else { 64 };
 
 /// Step of a node whose predecessors have all finished.
@@ -29,14 +29,14 @@ pub(super) struct Step<W: Work> {
     pub(super) index: u32,
 }
 
-/// First-in, first-out queue of ready steps, served by up to `limit` threads that start as work arrives.
+/// First-in, first-out queue of ready steps, served by a limited number of threads. Threads start as work arrives.
 ///
 /// No step waits for another step. Steps of a queue therefore cannot block each other, whatever the number of threads.
 #[derive(Debug)]
 pub(super) struct Queue<W: Work> {
     name: String,
     limit: usize,
-    /// True if the thread polls each step until it may run.
+    /// True if the queue's thread polls each step until the step may run ([`Work::may_run`]).
     watches: bool,
     state: Mutex<State<W>>,
     changed: Condvar,
@@ -45,7 +45,7 @@ pub(super) struct Queue<W: Work> {
 #[derive(Debug)]
 struct State<W: Work> {
     ready: VecDeque<Step<W>>,
-    /// Number of threads that wait for a step, including those that were woken and do not run yet.
+    /// Number of threads that wait for a step, including threads that were woken and do not run yet.
     idle: usize,
     threads: Vec<thread::JoinHandle<()>>,
     closed: bool,
@@ -57,8 +57,8 @@ impl<W: Work> Queue<W> {
         Self::with(name, limit, false)
     }
 
-    /// Creates a queue whose only thread polls all steps and runs each as soon as [`Work::may_run`] returns true. It serves steps that wait
-    /// for other processes.
+    /// Creates a queue whose only thread polls all steps and runs each one as soon as [`Work::may_run`] returns true. Such a queue runs
+    /// steps that wait for other processes.
     pub(super) fn watching(name: impl Into<String>) -> Arc<Self> {
         Self::with(name, 1, true)
     }
@@ -109,7 +109,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Runs the main loop of a thread of this queue.
+    /// Runs ready steps on a thread of this queue until the queue is closed and empty.
     fn serve(self: Arc<Self>) {
         lock(&self.state).idle -= 1;
         if self.watches {
@@ -127,7 +127,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Runs the main loop of the thread of a watching queue.
+    /// Polls the steps of a watching queue on its thread, and runs them, until the queue is closed and empty.
     fn watch(&self) {
         let mut watched: Vec<Step<W>> = Vec::new();
         let mut looks = 0;
@@ -151,7 +151,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Blocks until a step is ready. Returns `None` once the queue is closed and empty.
+    /// Blocks until a step is ready, and returns it. Returns `None` once the queue is closed and empty.
     fn next(&self) -> Option<Step<W>> {
         let mut state = lock(&self.state);
         loop {
@@ -167,7 +167,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Ends the threads once the queue is empty, and waits for them. Nothing may be pushed afterwards.
+    /// Closes the queue, and waits until its threads have run all steps and ended. No step may be pushed afterwards.
     pub(super) fn join(&self) {
         let threads = {
             let mut state = lock(&self.state);

@@ -1,7 +1,7 @@
-//! Grants the bytes of staging rings to one execution at a time, in the order in which streams reach the executions.
+//! Allows one execution at a time to use a range of a staging ring, in the order in which streams reach the executions.
 //!
-//! The order of submission could deadlock: the stream of an earlier execution may wait for work behind a later execution in another stream.
-//! An execution gets all of its bytes together and waits for no other execution after that.
+//! The order of submission could deadlock: the stream of an execution that was submitted earlier may wait for work behind a later execution
+//! in another stream. An execution gets all of its ranges at the same time, and waits for no other execution after that.
 
 use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};
@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of an execution's rings.
+/// Byte ranges of staging rings that an execution uses.
 pub(super) type RingBytes = SmallVec<[Range<u64>; 4]>;
 
-/// Executions whose streams have reached them and that have not ended, in the order of arrival.
+/// Executions that use staging rings: those that their streams have reached and that have not ended, in the order of arrival.
 #[derive(Debug)]
 pub(super) struct Rings<W: Work>(Mutex<VecDeque<Claim<W>>>);
 
@@ -29,13 +29,13 @@ impl<W: Work> Rings<W> {
         Rings(Mutex::new(VecDeque::new()))
     }
 
-    /// Releases `node`, which has not been released, once no earlier execution claims any of these bytes.
+    /// Releases `node` as soon as no earlier execution uses any of these byte ranges. `node` must not have been released before.
     pub(super) fn claim(&self, node: &Arc<Node<W>>, bytes: &RingBytes) {
         lock(&self.0).push_back(Claim { node: Arc::clone(node), bytes: bytes.clone(), is_granted: false });
         self.grant();
     }
 
-    /// Gives the bytes of an execution that has ended to the next ones.
+    /// Ends the use of byte ranges by an execution, and releases the executions that can use them next.
     pub(super) fn give_back(&self, node: &Arc<Node<W>>) {
         lock(&self.0).retain(|claim| !Arc::ptr_eq(&claim.node, node));
         self.grant();

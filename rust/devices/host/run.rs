@@ -1,4 +1,5 @@
-//! Defines the work of this backend's nodes: running a program, calling a host function, or only ordering.
+//! Defines the work of nodes in the host backend's dependency graph: running a program, calling a host function, or only ordering other
+//! nodes.
 
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
@@ -17,60 +18,61 @@ use smallvec::SmallVec;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Work of a node in the dependency graph of this backend.
+/// Work of a node in the host backend's dependency graph.
 pub(super) enum HostWork {
-    /// No work: the node only joins its predecessors.
+    /// No work. The node only waits for its predecessors.
     Join,
-    /// Host function, removed when it is called.
+    /// Call of a host function, which is removed when it is called.
     Function(Mutex<Option<HostFunction>>),
     /// Execution of a program.
     Run(Box<Run>),
-    /// Arrival of a stream at an execution that needs the bytes of rings.
+    /// Arrival of a stream at an execution that uses staging rings. The execution starts when it may use its byte ranges.
     Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),
-    /// End of that execution, which gives the bytes back.
+    /// End of an execution that uses staging rings. Other executions may use the byte ranges afterwards.
     GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
-    /// Recording of the current time.
+    /// Recording of the time at which a stream reaches this point.
     Moment(Passed),
-    /// Wait for counters. Its step goes to the watching queue.
+    /// Wait of a stream for counters. The watching queue polls it.
     Wait(Wait),
-    /// Counters to set, unless the step that they belong to is abandoned.
+    /// Setting of counters. It is skipped if the step of a node plan to which the counters belong was abandoned.
     Raise(Signals, Option<StepFate>),
 }
 
-/// Counters and their values.
+/// Counters with the values to wait for or to set.
 pub(super) type Signals = SmallVec<[Signal; 4]>;
 
-/// Wait of a stream for counters.
+/// Wait of a stream for counters to reach their values.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) signals: Signals,
-    /// True if the counters are flags, which are reset after the wait.
+    /// True if the counters are flags, which are reset to 0 after the wait.
     pub(super) takes: bool,
-    /// State of the step to which the flags belong. The step is abandoned if the signaller of a flag is lost.
+    /// State of the node plan's step to which the flags belong. The step is abandoned if the process that should set a flag is lost. `None`
+    /// for counters that belong to no step.
     pub(super) fate: Option<StepFate>,
-    /// Failed wait that made this node abandon the step.
+    /// Failed wait because of which this node has abandoned the step.
     pub(super) lost: OnceLock<FailedWait>,
     pub(super) memory: Arc<HostMemory>,
-    /// Record of failed waits.
+    /// Record of all failed waits of the backend.
     pub(super) failed_waits: Arc<FailedWaits>,
 }
 
-/// Execution of a program.
+/// Execution of a program in a stream.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) program: Arc<Program>,
     pub(super) endpoints: Arc<[Endpoints]>,
     pub(super) rings: Arc<[u64]>,
-    /// Allocation ids of the ends of the transfers, destination and source alternating; 0 for pageable memory.
+    /// Allocation ids of the transfers' destinations and sources, alternating. Pageable memory has id 0.
     pub(super) memory: Arc<[u64]>,
     pub(super) schedule: Schedule,
     pub(super) verify: bool,
-    /// Begin and end of each operation, if requested.
+    /// Start and end times of each operation. `None` if they were not requested.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// Possible failed waits that preceded the execution in its stream.
+    /// Waits that preceded the execution in its stream and may have failed.
     pub(super) behind: Behind,
-    /// State of the step that the execution belongs to.
+    /// State of the node plan's step to which the execution belongs. `None` if it belongs to no step.
     pub(super) fate: Option<StepFate>,
 }
 
@@ -169,7 +171,7 @@ impl Work for HostWork {
 }
 
 impl Run {
-    /// Performs the copies of one operation.
+    /// Makes the copies of one operation.
     fn copy(&self, step: u32) -> Result<(), BackendError> {
         let op = &self.program.ops[step as usize];
         let is_fused = matches!(op.mechanism, Mechanism::Batch | Mechanism::Kernel);
@@ -203,7 +205,7 @@ impl Run {
         })
     }
 
-    /// True if a place is not memory of the library. Only memory of the library is guaranteed to exist while the execution runs.
+    /// True if a place is not in memory of the library. Only memory of the library is guaranteed to exist while the execution runs.
     fn is_pageable(&self, place: Place) -> bool {
         transfer_of(place).is_some_and(|(transfer, end)| !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied()))
     }
@@ -212,7 +214,7 @@ impl Run {
         address(&self.program, &self.endpoints, &self.rings, place)
     }
 
-    /// Compares every destination with its source.
+    /// Compares every destination with its source. Returns an error if they differ.
     fn verify(&self) -> Result<(), BackendError> {
         let transfers = || (0_u32..).zip(self.program.transfers.iter().zip(&*self.endpoints));
         for (transfer, (&bytes, endpoints)) in transfers() {
@@ -239,7 +241,8 @@ impl Run {
     }
 }
 
-/// Returns the transfer that a place belongs to, and 0 for its destination or 1 for its source.
+/// Returns the index of the transfer to which a place belongs, and 0 for its destination or 1 for its source. `None` for a place in a
+/// staging ring.
 fn transfer_of(place: Place) -> Option<(u32, usize)> {
     match place {
         Place::Destination { transfer, .. } => Some((transfer, 0)),
@@ -248,7 +251,7 @@ fn transfer_of(place: Place) -> Option<(u32, usize)> {
     }
 }
 
-/// Number of bytes compared at a time.
+/// Number of bytes that are compared at a time.
 const BLOCK: usize = 16 << 10;
 
 impl fmt::Debug for HostWork {
@@ -271,8 +274,9 @@ fn is_abandoned(fate: &Option<StepFate>) -> bool {
 }
 
 impl Wait {
-    /// True if each counter is reached or its signaller is lost. In a step one lost counter is enough, because the others are then not
-    /// used. The loss is kept: if the counter is raised late, the others may still not be reached.
+    /// True if each counter has reached its value or can no longer reach it because a process was lost. In a step one lost counter is
+    /// enough, because the others are then not used. The loss is recorded: if the counter is set late, the others may still not have
+    /// reached their values.
     fn may_end(&self) -> bool {
         let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
         let failed = |wanted: &Signal| self.memory.failed_wait(wanted);

@@ -4,11 +4,11 @@ use crate::plan::Program;
 use crate::sync::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
-/// Dependencies of a program's operations, counted down as they finish. Small programs need no heap allocation.
+/// Dependencies between a program's operations, with the number of unfinished predecessors of each. Small programs need no heap allocation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     steps: SmallVec<[StepState; 2]>,
-    /// Successors of all steps, concatenated in the order of the steps.
+    /// Indices of the successors of all operations, concatenated in the order of the operations.
     successors: SmallVec<[u32; 4]>,
     roots: SmallVec<[u32; 2]>,
     unfinished: AtomicU32,
@@ -16,14 +16,15 @@ pub(super) struct Schedule {
 
 #[derive(Debug)]
 struct StepState {
-    /// Number of predecessors that have not finished.
+    /// Number of this operation's predecessors that have not finished.
     pending: AtomicU32,
-    /// End of this step's successors in [`Schedule::successors`]. They begin at the end of the previous step's.
+    /// Index in [`Schedule::successors`] after this operation's last successor. Its first successor is at the previous operation's end.
     successors_end: u32,
 }
 
 impl Schedule {
-    /// Converts lanes and [`Op::after`](crate::plan::Op::after) of `program` to counts and successors.
+    /// Returns the dependencies of the operations of `program`: those of one lane run in order, and each runs after the operations in
+    /// [`Op::after`](crate::plan::Op::after).
     pub(super) fn new(program: &Program) -> Self {
         // Last operation of each lane so far, which precedes the next one on that lane.
         let mut tails: SmallVec<[Option<u32>; 8]> = SmallVec::new();
@@ -73,7 +74,7 @@ impl Schedule {
         self.roots.iter().copied()
     }
 
-    /// Records once that `step` has finished. Yields the steps for which it was the last predecessor.
+    /// Records that `step` has finished. Yields the steps whose last unfinished predecessor it was. Called once for each step.
     pub(super) fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
         let step = step as usize;
         let begin = if step == 0 { 0 } else { self.steps[step - 1].successors_end as usize };
@@ -81,7 +82,7 @@ impl Schedule {
         self.successors[begin..end].iter().copied().filter(|&s| self.steps[s as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1)
     }
 
-    /// Called once for each finished step. Returns true for the last one.
+    /// Returns true if all steps have finished. Called once for each finished step.
     pub(super) fn was_last(&self) -> bool {
         self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
     }

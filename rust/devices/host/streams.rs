@@ -1,4 +1,4 @@
-//! Stores the streams of a backend: those that callers hold, and destroyed ones whose work still runs.
+//! Stores the streams of a host backend: streams that callers have created, and destroyed streams whose work still runs.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -22,10 +22,10 @@ pub(super) fn next_handle() -> usize {
 
 #[derive(Debug)]
 pub(super) struct Stream<W: Work> {
-    /// Device of the stream, or `None` for the default stream.
+    /// Device for which the stream was created, or `None` for the default stream.
     pub device: Option<DeviceId>,
     pub chain: Chain<W>,
-    /// Queue of the host functions, once there has been one.
+    /// Queue of the stream's host functions, created with the first one.
     pub functions: OnceLock<Arc<Queue<W>>>,
 }
 
@@ -34,29 +34,30 @@ impl<W: Work> Stream<W> {
         Stream { device, chain: Chain::new(), functions: OnceLock::new() }
     }
 
-    /// Ends the threads of a stream whose work has finished.
+    /// Ends the stream's threads. All work of the stream must have finished.
     fn end(&self) {
         self.functions.get().into_iter().for_each(|queue| queue.join());
     }
 }
 
-/// All streams of a backend.
+/// All streams of a host backend.
 #[derive(Debug)]
 pub(super) struct StreamTable<W: Work> {
     default: Stream<W>,
-    /// Held and destroyed streams under one lock, so that a thread that visits all streams also finds one that is being destroyed.
+    /// Streams other than the default stream. One lock protects existing and destroyed streams, so that a thread that visits all streams
+    /// also finds a stream that is being destroyed.
     others: RwLock<Others<W>>,
 }
 
 #[derive(Debug)]
 struct Others<W: Work> {
     held: HashMap<usize, Stream<W>, RandomState>,
-    /// Destroyed streams that may still have work.
+    /// Destroyed streams whose work may not have finished.
     destroyed: Vec<Stream<W>>,
 }
 
 impl<W: Work> StreamTable<W> {
-    /// Creates a table with only the default stream.
+    /// Creates a table that contains only the default stream.
     pub fn new() -> Self {
         StreamTable { default: Stream::new(None), others: RwLock::new(Others { held: HashMap::default(), destroyed: Vec::new() }) }
     }
@@ -87,7 +88,7 @@ impl<W: Work> StreamTable<W> {
         work(others.held.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
     }
 
-    /// Returns the number of streams of `device` that were not destroyed.
+    /// Returns the number of streams that were created for `device` and not destroyed.
     pub fn count(&self, device: DeviceId) -> u64 {
         held(self.others.read()).held.values().filter(|stream| stream.device == Some(device)).count() as u64
     }
@@ -102,7 +103,7 @@ impl<W: Work> StreamTable<W> {
         tails.iter().for_each(|tail| tail.wait_finished());
     }
 
-    /// Waits for all work, and ends the threads of all streams.
+    /// Waits for the work of all streams, and ends their threads.
     pub fn end(&mut self) {
         self.wait_finished();
         let others = held(self.others.get_mut());

@@ -1,10 +1,10 @@
-//! Records the times of an execution's operations by the clock of this machine.
+//! Records the start and end times of an execution's operations, by the clock of this machine.
 
 use crate::backend::OpTimes;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Begin and end of each operation. Each is written once, by the thread that runs the operation.
+/// Start and end times of each operation. Each is written once, by the thread that runs the operation.
 #[derive(Debug)]
 pub(super) struct Times {
     enqueued: Instant,
@@ -12,12 +12,12 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Creates a record for a program of `ops` operations that is enqueued now.
+    /// Creates a record for a program of `ops` operations. The times are relative to this call.
     pub(super) fn new(ops: usize) -> Times {
         Times { enqueued: Instant::now(), ops: (0..ops).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Runs an operation and records its begin and end.
+    /// Runs operation `op` and records its start and end times.
     pub(super) fn note<T>(&self, op: u32, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
@@ -26,8 +26,8 @@ impl Times {
         done
     }
 
-    /// Returns the times after the last operation. For operations that were skipped because of an error, begin and end are 0. All devices
-    /// share one clock.
+    /// Returns the times of all operations, relative to the time of enqueueing. Must be called after the last operation. Operations that
+    /// were skipped because of an error have times of 0. All devices share one clock.
     pub(super) fn read(&self) -> OpTimes {
         let since = |at: Instant| at.saturating_duration_since(self.enqueued).as_secs_f64();
         let ops = self.ops.iter().map(|op| op.get().map_or((0.0, 0.0), |&(begin, end)| (since(begin), since(end)))).collect();

@@ -1,10 +1,10 @@
-//! Messages whose mover cannot map the other side's memory. The other rank moves their bytes instead. This happens for example if another
-//! library in the mover's process already has that memory open.
+//! Handles messages for which the rank that should make the copy cannot map the other side's memory. The other rank makes the copy instead.
+//! This happens for example if another library in the process already has that memory open.
 //!
-//! The mover passes its role to the other rank and sends it a request. The other rank maps host memory only: the mover's own, or a bounce
-//! buffer of the library that an internal stream of the mover fills before or empties afterwards. The request travels through the shared
-//! memory that also reports the end of a rank. The other rank moves the bytes on its callback thread, because mapping may call this rank's
-//! service thread, which must not wait for another.
+//! The rank that should make the copy (the mover) sends a request to the other rank. The other rank maps host memory only: the mover's own
+//! memory, or a bounce buffer of the library that an internal stream of the mover fills before the copy or empties afterwards. The request
+//! travels through the shared memory that also reports the end of a rank. The other rank makes the copy on its callback thread, because
+//! mapping may call this rank's service thread, which must not wait for another.
 
 use super::Messenger;
 use super::buffers::{ImportedBuffer, MessagePlace, Through};
@@ -19,25 +19,25 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
-/// Memory of an operation, as recorded by this rank. The slot is not trusted, because every rank can write it.
+/// Memory of an operation, as recorded by this rank. The slot contains it too, but is not trusted, because every rank can write to it.
 #[derive(Debug, Default)]
 struct OwnMemory {
     address: AtomicU64,
     bytes: AtomicU64,
     device: AtomicI32,
     is_send: AtomicBool,
-    /// True once this rank has begun to move the bytes.
+    /// True once this rank has begun to make the copy of this operation.
     is_moving: AtomicBool,
 }
 
-/// State of carried messages: the memory that other ranks may request, and their requests.
+/// State of messages whose copy the other rank makes: the memory that other ranks may request, and their requests.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    /// Memory of the operation in each slot.
+    /// Memory of the operation in each slot, by slot number.
     memory: Box<[OwnMemory]>,
-    /// Requests: slots and the ranks that have requested them.
+    /// Requests of other ranks: the slot of the operation, and the rank that has sent the request.
     asked: Mutex<Vec<(u32, u32)>>,
-    /// Imported memory by slot, kept until the next carried operation in that slot.
+    /// Imported memory by slot number, kept until this rank next makes a requested copy for that slot.
     imported: Mutex<HashMap<u32, Arc<ImportedBuffer>>>,
     has_warned: AtomicBool,
     #[cfg(feature = "fault-injection")]
@@ -49,7 +49,7 @@ impl Carried {
         Carried { memory: (0..slots).map(|_| OwnMemory::default()).collect(), ..Carried::default() }
     }
 
-    /// Records the memory of an operation before other ranks see the operation.
+    /// Records the memory of the operation in a slot before other ranks see the operation.
     pub fn note(&self, slot: u32, place: &MessagePlace) {
         let Some(memory) = self.memory.get(slot as usize) else { return };
         let address = if matches!(place.through, Through::Direct { .. }) { place.address } else { 0 };
@@ -66,20 +66,21 @@ impl Carried {
         self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Records that this rank begins to move the bytes of an operation.
+    /// Records that this rank begins to make the copy of the operation in a slot.
     pub fn begin(&self, slot: u32) {
         self.memory.get(slot as usize).into_iter().for_each(|memory| memory.is_moving.store(true, Ordering::Relaxed));
     }
 
-    /// True if this rank has begun to move the bytes. If the other rank has died before its request, no rank moves them.
+    /// True if this rank has begun to make the copy of the operation in a slot. If the other rank has died before its request, no rank
+    /// makes the copy.
     pub fn is_moving(&self, slot: u32) -> bool {
         self.memory.get(slot as usize).is_some_and(|memory| memory.is_moving.load(Ordering::Relaxed))
     }
 }
 
 impl Messenger {
-    /// Makes the other rank move the bytes of a match that this rank has found. `why` is the reason for which this rank cannot map the
-    /// other side.
+    /// Requests that the other rank make the copy for a match that this rank has found. `why` is the reason why this rank cannot map the
+    /// other side's memory.
     pub(super) fn hand_over(
         &self,
         kept: &mut Kept,
@@ -104,7 +105,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Replaces this rank's end by a bounce buffer, and enqueues the copy between both in an internal stream.
+    /// Replaces the memory of this rank's operation by a bounce buffer, and enqueues the copy between the two in an internal stream.
     fn pass_through_host(
         &self,
         kept: &mut Kept,
@@ -133,7 +134,7 @@ impl Messenger {
             kept.comes = true;
             return Ok(backend.stream_raise_signals(lane, &[raise(&own.ready)])?);
         }
-        // The other rank ends the movement when the bytes are in the bounce buffer. The internal stream ends the operation.
+        // The other rank ends its copy when the data is in the bounce buffer. The internal stream ends the operation.
         (kept.is_buffered, kept.comes) = (true, true);
         own.pass_through();
         own.ready.store(1, Ordering::Release);
@@ -148,7 +149,7 @@ impl Messenger {
         })
     }
 
-    /// Accepts the request of another rank to move the bytes of an operation.
+    /// Accepts the request of rank `rank` to make the copy of the operation in slot `slot`.
     pub(super) fn take_over(self: &Arc<Self>, slot: u64, rank: u32) {
         let Some(slot) = u32::try_from(slot).ok().filter(|slot| *slot < self.capacity.slots()) else { return };
         let mut asked = lock(&self.carried.asked);
@@ -164,7 +165,7 @@ impl Messenger {
         }
     }
 
-    /// Moves the bytes that other ranks have requested.
+    /// Makes the copies that other ranks have requested.
     pub(super) fn carry_asked(&self) {
         let Ok(_open) = self.enter() else { return };
         loop {

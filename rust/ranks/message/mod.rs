@@ -123,8 +123,8 @@ pub struct Messenger {
     slots: [Mutex<SlotPool>; 2],
     live: Mutex<Vec<Weak<Operation>>>,
     lanes: Mutex<Vec<MessageLane>>,
-    /// True if polling a stream more than once is worth the time: the last small operation was ready at the last poll. Otherwise a stream is polled
-    /// once.
+    /// True if polling a stream more than once is worth the time: the last small operation was ready at the last poll. Otherwise a stream
+    /// is polled once.
     looks_again: AtomicBool,
     buffers: Buffers,
     carried: Carried,

@@ -1,12 +1,13 @@
-//! Movement of a match's bytes. The rank whose operation was posted later enqueues it, in stream order on both sides.
+//! Copies the data of a matched send and receive. The rank whose operation was posted later enqueues the copy, in stream order on both
+//! sides.
 //!
-//! The bytes move in an internal stream of the messenger, because work of the caller's stream must not wait for another rank. The movement
-//! comes after an event of the caller's stream and after the flag that the other side's stream sets. Each waiting operation has an internal
-//! stream to itself, so that operations posted earlier do not delay it. Small messages move in the caller's stream if the other side is
-//! ready.
+//! The copy is enqueued in an internal stream of the messenger, because work of the caller's stream must not wait for another rank. The
+//! copy follows an event of the caller's stream and the flag that the other side's stream sets. Each operation that waits has an internal
+//! stream to itself, so that operations posted earlier do not delay it. Small messages are copied in the caller's stream if the other side
+//! is ready.
 //!
-//! If a stream is idle, everything posted in it is ready at once. The CPU then sets the flag, and the other side, if posted next, need not
-//! wait. In that case the CPU also copies small host messages and ends messages without bytes.
+//! If a stream is idle, all operations posted in it are ready at once. The CPU then sets the flag, and the other side does not wait if it
+//! posts its operation next. In that case the CPU also copies small host messages and ends messages without data.
 
 use super::Messenger;
 use super::buffers::{MessagePlace, Through};
@@ -22,31 +23,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Size up to which a message moves in the caller's stream, in bytes. It delays that stream for no longer than an event that joins an
-/// internal stream: some 2 us between two H200.
+/// Maximum size in bytes of a message that is copied in the caller's stream. The copy delays that stream for no longer than an event that
+/// joins an internal stream: some 2 us between two H200.
 const SMALL_BYTES: u64 = 1 << 20;
 
-/// Time for which the CPU polls the other side of a small message. An operation that is posted at the same time first asks whether its
-/// stream is idle, which takes 1.5 us on an H200. A wait in an internal stream costs more.
+/// Maximum time for which the CPU polls whether the other side of a small message is ready. An operation that is posted at the same time
+/// first queries whether its stream is idle, which takes 1.5 us on an H200. A wait in an internal stream would cost more time.
 const SOON: Duration = Duration::from_micros(5);
 
-/// Number of times that the CPU asks whether the stream of a small operation is idle. Repeating pays, because a stream counts as busy for
-/// up to 2 us after its last flag was seen, and the stream itself would take 4 us to set the flag.
+/// Maximum number of times that the CPU queries whether the stream of a small operation is idle. Repeating pays, because a stream counts as
+/// busy for up to 2 us after its last flag was seen, and the stream itself would take 4 us to set the flag.
 const LOOKS: u32 = 3;
 
-/// Internal stream of the messenger, and an event that joins it to the caller's stream.
+/// Internal stream of the messenger, with the event that joins it to the caller's stream.
 #[derive(Debug)]
 pub(super) struct MessageLane {
     stream: StreamHandle,
     event: EventHandle,
     device: DeviceId,
-    /// Slot of the operation that used it last, and the slot's use count at that time.
+    /// Slot of the operation that used this stream last, and the use count of the slot at that time. `None` if no operation has used it.
     last: Option<(u32, u64)>,
-    /// True if the stream's last work may never end.
+    /// True if the last work in this stream may never end. The stream is then not reused.
     is_retired: bool,
 }
 
-/// Records in one operation's slot why it fails.
+/// Records in an operation's slot the error with which the operation fails.
 fn note(slot: &MessageSlot, error: &Error) {
     let status = match error {
         Error::Share(IpcError::PeerGone(_)) | Error::Backend(BackendError::PeerGone(_)) => SlotStatus::PeerGone,
@@ -55,24 +56,24 @@ fn note(slot: &MessageSlot, error: &Error) {
     slot.fail(status, &error.to_string());
 }
 
-/// Returns the signal that sets a flag.
+/// Returns the signal by which a stream sets a flag.
 pub(super) fn raise(flag: &AtomicU64) -> Signal {
     Signal { counter: std::ptr::from_ref(flag).addr() as u64, value: 1 }
 }
 
-/// Pending copy of a receive from memory of the library to the caller's memory.
+/// Pending copy of a received message from memory of the library to the caller's memory.
 #[derive(Debug)]
 pub(super) struct Landing {
     from: u64,
     to: u64,
-    /// Size of the caller's buffer, bytes.
+    /// Size in bytes of the caller's receive buffer.
     bytes: u64,
-    /// True once a thread has begun the copy.
+    /// True once a thread has begun the copy, so that no other thread makes it.
     is_claimed: AtomicBool,
 }
 
 impl Landing {
-    /// Copies the bytes if all have arrived and no other thread copies them.
+    /// Copies the data if all of it has arrived and no other thread has begun the copy.
     pub fn land(&self, own: &MessageSlot) {
         if !own.has_moved() || self.is_claimed.swap(true, Ordering::AcqRel) {
             return;
@@ -85,7 +86,7 @@ impl Landing {
     }
 }
 
-/// Completion that the callback thread polls.
+/// Completion of a received message's copy to the caller's memory. The callback thread polls it.
 #[derive(Debug)]
 struct Landed {
     messenger: Weak<Messenger>,
@@ -94,9 +95,9 @@ struct Landed {
 }
 
 impl CompletionState for Landed {
-    /// Copies the bytes if all have arrived. Returns true once a thread has begun or finished the copy.
+    /// Copies the data if all of it has arrived. Returns true once a thread has begun or finished the copy.
     fn is_done(&self) -> Result<bool, BackendError> {
-        // The slot is not reused until the landing is claimed.
+        // The slot is not reused until a thread has begun the copy.
         if self.landing.is_claimed.load(Ordering::Acquire) {
             return Ok(true);
         }
@@ -116,7 +117,7 @@ impl CompletionState for Landed {
 }
 
 impl Messenger {
-    /// Enqueues the movement of a match that this rank has found. An error becomes the outcome of both operations.
+    /// Enqueues the copy for a match that this rank has found. An error becomes the outcome of both operations.
     pub(super) fn start(&self, kept: &mut Kept, place: &MessagePlace, theirs: SlotId, stream: StreamHandle) {
         self.carried.begin(kept.slot);
         let own = self.mailboxes.own(kept.slot);
@@ -179,7 +180,7 @@ impl Messenger {
         self.move_in(kept, plan, own, other, lane, has_come)
     }
 
-    /// True if the other side of a small message is ready, or becomes ready shortly.
+    /// True if the other side of a small message is ready, or becomes ready within a few microseconds.
     fn comes(&self, other: &MessageSlot) -> bool {
         let until = self.looks_again.load(Ordering::Relaxed).then(|| Instant::now() + SOON);
         while !other.is_ready() && until.is_some_and(|until| Instant::now() < until) {
@@ -190,7 +191,7 @@ impl Messenger {
         comes
     }
 
-    /// Enqueues in `stream` the wait for the other side, the copy, and the end of both operations.
+    /// Enqueues three things in `stream`: the wait for the other side, the copy, and the end of both operations.
     fn move_in(
         &self,
         kept: &mut Kept,
@@ -217,7 +218,7 @@ impl Messenger {
         self.end_in_order(kept, own, other, stream)
     }
 
-    /// Returns the plan of the copy; `None` if there are no bytes.
+    /// Returns the plan of the copy, or `None` if the message has no data.
     pub(super) fn plan_of(&self, dst: u64, src: u64, bytes: u64) -> Result<Option<Arc<Plan>>, Error> {
         let transfer = Transfer { dst, dst_device: Transfer::AUTO, src, src_device: Transfer::AUTO, bytes };
         let plan = || self.node.context.plan(&[transfer], &PlanOptions::default());
@@ -234,13 +235,13 @@ impl Messenger {
         })?)
     }
 
-    /// Excludes the stream and the slot from further use, because the end of the enqueued work cannot be detected.
+    /// Excludes the stream and the slot of an operation from further use, because the end of the enqueued work cannot be detected.
     pub(super) fn retire(&self, kept: &mut Kept, stream: StreamHandle) {
         kept.is_torn = true;
         lock(&self.lanes).iter_mut().filter(|lane| lane.stream == stream).for_each(|lane| lane.is_retired = true);
     }
 
-    /// Returns the address of the other side's bytes in this process, and their device.
+    /// Returns the address of the other side's memory in this process, and the device of that memory.
     pub(super) fn address_of(&self, kept: &mut Kept, theirs: SlotId, other: &MessageSlot, bytes: u64) -> Result<(u64, DeviceId), Error> {
         if bytes == 0 {
             return Ok((0, DeviceId::HOST));
@@ -267,7 +268,7 @@ impl Messenger {
         }
     }
 
-    /// Copies the bytes of a send into memory of the library, in the order of the caller's stream.
+    /// Copies the data of a send into memory of the library, in the order of the caller's stream.
     pub(super) fn copy_in(&self, slot: u32, place: &MessagePlace, stream: StreamHandle) -> Result<(), Error> {
         let backend = self.node.context.backend();
         let (from, to, bytes) = (place.address, self.through(slot, place), place.bytes);
@@ -277,7 +278,7 @@ impl Messenger {
             [&own.ready, &own.finished].into_iter().for_each(|flag| flag.store(1, Ordering::Release));
             return Ok(());
         }
-        // One call for both: if a second call failed, the end of the first could not be detected.
+        // Both flags are set by one call: if a second call failed, the end of the first could not be detected.
         let flags = [&own.ready, &own.finished].map(|flag| raise(flag).counter);
         let copy = move || {
             copy_host(from, to, bytes);
@@ -286,9 +287,9 @@ impl Messenger {
         Ok(backend.launch_host(stream, Box::new(copy))?)
     }
 
-    /// Arranges that the bytes of a receive are copied out of memory of the library when they arrive: by a thread that waits for the
-    /// operation, or by the callback thread. No stream waits for them, because a message may arrive late, and freeing memory waits for all
-    /// streams.
+    /// Arranges that the data of a receive is copied out of memory of the library when it arrives: by a thread that waits for the
+    /// operation, or by the callback thread. No stream waits for the data, because a message may arrive late, and freeing memory waits for
+    /// all streams.
     pub(super) fn copy_out(self: &Arc<Self>, kept: &mut Kept, place: &MessagePlace) -> Result<(), Error> {
         let (from, to, bytes) = (self.through(kept.slot, place), place.address, place.bytes);
         let landing = Landing { from, to, bytes, is_claimed: AtomicBool::new(false) };
@@ -305,7 +306,8 @@ impl Messenger {
         place.bounce().map_or_else(|| self.mailboxes.inline_address(self.mailboxes.own_id(slot)), |bounce| bounce.address)
     }
 
-    /// Sets the operation's `ready` flag in stream order, or directly if the caller's stream is idle.
+    /// Sets the operation's `ready` flag, which signals that this side is ready: in stream order, or directly by the CPU if the caller's
+    /// stream is idle.
     pub(super) fn raise_come(&self, slot: u32, stream: StreamHandle) -> Result<(), Error> {
         let own = self.mailboxes.own(slot);
         let is_small = own.bytes() <= SMALL_BYTES;
@@ -329,7 +331,7 @@ impl Messenger {
         })
     }
 
-    /// Returns an internal stream for one operation in which no other operation is in progress.
+    /// Returns an internal stream in which no operation is in progress, and its event, for the operation in slot `slot`.
     pub(super) fn lane(&self, device: DeviceId, slot: u32) -> Result<(StreamHandle, EventHandle), BackendError> {
         let backend = self.node.context.backend();
         let last = Some((slot, self.mailboxes.own(slot).uses()));

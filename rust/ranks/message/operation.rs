@@ -1,4 +1,4 @@
-//! Send, receive, fetch or described buffer of this rank, from its post until its outcome is known.
+//! Tracks a send, receive, fetch or described buffer of this rank, from its post until its outcome is known.
 
 use super::Messenger;
 use super::buffers::{Bounce, ImportedBuffer};
@@ -13,11 +13,11 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-/// Outcome of an operation.
+/// Outcome of an operation: success or error, with the envelope of the message.
 #[derive(Clone, Debug)]
 pub(super) struct OperationOutcome {
     result: Result<(), BackendError>,
-    /// Envelope of the operation's message; `None` for a receive that has not matched.
+    /// Envelope of the operation's message. `None` for a receive that has not matched.
     envelope: Option<Envelope>,
 }
 
@@ -25,24 +25,25 @@ pub(super) struct OperationOutcome {
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub slot: u32,
-    /// True if the bytes pass through memory of the library. The slot holds this too, but is not trusted, because every rank can write it.
+    /// True if the data passes through memory of the library. The slot contains this information too, but is not trusted, because every
+    /// rank can write to it.
     pub is_buffered: bool,
     /// True if work whose end cannot be detected may still access the slot. The slot is then never reused.
     pub is_torn: bool,
-    /// True if this rank's stream sets `ready`.
+    /// True if this rank's stream sets the slot's `ready` flag.
     pub comes: bool,
     pub bounce: Option<Bounce>,
-    /// Memory of the other rank that the bytes move from or to.
+    /// Memory of the other rank that contains the data or to which the data is copied. `None` if no such memory is mapped.
     pub imported: Option<Arc<ImportedBuffer>>,
-    /// Completions of stream work that reads the flags.
+    /// Completions of stream work that reads the slot's flags.
     pub markers: Vec<Completion>,
-    /// Pending copy to the caller's memory.
+    /// Pending copy of received data to the caller's memory.
     pub landing: Option<Arc<Landing>>,
-    /// Completion of an execution that is verified.
+    /// Completion of a copy that is verified (`MPGPU_VERIFY`).
     pub verified: Option<Completion>,
 }
 
-/// Operation that can be waited for.
+/// Posted operation of a messenger, for which the caller can wait.
 pub struct Operation {
     messenger: Arc<Messenger>,
     slot: u32,
@@ -51,12 +52,12 @@ pub struct Operation {
 }
 
 impl Kept {
-    /// Copies bytes that have arrived to the caller's memory, if no other thread does.
+    /// Copies data that has arrived to the caller's memory, if no other thread copies it.
     pub fn land(&self, slot: &MessageSlot) {
         self.landing.iter().for_each(|landing| landing.land(slot));
     }
 
-    /// Releases the streams that wait for the operation.
+    /// Releases the caller's streams that wait for the end of this operation.
     pub fn release_streams(&self, slot: &MessageSlot) {
         if self.markers.iter().any(|marker| matches!(marker.is_done(), Ok(false))) {
             slot.release(
@@ -75,7 +76,7 @@ impl Kept {
         if self.is_buffered { &slot.finished } else { &slot.moved }
     }
 
-    /// True if no party will access the slot or set one of its flags any more.
+    /// True if no rank and no stream will access the slot or set one of its flags any more.
     pub fn is_quiet(&self, slot: &MessageSlot) -> bool {
         slot.has_moved()
             && (!self.comes || slot.has_come())
@@ -85,7 +86,7 @@ impl Kept {
 }
 
 impl OperationOutcome {
-    /// Reads the outcome of an operation that has ended.
+    /// Returns the outcome of an operation that has ended, as recorded in its slot.
     fn read(slot: &MessageSlot, envelope: Envelope) -> OperationOutcome {
         let peer = slot.partner().map(|partner| partner.rank).or(slot.peer());
         let result = match slot.status() {
@@ -109,13 +110,13 @@ impl OperationOutcome {
         OperationOutcome { result, envelope: has_met.then_some(envelope) }
     }
 
-    /// Returns the outcome of an operation whose messenger no longer exists.
+    /// Returns the outcome of an operation whose messenger was destroyed.
     fn ended() -> OperationOutcome {
         OperationOutcome { result: Err(BackendError::Cancelled("the messenger of this operation was destroyed".into())), envelope: None }
     }
 }
 
-/// True if a polling thread leaves a core for other threads.
+/// True if the machine has so many cores that a polling thread does not hinder other threads.
 fn has_cores() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1))
@@ -130,7 +131,7 @@ impl Operation {
         operation
     }
 
-    /// Returns the messenger of this operation.
+    /// Returns the messenger by which this operation was posted.
     pub fn messenger(&self) -> &Arc<Messenger> {
         &self.messenger
     }
@@ -145,7 +146,8 @@ impl Operation {
         self.settle()
     }
 
-    /// Polls the flags until one is set, for about a microsecond. That is shorter than a yield if other threads want the core.
+    /// Polls the operation's flags until one is set, for at most about a microsecond. That is shorter than a yield if other threads want
+    /// the core.
     fn watch(&self) {
         const LOOKS: u32 = 32;
         if !has_cores() || self.outcome.get().is_some() {
@@ -162,7 +164,7 @@ impl Operation {
         }
     }
 
-    /// Returns the outcome, if it is known. The messenger must be open.
+    /// Returns the outcome of the operation, or `None` if it has not ended. The messenger must be open.
     pub(super) fn settle(&self) -> Option<&OperationOutcome> {
         let mut kept = lock(&self.kept);
         let Some(held) = &*kept else { return self.outcome.get() };
@@ -193,24 +195,24 @@ impl Operation {
         }
     }
 
-    /// Sets the final outcome while the messenger is being destroyed: the operation has ended, or never will.
+    /// Records the final outcome while the messenger is being destroyed, whether the operation has ended or never will.
     pub(super) fn abandon(&self) {
         if self.settle().is_none() {
             let _ = self.outcome.set(OperationOutcome::ended());
         }
     }
 
-    /// Releases the streams that wait for the operation. See [`Kept::release_streams`].
+    /// Releases the streams that wait for the operation ([`Kept::release_streams`]).
     pub(super) fn release_streams(&self) {
         lock(&self.kept).iter().for_each(|kept| kept.release_streams(self.messenger.mailboxes.own(self.slot)));
     }
 
-    /// Takes the resources of an operation whose outcome was not requested.
+    /// Removes and returns the resources of an operation whose outcome was not requested.
     pub(super) fn take_kept(&self) -> Option<Kept> {
         lock(&self.kept).take()
     }
 
-    /// Returns the envelope of the operation's message; `None` for a receive that has not matched.
+    /// Returns the envelope of the operation's message, or `None` for a receive that has not matched.
     pub fn envelope(&self) -> Option<Envelope> {
         if let Some(outcome) = self.outcome() {
             return outcome.envelope.clone();
@@ -225,7 +227,7 @@ impl Operation {
         (slot.is_send() || slot.state() == SlotState::Matched).then(|| self.messenger.mailboxes.envelope(slot))
     }
 
-    /// Cancels an operation that has not matched. Returns true if it was cancelled; the operation then ends with
+    /// Cancels the operation if it has not matched. Returns true if it was cancelled. The operation then ends with
     /// [`BackendError::Cancelled`].
     pub fn cancel(&self) -> Result<bool, Error> {
         let _open = self.messenger.enter()?;
