@@ -1,22 +1,22 @@
-//! The paths that a transfer could take, and why others are out of the question.
+//! Finds the paths that a transfer could use, and the reasons why other paths are excluded.
 
 use super::options::Options;
 use crate::model::PathModel;
 use crate::program::Shape;
 use crate::topology::{DeviceId, Machine, MemoryKind, ResourceId};
 
-/// A path that the split may use.
+/// Path that may carry a part of a transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    /// Index into the demands.
+    /// Demand that the path belongs to, as an index into the demands.
     pub demand: u32,
-    /// The device whose memory bytes are staged in; `None` for the direct path.
+    /// Relay device in whose memory the data is staged; `None` for the direct path.
     pub via: Option<DeviceId>,
-    /// Rates, latency and resources.
+    /// Cost model of the path: rates, latency and resources.
     pub model: PathModel,
 }
 
-/// Why a path is not part of a plan.
+/// Reason why a path is not part of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reason {
     /// A hop of the path has no route.
@@ -26,47 +26,47 @@ pub enum Reason {
         /// Resource of the direct path with the least capacity.
         resource: ResourceId,
     },
-    /// An option forbids the path.
+    /// An option forbids the path. The text names the option.
     Option(&'static str),
-    /// The driver stages pageable host memory by itself.
+    /// The driver stages the transfer's pageable host memory by itself, so the data cannot be divided.
     Pageable,
-    /// The fixed cost of the path alone exceeds the time that the other paths need.
+    /// The path's fixed cost alone exceeds the time that the other paths need.
     FixedCost {
-        /// Seconds until the first byte of the path can arrive.
+        /// Time until the first byte on the path can arrive, seconds.
         seconds: f64,
-        /// Seconds of the batch without the path.
+        /// Modelled time of the batch without the path, seconds.
         without: f64,
     },
-    /// The split gives the path no bytes, or fewer than the cost of one synchronisation between chunks.
+    /// The model assigns no bytes to the path, or fewer than the path could transfer during one synchronisation between chunks.
     NoShare,
-    /// The plan with several paths is not faster than one path for each transfer.
+    /// The plan with several paths is not faster than the plan with one path for each transfer.
     NotFaster {
-        /// Modelled seconds with the path.
+        /// Modelled time of the plan with several paths, seconds.
         seconds: f64,
-        /// Modelled seconds of one path.
+        /// Modelled time of the plan with one path for each transfer, seconds.
         one_path: f64,
     },
-    /// Copies of one GPU go to several others by turns, which last as long as each other only while all are of one size. With parts of
-    /// some elsewhere the turns of different GPUs meet at one destination: in the simulator that makes an all-to-all of eight GPUs take up to
-    /// 1.7 times as long, against a modelled gain of a few per cent.
+    /// GPUs send long copies to several other GPUs one after the other, in an order that avoids conflicts only if all copies take equally
+    /// long. If parts of some copies used other paths, copies of different GPUs would meet at one destination. In the simulator this makes
+    /// an all-to-all of eight GPUs take up to 1.7 times as long, while the modelled gain is a few per cent.
     Turns,
-    /// The staging slots of the path exceed the staging bound.
+    /// The path's staging slots exceed the limit of staging memory.
     Staging {
-        /// Largest size of a staging ring on the device, bytes.
+        /// Largest size of a staging ring that was available on the device, bytes.
         ring_bytes: u64,
     },
 }
 
-/// A path that was considered and left out.
+/// Path that was considered and left out, with the reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejection {
     /// Relay device of the path; `None` for the direct path.
     pub via: Option<DeviceId>,
-    /// Why.
+    /// Reason why the path was left out.
     pub reason: Reason,
 }
 
-/// The paths of one demand: the direct one first, where there is one.
+/// Appends the possible paths of one demand to `found`, the direct path first if it exists, and the excluded paths to `rejected`.
 pub(super) fn candidates(
     machine: &Machine,
     demand: u32,
@@ -81,7 +81,7 @@ pub(super) fn candidates(
         Some(model) => found.push(Candidate { demand, via: None, model: model.clone() }),
         None => rejected.push(Rejection { via: None, reason: Reason::NoRoute }),
     }
-    // Inside one device, and between two host memories, no GPU's link helps.
+    // For copies inside one device or between two host memories, the links of other GPUs do not help.
     if src == dst || (src.is_host() && dst.is_host()) {
         return;
     }
@@ -107,8 +107,8 @@ pub(super) fn candidates(
             continue;
         }
         let model = PathModel::new(machine, &[first, second]);
-        // Moving bytes from such a path to the direct one lowers or keeps the load of every resource: it can never help,
-        // whatever else is in the batch. Behind an NVSwitch this rules out every relay, because the ports are resources.
+        // Moving data from such a path to the direct one never increases the load of any resource, so the path never helps in any batch.
+        // Behind an NVSwitch this excludes every relay, because the ports are resources.
         if let Some(direct) = &direct
             && let Some(resource) = covers(&model, direct, machine)
         {
@@ -119,7 +119,7 @@ pub(super) fn candidates(
     }
 }
 
-/// Returns the tightest resource of `direct` if `path` uses each of them at least as much, otherwise `None`.
+/// Returns the resource of `direct` with the least capacity, if `path` uses each resource of `direct` at least as much; otherwise `None`.
 fn covers(path: &PathModel, direct: &PathModel, machine: &Machine) -> Option<ResourceId> {
     let weight = |r| path.weights.binary_search_by_key(&r, |w| w.0).map_or(0.0, |at| path.weights[at].1);
     if direct.weights.iter().any(|&(resource, needs)| weight(resource) < needs) {

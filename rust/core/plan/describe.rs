@@ -1,4 +1,4 @@
-//! Human-readable description of a plan.
+//! Describes a plan in human-readable text.
 
 use super::options::Tuned;
 use super::planned::{PathPlan, Plan, ThreadUse, TransferPlan};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 
 impl Plan {
-    /// Returns a text with the paths of each transfer and the reasons why other paths were rejected. Its times are marked as modelled.
+    /// Returns a text with the paths of each transfer and the reasons why other paths were rejected. Times are marked as modelled.
     pub fn describe(&self, machine: &Machine) -> String {
         let mut text = String::new();
         // Writing to a string cannot fail.
@@ -62,7 +62,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns groups of transfers that differ only in their devices. A halo exchange has dozens of such transfers.
+    /// Returns groups of transfers whose sizes and paths are equal except for devices, as indices. A halo exchange has dozens of such
+    /// transfers.
     fn alike(&self) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut numbers: HashMap<(u64, Vec<_>), usize> = HashMap::default();
@@ -124,21 +125,21 @@ impl Plan {
             });
             writeln!(text, "  {}", ways.collect::<Vec<_>>().join("  "))?;
         }
-        // The header names the group's paths by kind, and the reasons refer to single devices. One transfer may reject a relay that another
-        // uses.
+        // The header describes the group's paths by kind, but reasons refer to single devices. One transfer may reject a relay that another
+        // transfer uses.
         let relayed = paths.iter().any(|path| path.via.is_some());
         lines(reasons_among_many(machine, transfers(), loads).into_iter())
             .iter()
             .try_for_each(|line| writeln!(text, "  {}{line}", if relayed { "otherwise " } else { "" }))
     }
 
-    /// Returns the name of the engine, with the executor that `auto` has chosen if that is a graph.
+    /// Returns the name of the engine. If `auto` has chosen a graph, the name says so.
     fn engine(&self) -> String {
         let asked = self.options.engine.name();
         if (self.options.engine, self.executor) == (Engine::Auto, Engine::Graph) { format!("{asked} (graph)") } else { asked.into() }
     }
 
-    /// Returns the modelled speedup over one path for each transfer.
+    /// Returns the modelled speedup of the plan over one path for each transfer; 1 if both take the same time.
     pub fn speedup(&self) -> f64 {
         if self.predicted > 0.0 { self.one_path / self.predicted } else { 1.0 }
     }
@@ -150,17 +151,17 @@ impl PathPlan {
         format!("{share:5.1} %  {:>10}  {way:<10}  {}", size(self.bytes), self.manner())
     }
 
-    /// Returns the devices through which the bytes pass, in order from the source.
+    /// Returns the relay devices that the path's data passes through, in order from the source.
     pub fn vias(&self) -> impl Iterator<Item = DeviceId> {
         self.earlier.iter().copied().chain(self.via)
     }
 
-    /// Describes the mechanism that moves the bytes.
+    /// Returns a description of how the path's data is moved.
     fn manner(&self) -> String {
         match (self.mechanism, self.slots, self.chunks) {
             (Mechanism::Batch, ..) => "part of a batched call".into(),
             (Mechanism::Kernel, ..) => "part of a fused kernel".into(),
-            // No path has this mechanism: threads copy only at the ends of paths.
+            // No path has this mechanism, because threads copy only at the ends of paths.
             (Mechanism::Thread, ..) => "by threads".into(),
             (Mechanism::Copy, 0, 1) => "one copy".into(),
             (Mechanism::Copy, 0, chunks) if self.is_passed_on() => {
@@ -195,7 +196,7 @@ impl Tuned {
 }
 
 impl Engine {
-    /// Returns the name that `MPGPU_ENGINE` accepts.
+    /// Returns the name of the engine in `MPGPU_ENGINE` and in messages.
     pub fn name(self) -> &'static str {
         match self {
             Engine::Auto => "auto",

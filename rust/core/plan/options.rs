@@ -1,4 +1,4 @@
-//! Options of the planner, and the reasons for which a batch cannot be planned.
+//! Options of the planner, and the reasons why a batch cannot be planned.
 
 use crate::headroom::{NoHeadroom, headroom};
 use crate::model::GRAIN;
@@ -6,66 +6,69 @@ use crate::program::{Engine, Shape};
 use crate::topology::{DeviceId, Machine};
 use crate::units::devices;
 
-/// Options of the planner. `None` leaves the choice to the model.
+/// Options of the planner. For optional fields, `None` lets the model choose.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Executor of the plan.
+    /// Method by which the plan's operations are issued.
     pub engine: Engine,
-    /// Largest number of paths of one transfer, 1 or more.
+    /// Largest number of paths of one transfer, at least 1.
     pub max_paths: u32,
     /// True if copies between GPUs may pass through host memory.
     pub host_path: bool,
-    /// GPUs through which bytes of other GPUs may pass.
+    /// GPUs that may stage or forward data of other GPUs.
     pub relays: Relays,
-    /// Size of a chunk on staged paths in bytes, 4096 or more. Chunks are smaller if the limit of staging memory requires it.
+    /// Size of a chunk on staged paths in bytes, at least 4096. Chunks are smaller if the limit of staging memory requires it.
     pub chunk_bytes: Option<u64>,
-    /// Number of chunks of each path through another GPU, 1 or more. Takes precedence over `chunk_bytes`. There are more chunks if the
+    /// Number of chunks on each path through another GPU, at least 1. Takes precedence over `chunk_bytes`. The number is larger if the
     /// limit of staging memory requires it.
     pub relay_chunks: Option<u32>,
-    /// Number of chunks of each path through host memory; otherwise like `relay_chunks`.
+    /// Number of chunks on each path through host memory, at least 1. Takes precedence over `chunk_bytes`. The number is larger if the
+    /// limit of staging memory requires it.
     pub host_chunks: Option<u32>,
-    /// Size in bytes below which a transfer uses one path.
+    /// Size in bytes below which a transfer uses one path only.
     pub min_bytes: Option<u64>,
     /// Largest amount of staging memory on each device, bytes.
     pub staging_bytes: u64,
-    /// Number of threads that may copy between pageable host memory and pinned memory of the library. 0 leaves pageable memory to the
-    /// driver.
+    /// Largest number of threads that copy between pageable host memory and pinned memory of the library. With 0, the driver copies
+    /// pageable memory.
     pub threads: u32,
-    /// Mechanism that forwards bytes over several devices: destinations with the same source, or several relays.
+    /// Mechanism by which devices forward data that they have received. It applies to destinations with the same source, and to paths over
+    /// several relays.
     pub passing: Passing,
-    /// Measured corrections of the split, if a tuning file is active.
+    /// Measured corrections of the division of data; `None` if no tuning file is active.
     pub tuned: Option<Tuned>,
 }
 
-/// Mechanism that forwards bytes that a device has received.
+/// Mechanism by which devices forward data that they have received.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Passing {
-    /// No forwarding. Bytes go from their source to their destination over at most one relay.
+    /// No forwarding. Data goes from its source to its destination over at most one relay.
     Off,
-    /// Copy engines copy the received bytes on.
+    /// Copy engines forward the received data.
     #[default]
     CopyEngines,
-    /// Kernels copy the received bytes on. They run in the ranks that own the forwarding GPUs.
+    /// Kernels forward the received data. They run in the ranks that own the forwarding GPUs.
     Kernels,
 }
 
 impl Options {
-    /// Returns the chunk size for a path through this device with this number of bytes, if the options specify it by number or by size.
+    /// Returns the chunk size in bytes for a path through device `via` that carries this number of bytes; `None` if the options specify
+    /// neither a size nor a number of chunks.
     pub(super) fn chunk(&self, via: DeviceId, bytes: u64) -> Option<u64> {
         let count = if via.is_host() { self.host_chunks } else { self.relay_chunks };
         count.map(|count| bytes.div_ceil(u64::from(count)).next_multiple_of(GRAIN)).or(self.chunk_bytes)
     }
 }
 
-/// Measured corrections of the split. The split comes from the model. If the model's rates of paths are wrong, the best shares differ from
-/// it, and these factors describe the difference.
+/// Measured corrections of the division of data among paths. The division is computed by the model. If the model's rates of paths are
+/// wrong, another division is faster. These factors describe the difference.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Tuned {
-    /// Weight of the shares of paths through host memory, in thousandths: 1000 leaves the model's. In [`WEIGHTS`].
+    /// Factor on the bytes of paths through host memory, in thousandths; 1000 means no correction. Must be in [`WEIGHTS`].
     pub host_share: u16,
-    /// Weight of the shares of paths through another GPU, in thousandths. In [`WEIGHTS`].
+    /// Factor on the bytes of paths through another GPU, in thousandths; 1000 means no correction. Must be in [`WEIGHTS`].
     pub relay_share: u16,
-    /// True if several paths were measured to be faster than one. They are then used even if the model expects no gain.
+    /// True if several paths were measured to be faster than one. The planner then uses them even if the model predicts no gain.
     pub several: bool,
 }
 
@@ -75,27 +78,28 @@ impl Default for Tuned {
     }
 }
 
-/// Accepted weights of [`Tuned`], in thousandths. Beyond them, a path is better left out, or the topology is wrong.
+/// Accepted factors of [`Tuned`], in thousandths. A value outside this range means that the path should be left out, or that the topology
+/// is wrong.
 pub const WEIGHTS: std::ops::RangeInclusive<u16> = 50..=20_000;
 
-/// Set of GPUs: some of the first 63, or all GPUs of the machine.
+/// Set of GPUs that may stage or forward data: some of the first 63, or all GPUs of the machine.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Relays(u64);
 
 impl Relays {
-    /// All GPUs of any machine.
+    /// All GPUs, on any machine.
     pub const ALL: Relays = Relays(u64::MAX);
-    /// No GPU.
+    /// Empty set.
     pub const NONE: Relays = Relays(0);
-    /// Number of GPUs that a set other than [`Relays::ALL`] can name.
+    /// Number of GPUs that can be listed individually. Only [`Relays::ALL`] contains GPUs with higher numbers.
     pub const NAMED: u32 = 63;
 
-    /// Returns the GPUs of the set on a machine with this number of GPUs; null for all.
+    /// Returns a JSON list of the set's GPUs on a machine with this number of GPUs; null for [`Relays::ALL`].
     pub fn to_json(self, gpus: u32) -> serde_json::Value {
         if self == Relays::ALL { serde_json::Value::Null } else { (0..gpus).filter(|gpu| self.has(DeviceId::gpu(*gpu))).collect() }
     }
 
-    /// True if the GPU is in the set.
+    /// True if the set contains this GPU.
     pub fn has(self, gpu: DeviceId) -> bool {
         self == Relays::ALL || (gpu.0 as u32) < Relays::NAMED && self.0 >> gpu.0 & 1 != 0
     }
@@ -104,7 +108,7 @@ impl Relays {
 impl std::str::FromStr for Relays {
     type Err = &'static str;
 
-    /// Parses `all`, `none`, or GPU numbers separated by commas.
+    /// Parses `all`, `none`, or GPU numbers separated by commas. Returns a message if the text is invalid.
     fn from_str(text: &str) -> Result<Relays, Self::Err> {
         let named = |gpu: &str| gpu.parse().ok().filter(|gpu| *gpu < Relays::NAMED);
         match text {
@@ -116,7 +120,7 @@ impl std::str::FromStr for Relays {
 }
 
 impl FromIterator<u32> for Relays {
-    /// Collects the numbers of GPUs below [`Relays::NAMED`].
+    /// Creates a set from GPU numbers. Numbers of [`Relays::NAMED`] and above are ignored.
     fn from_iter<T: IntoIterator<Item = u32>>(gpus: T) -> Relays {
         Relays(gpus.into_iter().filter(|gpu| *gpu < Relays::NAMED).fold(0, |set, gpu| set | 1 << gpu))
     }
@@ -141,7 +145,7 @@ impl Default for Options {
     }
 }
 
-/// Reason for which a batch cannot be planned.
+/// Reason why a batch cannot be planned.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PlanError {
@@ -180,15 +184,15 @@ impl From<NoHeadroom> for PlanError {
     }
 }
 
-/// Host memory that planning needs for each transfer, without its operations, in bytes. Measured: 750 bytes, with 20,000 transfers on five
-/// presets.
+/// Host memory that planning needs for each transfer in addition to its operations, in bytes. Measured: 750 bytes, with 20,000 transfers on
+/// five presets.
 const TRANSFER_BYTES: usize = 1536;
 
-/// Host memory for an operation of a program, and for callers that list all operations, in bytes. An operation has 88 bytes, in a list that
-/// doubles as it grows.
+/// Host memory that one operation of a program needs in the planner and in callers that list all operations, in bytes. An operation has 88
+/// bytes, and lists double their capacity as they grow.
 pub(super) const OPERATION_BYTES: usize = 256;
 
-/// Refuses options out of range, devices that the machine does not have, and more transfers than fit into memory.
+/// Returns an error if options are out of range, devices do not exist on the machine, or the transfers do not fit into memory.
 pub(super) fn check(machine: &Machine, batch: &[Shape], options: &Options) -> Result<(), PlanError> {
     if u32::try_from(batch.len()).is_err() {
         return Err(PlanError::TooManyTransfers(batch.len()));

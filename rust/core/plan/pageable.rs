@@ -1,9 +1,10 @@
-//! Pageable ends of transfers. CPU threads copy between them and rings of pinned memory, which feed the links that the plan uses.
+//! Plans transfers with pageable host memory. CPU threads copy between pageable memory and rings of pinned memory, from and to which copy
+//! engines transfer the data.
 //!
-//! A batch is planned as if its pageable memory were pinned, with the same paths, shares and links. Then each copy that begins or ends in
-//! pageable memory is cut into chunks. Each chunk passes a slot of a ring in pinned host memory: a thread fills the slot and the lane's
-//! copy empties it, or the reverse. Operations of different links are interleaved by their progress, because threads process chunks in the
-//! order of the program.
+//! A batch is first planned as if its pageable memory were pinned, with the same paths, sizes and links. Then each copy that begins or ends
+//! in pageable memory is cut into chunks. Each chunk passes through a slot of a ring in pinned host memory: a thread fills the slot and a
+//! copy in the lane (internal stream) empties it, or the reverse. Threads process chunks in the order of the program. So the operations of
+//! different lanes are interleaved by their progress.
 
 use super::options::Options;
 use super::planned::{Plan, ThreadUse};
@@ -14,24 +15,25 @@ use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Largest size of a chunk, bytes. Larger chunks fall out of the processor's caches between the thread and the link, and the link idles
-/// until the first chunk is there. On two H200, 12 threads moved 1 GiB over two links at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and
+/// Largest size of a chunk, bytes. Larger chunks fall out of the processor's caches before the link's copy reads them, and the link idles
+/// until the first chunk is ready. On two H200, 12 threads moved 1 GiB over two links at 39, 49, 57 and 55 GB/s in chunks of 0.5, 1, 2 and
 /// 4 MiB (2026-11-26).
 const MOST_CHUNK: u64 = 2 << 20;
-/// Smallest size of a chunk, bytes. Below it, hand-overs cost more than a second thread gains.
+/// Smallest size of a chunk, bytes. For smaller chunks, synchronisations cost more time than a second thread saves.
 const LEAST_CHUNK: u64 = 256 << 10;
-/// Largest number of copies of one operation.
+/// Largest number of copies in one operation.
 const MOST_COPIES: usize = 64;
-/// Number of slots for each thread: one that it fills, one that is in flight, and one that will be free when the thread has finished.
+/// Number of staging slots for each thread: one that the thread fills, one in flight, and one that becomes free by the time the thread has
+/// finished.
 const SLOTS_OF_A_THREAD: u64 = 3;
 
-/// True if threads may move an end of the transfer: pageable host memory at one end and a GPU at the other.
+/// True if threads may copy an end of the transfer: one end is in pageable host memory, and the other on a GPU.
 pub(super) fn is_pageable(shape: &Shape) -> bool {
     let kinds = [shape.src_kind, shape.dst_kind];
     shape.bytes > 0 && kinds.contains(&MemoryKind::Pageable) && shape.src_device.is_host() != shape.dst_device.is_host()
 }
 
-/// Returns the batch with pageable memory replaced by pinned memory, if threads may move it.
+/// Returns the batch with pageable memory replaced by pinned memory in the transfers that threads may copy.
 pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
     let pinned = |shape: &Shape| {
         let kind = |kind| if kind == MemoryKind::Pageable { MemoryKind::Pinned } else { kind };
@@ -40,7 +42,7 @@ pub(super) fn as_pinned(batch: &[Shape]) -> Vec<Shape> {
     batch.iter().map(|shape| if is_pageable(shape) { pinned(shape) } else { *shape }).collect()
 }
 
-/// Returns the modelled time of the driver's own copies of a batch's pageable ends, in seconds. The driver stages them one after the other
+/// Returns the modelled time in seconds if the driver copies the pageable memory of a batch. The driver stages one transfer after the other
 /// in the calling thread.
 pub(super) fn seconds_by_driver(machine: &Machine, batch: &[Shape]) -> f64 {
     let costs = machine.costs();
@@ -60,29 +62,30 @@ fn bytes_of(batch: &[Shape]) -> u64 {
     batch.iter().filter(|shape| is_pageable(shape)).fold(0, |sum: u64, shape| sum.saturating_add(shape.bytes))
 }
 
-/// Returns the number of threads that have work.
+/// Returns the number of threads that the batch keeps busy, at least 1.
 fn threads(batch: &[Shape], options: &Options) -> u32 {
     options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
 }
 
-/// Smallest number of chunks for each thread, as far as they stay large enough: the first is in flight while the others wait.
+/// Smallest number of chunks for each thread, unless chunks become too small. With more chunks, less time passes until the first one is in
+/// flight.
 const CHUNKS_OF_A_THREAD: u64 = 8;
 
-/// Returns the size of a chunk, bytes.
+/// Returns the size of the chunks that threads copy, in bytes.
 pub(super) fn chunk_bytes(batch: &[Shape], options: &Options) -> u64 {
     let most = options.chunk_bytes.unwrap_or(MOST_CHUNK).min(MOST_CHUNK);
     let chunk = (bytes_of(batch) / (CHUNKS_OF_A_THREAD * u64::from(threads(batch, options)))).clamp(LEAST_CHUNK.min(most), most);
     (chunk / GRAIN * GRAIN).max(GRAIN)
 }
 
-/// Returns the plan of a batch whose pageable ends are moved by threads, made from a plan that treats them as pinned. Returns `None` if
-/// there is no room for rings.
+/// Returns the plan of a batch whose pageable memory is copied by threads. `pinned` is the plan that treats this memory as pinned. Returns
+/// `None` if the rings do not fit into staging memory.
 pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Options, pinned: Plan) -> Option<Plan> {
     let (bytes, threads, chunk_bytes) = (bytes_of(batch), threads(batch, options), chunk_bytes(batch, options));
     let through = Through { program: &pinned.program, batch, threads, chunk_bytes, staging_bytes: options.staging_bytes };
     let (program, ring_bytes) = through.insert()?;
     let rate = thread_rate(machine);
-    // Threads may copy a source that several transfers share only once, so the bytes are counted in the program.
+    // If several transfers share a source, threads may copy it only once, so the bytes are counted in the program.
     let copies = through.program.ops.iter().flat_map(|op| &op.copies).filter(|copy| through.passes(copy));
     let by_threads = copies.map(|copy| copy.bytes as f64).sum::<f64>() / (rate * f64::from(threads));
     let first = chunk_bytes.min(bytes) as f64 / rate + 2.0 * machine.costs().hand_over;
@@ -100,7 +103,7 @@ pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Opti
     })
 }
 
-/// Input of the transformation: a program for pinned memory, and the limits.
+/// Input of the transformation: a program for pinned memory, and the limits of threads, chunks and staging memory.
 struct Through<'a> {
     program: &'a Program,
     batch: &'a [Shape],
@@ -109,27 +112,27 @@ struct Through<'a> {
     staging_bytes: u64,
 }
 
-/// Unit of the new program: an operation of the old program, or a chunk that passes slots.
+/// Element of the new program: an operation of the old program, or a chunk that passes through staging slots.
 struct Unit {
     lane: LaneId,
     mechanism: Mechanism,
     copies: SmallVec<[Copy; 1]>,
-    /// Operations of the old program that must finish before this unit starts.
+    /// Operations of the old program that must end before this element starts.
     after: SmallVec<[OpId; 2]>,
-    /// Operations of the old program that end with this unit.
+    /// Operations of the old program that are complete when this element ends.
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
-    /// Fraction of the lane's bytes that comes before the unit.
+    /// Fraction of the data of the element's lane that comes before it.
     progress: f64,
 }
 
-/// Ring of one lane during the transformation of the program.
+/// Staging ring of one lane (internal stream) while the program is transformed.
 struct LaneRing {
     ring: RingId,
     slots: u32,
     slot_bytes: u64,
     next: u32,
-    /// Operation that must finish before each slot is filled again.
+    /// Operation after which each slot may be filled again; `None` if the slot is unused.
     freed: Vec<Option<OpId>>,
 }
 
@@ -152,7 +155,7 @@ impl Through<'_> {
         self.is_pageable(copy.from) || self.is_pageable(copy.to)
     }
 
-    /// Returns the new program, and the size of its rings of pinned memory in bytes.
+    /// Returns the new program, and the total size of its rings of pinned memory in bytes. Returns `None` if the rings do not fit.
     fn insert(&self) -> Option<(Program, u64)> {
         let mut program = Program {
             sources: self.program.sources.clone(),
@@ -211,9 +214,9 @@ impl Through<'_> {
         Some((program, ring_bytes))
     }
 
-    /// Creates a ring for each lane that moves pageable bytes. The rings share the staging memory that the program leaves.
+    /// Adds a ring to the program for each lane that moves pageable data. The rings share the staging memory that the program does not use.
     fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
-        // Properties of each lane: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
+        // For each lane: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
         let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
         for op in &self.program.ops {
             for copy in op.copies.iter().filter(|copy| self.passes(copy)) {
@@ -247,7 +250,7 @@ impl Through<'_> {
         Some(rings)
     }
 
-    /// Returns the units of the old operations. Those of each lane are in order.
+    /// Returns the elements of the new program. Those of each lane are in order.
     fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for lane in (0..self.program.lanes.len() as u32).map(LaneId) {
@@ -306,7 +309,7 @@ impl LaneRing {
     }
 }
 
-/// Returns the pieces of a copy, of at most `most` bytes each.
+/// Returns consecutive pieces of a copy, of at most `most` bytes each.
 fn pieces(copy: &Copy, most: u64) -> impl Iterator<Item = Copy> + use<> {
     let copy = *copy;
     let at = |place: Place, by: u64| match place {

@@ -1,4 +1,4 @@
-//! Plans a batch: one path for each transfer, or several where the model finds that faster.
+//! Plans a batch: one path for each transfer, or several if the model predicts that to be faster.
 
 use super::alternative::Alternative;
 use super::candidates::Reason;
@@ -12,21 +12,22 @@ use super::{executor, mechanism};
 use crate::program::Shape;
 use crate::topology::Machine;
 
-/// The least gain for which several paths are taken. Figures differ by a few per cent between hosts of the same kind, so a smaller
-/// modelled gain is as likely a loss.
+/// Smallest modelled relative gain for which several paths are used. Times differ by a few per cent between hosts of the same kind, so a
+/// smaller gain may be a loss in practice.
 pub(super) const LEAST_GAIN: f64 = 0.02;
 
-/// Factors by which the number of chunks is reduced if a batch has too many for the issuing thread. On a single path a chunk costs one
-/// synchronisation. In a batch of many pipelines, whose chunks are issued one by one, it delays all others.
+/// Divisor of the number of chunks if a batch has too many for the issuing thread. On a single path, a further chunk costs one
+/// synchronisation. In a batch of many pipelines, whose chunks are issued one by one, it delays all other pipelines.
 const COARSER: u32 = 4;
 
-/// The least modelled gain for which a plan has fewer: the simulator often sees less.
+/// Smallest modelled relative gain for which a plan has fewer chunks. It is larger than `LEAST_GAIN` because the simulator often predicts
+/// less gain.
 const LEAST_GAIN_COARSER: f64 = 0.05;
 
-/// Fraction of a plan's time until the last chunk is issued, above which there are too many chunks.
+/// Fraction of a plan's time spent on issuing above which the planner tries fewer chunks.
 const MOSTLY_ISSUE: f64 = 0.5;
 
-/// Plans a batch of transfers together. Pageable ends are moved by threads where the model finds that faster than the driver.
+/// Plans all transfers of a batch together. Threads copy pageable memory if the model predicts that to be faster than copies by the driver.
 pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     let plain = plan_as_it_is(machine, batch, options);
     if !batch.iter().any(pageable::is_pageable) {
@@ -38,10 +39,11 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     if options.threads == 0 {
         return Ok(plain);
     }
-    // What is staged anywhere passes a slot of pinned memory as a whole.
+    // Data that is staged anywhere passes through a slot of pinned memory as a whole, so chunks must fit both.
     let chunk_bytes = Some(pageable::chunk_bytes(batch, options));
     let pinned = pageable::as_pinned(batch);
-    // Each lane takes a ring of the staging memory. With fewer paths there are fewer lanes.
+    // Each lane (internal stream) needs a ring of staging memory, so plans with fewer paths, and thus fewer lanes, are tried if rings do
+    // not fit.
     let mut threaded = None;
     for max_paths in [options.max_paths, machine.gpu_count(), 2, 1].into_iter().filter(|most| *most <= options.max_paths) {
         let chunked = Options { chunk_bytes, relay_chunks: None, host_chunks: None, max_paths, ..*options };
@@ -55,15 +57,15 @@ pub fn plan(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Pla
     Ok(threaded.filter(gains).map_or(plain.clone(), |threaded| Plan { one_path: plain.one_path, ..threaded }))
 }
 
-/// The plan in which bytes are passed on by destinations of the same source, or over several relays, where that is faster; else `star`, in which
-/// none are.
+/// Returns a plan in which destinations with the same source, or several relays, forward data, if that is faster than `star`. Otherwise
+/// returns `star`, the plan without forwarding.
 fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result<Plan, PlanError>) -> Result<Plan, PlanError> {
     let with = |groups: &[trees::SourceGroup], star: Option<&Plan>| {
         let rest: Vec<Shape> = trees::rest_of(batch, groups).into_iter().map(|transfer| batch[transfer as usize]).collect();
         if rest.is_empty() {
             return trees::plan(machine, batch, options, groups, None, star);
         }
-        // Beside the chunks of trees those of the rest are soon too many.
+        // In addition to the chunks of trees, the other transfers may have too many chunks, so both chunk counts are tried.
         let beside = |rest: Plan| trees::plan(machine, batch, options, groups, Some(&rest), star);
         let fine = plan_in_chunks(machine, &rest, options, 1).ok()?;
         let coarse = in_fewer_chunks(machine, &rest, options, &fine);
@@ -73,7 +75,7 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
     let groups = trees::groups(batch, options);
     let unjoined = |groups, least| if may_pass_on { trees::with_unjoined(groups, machine, batch, least) } else { groups };
     let star = match star {
-        // Where no path over one relay joins two GPUs, several in a row may.
+        // If no path over one relay connects two GPUs, a path over several relays may.
         Err(PlanError::NoRoute { .. }) => return with(&unjoined(groups, 1), None).map_or(star, Ok),
         Err(_) => return star,
         Ok(star) => star,
@@ -84,7 +86,7 @@ fn passed_on(machine: &Machine, batch: &[Shape], options: &Options, star: Result
     Ok(if groups.len() > many { with(&groups, Some(&best)).unwrap_or(best) } else { best })
 }
 
-/// Plans a batch, its pageable ends left to the driver, by fewer chunks where that ends earlier.
+/// Plans a batch without threads: the driver copies pageable memory. Uses fewer chunks if that is faster.
 fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Result<Plan, PlanError> {
     let fine = plan_in_chunks(machine, batch, options, 1)?;
     let issued = executor::issue(options, machine.costs()) * fine.program.ops.len() as f64;
@@ -95,17 +97,17 @@ fn plan_as_it_is(machine: &Machine, batch: &[Shape], options: &Options) -> Resul
     Ok(in_fewer_chunks(machine, batch, options, &fine).filter(gains).unwrap_or(fine))
 }
 
-/// Returns `fine` with fewer chunks. `None` if no chunks wait for each other, or if the caller has set their size.
+/// Returns a plan like `fine` with fewer chunks. Returns `None` if no operations wait for others, or if the caller has set the chunk size.
 fn in_fewer_chunks(machine: &Machine, batch: &[Shape], options: &Options, fine: &Plan) -> Option<Plan> {
     let is_staged = fine.program.ops.iter().any(|op| !op.after.is_empty());
     if is_staged && options.chunk_bytes.is_none() { plan_in_chunks(machine, batch, options, COARSER).ok() } else { None }
 }
 
-/// Plans a batch, its pageable ends left to the driver, in chunks as the options have them, or `coarser` times fewer than is best
-/// for each path alone.
+/// Plans a batch without threads: the driver copies pageable memory. The options decide the chunks; otherwise each path has the number of
+/// chunks that is best for it alone, divided by `coarser`.
 ///
-/// Never slower than one path for each transfer, as far as the model knows: several paths are used only where they are expected
-/// to gain 2 % or more over it, or where [`Tuned::several`](super::Tuned::several) says that they were measured to.
+/// According to the model, the plan is never slower than one path for each transfer. Several paths are used only if they are expected to be
+/// at least 2 % faster, or if [`Tuned::several`](super::Tuned::several) reports that they were measured to be faster.
 fn plan_in_chunks(machine: &Machine, batch: &[Shape], options: &Options, coarser: u32) -> Result<Plan, PlanError> {
     check(machine, batch, options)?;
     let mut selection = Selection::new(machine, batch, options, coarser)?;

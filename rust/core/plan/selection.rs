@@ -1,4 +1,4 @@
-//! The candidate paths of a batch that are still open.
+//! Keeps track of the candidate paths of a batch: which are open (still possible) and why others were closed.
 
 use super::candidates::{self, Candidate, Reason, Rejection};
 use super::demand::{Demand, Demands};
@@ -8,29 +8,29 @@ use crate::program::{Ring, Shape};
 use crate::topology::{DeviceId, Machine};
 use std::ops::Range;
 
-/// Bytes of a transfer on a path.
+/// Part of a transfer that one path carries.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub(super) struct PathShare {
-    /// Index into the batch.
+    /// Transfer, as an index into the batch.
     pub transfer: u32,
-    /// Index into the candidates.
+    /// Path, as an index into the candidates.
     pub candidate: usize,
     pub offset: u64,
     pub bytes: u64,
-    /// Index into [`Assignment::rings`] on a staged path, once it has one.
+    /// Staging ring of the path, as an index into [`Assignment::rings`]. `None` for direct paths, and until a ring is assigned.
     pub ring: Option<u32>,
 }
 
-/// Shares that together are the batch, and the staging rings that those of staged paths pass.
+/// Complete division of a batch: the parts of all transfers, and the staging rings that they use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
     pub shares: Vec<PathShare>,
-    /// Staging rings in the order in which shares first use them. A chunk fills a slot.
+    /// Staging rings, in the order in which path shares first use them. A chunk fills a slot.
     pub rings: Vec<Ring>,
 }
 
 impl Assignment {
-    /// Bytes of the chunks of a share, but for the last.
+    /// Returns the size of each chunk of a share except the last, in bytes.
     pub fn chunk_bytes(&self, share: &PathShare) -> u64 {
         share.ring.map_or(share.bytes, |ring| self.rings[ring as usize].slot_bytes.min(share.bytes))
     }
@@ -40,26 +40,26 @@ impl Assignment {
     }
 }
 
-/// A batch, the candidate paths of its demands, and why some of them are closed.
+/// Candidate paths of a batch, with the reasons why some of them are closed.
 pub(super) struct Selection<'a> {
     pub machine: &'a Machine,
     pub batch: &'a [Shape],
     pub options: &'a Options,
     pub demands: Vec<Demand>,
-    /// Demand of each transfer; `None` for a transfer without bytes.
+    /// Demand of each transfer, as an index into `demands`; `None` for a transfer of zero bytes.
     pub demand_of: Vec<Option<u32>>,
-    /// True if demands may stand for several transfers.
+    /// True if demands may represent several transfers.
     pub aggregated: bool,
     pub candidates: Vec<Candidate>,
-    /// Range of the candidates of each demand.
+    /// Candidates of each demand, as a range of `candidates`.
     pub of: Vec<Range<usize>>,
-    /// Paths of each demand that never were candidates.
+    /// Paths of each demand that were rejected before they became candidates.
     pub rejected: Vec<Vec<Rejection>>,
-    /// Reason for which a candidate is closed; `None` while it is open.
+    /// Reason why each candidate is closed; `None` while it is open.
     pub closed: Vec<Option<Reason>>,
-    /// The largest chunk that rings in host memory have room for, two at a time.
+    /// Largest chunk size that fits twice into each ring in host memory, bytes.
     pub host_chunk: u64,
-    /// Factor by which there are fewer chunks than would be best for each path alone.
+    /// Divisor of the number of chunks that is best for each path alone.
     coarser: u32,
 }
 
@@ -105,17 +105,17 @@ impl<'a> Selection<'a> {
         &self.demands[self.candidates[candidate].demand as usize]
     }
 
-    /// Returns the number of transfers of a candidate.
+    /// Returns the number of transfers that the candidate's demand represents.
     pub fn count(&self, candidate: usize) -> f64 {
         f64::from(self.demand(candidate).count)
     }
 
-    /// Returns the open candidates of a range.
+    /// Returns the candidates of a range that are open.
     pub fn open(&self, of: &Range<usize>) -> impl Iterator<Item = usize> + Clone {
         of.clone().filter(|&i| self.closed[i].is_none())
     }
 
-    /// The number of chunks with which the model wants so many bytes on a candidate.
+    /// Returns the number of chunks for this number of bytes on a candidate, as selected by the options or the model.
     pub fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
         let via = self.candidates[candidate].via;
         match via.and_then(|via| self.options.chunk(via, bytes)) {
@@ -128,12 +128,13 @@ impl<'a> Selection<'a> {
         }
     }
 
-    /// Returns the best number of chunks, without regard to the size of staging rings.
+    /// Returns the number of chunks that the model selects, without regard to the size of staging rings.
     pub fn best_chunks(&self, candidate: usize, bytes: u64) -> u32 {
         self.model(candidate).best_chunks(self.machine.costs(), bytes).div_ceil(self.coarser)
     }
 
-    /// Returns the bytes that a path carries while a lane waits between two chunks. A smaller share is not worth a separate pipeline.
+    /// Returns the number of bytes that a path could transfer while an internal stream waits between two chunks. A smaller part of a
+    /// transfer is not worth a separate pipeline.
     pub fn least_share(&self, candidate: usize) -> f64 {
         let model = self.model(candidate);
         model.chunk_gap(self.machine.costs()) * model.rate
