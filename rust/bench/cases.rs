@@ -1,47 +1,47 @@
-//! Lists the cases: the copies of each, their sizes, and the plain copies for comparison.
+//! Lists the cases of the benchmark: the copies of each case, their sizes, and the plain copies with which they are compared.
 
 use super::compare::Comparison;
 use super::plain::Manner;
 use super::{Bench, Failure};
 use mpgpu_core::topology::DeviceId;
 
-/// Copy of a case.
+/// One copy of a case.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Leg {
     pub src: DeviceId,
     pub dst: DeviceId,
     pub bytes: u64,
-    /// True for pageable host memory, false for pinned.
+    /// True if the host memory of the copy is pageable, false if it is pinned.
     pub pageable: bool,
 }
 
-/// Communication step with a name and a method of measurement.
+/// Communication step that is measured, with its name and the method of measurement.
 pub struct Case {
     pub name: &'static str,
     /// Description of the step, of the comparison, and of the meaning of its figures.
     pub description: &'static str,
-    /// Number of GPUs needed.
+    /// Number of GPUs that the case needs.
     pub gpus: u32,
     /// True if the case measures calls of the CUDA driver and therefore cannot run on the host backend.
     pub needs_driver: bool,
-    /// Default sizes. A size is that of one transfer, and of one face in `halo26` and `halo26_bidir`.
+    /// Default sizes of one transfer in bytes. In `halo26` and `halo26_bidir` they are the sizes of one face.
     pub sizes: &'static [u64],
-    /// Copies of one step for a number of GPUs and a size.
+    /// Function that returns the copies of one step for a number of GPUs and a size.
     pub legs: fn(u32, u64) -> Vec<Leg>,
-    /// Function that measures one size.
+    /// Function that measures the case at one size.
     pub run: fn(&Bench<'_>, &'static Case, u64) -> Result<Vec<Comparison>, Failure>,
 }
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
-/// Sizes of the pieces in a step of many pieces.
+/// Sizes in bytes of the pieces in a step of many pieces.
 const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
 const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
 
-/// Largest default size on the host backend, where a CPU moves every byte.
+/// Largest default size in bytes on the host backend, where a CPU moves every byte.
 pub const HOST_BACKEND_LARGEST: u64 = 16 * M;
 
-/// All cases, in the order in which they run.
+/// All cases, in the order in which they are measured.
 pub const CASES: &[Case] = &[
     Case {
         name: "d2d",
@@ -244,7 +244,7 @@ pub const CASES: &[Case] = &[
     },
 ];
 
-/// Common properties of most cases: one copy from GPU 0 to GPU 1.
+/// Default properties of a case: one copy from GPU 0 to GPU 1.
 const PAIR: Case = Case {
     name: "",
     description: "",
@@ -263,20 +263,20 @@ const fn copy(src: DeviceId, dst: DeviceId, bytes: u64) -> Leg {
     Leg { src, dst, bytes, pageable: false }
 }
 
-/// Returns the number of pieces of a size, at most 128 MiB in total.
+/// Returns the number of pieces of `bytes` bytes each. There is at most 128 MiB in total.
 fn pieces(bytes: u64) -> usize {
     (128 * M / bytes.max(1)).clamp(1, 4096) as usize
 }
 
-/// Returns the messages of a box to a neighbour: faces, edges, corners.
+/// Returns the messages that a box sends to a neighbour: faces, edges and corners.
 fn halo(src: DeviceId, dst: DeviceId, face: u64) -> impl Iterator<Item = Leg> {
-    // Edges consist of whole doubles.
+    // An edge consists of whole double-precision numbers.
     let edge = (face / 100).next_multiple_of(8).max(8);
     [(6, face), (12, edge), (8, 24)].into_iter().flat_map(move |(count, bytes)| (0..count).map(move |_| copy(src, dst, bytes)))
 }
 
 impl Case {
-    /// Returns the reason why the case cannot run here, if any.
+    /// Returns the reason why the case cannot be measured here, or `None` if it can.
     pub fn missing(&self, gpus: u32, on_gpus: bool) -> Option<String> {
         if self.needs_driver && !on_gpus {
             return Some("measures calls of the CUDA driver, and this is the host backend".into());
@@ -298,7 +298,7 @@ pub fn named(name: &str) -> Result<&'static [Case], String> {
     if name == "all" { Ok(CASES) } else { find(name).map(std::slice::from_ref) }
 }
 
-/// Returns names and descriptions, for `--list`.
+/// Returns names and descriptions of all cases, for `--list`.
 pub fn list() -> String {
     const WIDTH: usize = 100;
     let mut text = String::new();
@@ -333,7 +333,7 @@ mod tests {
         let legs = |name, gpus, bytes| (find(name).expect("a case").legs)(gpus, bytes);
         assert_eq!(legs("ring", 8, 5).last(), Some(&copy(gpu(7), gpu(0), 5)));
         assert_eq!(legs("all_to_all", 8, 5).len(), 56);
-        // Message sizes of the readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
+        // The message sizes are those of the hardware readings: 6 x 240 000 B, 12 x 2 400 B, 8 x 24 B.
         let halo = legs("halo26", 2, 240_000);
         assert_eq!((halo.len(), halo.iter().map(|leg| leg.bytes).sum::<u64>()), (26, 6 * 240_000 + 12 * 2_400 + 8 * 24));
         let both = legs("halo26_bidir", 2, 240_000);

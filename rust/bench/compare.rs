@@ -1,5 +1,5 @@
-//! Implements the measuring loop. Several methods for the same task are timed in turns, so that other load of the machine affects all
-//! equally.
+//! Implements the measuring loop. Several methods for the same task are timed alternately, so that other load of the machine affects all
+//! methods equally.
 
 use super::memory::Buffers;
 use super::{Bench, Case, Failure};
@@ -8,7 +8,7 @@ use mpgpu_contexts::Plan;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Median, minimum and maximum in seconds.
+/// Median, minimum and maximum of several times, in seconds.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -26,9 +26,9 @@ impl Spread {
     }
 }
 
-/// Method that is compared with others.
+/// Method that is compared with other methods for the same task.
 pub trait Contestant {
-    /// Performs untimed work before each start.
+    /// Performs work before each start that is not timed.
     fn prepare(&mut self) -> Result<(), Failure> {
         Ok(())
     }
@@ -38,10 +38,10 @@ pub trait Contestant {
     fn wait(&mut self) -> Result<(), Failure>;
 }
 
-/// Name and contestant.
+/// Name of a contestant and the contestant itself.
 pub type Named<'a> = (&'a str, &'a mut dyn Contestant);
 
-/// Contestant that consists of two functions, `issue` and `wait`.
+/// Contestant that consists of the two functions `issue` and `wait`.
 pub struct Calls<I, W>(pub I, pub W);
 
 impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Contestant for Calls<I, W> {
@@ -53,7 +53,7 @@ impl<I: FnMut() -> Result<(), Failure>, W: FnMut() -> Result<(), Failure>> Conte
     }
 }
 
-/// Executions of one plan: one in each stream, concurrent if the streams differ.
+/// Contestant that executes one plan once in each of several streams. The executions are concurrent if the streams differ.
 pub struct Executions<'a> {
     plan: &'a Plan,
     /// Streams of the executions. A stream that is listed twice gets two executions.
@@ -80,13 +80,13 @@ impl Contestant for Executions<'_> {
     }
 }
 
-/// Times of one contestant in each round, in seconds.
+/// Times of one contestant, one entry for each round.
 #[derive(Clone, Debug, Default)]
 pub struct Samples {
     pub name: String,
-    /// Time from issue until the host sees the last byte.
+    /// Time in seconds from the start of issuing until the host sees the last byte.
     pub total: Vec<f64>,
-    /// Time of the calling thread until everything is issued.
+    /// Time in seconds that the calling thread needs to issue everything.
     pub issue: Vec<f64>,
 }
 
@@ -100,36 +100,36 @@ impl Samples {
         self.total.push(total);
     }
 
-    /// Returns the median over the rounds of the additional time for issuing, compared with `other`.
+    /// Returns the median over all rounds of the difference in issue time, in seconds, between this contestant and `other`.
     pub fn issue_beyond(&self, other: &Samples) -> f64 {
         Spread::of(&self.issue.iter().zip(&other.issue).map(|(one, other)| one - other).collect::<Vec<_>>()).median
     }
 }
 
-/// Additional result of a comparison.
+/// Additional result of a comparison, for the report.
 #[derive(Copy, Clone, Debug)]
 pub enum Figure {
     Seconds(f64),
     Count(u64),
 }
 
-/// Comparison of one mpgpu method with others, at one size.
+/// Comparison of one method of mpgpu with other methods, at one size.
 pub struct Comparison {
     pub case: &'static Case,
     pub size: u64,
-    /// Number of copies in one step: transfers, puts of a window, or nodes of a graph.
+    /// Number of copies in one step. These are transfers, puts of a window, or nodes of a graph.
     pub copies: usize,
-    /// Total bytes of all copies.
+    /// Total size of all copies in bytes.
     pub bytes: u64,
     pub plan: Option<Arc<Plan>>,
     pub mpgpu: Samples,
-    /// Times of the other methods.
+    /// Times of each method with which mpgpu is compared.
     pub against: Vec<Samples>,
     pub figures: Vec<(&'static str, Figure)>,
 }
 
 impl Comparison {
-    /// Compares the first contestant with all others.
+    /// Creates the comparison of the first contestant with all others from their times.
     pub fn of(case: &'static Case, size: u64, copies: usize, plan: &Arc<Plan>, mut samples: Vec<Samples>) -> Comparison {
         let mpgpu = samples.remove(0);
         let bytes = plan.bytes();
@@ -138,12 +138,12 @@ impl Comparison {
 }
 
 impl Bench<'_> {
-    /// Verifies the bytes of each contestant, times all in turns, and verifies the first one again.
+    /// Verifies the data that each contestant copies, times all contestants alternately, and then verifies the first contestant again.
     pub fn compare(&self, buffers: &[&Buffers<'_>], contestants: &mut [Named<'_>]) -> Result<Vec<Samples>, Failure> {
         for (name, contestant) in contestants.iter_mut() {
             self.verify(name, *contestant, buffers)?;
         }
-        // The verification leaves another context current than a program that only copies.
+        // The verification makes another CUDA context current than the one that is current in a program that only copies.
         self.plain.borrow_mut().make_current(buffers[0].transfers[0].src_device)?;
         let samples = contest(contestants, self.repeat)?;
         let (name, first) = &mut contestants[0];
@@ -151,7 +151,8 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    /// Poisons the destinations, synchronizes, copies, synchronizes, and compares all bytes. `name` is the contestant's.
+    /// Poisons the destinations, synchronizes, makes the copies, synchronizes again, and compares all bytes. `name` is the name of the
+    /// contestant.
     pub fn verify(&self, name: &str, contestant: &mut dyn Contestant, buffers: &[&Buffers<'_>]) -> Result<(), Failure> {
         for buffers in buffers {
             buffers.poison(&mut **self.plain.borrow_mut())?;
@@ -165,7 +166,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs a contestant once. Returns the seconds for issuing and until completion.
+/// Runs a contestant once. Returns the time in seconds until everything is issued, and until everything is complete.
 pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     contestant.prepare()?;
     let start = Instant::now();
@@ -175,12 +176,12 @@ pub fn once(contestant: &mut dyn Contestant) -> Result<(f64, f64), Failure> {
     Ok((issue.as_secs_f64(), start.elapsed().as_secs_f64()))
 }
 
-/// Time for each contestant if the number of rounds is not specified.
+/// Total time for each contestant if the number of rounds is not specified.
 const TARGET: Duration = Duration::from_millis(500);
 const ROUNDS: std::ops::RangeInclusive<usize> = 11..=2001;
 const WARM_UP_ROUNDS: usize = 5;
 
-/// Times each contestant in each round.
+/// Times each contestant once in each of `repeat` rounds and returns the times of each contestant.
 pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec<Samples>, Failure> {
     let mut slowest = 1e-6_f64;
     for round in 0..WARM_UP_ROUNDS {
@@ -201,9 +202,10 @@ pub fn contest(contestants: &mut [Named<'_>], repeat: Option<u32>) -> Result<Vec
     Ok(samples)
 }
 
-/// Returns the order of the contestants in a round. Over `count` rounds, or twice as many for an odd count, each contestant is equally
-/// often at each position and directly after each other one (E. J. Williams, "Experimental designs balanced for the estimation of residual
-/// effects of treatments", 1949). Side effects of one contestant on caches and the driver therefore affect all others equally.
+/// Returns the order of the contestants in a round. Over `count` rounds (twice as many if `count` is odd), each contestant is equally often
+/// at each position and equally often directly after each other contestant (E. J. Williams, "Experimental designs balanced for the
+/// estimation of residual effects of treatments", 1949). So side effects of one contestant on caches and the driver affect all others
+/// equally.
 fn turns(round: usize, count: usize) -> Vec<usize> {
     // 0, 1, n - 1, 2, n - 2, ...: the differences between neighbours are all distinct, modulo n.
     let mut turns: Vec<usize> = (0..count).map(|turn| if turn % 2 == 1 { turn.div_ceil(2) } else { (count - turn / 2) % count }).collect();

@@ -1,4 +1,4 @@
-//! Builds a CUDA graph of a program with calls of the driver only, and times each of them, for comparison with the library's graphs.
+//! Builds a CUDA graph for a program, using only calls of the driver, and times each call, for comparison with the library's graphs.
 
 use super::Failure;
 use super::plain::check;
@@ -8,13 +8,13 @@ use mpgpu_core::plan::{Place, Program};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 use std::time::Instant;
 
-/// Addresses and contexts of a program's graph.
+/// Addresses and CUDA contexts with which a program's graph is built.
 pub struct Binding<'a> {
     pub program: &'a Program,
     pub endpoints: &'a [Endpoints],
-    /// Base address of each ring.
+    /// Base address of each staging ring.
     pub rings: &'a [u64],
-    /// Primary context of each lane's GPU.
+    /// Primary CUDA context of the GPU of each internal stream.
     pub contexts: &'a [sys::CUcontext],
 }
 
@@ -28,17 +28,17 @@ impl Binding<'_> {
     }
 }
 
-/// Executable graph with one memcpy node per copy, ordered like the program. Must be dropped only after its launches have finished.
+/// Executable graph with one memcpy node for each copy, ordered like the program. It must be dropped only after its launches have finished.
 pub struct DriverGraph {
     graph: sys::CUgraph,
     exec: sys::CUgraphExec,
-    /// Nodes in the order of the program's copies.
+    /// Graph nodes in the order of the program's copies.
     nodes: Vec<sys::CUgraphNode>,
 }
 
 impl DriverGraph {
-    /// Builds the graph. Also returns the seconds of the calling thread for the empty graph, for the nodes with their dependencies, and for
-    /// the executable graph.
+    /// Builds the graph. Also returns the times in seconds that the calling thread needs to create the empty graph, to add the nodes with
+    /// their dependencies, and to instantiate the executable graph.
     pub fn build(binding: &Binding<'_>) -> Result<(DriverGraph, [f64; 3]), Failure> {
         let start = Instant::now();
         let mut built = DriverGraph { graph: null_mut(), exec: null_mut(), nodes: Vec::new() };
@@ -80,7 +80,7 @@ impl DriverGraph {
         Ok((built, seconds))
     }
 
-    /// Changes the nodes to the addresses of another binding of the same program. The graph must be idle.
+    /// Changes the nodes to the addresses of another binding of the same program. The graph must not be executing.
     pub fn repoint(&self, binding: &Binding<'_>) -> Result<(), Failure> {
         let copies = binding.program.ops.iter().flat_map(|op| op.copies.iter().map(|copy| (op.lane.0 as usize, copy)));
         for (node, (lane, copy)) in self.nodes.iter().zip(copies) {
@@ -111,12 +111,12 @@ impl Drop for DriverGraph {
     }
 }
 
-/// Returns the driver's stream for a stream of a context on the CUDA backend.
+/// Returns the driver's stream that belongs to a stream of a context on the CUDA backend.
 pub fn raw(stream: StreamHandle) -> sys::CUstream {
     with_exposed_provenance_mut(stream.0)
 }
 
-/// Returns the parameters of one contiguous copy. The driver determines the owners of the memory from the addresses.
+/// Returns the parameters of one contiguous copy. The driver determines from the addresses to which device the memory belongs.
 fn memcpy(dst: u64, src: u64, bytes: u64) -> sys::CUDA_MEMCPY3D {
     let unified = sys::CUmemorytype::CU_MEMORYTYPE_UNIFIED;
     sys::CUDA_MEMCPY3D {

@@ -1,10 +1,10 @@
-//! Compares mpgpu with plain copies in one run: the overview of `mpgpu bench`, and the cases of `mpgpu bench --case`. Every byte is
-//! verified.
+//! Compares mpgpu with plain copies in one run. Implements the overview of `mpgpu bench` and the cases of `mpgpu bench --case`. Every byte
+//! is verified.
 //!
 //! | file | content |
 //! | --- | --- |
 //! | `cases` | list of cases |
-//! | `compare` | measuring loop: contestants in turns, medians |
+//! | `compare` | measuring loop: methods that are timed alternately, and medians |
 //! | `memory` | buffers, patterns, and the verification of every byte |
 //! | `plain` | plain copies: the driver's, or `memcpy` on the host backend |
 //! | `steps` | executions of one plan compared with plain copies, isolated or several in flight |
@@ -99,7 +99,7 @@ impl CaseArguments {
         Ok(Config::from_pairs(environment.chain(said.clone()))?)
     }
 
-    /// Returns the sizes to measure for a case.
+    /// Returns the sizes in bytes at which a case is measured.
     fn sizes(&self, case: &Case, on_gpus: bool) -> Vec<u64> {
         if !self.sizes.is_empty() {
             return self.sizes.clone();
@@ -134,13 +134,13 @@ pub fn is_on_gpus(context: &Context) -> bool {
     !context.backend().is_virtual()
 }
 
-/// Lists or measures the requested cases. Returns the text for standard output. Progress goes to standard error.
+/// Lists or measures the requested cases. Returns the text for standard output. Progress is written to standard error.
 pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: bool) -> Result<String, Failure> {
     if arguments.list {
         return Ok(cases::list());
     }
     let config = arguments.config()?;
-    // The file is opened before the measurement: a run of minutes should not end with a file that cannot be written.
+    // The file is opened before the measurement, so that a run of minutes does not end with a file that cannot be written.
     let mut json_file = match &arguments.output {
         Some(path) => Some(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?),
         None => None,
@@ -205,7 +205,7 @@ pub fn measure(arguments: &CaseArguments, options: &ContextOptions, as_json: boo
 }
 
 fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
-    // A pipe or a terminal cannot be rewound. It receives one report after the other.
+    // A pipe or a terminal cannot be rewound. Reports are written to it one after the other.
     if file.rewind().is_ok() {
         file.set_len(0)?;
     }
@@ -213,7 +213,7 @@ fn rewrite(file: &mut File, report: &Value) -> Result<(), Failure> {
     Ok(writeln!(file)?)
 }
 
-/// Returns the heading of a report: the machine and its driver, or a note that no GPU was measured.
+/// Returns the heading of a report. It names the machine and its driver, or notes that no GPU was measured.
 pub fn heading(context: &Context, on_gpus: bool) -> String {
     let version = env!("CARGO_PKG_VERSION");
     if on_gpus {
@@ -224,7 +224,7 @@ pub fn heading(context: &Context, on_gpus: bool) -> String {
     }
 }
 
-/// Returns the driver's version, if NVML reports it.
+/// Returns the version of the driver, or null if NVML does not report it.
 fn driver_version(on_gpus: bool) -> Value {
     let version = if on_gpus { nvml_wrapper::Nvml::init().and_then(|nvml| nvml.sys_driver_version()).ok() } else { None };
     version.map_or(Value::Null, Value::from)

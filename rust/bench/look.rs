@@ -1,4 +1,4 @@
-//! Measures the overview of `mpgpu bench`: one line for each kind of copy, compared with the fastest plain method.
+//! Measures the overview of `mpgpu bench`, which has one line for each kind of copy, compared with the fastest plain method.
 
 use super::cases::{self, HOST_BACKEND_LARGEST};
 use super::compare::{Comparison, Spread};
@@ -7,7 +7,7 @@ use super::{Bench, Failure, is_on_gpus, plain};
 use mpgpu_contexts::Context;
 use std::cell::RefCell;
 
-/// Kinds of copies: the name of the case, and its description in the output. `all_to_all` needs three GPUs.
+/// Kinds of copies: the name of each case, and its description in the output. `all_to_all` needs three GPUs.
 pub const LOOKS: [(&str, &str); 8] = [
     ("d2d", "GPU 0 to GPU 1"),
     ("d2d_bidir", "GPU 0 and GPU 1, both directions"),
@@ -22,21 +22,21 @@ pub const LOOKS: [(&str, &str); 8] = [
 /// Default size of one transfer in bytes.
 const BYTES: u64 = 256 << 20;
 
-/// Line of the overview.
+/// One line of the overview.
 pub struct Row {
-    /// Name of the case.
+    /// Name of the measured case.
     pub case: &'static str,
-    /// Description in the output.
+    /// Description of the case in the output.
     pub what: &'static str,
     /// Size of one transfer in bytes.
     pub bytes: u64,
-    /// Result of the measurement.
+    /// Result of measuring the case.
     pub result: Looked,
 }
 
-/// Result for one kind of copy.
+/// Result of measuring one kind of copy.
 pub enum Looked {
-    /// All bytes were correct.
+    /// The measurement was made and all bytes were correct.
     Measured {
         /// Rate of the fastest plain method in bytes/s.
         plain: f64,
@@ -45,13 +45,14 @@ pub enum Looked {
         /// Number of paths of the plan.
         paths: usize,
     },
-    /// The measurement is not possible here. Contains the reason.
+    /// The measurement is not possible here, for this reason.
     Left(String),
-    /// Refused, or some bytes were wrong. Contains the error.
+    /// The copy was refused, or some bytes were wrong. Contains the error.
     Failed(String),
 }
 
-/// Measures every kind of copy. `bytes` is the size of a transfer; transfers of an all-to-all have a quarter of it.
+/// Measures every kind of copy and returns one row for each. `bytes` is the size of a transfer; transfers of an all-to-all have a quarter
+/// of this size.
 pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -> Result<Vec<Row>, Failure> {
     let on_gpus = is_on_gpus(context);
     let gpus = context.machine().gpu_count();
@@ -78,7 +79,7 @@ pub fn look(context: &Context, bytes: Option<u64>, mut done: impl FnMut(&Row)) -
     Ok(rows)
 }
 
-/// Runs the other process of a benchmark until its standard input ends.
+/// Runs the other process (peer) of a benchmark until its standard input ends.
 pub fn peer(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     super::peer::run(context, seed, bytes)
 }

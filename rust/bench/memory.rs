@@ -1,7 +1,8 @@
 //! Allocates the buffers of one case and size, and verifies that every byte arrived.
 //!
-//! Sources contain random bytes that differ between transfers. Before a check the destinations are poisoned and the device is synchronized.
-//! Afterwards every byte is compared on the CPU, including some bytes past the end, which must still be poison.
+//! Sources contain random bytes that differ between transfers. Before a check the destinations are filled with wrong bytes (poison), and
+//! the device is synchronized. Afterwards every byte is compared on the CPU, including some bytes after the end of each destination, which
+//! must still be poison.
 
 use super::Failure;
 use super::cases::Leg;
@@ -11,15 +12,15 @@ use mpgpu_core::topology::DeviceId;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Number of bytes past the end of each destination that no copy may modify.
+/// Number of bytes after the end of each destination that no copy may modify.
 const GUARD: u64 = 256;
 const POISON: u8 = 0xA5;
-/// Distance in bytes between the parts of the pattern that successive transfers use, so that misplaced bytes are detected.
+/// Distance in bytes between the parts of the pattern that successive transfers use. It is odd, so that misplaced bytes are detected.
 const STRIDE: u64 = 4099;
-/// Number of bytes copied back and compared at a time.
+/// Number of bytes that are copied back and compared at a time.
 const BLOCK: u64 = 64 << 20;
 
-/// Random bytes in host memory with which all sources are filled, and a block to which bytes are copied back.
+/// Random bytes in host memory with which all sources are filled, and a buffer to which data is copied back for comparison.
 pub struct Pattern<'a> {
     context: &'a Context,
     address: u64,
@@ -35,7 +36,7 @@ impl<'a> Pattern<'a> {
         Pattern::of_seed(context, largest, transfers, RandomState::new().hash_one(largest))
     }
 
-    /// Creates a pattern from a seed, with the same bytes in every process.
+    /// Creates a pattern from a seed. The same seed gives the same bytes in every process.
     pub fn of_seed(context: &'a Context, largest: u64, transfers: usize, seed: u64) -> Result<Pattern<'a>, Failure> {
         let bytes = (largest + transfers as u64 * STRIDE).next_multiple_of(8);
         let address = context.allocate(DeviceId::HOST, bytes)?;
@@ -74,16 +75,16 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// Memory of one case and size.
+/// Buffers that are allocated for one case and size.
 pub struct Buffers<'a> {
     context: &'a Context,
     pub transfers: Vec<Transfer>,
-    /// Pageable memory of the legs.
+    /// Pageable host memory of the case's copies.
     ordinary: Vec<Vec<u8>>,
 }
 
 impl<'a> Buffers<'a> {
-    /// Allocates both ends of every leg and fills the sources.
+    /// Allocates the source and the destination of every copy and fills the sources.
     pub fn new(context: &'a Context, plain: &mut dyn Plain, pattern: &Pattern<'_>, legs: &[Leg]) -> Result<Buffers<'a>, Failure> {
         let mut buffers = Buffers { context, transfers: Vec::new(), ordinary: Vec::new() };
         for (index, leg) in legs.iter().enumerate() {
@@ -108,12 +109,12 @@ impl<'a> Buffers<'a> {
         Ok(address)
     }
 
-    /// Makes every destination differ from its source.
+    /// Makes every destination byte differ from its source byte.
     pub fn poison(&self, plain: &mut dyn Plain) -> Result<(), Failure> {
         self.transfers.iter().try_for_each(|t| plain.set_now(t.dst_device, t.dst, POISON, t.bytes + GUARD))
     }
 
-    /// Compares every destination byte with the bytes that its source was filled with.
+    /// Compares every destination byte with the byte with which its source was filled.
     pub fn check(&self, plain: &mut dyn Plain, pattern: &Pattern<'_>) -> Result<(), Failure> {
         for (index, t) in self.transfers.iter().enumerate() {
             let mut offset = 0;
@@ -153,7 +154,7 @@ impl Drop for Pattern<'_> {
     }
 }
 
-/// Frees the allocations. Addresses of 0 denote memory that was not allocated.
+/// Frees the allocations. An address of 0 stands for memory that was not allocated, and is skipped.
 pub fn free(context: &Context, addresses: impl Iterator<Item = u64>) {
     for address in addresses.filter(|address| *address != 0) {
         if let Err(error) = context.free(address) {

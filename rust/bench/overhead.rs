@@ -1,10 +1,11 @@
-//! Measures `execute_overhead`: the calling thread's time in `mp_execute`, called through the C ABI, compared with the driver's calls that
-//! move the same bytes in the same stream.
+//! Measures `execute_overhead`, the time of the calling thread in `mp_execute`, called through the C ABI. It is compared with calls of the
+//! driver that move the same data in the same stream.
 //!
-//! The difference is a few hundred nanoseconds in a launch of 25 us. All methods therefore take turns in one stream, each follows each
-//! other one equally often, and times are compared within a round. The driver launches a graph of the same nodes, on the same GPUs and in
-//! the same order, but not the library's own exec. The `control` measures the difference between two equal execs: it compares the driver's
-//! graph with a second one built in the same way. A result that is not larger than that of the control is not significant.
+//! The difference is a few hundred nanoseconds in a launch of 25 us. So all methods are executed alternately in one stream, each method
+//! follows each other method equally often, and times are compared within a round. The driver launches a graph of the same nodes, on the
+//! same GPUs and in the same order, but not the library's own executable graph. The `control` measures the difference between two equal
+//! executable graphs: it compares the driver's graph with a second graph built in the same way. A result that is not larger than that of
+//! the control is not significant.
 
 use super::compare::{Calls, Comparison, Named};
 use super::driver_graph::{Binding, DriverGraph, raw};
@@ -18,7 +19,7 @@ use mpgpu_core::topology::DeviceId;
 use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut, with_exposed_provenance_mut};
 
-/// Context and plan of the C ABI, destroyed on drop.
+/// Context and plan of the C ABI, which are destroyed when the value is dropped.
 struct Handles {
     context: mp_context_t,
     plan: mp_plan_t,
@@ -26,7 +27,7 @@ struct Handles {
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // Errors of the copies were reported to callers that waited for them.
+        // Errors of the copies have been reported to the callers that waited for the copies.
         if !self.plan.is_null() {
             mp_plan_destroy(self.plan);
         }
@@ -77,7 +78,7 @@ impl Bench<'_> {
 
         let stream = self.context.create_stream(DeviceId::gpu(0))?;
         let mut driver = OnCuda::default();
-        // Lanes that may run on the stream's GPU do, as in the library's graph.
+        // Internal streams that may run on the stream's GPU do so here, as in the library's graph.
         let home = DeviceId::gpu(0);
         let contexts = program.lanes.iter().map(|lane| driver.context_of(lane.device_for(home))).collect::<Result<Vec<_>, _>>()?;
         let ends = [driver.context_of(transfer.dst_device)?, driver.context_of(transfer.src_device)?];

@@ -1,15 +1,16 @@
-//! Runs the other process of the cases `put_signal` and `put_latency`: this program, started again with `--peer`. It has memory on GPU 1
-//! and a counter, which the benchmark maps. It answers each order on standard input with a line on standard output.
+//! Runs the other process (peer) of the cases `put_signal` and `put_latency`. This is the same program, started again with `--peer`. The
+//! peer has memory on GPU 1 and a counter, both of which the benchmark maps. It answers each order on standard input with a line on
+//! standard output.
 //!
 //! | order | action |
 //! | --- | --- |
-//! | `join INBOX COUNTER` | maps the benchmark's memory, for `echo`, and puts once |
-//! | `poison`, `check` | makes every byte of its inbox wrong; compares every byte |
+//! | `join INBOX COUNTER` | maps the benchmark's memory, for `echo`, and executes one put |
+//! | `poison`, `check` | makes every byte of its inbox wrong; compares every byte of its inbox |
 //! | `await VALUE` | blocks until its counter has reached VALUE |
-//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: wait for its counter, and answer with a put and a signal, or only with a signal |
+//! | `echo put\|signal FIRST TRIPS` | enqueues TRIPS times: wait for the peer's counter, then answer with a put and a signal, or with a signal only |
 //! | `drain` | blocks until the enqueued work is done |
-//! | `leave` | unmaps |
-//! | `meet SOCKET` | joins a node as rank 1, to send a ball back: `pass TRIPS` enqueues, `rest` blocks until that is done |
+//! | `leave` | unmaps the benchmark's memory |
+//! | `meet SOCKET` | joins a node as rank 1, to send data back: `pass TRIPS` enqueues the transfers, `rest` blocks until they are done |
 
 use super::ball::Ball;
 use super::cases::Leg;
@@ -27,20 +28,20 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Time limit in seconds, longer than any put takes. A peer whose wait fails reports it.
+/// Time limit of a wait in seconds; longer than any put takes. A peer whose wait fails reports the failure.
 const PATIENCE_SECONDS: f64 = 60.0;
-/// Size of a counter's allocation in bytes: one cache line.
+/// Size of a counter's allocation in bytes, which is one cache line.
 const COUNTER_BYTES: u64 = 64;
 
-/// Device of the benchmark's memory.
+/// Device of the memory of the benchmark process.
 pub const HERE: DeviceId = DeviceId::gpu(0);
-/// Device of the peer's memory.
+/// Device of the memory of the peer process.
 const THERE: DeviceId = DeviceId::gpu(1);
 
-/// Memory that either process offers to the other.
+/// Memory that each of the two processes offers to the other.
 pub struct Side<'a> {
     context: &'a Context,
-    /// Buffers of one transfer. Its source contains the pattern, and its destination is the inbox.
+    /// Buffers of one transfer. The source contains the pattern, and the destination is the inbox.
     pub buffers: Buffers<'a>,
     counter: u64,
 }
@@ -60,12 +61,12 @@ impl<'a> Side<'a> {
         Ok(side)
     }
 
-    /// Returns the signal of a value of this side's counter, to wait for.
+    /// Returns the signal to wait for: the counter of this side with the given value.
     pub fn at(&self, value: u64) -> Signal {
         Signal { counter: self.counter, value }
     }
 
-    /// Returns a handle of the inbox and one of the counter, as text.
+    /// Returns the handles of the inbox and of the counter as text.
     fn describe(&self) -> Result<String, Failure> {
         let inbox = self.buffers.transfers[0];
         let handles =
@@ -80,7 +81,7 @@ impl Drop for Side<'_> {
     }
 }
 
-/// Memory of the other side, mapped here.
+/// Memory of the other process that is mapped in this process.
 pub struct Mapped<'a> {
     context: &'a Context,
     inbox: (u64, DeviceId),
@@ -96,8 +97,8 @@ impl<'a> Mapped<'a> {
         Ok(Mapped { context, inbox, counter })
     }
 
-    /// Plans a put of the source of `from` into the inbox of the other side. No other rank copies, so the put may use the host path, like
-    /// the plan into memory of this process.
+    /// Returns a plan that puts the source of `from` into the inbox of the other process. No other rank copies, so the put may use the path
+    /// through host memory, like a plan whose destination is in this process.
     pub fn put(&self, from: &Transfer, options: PlanOptions) -> Result<Arc<Plan>, Failure> {
         let host_path = self.context.config().host_path.or(Some(true));
         let transfer = Transfer { dst: self.inbox.0, dst_device: self.inbox.1, ..*from };
@@ -108,8 +109,8 @@ impl<'a> Mapped<'a> {
         Ok(self.context.stream_raise_signals(stream, &[Signal { counter: self.counter, value }])?)
     }
 
-    /// Spins until the counter has reached a value. Both processes map the counter, so a spinning thread of either sees the value at the
-    /// same time.
+    /// Spins until the counter has reached a value. Both processes map the counter, so a spinning thread in either process sees the value
+    /// at the same time.
     pub fn see(&self, value: u64) -> Result<(), Failure> {
         let start = Instant::now();
         // SAFETY: the first 8 bytes of memory that stays imported as long as `self`. Only the other process writes them.
@@ -140,7 +141,7 @@ fn handle_of(text: &str) -> Result<Handle, Failure> {
     Ok(Handle::decode(bytes.as_slice().try_into().map_err(|_| bad())?)?)
 }
 
-/// Executes orders until standard input ends. The memory is filled with the pattern of this seed, and the inbox has `bytes` bytes.
+/// Executes orders until standard input ends. The memory is filled with the pattern of the seed `seed`, and the inbox has `bytes` bytes.
 pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     let mut plain = plain::of(context);
     // The stream is created first, so that host memory is pinned with this GPU and the benchmark's memory is mapped through it.
@@ -193,20 +194,20 @@ pub fn run(context: &Context, seed: u64, bytes: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Peer as seen by the benchmark.
+/// Peer process as the benchmark process sees it.
 pub struct Neighbour<'a> {
     process: Peer,
     pub memory: Mapped<'a>,
 }
 
-/// Child process that is killed on drop.
+/// Child process that is killed when the value is dropped.
 struct Peer {
     process: Child,
     answers: RefCell<BufReader<std::process::ChildStdout>>,
 }
 
 impl<'a> Neighbour<'a> {
-    /// Starts the peer with an inbox of `bytes` bytes and the same pattern.
+    /// Starts the peer with an inbox of `bytes` bytes and the same pattern as the benchmark's.
     pub fn start(bench: &Bench<'a>, bytes: u64) -> Result<Neighbour<'a>, Failure> {
         let (context, pattern) = (bench.context, &bench.pattern);
         let mut command = Command::new(std::env::current_exe()?);
@@ -222,12 +223,13 @@ impl<'a> Neighbour<'a> {
         Ok(Neighbour { process, memory })
     }
 
-    /// Sends an order and waits for its completion.
+    /// Sends an order to the peer and waits until the peer has completed it.
     pub fn tell(&self, order: &str) -> Result<(), Failure> {
         self.tell_beside(order, || Ok(()))
     }
 
-    /// Sends an order and waits for its completion, while this process executes `part`.
+    /// Sends an order to the peer and waits until the peer has completed it, while this process executes `part`. Returns the result of
+    /// `part`.
     pub fn tell_beside<T>(&self, order: &str, part: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         writeln!(self.process.process.stdin.as_ref().ok_or("the peer has no standard input")?, "{order}")?;
         let done = part();
@@ -235,7 +237,7 @@ impl<'a> Neighbour<'a> {
         if answer == "done" { done } else { Err(format!("the other process of the benchmark failed during {order:.20}: {answer}").into()) }
     }
 
-    /// Makes the peer map the memory that its answers go to.
+    /// Makes the peer map the memory to which its answers are sent.
     pub fn join(&self, side: &Side<'_>) -> Result<(), Failure> {
         self.tell(&format!("join {}", side.describe()?))
     }

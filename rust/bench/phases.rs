@@ -1,8 +1,9 @@
-//! Measures `graph_phases`: the cost of each step in a CUDA graph's life for the calling thread, by the number of copy nodes.
+//! Measures `graph_phases`: the time that each step in the life of a CUDA graph takes on the calling thread, by the number of copy nodes.
 //!
-//! The program is one direct copy from GPU 0 to GPU 1 and, concurrently, a tenth of the bytes in chunks through host memory. This is the
-//! form of a plan with two paths, built here to have the requested number of nodes. It is built and launched by the driver's calls, and
-//! executed by the library's graph engine, in turns. The figures of the papers (13 and 14 of the one on graphs) have the same columns.
+//! The program is one direct copy from GPU 0 to GPU 1 and, at the same time, a tenth of the data in chunks through host memory. This is the
+//! form of a plan with two paths, built here so that it has the requested number of nodes. It is executed alternately as a graph that the
+//! driver's calls build and launch, and by the library's graph engine. The papers' figures (13 and 14 of the paper on graphs) have the same
+//! columns.
 
 use super::compare::{Calls, Comparison, Figure, Samples, Spread, once};
 use super::driver_graph::{Binding, DriverGraph, raw};
@@ -18,12 +19,12 @@ use smallvec::smallvec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Numbers of chunks through host memory: programs of 3 to 33 copies (the papers: 2 to 34).
+/// Numbers of chunks through host memory. They give programs of 3 to 33 copies (the papers: 2 to 34).
 const CHUNKS: [u64; 5] = [1, 2, 4, 8, 16];
-/// Number of graphs built of each program, and of launches of each graph.
+/// Number of graphs that are built of each program, and number of launches of each graph.
 const GRAPHS: usize = 15;
 const LAUNCHES: usize = 11;
-/// Executions of each graph at new addresses, fewer than the number after which the library creates a second graph.
+/// Number of executions of each graph at new addresses. It is smaller than the number after which the library creates a second graph.
 const REPOINTS: usize = 12;
 
 impl Bench<'_> {
@@ -38,7 +39,7 @@ impl Bench<'_> {
         let buffers = [self.buffers(self.context, &legs)?, self.buffers(self.context, &legs)?];
         let program = dual_path(size, chunks)?;
         let nodes = program.ops.len();
-        // The library's graph engine runs in a backend of its own, so that its statistics cover only this case.
+        // The library's graph engine runs on a separate backend, so that the backend's statistics cover only this case.
         let backend = CudaBackend::new(1)?;
         let ring = backend.allocate(DeviceId::HOST, program.rings.iter().map(Ring::bytes).sum())?;
         let rings: Arc<[u64]> = Arc::new([ring]);
@@ -77,7 +78,7 @@ impl Bench<'_> {
             }
             self.verify("a graph of the driver's at new addresses", &mut repoint(1), &[&buffers[1]])?;
 
-            // A separate program, so that its graph is a new one.
+            // This is a separate program, so that the library makes a new graph for it.
             let program = Arc::new(program.clone());
             let states = [PlanState::default(), PlanState::default()];
             let under_way: RefCell<Vec<Completion>> = RefCell::default();
@@ -131,8 +132,8 @@ impl Bench<'_> {
     }
 }
 
-/// Returns a program of one direct copy and `chunks` chunks with a tenth of the bytes in total through host memory, each with its own slot:
-/// 1 + 2 · chunks copies.
+/// Returns a program of one direct copy and `chunks` chunks, with a tenth of the data in total, through host memory. Each chunk has its own
+/// slot. The program has 1 + 2 · chunks copies.
 fn dual_path(bytes: u64, chunks: u64) -> Result<Program, Failure> {
     let chunk = (bytes / 10 / chunks).max(1);
     let direct = bytes.checked_sub(chunk * chunks).filter(|direct| *direct > 0);

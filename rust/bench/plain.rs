@@ -1,8 +1,8 @@
-//! Implements the plain copies that mpgpu is compared with, and the operations to verify bytes without mpgpu.
+//! Implements the plain copies with which mpgpu is compared, and operations that verify data without mpgpu.
 //!
-//! On CUDA they are the code of a careful user of the driver: asynchronous copies in non-blocking streams that were created beforehand,
-//! with peer access enabled, and with the arrays of a batched copy prepared in advance. On the host backend they are `memcpy` on the
-//! calling thread.
+//! On CUDA these copies are the code of a careful user of the driver. They are asynchronous copies in non-blocking streams that were
+//! created beforehand, with peer access enabled, and with the arrays of a batched copy prepared in advance. On the host backend they are
+//! calls of `memcpy` on the calling thread.
 
 use super::Failure;
 use cudarc::driver::sys::{self, CUresult};
@@ -12,19 +12,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Method of making the plain copies of one communication step.
+/// Method by which the plain copies of one communication step are made.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// One call per copy, all in one stream.
+    /// One call for each copy; all copies are in one stream.
     OneStream,
-    /// One call per copy, each in its own stream. The streams are not ordered, and the host waits for one after the other.
+    /// One call for each copy; each copy is in its own stream. The streams are not ordered, and the host waits for one after the other.
     Streams,
-    /// Like [`Manner::Streams`], but forked from one caller's stream by an event and joined to it by events. Work before and after the step
-    /// in that stream is ordered, as by `mp_execute`. The first copy is in the caller's stream itself.
+    /// Like [`Manner::Streams`], but an event forks the streams from one caller's stream, and events join them to it. So the step is
+    /// ordered after earlier and before later work in that stream, as by `mp_execute`. The first copy is in the caller's stream itself.
     Joined,
-    /// One batched call.
+    /// One call of the driver for all copies.
     Batched,
-    /// `memcpy` on the calling thread.
+    /// One `memcpy` for each copy on the calling thread.
     Memcpy,
 }
 
@@ -40,25 +40,25 @@ impl Manner {
     }
 }
 
-/// Plain copies on one kind of node.
+/// Plain copies on nodes with or without GPUs.
 pub trait Plain {
-    /// Returns the manners among `wanted` that this node supports.
+    /// Returns the methods in `wanted` that this node supports.
     fn manners(&self, wanted: &[Manner]) -> Vec<Manner>;
     /// Prepares repeated calls of `issue` for these copies.
     fn prepare(&mut self, copies: &[Transfer]) -> Result<(), Failure>;
-    /// Starts the prepared copies.
+    /// Starts the prepared copies with the method `manner`.
     fn issue(&mut self, manner: Manner) -> Result<(), Failure>;
-    /// Blocks until the copies are done.
+    /// Blocks until the copies that were started with `manner` are done.
     fn wait(&mut self, manner: Manner) -> Result<(), Failure>;
     /// Makes the context of a GPU current, as in a program that copies from it.
     fn make_current(&mut self, device: DeviceId) -> Result<(), Failure>;
-    /// Copies between `device` and host memory, and returns when the bytes have arrived.
+    /// Copies between `device` and host memory. Returns when the data has arrived.
     fn copy_now(&mut self, device: DeviceId, dst: u64, src: u64, bytes: u64) -> Result<(), Failure>;
-    /// Sets every byte, and returns when all are set.
+    /// Sets every byte of a range to `value`. Returns when all bytes are set.
     fn set_now(&mut self, device: DeviceId, dst: u64, value: u8, bytes: u64) -> Result<(), Failure>;
 }
 
-/// Returns the plain copies for a context's backend.
+/// Returns the plain copies that match the backend of a context.
 pub fn of(context: &Context) -> Box<dyn Plain> {
     if super::is_on_gpus(context) { Box::new(OnCuda::default()) } else { Box::new(OnHost::default()) }
 }
@@ -116,26 +116,26 @@ fn set(dst: u64, value: u8, bytes: u64) {
     unsafe { with_exposed_provenance_mut::<u8>(dst as usize).write_bytes(value, bytes as usize) };
 }
 
-/// Copies by the CUDA driver. Created after a CUDA context of mpgpu was opened, so the driver is loaded and initialized.
+/// Copies by the CUDA driver. The value is created after mpgpu has opened a CUDA context, so the driver is already loaded and initialized.
 #[derive(Default)]
 pub struct OnCuda {
     gpus: BTreeMap<i32, Gpu>,
-    /// Pairs of GPUs with access to each other, the lower number first.
+    /// Pairs of GPUs for which peer access is enabled, with the lower number first.
     joined: BTreeSet<(DeviceId, DeviceId)>,
     copies: Vec<Transfer>,
-    /// Stream of each copy. The first is the caller's stream of [`Manner::Joined`].
+    /// Stream of each copy. The first is the caller's stream for [`Manner::Joined`].
     streams: Vec<Stream>,
-    /// Arrays of a batched copy: destinations, sources, sizes.
+    /// Arrays of the batched copy: destinations, sources and sizes.
     batch: (Vec<u64>, Vec<u64>, Vec<usize>),
 }
 
-/// GPU in use: its primary context and its streams, which last as long as the process.
+/// GPU in use, with its primary CUDA context and its streams, which exist until the process ends.
 struct Gpu {
     context: sys::CUcontext,
     streams: Vec<Stream>,
 }
 
-/// Non-blocking stream, with an event of its GPU for other streams that wait for its work.
+/// Non-blocking stream, with an event on the same GPU by which other streams wait for its work.
 #[derive(Copy, Clone)]
 struct Stream {
     raw: sys::CUstream,
@@ -161,7 +161,7 @@ impl Stream {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.event, self.raw) })
     }
 
-    /// Orders later work of this stream after the event of the other.
+    /// Makes later work of this stream wait for the event of the other stream.
     fn wait_for(&self, other: &Stream) -> Result<(), Failure> {
         // SAFETY: as above.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, other.event, 0) })
@@ -169,7 +169,7 @@ impl Stream {
 }
 
 impl OnCuda {
-    /// Makes the primary context of a GPU current, like `cudaSetDevice`. Host memory uses GPU 0.
+    /// Makes the primary context of a GPU current, like `cudaSetDevice`. For host memory this is the context of GPU 0.
     fn enter(&mut self, device: DeviceId) -> Result<&mut Gpu, Failure> {
         let ordinal = device.0.max(0);
         let gpu = match self.gpus.entry(ordinal) {
@@ -186,13 +186,13 @@ impl OnCuda {
         Ok(gpu)
     }
 
-    /// Returns the primary context of a GPU and makes it current. Host memory uses GPU 0.
+    /// Returns the primary context of a GPU and makes it current. For host memory this is the context of GPU 0.
     pub fn context_of(&mut self, device: DeviceId) -> Result<sys::CUcontext, Failure> {
         Ok(self.enter(device)?.context)
     }
 
-    /// Enables peer access between two GPUs, if the hardware supports it. Without access the driver routes copies between them through host
-    /// memory.
+    /// Enables peer access between two GPUs, if the hardware supports it. Without peer access the driver routes copies between them through
+    /// host memory.
     pub fn enable_access(&mut self, a: DeviceId, b: DeviceId) -> Result<(), Failure> {
         if a == b || a.is_host() || b.is_host() || !self.joined.insert((a.min(b), a.max(b))) {
             return Ok(());

@@ -1,13 +1,13 @@
 //! Measures puts with signal into memory of another process: `put_signal` and `put_latency`.
 //!
 //! A put with signal is a plan whose destination is imported memory, followed by setting a counter in the same stream. It has arrived when
-//! the counter, in memory that both processes map, has the new value. It is compared with the same plan into memory of this process; with
-//! the put without the signal, which separates the cost of the signal from the cost of another process's memory; and with the same put
-//! until its stream is done, which is later than its arrival. Each measured put follows an execution of the same plan that is not timed, as
-//! in a loop over one buffer. With `by turns` it follows a copy into other memory.
+//! the counter, in memory that both processes map, has the new value. It is compared with three other copies. The first is the same plan
+//! into memory of this process. The second is the put without the signal, which separates the cost of the signal from the cost of another
+//! process's memory. The third is the same put timed until its stream is done, which is later than its arrival. Each measured put follows
+//! an execution of the same plan that is not timed, as in a loop over one buffer. With `by turns` it follows a copy into other memory.
 //!
-//! The latency is half of a stream-to-stream round trip, measured over many trips that both processes enqueue beforehand. It is also
-//! measured for a node plan of one transfer, which is put, signal and wait in one call.
+//! The latency is half of a round trip between two streams, measured over many trips that both processes enqueue beforehand. It is also
+//! measured for a node plan of one transfer, which makes put, signal and wait in one call.
 
 use super::ball::Ball;
 use super::compare::{Comparison, Contestant, Samples, contest};
@@ -18,27 +18,27 @@ use mpgpu_contexts::{Context, Plan, PlanOptions};
 use std::cell::Cell;
 use std::time::Instant;
 
-/// Ways of timing puts: the number of puts in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has four in flight), true
-/// if an equal number of puts precedes that is not timed, and the name of the comparison in one process.
+/// Methods of timing puts. Each entry holds the number of puts in one stream before the host waits (UCX's benchmark in tests/gpu/ucx has
+/// four in flight), true if an equal number of puts that are not timed precedes, and the name of the comparison in one process.
 const WAYS: [(usize, bool, &str); 3] =
     [(1, true, "in one process"), (4, true, "in one process, in a row"), (1, false, "in one process, by turns")];
-/// Number of round trips that are enqueued together. With three operations each, they stay well below the thousand that a CUDA stream can
-/// hold.
+/// Number of round trips that are enqueued together. With three operations for each trip, they are well below the thousand operations that
+/// a CUDA stream can hold.
 const TRIPS: u64 = 100;
 const TURNS: u32 = 21;
 
-/// Executions of one plan in one stream, each followed by a signal if there is a receiver.
+/// Executions of one plan in one stream. Each is followed by a signal if there is a receiver.
 struct Puts<'a> {
     context: &'a Context,
     plan: &'a Plan,
     stream: StreamHandle,
     in_a_row: usize,
-    /// True if an execution that is not timed precedes each timed one.
+    /// True if an execution that is not timed precedes each timed execution.
     again: bool,
     to: Option<&'a Neighbour<'a>>,
     /// True to wait for the last signal, false to wait for the stream.
     until_seen: bool,
-    /// Value of the last signal.
+    /// Value to which the last signal sets the counter.
     raised: &'a Cell<u64>,
 }
 
@@ -47,7 +47,7 @@ impl Puts<'_> {
     fn arrive(&mut self, peer: &Neighbour<'_>) -> Result<(), Failure> {
         peer.tell("poison")?;
         self.issue()?;
-        // The receiver checks the bytes as soon as it sees the signal, and waits for nothing else.
+        // The receiver checks the data as soon as it sees the signal, and waits for nothing else.
         peer.tell(&format!("await {}", self.raised.get()))?;
         peer.tell("check")?;
         Ok(self.context.synchronize_stream(self.stream)?)
@@ -83,7 +83,7 @@ impl Contestant for Puts<'_> {
 }
 
 impl Bench<'_> {
-    /// Compares puts with signal with the same plan in one process.
+    /// Compares puts with signal with executions of the same plan into memory of this process.
     pub fn put_signal(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let peer = Neighbour::start(self, size)?;
@@ -146,7 +146,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, 1, &put, samples)])
     }
 
-    /// Measures half a round trip of a put with signal, and of a signal alone.
+    /// Measures half of a round trip of a put with signal, and of a signal alone.
     pub fn put_latency(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let side = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, size)?;
         let gate = Side::new(self.context, &mut **self.plain.borrow_mut(), &self.pattern, HERE, 1)?;
@@ -180,7 +180,7 @@ impl Bench<'_> {
                     self.context.stream_wait_signals(stream, &[side.at(value)])?;
                 }
                 let issue = start.elapsed();
-                // Both processes have enqueued everything. From here on nothing waits for a host.
+                // Both processes have enqueued everything, so nothing waits for a host any more.
                 let start = Instant::now();
                 self.context.stream_raise_signals(opener, &[open])?;
                 self.context.synchronize_stream(stream)?;

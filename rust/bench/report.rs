@@ -8,7 +8,7 @@ use std::fmt::Write;
 const MICROSECONDS: f64 = 1e6;
 
 impl Comparison {
-    /// Returns a one-line summary, which is printed while other measurements are still to come.
+    /// Returns a summary of one line, which is printed while other measurements still run.
     pub fn line(&self) -> String {
         let median = |samples: &Samples| Spread::of(&samples.total).median * MICROSECONDS;
         let mut text = format!("{} {:.1} us", self.mpgpu.name, median(&self.mpgpu));
@@ -25,7 +25,7 @@ impl Comparison {
         Spread::of(&other.total).median / Spread::of(&self.mpgpu.total).median
     }
 
-    /// Returns the result as JSON. Times are in seconds.
+    /// Returns the comparison as JSON, with times in seconds.
     pub fn to_json(&self) -> Value {
         let spread = |seconds: &[f64]| {
             let Spread { median, min, max } = Spread::of(seconds);
@@ -71,7 +71,7 @@ fn spread(seconds: &[f64]) -> String {
     if median < 100.0 { format!("{median:.2} ({min:.2}-{max:.1})") } else { format!("{median:.1} ({min:.1}-{max:.1})") }
 }
 
-/// Returns a table with one line for each comparison, and a legend.
+/// Returns a table with one line for each comparison, followed by a legend.
 pub fn table(results: &[Comparison]) -> String {
     let heads = [
         "case",

@@ -1,4 +1,4 @@
-//! Compares executions of one plan with plain copies of the same bytes.
+//! Compares executions of one plan with plain copies of the same data.
 
 use super::compare::{Comparison, Contestant, Executions, Named, Samples};
 use super::memory::Buffers;
@@ -8,12 +8,12 @@ use mpgpu_backend::StreamHandle;
 use mpgpu_contexts::{Plan, Transfer};
 use std::cell::RefCell;
 
-/// Number of executions before the memory is freed, in `d2d_anew`.
+/// Number of executions that are made before the memory is freed, in the case `d2d_anew`.
 const EARLIER: usize = 3;
-/// Numbers of puts in flight in `put_window`, as in the papers' bandwidth figures (OSU micro-benchmarks).
+/// Numbers of puts in flight in the case `put_window`, as in the papers' bandwidth figures (OSU micro-benchmarks).
 const WINDOWS: [usize; 3] = [1, 4, 16];
 
-/// Plain copies prepared last, made in one manner.
+/// Plain copies that were prepared last, with the method by which they are made.
 struct PlainCopies<'a> {
     plain: &'a RefCell<Box<dyn Plain>>,
     manner: Manner,
@@ -42,7 +42,7 @@ impl Bench<'_> {
         Ok(vec![Comparison::of(case, size, buffers.transfers.len(), &plan, samples)])
     }
 
-    /// Measures a step in memory that has the addresses of freed memory in which the plan was executed before.
+    /// Measures a step in memory that has the same addresses as freed memory in which the plan was executed before.
     pub fn anew(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -55,8 +55,8 @@ impl Bench<'_> {
         self.step(case, size, &[Manner::OneStream])
     }
 
-    /// Measures several executions of one plan in flight, for each window in one stream and in separate streams. All puts of a window have
-    /// the same source and destination, as in osu_bw.
+    /// Measures several executions of one plan in flight. For each number of executions (window), they are in one stream, and then in
+    /// separate streams. All puts of a window have the same source and destination, as in osu_bw.
     pub fn windows(&self, case: &'static Case, size: u64) -> Result<Vec<Comparison>, Failure> {
         let buffers = self.buffers(self.context, &(case.legs)(self.context.machine().gpu_count(), size))?;
         let plan = self.context.plan(&buffers.transfers, &Default::default())?;
@@ -79,7 +79,7 @@ impl Bench<'_> {
         Ok(results)
     }
 
-    /// Compares one execution in each of `streams` with `copies`, which move the same bytes.
+    /// Compares one execution in each stream of `streams` with `copies`, which move the same data.
     fn against_plain(
         &self,
         buffers: &Buffers<'_>,
