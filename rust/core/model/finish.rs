@@ -15,7 +15,7 @@ pub struct Flow<'a> {
     pub alike: (u32, f64),
     /// Number of chunks into which each flow is cut.
     pub chunks: u32,
-    /// Time from the start of the set until the first byte may move, seconds: the startup time of the first operation.
+    /// Time from the start of the set of flows until the flow's first byte may move, seconds: the startup time of the first operation.
     pub head: f64,
     /// Fraction of the path's rate that the flow's copy mechanism reaches.
     pub efficiency: f64,

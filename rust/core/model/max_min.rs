@@ -11,18 +11,18 @@ use std::borrow::BorrowMut;
 pub struct FlowRate<'a> {
     /// Resources that the flow uses. A resource that a byte passes twice is listed twice. Not empty.
     pub resources: &'a [ResourceId],
-    /// Capacity that the flow draws for each byte/s of its rate. It is 1, or more for a copy mechanism that occupies more capacity than it
-    /// uses.
+    /// Capacity that the flow uses for each byte/s of its rate. It is 1, or more for a copy mechanism that occupies more capacity than the
+    /// data needs.
     pub draw: f64,
-    /// Fraction of the flow's data that is staged in host memory and stays in the processor's cache. Cached data may draw more or less on a
-    /// resource than other data does.
+    /// Fraction of the flow's data that is staged in host memory and stays in the processor's cache. Cached data may use more or less
+    /// capacity of a resource than other data does.
     pub staged: f64,
     /// Rate of the flow, bytes/s.
     pub rate: f64,
 }
 
 impl<'a> FlowRate<'a> {
-    /// Returns a flow that draws exactly the capacity that its rate needs.
+    /// Returns a flow that uses exactly as much capacity as its data needs.
     pub fn new(resources: &'a [ResourceId]) -> Self {
         FlowRate { resources, draw: 1.0, staged: 0.0, rate: 0.0 }
     }

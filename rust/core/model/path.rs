@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 /// time, while each further chunk still costs two operations.
 pub const MAX_CHUNKS: u64 = 128;
 
-/// Granularity of automatic chunk sizes and of the bytes assigned to each path, bytes. It keeps the pieces of aligned buffers page-aligned.
+/// Size in bytes of which automatic chunk sizes and the bytes of each path are multiples. It keeps the pieces of aligned buffers
+/// page-aligned.
 pub const GRAIN: u64 = 4096;
 
 /// Number of slots of a staging ring. With two, the second hop of a chunk overlaps the first hop of the next. Two more keep the internal
@@ -31,7 +32,7 @@ pub struct PathModel {
     pub hops: SmallVec<[f64; 2]>,
     /// Sum of the latencies of all links of the path, seconds.
     pub latency: f64,
-    /// Resources that the path uses, each with the capacity that a byte of the transfer draws on it, summed over the hops. Sorted by
+    /// Resources that the path uses, each with the capacity that one byte of the transfer uses on it, summed over the hops. Sorted by
     /// resource.
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
     /// Hop that uses the resource of each entry of `weights`: `Some(true)` for the first hop only, `Some(false)` for the second only,

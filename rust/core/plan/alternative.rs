@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub(super) struct Alternative {
     pub assignment: Assignment,
     pub launches: Vec<Launch>,
-    /// Mechanism of each share, and its modelled end in seconds.
+    /// Mechanism and modelled end in seconds of each path share (part of a transfer on one path).
     ends: Vec<(Mechanism, f64)>,
     /// Modelled time until the whole batch is done, seconds.
     pub seconds: f64,
@@ -124,8 +124,8 @@ type Rejections = Arc<Vec<Rejection>>;
 /// Lists of the unused paths of transfers, created one after the other.
 struct LeftOut {
     none: Rejections,
-    /// Paths that the previous transfer of each demand used, and the list of that transfer. The next transfer shares the list if it uses
-    /// the same paths. Only for aggregated batches.
+    /// Paths that the previous transfer of each demand (group of similar transfers) used, and the list of that transfer. The next transfer
+    /// shares the list if it uses the same paths. Only for aggregated batches.
     last: Vec<Option<(SmallVec<[usize; 8]>, Rejections)>>,
 }
 

@@ -44,8 +44,8 @@ struct ActivePath<'a> {
 }
 
 impl<'f> Selection<'f> {
-    /// Returns new numbers of bytes for the candidates that have bytes in `shares`. Returns `None` if the transfers of a batch would not
-    /// end together, or if demands may represent several transfers.
+    /// Returns the adjusted number of bytes of each candidate path. Only paths with bytes in `shares` get bytes. Returns `None` if the
+    /// transfers of the batch would not end together, or if transfers are aggregated.
     pub(super) fn balance(&mut self, shares: &[f64]) -> Option<Vec<f64>> {
         if self.aggregated {
             return None;

@@ -22,7 +22,7 @@ use crate::units::time;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Smallest fraction of the sum of all prices for which a resource is listed as a limit.
+/// Smallest fraction of the sum of all resource prices for which a resource is listed as a limit of the batch.
 const LEAST_PART: f64 = 0.01;
 
 /// Relative distance from the time of plain copies below which no better bound is computed.
@@ -185,7 +185,7 @@ fn direct(network: &Network, flows: &[Commodity]) -> f64 {
     loads.into_iter().fold(0.0, f64::max)
 }
 
-/// Returns the commodities of the batch that pass over links. Transfers with the same source become one commodity.
+/// Returns the data of the batch that passes over links. Transfers with the same source become one commodity with several destinations.
 fn flows(network: &Network, batch: &[Shape]) -> Vec<Commodity> {
     let mut sources: BTreeMap<(u32, usize, u64), Vec<usize>> = BTreeMap::new();
     let mut flows: BTreeMap<(usize, Vec<usize>), f64> = BTreeMap::new();

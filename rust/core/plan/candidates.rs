@@ -8,7 +8,7 @@ use crate::topology::{DeviceId, Machine, MemoryKind, ResourceId};
 /// Path that may carry a part of a transfer.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    /// Demand that the path belongs to, as an index into the demands.
+    /// Demand (group of similar transfers) that the path belongs to, as an index into the demands.
     pub demand: u32,
     /// Relay device in whose memory the data is staged; `None` for the direct path.
     pub via: Option<DeviceId>,
@@ -66,7 +66,8 @@ pub struct Rejection {
     pub reason: Reason,
 }
 
-/// Appends the possible paths of one demand to `found`, the direct path first if it exists, and the excluded paths to `rejected`.
+/// Appends the possible paths of one demand (group of similar transfers) to `found`, the direct path first if it exists, and the excluded
+/// paths to `rejected`.
 pub(super) fn candidates(
     machine: &Machine,
     demand: u32,

@@ -101,8 +101,8 @@ impl Selection<'_> {
         }
     }
 
-    /// Returns a first estimate of the bytes of each open candidate, from which its number of chunks is computed. It divides every resource
-    /// evenly among the candidates of the batch, and each transfer in proportion to the resulting rates.
+    /// Returns a first estimate of the bytes of each candidate path, from which its number of chunks is computed. It divides every resource
+    /// evenly among the paths of the batch, and each transfer in proportion to the resulting rates.
     fn guess(&self) -> Vec<f64> {
         let resources = self.machine.resources();
         let mut users = vec![0.0_f64; resources.len()];
@@ -121,8 +121,8 @@ impl Selection<'_> {
         guess
     }
 
-    /// Returns the bytes of each candidate for one transfer, by solving the linear program. Closed candidates get none. Returns `None` if
-    /// the solver fails.
+    /// Solves the linear program. Returns the bytes that each candidate path carries for one transfer; excluded paths carry none. Returns
+    /// `None` if the solver fails.
     fn solve(&self, guess: &[f64]) -> Option<Vec<f64>> {
         let costs = self.machine.costs();
         let resources = self.machine.resources();
@@ -156,8 +156,8 @@ impl Selection<'_> {
         }
     }
 
-    /// Closes candidates whose bytes are not worth an operation, and those beyond `max_paths`, and increases the bytes of the others in
-    /// proportion. Returns the largest fraction of any transfer that was on closed candidates.
+    /// Excludes paths whose bytes are not worth an operation, and those beyond `max_paths`, and increases the bytes of the others in
+    /// proportion. Returns the largest fraction of any transfer that was on excluded paths.
     fn drop_small(&mut self, shares: &mut [f64]) -> f64 {
         let mut lost = 0.0_f64;
         for of in &self.of {
@@ -184,8 +184,8 @@ impl Selection<'_> {
         lost
     }
 
-    /// Returns the largest delay of any transfer, in seconds, because chunk counts were computed for the bytes in `guess` and not for those
-    /// in `shares`. The error of a path delays the transfer in proportion to the bytes of the path.
+    /// Returns the largest delay of any transfer, in seconds, that results from chunk counts computed for the bytes in `guess` and not for
+    /// those in `shares`. The error of a path delays the transfer in proportion to the bytes of the path.
     fn drift(&self, guess: &[f64], shares: &[f64]) -> f64 {
         let overhead =
             |i: usize, chunks_for: f64| self.model(i).overhead(self.machine.costs(), shares[i] as u64, self.chunks(i, chunks_for as u64));

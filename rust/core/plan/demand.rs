@@ -8,24 +8,24 @@ use crate::program::Shape;
 use crate::topology::DeviceId;
 use crate::topology::MemoryKind;
 
-/// Number of transfers up to which each is planned separately; larger batches are aggregated. Planning separately takes at most 10 ms up to
-/// this size.
+/// Largest number of transfers in a batch that are planned separately, which takes at most 10 ms. In larger batches, similar transfers are
+/// combined.
 const MANY: usize = 256;
 
 /// One transfer, or several similar transfers that are planned together.
 pub(super) struct Demand {
-    /// Transfer that the demand represents. If there are several, its size is their mean.
+    /// Representative transfer. If the demand consists of several transfers, the size is their mean.
     pub shape: Shape,
-    /// Number of transfers that the demand represents.
+    /// Number of transfers that the demand consists of.
     pub count: u32,
 }
 
-/// All demands of a batch.
+/// Demands of a batch: groups of similar transfers that are planned together.
 pub(super) struct Demands {
     pub all: Vec<Demand>,
-    /// Index of the demand of each transfer, into `all`; `None` for a transfer of zero bytes.
+    /// Demand that each transfer belongs to, as an index into `all`; `None` for a transfer of zero bytes.
     pub of: Vec<Option<u32>>,
-    /// True if a demand may represent several transfers.
+    /// True if a demand may consist of several transfers.
     pub aggregated: bool,
 }
 

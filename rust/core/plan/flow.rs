@@ -10,34 +10,36 @@ use super::ways::Ways;
 use ahash::HashMap;
 use microlp::{ComparisonOp, OptimizationDirection, Problem, SolveOptions};
 
-/// Number of iterations of the first phase, in which prices rise.
+/// Number of iterations of the first phase of the search, in which resource prices rise.
 const ROUNDS: u32 = 48;
-/// Logarithm of the ratio between the price of the busiest resource and the price of an idle one, in the first phase.
+/// Logarithm of the ratio between the price of the busiest resource and the price of an idle one, in the first phase of the search.
 const STEEP: f64 = 12.0;
 /// Largest number of times that the linear program is solved in the second phase.
 const MOST_TURNS: usize = 24;
 /// Relative distance between the best flow and the lower bound below which no further solution is computed.
 const CLOSE: f64 = 2e-3;
-/// Smallest price of a resource in the linear program, relative to the largest price.
+/// Smallest price (dual value) of a resource in the linear program, relative to the largest price.
 const LEAST_PRICE: f64 = 1e-9;
-/// Largest sum of the numbers of prices and commodities of a linear program. The solution time grows with more than the square of the sum.
+/// Largest sum of the numbers of resource prices and commodities of a linear program. The solution time grows with more than the square of
+/// the sum.
 const MOST_VARIABLES: usize = 400;
 /// Largest number of nonzero entries of a linear program, which are pairs of a tree and a resource that it uses.
 const MOST_DRAWS: usize = 1 << 16;
 
 /// Result of a search for trees with [`Network::explore`].
 pub(super) struct Explored {
-    /// Trees of each commodity that were the cheapest under some resource prices.
+    /// Trees of each commodity that were the cheapest under some prices of resources.
     pub trees: Vec<Vec<Tree>>,
-    /// Bytes assigned to each tree in the first phase, by commodity and tree.
+    /// Bytes assigned to each tree in the first phase of the search, by commodity and tree.
     bytes: Vec<Vec<f64>>,
     /// Lower bound of the time of any flow that runs in addition to the existing load, seconds.
     pub seconds: f64,
-    /// Resource prices that prove the bound `seconds`, by resource index.
+    /// Prices (dual values) of resources that prove the bound `seconds`, by resource index.
     pub prices: Vec<f64>,
 }
 
-/// Best known flow. Data may be divided arbitrarily. Only the use of capacity costs time; startup and synchronisation are free.
+/// Best known flow of a batch's data through a network. Data may be divided arbitrarily. Only the use of capacity costs time; startup and
+/// synchronisation are free.
 #[allow(dead_code)]
 pub(super) struct NetworkFlow {
     /// Trees of each commodity with the bytes on each, most bytes first. The bytes of a commodity's trees add up to the commodity's bytes.
@@ -55,9 +57,9 @@ struct Search<'a> {
     flows: &'a [Commodity],
     /// Time for which the existing load keeps each resource busy, seconds.
     busy: &'a [f64],
-    /// Index of each known tree in the list of trees, by commodity.
+    /// Index of each known tree in the list of trees, for each commodity.
     seen: Vec<HashMap<Tree, usize>>,
-    /// Commodity and draws of each known tree.
+    /// Known trees: the commodity of each, and the time for which one byte keeps each resource busy.
     known: Vec<(usize, Draws)>,
     found: Explored,
 }
@@ -114,8 +116,8 @@ impl Network {
         search.found
     }
 
-    /// Returns a lower bound of the total cost of all commodities under these prices, and a cheap tree of each. The bound is exact if each
-    /// tree is the cheapest.
+    /// Returns a lower bound of the total cost of all commodities under these prices of resources, and a cheap tree of each commodity. The
+    /// bound is exact if each tree is the cheapest.
     fn cheapest(&self, flows: &[Commodity], prices: &[f64]) -> (f64, Vec<Tree>) {
         let (mut cost, mut trees) = (0.0, Vec::with_capacity(flows.len()));
         let all_pass = self.may_pass.iter().all(|may| *may);

@@ -652,7 +652,7 @@ pub(super) fn pays_alone(costs: &Costs, bytes: f64, rate: f64) -> bool {
     bytes / rate * (costs.kernel_efficiency.recip() - 1.0) > costs.issue
 }
 
-/// True if one operation may move this share together with other shares.
+/// True if one operation may move this part of a transfer together with other parts.
 fn may_fuse(machine: &Machine, options: &Options, candidate: &Candidate, share: &PathShare, shape: &Shape) -> bool {
     if !is_mapped(shape) {
         return false;
@@ -708,7 +708,7 @@ fn choose(
     if best.0 < issued || best.0 < seconds(Mechanism::Copy) { best.1 } else { Mechanism::Copy }
 }
 
-/// Interleaves pieces to and from host memory in proportion to their numbers, so that each part of the list uses both directions of the
+/// Interleaves pieces to and from host memory in proportion to their numbers, so that every section of the list uses both directions of the
 /// link.
 fn mix_directions(members: &mut [usize], pair: impl Fn(usize) -> Pair) {
     let (from_host, others): (Vec<usize>, Vec<usize>) = members.iter().partition(|&&at| pair(at).0.is_host());

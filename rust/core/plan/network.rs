@@ -42,15 +42,15 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory has the
-    /// draws of staged data.
+    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory uses as
+    /// much of each resource as staged data does in measurements.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }
 
-    /// Creates a network for lower bounds: each byte has the smallest draw on each resource that any copy of it could have, staged in host
-    /// memory or not. Data may pass through all devices. If `is_staged` is true, data that begins or ends in host memory is staged there
-    /// too, like data in pageable memory.
+    /// Creates a network for lower bounds: each byte uses as little of each resource as any copy of it could, staged in host memory or not.
+    /// Data may pass through all devices. If `is_staged` is true, data that begins or ends in host memory is staged there too, like data in
+    /// pageable memory.
     pub fn of_least_draws(machine: &Machine, is_staged: bool) -> Network {
         Network::drawing(machine, |_| true, is_staged, |staged| staged.min(1.0))
     }
@@ -96,14 +96,15 @@ impl Network {
         (self.devices.get(number) == Some(&device)).then_some(number)
     }
 
-    /// Returns the draws of one byte that is copied between two devices; empty if no copy engine copies between them. `is_passing` is true
-    /// if the host memory at either end only stages the byte.
+    /// Returns the time for which one byte copied between two devices keeps each resource busy; empty if no copy engine copies between
+    /// them. `is_passing` is true if the host memory at either end only stages the byte.
     pub fn draws(&self, from: usize, to: usize, is_passing: bool) -> &[(u32, f64)] {
         let edge = self.edges[from * self.devices.len() + to].as_ref();
         edge.map_or(&[], |edge| if is_passing { &edge.passing } else { &edge.plain })
     }
 
-    /// Returns the cost of copying one byte between two devices under these resource prices: the sum of [`Network::draws`] times prices.
+    /// Returns the cost of copying one byte between two devices: the sum of the times of [`Network::draws`] multiplied by the resources'
+    /// prices.
     pub fn price(&self, from: usize, to: usize, is_passing: bool, prices: &[f64]) -> f64 {
         self.draws(from, to, is_passing).iter().map(|(resource, seconds)| seconds * prices[*resource as usize]).sum()
     }
@@ -113,13 +114,13 @@ impl Network {
         self.edges[from * self.devices.len() + to].is_some()
     }
 
-    /// Returns the draws of one byte of a commodity in the copy `(from, to)`.
+    /// Returns the time for which one byte of a commodity keeps each resource busy in the copy `(from, to)`.
     pub fn work_of(&self, flow: &Commodity, (from, to): (usize, usize)) -> &[(u32, f64)] {
         let passes = |device: usize| self.devices[device].is_host() && device != flow.src && !flow.to.contains(&device);
         self.draws(from, to, passes(from) || passes(to))
     }
 
-    /// Returns the draws of one byte of a commodity, summed over all copies of a tree.
+    /// Returns the time for which one byte of a commodity keeps each resource busy, summed over all copies of a tree.
     pub fn work(&self, flow: &Commodity, tree: &Tree) -> Draws {
         let mut work: HashMap<u32, f64> = HashMap::new();
         for &(resource, seconds) in tree.iter().flat_map(|hop| self.work_of(flow, *hop)) {

@@ -122,7 +122,7 @@ struct Unit {
     /// Operations of the old program that are complete when this element ends.
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
-    /// Fraction of the data of the element's lane that comes before it.
+    /// Fraction of the data of the element's internal stream that comes before the element.
     progress: f64,
 }
 
@@ -214,7 +214,8 @@ impl Through<'_> {
         Some((program, ring_bytes))
     }
 
-    /// Adds a ring to the program for each lane that moves pageable data. The rings share the staging memory that the program does not use.
+    /// Adds a ring to the program for each internal stream that moves pageable data. The rings share the staging memory that the program
+    /// does not use.
     fn rings(&self, program: &mut Program) -> Option<BTreeMap<LaneId, LaneRing>> {
         // For each lane: its host memory, its largest copy, its number of chunks, and its largest copy that must not be cut.
         let mut lanes: BTreeMap<LaneId, (DeviceId, u64, u64, u64)> = BTreeMap::new();
@@ -250,7 +251,7 @@ impl Through<'_> {
         Some(rings)
     }
 
-    /// Returns the elements of the new program. Those of each lane are in order.
+    /// Returns the elements of the new program. Elements of the same internal stream are in order.
     fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for lane in (0..self.program.lanes.len() as u32).map(LaneId) {

@@ -13,7 +13,7 @@ use std::ops::Range;
 pub(super) struct PathShare {
     /// Transfer, as an index into the batch.
     pub transfer: u32,
-    /// Path, as an index into the candidates.
+    /// Candidate path that carries the part, as an index into the candidates.
     pub candidate: usize,
     pub offset: u64,
     pub bytes: u64,
@@ -25,12 +25,12 @@ pub(super) struct PathShare {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Assignment {
     pub shares: Vec<PathShare>,
-    /// Staging rings, in the order in which path shares first use them. A chunk fills a slot.
+    /// Staging rings, in the order in which the parts first use them. A chunk fills a slot.
     pub rings: Vec<Ring>,
 }
 
 impl Assignment {
-    /// Returns the size of each chunk of a share except the last, in bytes.
+    /// Returns the size of each chunk of a path share except the last, in bytes.
     pub fn chunk_bytes(&self, share: &PathShare) -> u64 {
         share.ring.map_or(share.bytes, |ring| self.rings[ring as usize].slot_bytes.min(share.bytes))
     }
@@ -40,22 +40,22 @@ impl Assignment {
     }
 }
 
-/// Candidate paths of a batch, with the reasons why some of them are closed.
+/// Candidate paths of a batch, with the reasons why some of them are excluded.
 pub(super) struct Selection<'a> {
     pub machine: &'a Machine,
     pub batch: &'a [Shape],
     pub options: &'a Options,
     pub demands: Vec<Demand>,
-    /// Demand of each transfer, as an index into `demands`; `None` for a transfer of zero bytes.
+    /// Demand (group of similar transfers) of each transfer, as an index into `demands`; `None` for a transfer of zero bytes.
     pub demand_of: Vec<Option<u32>>,
-    /// True if demands may represent several transfers.
+    /// True if a demand may consist of several transfers.
     pub aggregated: bool,
     pub candidates: Vec<Candidate>,
-    /// Candidates of each demand, as a range of `candidates`.
+    /// Candidate paths of each demand, as a range of `candidates`.
     pub of: Vec<Range<usize>>,
-    /// Paths of each demand that were rejected before they became candidates.
+    /// Paths of each demand that were excluded before they became candidates.
     pub rejected: Vec<Vec<Rejection>>,
-    /// Reason why each candidate is closed; `None` while it is open.
+    /// Reason why each candidate path is excluded (closed); `None` while it may be used (open).
     pub closed: Vec<Option<Reason>>,
     /// Largest chunk size that fits twice into each ring in host memory, bytes.
     pub host_chunk: u64,
@@ -105,17 +105,17 @@ impl<'a> Selection<'a> {
         &self.demands[self.candidates[candidate].demand as usize]
     }
 
-    /// Returns the number of transfers that the candidate's demand represents.
+    /// Returns the number of transfers in the demand that the candidate path belongs to.
     pub fn count(&self, candidate: usize) -> f64 {
         f64::from(self.demand(candidate).count)
     }
 
-    /// Returns the candidates of a range that are open.
+    /// Returns the candidate paths of a range that are not excluded.
     pub fn open(&self, of: &Range<usize>) -> impl Iterator<Item = usize> + Clone {
         of.clone().filter(|&i| self.closed[i].is_none())
     }
 
-    /// Returns the number of chunks for this number of bytes on a candidate, as selected by the options or the model.
+    /// Returns the number of chunks for this number of bytes on a candidate path, as selected by the options or the model.
     pub fn chunks(&self, candidate: usize, bytes: u64) -> u32 {
         let via = self.candidates[candidate].via;
         match via.and_then(|via| self.options.chunk(via, bytes)) {

@@ -6,8 +6,8 @@ use crate::topology::DeviceId;
 use std::ops::Range;
 
 impl Selection<'_> {
-    /// Returns the bytes of each candidate, corrected by the weights of a tuning file. The corrected bytes of each transfer are scaled so
-    /// that their sum stays the same.
+    /// Returns the bytes of each candidate path, corrected by the factors of a tuning file. The corrected bytes of each transfer are scaled
+    /// so that their sum stays the same.
     pub(super) fn weighted(&self, shares: &[f64]) -> Vec<f64> {
         let mut weighted = shares.to_vec();
         let Some(tuned) = self.options.tuned else { return weighted };
@@ -27,8 +27,9 @@ impl Selection<'_> {
         weighted
     }
 
-    /// Returns the path shares of all transfers. The transfers of a demand use the demand's paths one after the other: each path is used
-    /// until it has its bytes. So nearly every transfer uses a single path, as in an optimal vertex of the linear program of all transfers.
+    /// Returns the part of each transfer on each path. The transfers of a demand (group of similar transfers) use its paths one after the
+    /// other: each path is used until it has its bytes. So nearly every transfer uses a single path, as in an optimal vertex of the linear
+    /// program of all transfers.
     pub(super) fn of_transfers(&self, bytes: &[f64]) -> Vec<PathShare> {
         let mut left = vec![0.0; bytes.len()];
         if self.aggregated {
@@ -51,8 +52,8 @@ impl Selection<'_> {
         shares
     }
 
-    /// Divides the bytes of one transfer among its paths and writes the result to `part`. `left` contains the bytes that the demand may
-    /// still assign to each path.
+    /// Divides the bytes of one transfer among its paths and writes the result to `part`. `left` contains the bytes that may still be
+    /// assigned to each path.
     fn take(&self, mut bytes: f64, of: &Range<usize>, left: &mut [f64], part: &mut [f64]) {
         let mut first = None;
         for at in of.clone() {
@@ -73,8 +74,8 @@ impl Selection<'_> {
         }
     }
 
-    /// Calls `share` for each candidate in order with the candidate, the offset and the number of bytes. The numbers are multiples of
-    /// [`GRAIN`], except that the largest part takes the remainder. Their sum is `all`.
+    /// Calls `share` for each candidate path in order with the path's index, the offset and the number of bytes. The numbers are multiples
+    /// of [`GRAIN`], except that the largest part takes the remainder. Their sum is `all`.
     fn round(&self, all: u64, of: &Range<usize>, part: &[f64], mut share: impl FnMut(usize, u64, u64)) {
         let Some(largest) = self.open(of).max_by(|&a, &b| part[a].total_cmp(&part[b]).then(b.cmp(&a))) else { return };
         let whole = |i: usize| (part[i] as u64).min(all) / GRAIN * GRAIN;

@@ -21,7 +21,7 @@ use smallvec::{SmallVec, smallvec};
 /// Path in the linear program: one column of its matrix.
 #[derive(Clone, Debug)]
 pub(super) struct Column {
-    /// Transfer of the path, as an index into the demands.
+    /// Transfer that the path belongs to, as an index into the list of transfers.
     pub transfer: u32,
     /// Time for which the path leaves its resources idle, at about the path's expected number of bytes, seconds.
     pub fixed: f64,
@@ -45,7 +45,8 @@ const TIE_BREAK: f64 = 1e-4;
 /// Largest fraction by which rounding errors of the solver may exceed a transfer's bytes.
 const WHOLE: f64 = 1e-7;
 
-/// Returns the bytes of each column. `demands` contains the bytes of each transfer; every transfer has at least one column.
+/// Returns the bytes of each path. Each column is a path. `demands` contains the bytes of each transfer; every transfer has at least one
+/// path.
 pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f64>, Unsolved> {
     if columns.is_empty() {
         return Ok(Vec::new());
@@ -53,13 +54,13 @@ pub(super) fn split(columns: &[Column], demands: &[f64], resources: usize) -> Re
     if disjoint(columns, resources) { Ok(fill(columns, demands)) } else { solve(columns, demands, resources) }
 }
 
-/// True if no two columns use the same resource.
+/// True if no two paths (columns) use the same resource.
 fn disjoint(columns: &[Column], resources: usize) -> bool {
     let mut used = vec![false; resources];
     columns.iter().flat_map(|c| &c.work).all(|&(r, _)| !std::mem::replace(&mut used[r as usize], true))
 }
 
-/// Returns the optimal bytes of each column if no two columns share a resource. Each transfer then has its own finishing time.
+/// Returns the optimal bytes of each path (column) if no two paths share a resource. Each transfer then has its own finishing time.
 pub(super) fn fill(columns: &[Column], demands: &[f64]) -> Vec<f64> {
     let (fixed, each) = (|i: usize| columns[i].line.0, |i: usize| columns[i].line.1);
     let mut bytes = vec![0.0; columns.len()];
@@ -104,7 +105,7 @@ type Terms = SmallVec<[(u32, f64); 8]>;
 /// Inequality of the linear program for one resource.
 #[derive(Clone)]
 struct Row {
-    /// Smallest fixed cost of the groups in this inequality, seconds.
+    /// Smallest fixed cost of the groups of paths in this inequality, seconds.
     fixed: f64,
     terms: Terms,
 }
@@ -197,7 +198,8 @@ fn transfers(groups: &[Group], demands: &[f64]) -> Vec<Transfer> {
     transfers
 }
 
-/// Returns the inequalities of resources that may limit the time: resources that several columns share, and resources of one group only.
+/// Returns the inequalities of resources that may limit the time: resources that several paths share, and resources of one group of paths
+/// only.
 fn rows(groups: &[Group], resources: usize) -> Vec<Row> {
     let mut rows = vec![Row { fixed: f64::INFINITY, terms: Terms::new() }; resources];
     for (i, group) in groups.iter().enumerate() {
@@ -237,7 +239,7 @@ fn over_rests(row: &Row, groups: &[Group], transfers: &[Transfer]) -> Row {
     over
 }
 
-/// Interchangeable columns of a transfer. They have the same fixed cost and the same draws on shared resources. No other column uses their
+/// Interchangeable paths (columns) of a transfer. They have the same fixed cost and use shared resources equally. No other path uses their
 /// other resources. One variable represents all of them, so the seven relays into a GPU become two or three variables.
 struct Group {
     transfer: u32,
@@ -278,7 +280,7 @@ fn alike(columns: &[Column], resources: usize) -> Vec<Group> {
     groups
 }
 
-/// Returns the time per byte on the slowest resource that no other column shares, in seconds.
+/// Returns the time per byte on the slowest resource that no other path shares, in seconds.
 fn own_work(column: &Column, shared: &[(u32, f64)]) -> f64 {
     column.work.iter().filter(|w| !shared.contains(w)).map(|w| w.1).fold(0.0, f64::max)
 }

@@ -15,7 +15,7 @@ const HOST_RING: u64 = 2 << 20;
 /// become small, and the number of operations would grow with bytes times rings.
 const RINGS: u64 = HOST_RINGS / HOST_RING;
 
-/// Error: the staging memory cannot hold the ring of a staged path. It contains the path's index among the candidates, one of its
+/// Error: the staging memory cannot hold the ring of a staged path. It contains the index of the candidate path, one of the path's
 /// transfers, and the number of bytes available for the ring.
 #[derive(Debug)]
 pub(super) struct NoRoom {
@@ -44,18 +44,18 @@ fn rings_on(all: &AllPipelines, via: DeviceId) -> u64 {
 /// Staging ring whose slot size has not been decided.
 struct Draft {
     via: DeviceId,
-    /// First path share that uses the ring.
+    /// First part of a transfer that uses the ring.
     first: PathShare,
     bytes: u64,
     paths: u64,
-    /// Size of the largest path share in the ring, bytes.
+    /// Size of the largest part of a transfer that uses the ring, bytes.
     largest: u64,
     /// Largest total size that the ring may have, bytes.
     room: u64,
 }
 
 impl Selection<'_> {
-    /// Assigns rings to the staged path shares, so that all rings on a device fit into the limit of staging memory.
+    /// Assigns rings to the parts of transfers on staged paths, so that all rings on a device fit into the limit of staging memory.
     pub(super) fn stage(&self, mut shares: Vec<PathShare>) -> Result<Assignment, NoRoom> {
         let all = self.pipelines(shares.iter().map(|share| (share.candidate, share.bytes as f64, 1)));
         if all.is_empty() {
@@ -118,7 +118,7 @@ impl Selection<'_> {
     }
 
     /// Groups staged paths by source, relay and destination, and returns the groups with their numbers of rings. Each item of the input is
-    /// a candidate, the bytes of one transfer, and the number of transfers.
+    /// a candidate path, the bytes of one transfer on it, and the number of transfers.
     fn pipelines(&self, staged: impl Iterator<Item = (usize, f64, u32)>) -> AllPipelines {
         let mut all = AllPipelines::default();
         for (candidate, bytes, count) in staged {
@@ -151,8 +151,7 @@ impl Selection<'_> {
         all
     }
 
-    /// Returns the device that stages a candidate's data, and the key of its group: source, relay and destination. `None` for the direct
-    /// path.
+    /// Returns the device that stages a candidate path's data, and the path's source, relay and destination. `None` for the direct path.
     fn pipeline_of(&self, candidate: usize) -> Option<(DeviceId, [DeviceId; 3])> {
         let via = self.candidates[candidate].via?;
         let shape = &self.demand(candidate).shape;
@@ -165,7 +164,7 @@ impl Selection<'_> {
         self.options.staging_bytes.min(cached) / rings / GRAIN * GRAIN
     }
 
-    /// Returns the value of [`Selection::host_chunk`] if each candidate carries `shares` bytes of each of its transfers.
+    /// Returns the value of [`Selection::host_chunk`] if each candidate path carries `shares` bytes of each of its transfers.
     pub(super) fn host_chunk_for(&self, shares: &[f64]) -> u64 {
         let in_host = |i: &usize| shares[*i] > 0.0 && self.candidates[*i].via.is_some_and(DeviceId::is_host);
         let pipelines = self.pipelines((0..shares.len()).filter(in_host).map(|i| (i, shares[i], self.demand(i).count)));

@@ -13,7 +13,7 @@ pub type OpPaths = SmallVec<[Option<(u32, usize)>; 1]>;
 
 impl Plan {
     /// Returns the timeline of one run of the plan. `times` contains the start and end of each operation of the program, in seconds. The
-    /// rows and bars of the timeline correspond to the lanes and operations of the program.
+    /// rows of the timeline correspond to the program's internal streams, and the bars to its operations.
     pub fn timeline(&self, name: String, modelled: bool, times: &[(f64, f64)]) -> Timeline {
         let program = &*self.program;
         let lanes = program.lanes.iter().enumerate().map(|(number, lane)| {

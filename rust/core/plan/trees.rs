@@ -55,9 +55,9 @@ struct Try {
 /// Set of trees among which a group's data is divided.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Candidates {
-    /// Trees found by resource prices, and those of `Hubs`.
+    /// Trees found by prices of resources, and those of `Hubs`.
     Priced,
-    /// Star, and for each member the tree in which that member forwards the data to all others.
+    /// Star, and for each destination the tree in which that destination forwards the data to all others.
     Hubs,
     /// Single chain, in which each device forwards all data to the next.
     Chain,
@@ -99,7 +99,7 @@ pub(super) struct SourceGroup {
     sources: Vec<Source>,
 }
 
-/// Data that a group distributes: one transfer for each member.
+/// Data that several destinations need: one transfer for each destination.
 struct Source {
     bytes: u64,
     transfers: Vec<u32>,

@@ -14,10 +14,10 @@ use super::network::{Commodity, Network, Tree};
 
 /// Largest number of destinations for which the cheapest tree is computed exactly.
 const MOST_MEMBERS: usize = 8;
-/// Largest number of operations that the exact trees of all commodities may take for one set of prices.
+/// Largest number of computation steps for the exact trees of all commodities under one set of prices.
 const MOST_STEPS: usize = 1 << 21;
 
-/// Cheapest paths between every two devices under one set of resource prices, and their costs per byte.
+/// Cheapest paths between every two devices under one set of prices of resources, with their costs per byte.
 pub(super) struct Ways<'n> {
     network: &'n Network,
     /// Cost of a direct copy between each pair of devices if the data stays at the second.

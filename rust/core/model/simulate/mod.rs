@@ -299,10 +299,10 @@ pub struct SegmentFlow {
     pub to: DeviceId,
     /// Rate of the flow, bytes/s.
     pub rate: f64,
-    /// Capacity that each byte/s of the flow draws on each resource of its route. It is 1, or more if a kernel occupies more capacity than
-    /// it uses.
+    /// Capacity that each byte/s of the flow uses on each resource of its route. It is 1, or more if a kernel occupies more capacity than
+    /// the data needs.
     pub draw: f64,
-    /// Fraction of the data that is staged in the processor's cache. Cached data draws on each resource according to
-    /// [`Resource::draw`](crate::topology::Resource::draw).
+    /// Fraction of the data that is staged in the processor's cache. [`Resource::draw`](crate::topology::Resource::draw) is the capacity
+    /// that each byte of such data uses.
     pub staged: f64,
 }
