@@ -16,120 +16,121 @@ use nvml_wrapper::{Device, Nvml};
 use std::borrow::Borrow;
 use std::ffi::CStr;
 
-/// Collected facts.
+/// Facts about this process's GPUs and driver, collected for `mpgpu doctor`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuFacts {
-    /// CUDA version of the driver, 13000 for 13.0.
+    /// CUDA version of the driver: 13000 means 13.0.
     pub cuda: i32,
     /// Driver version as released, for example 580.95.05, if NVML reports it.
     pub version: Option<String>,
-    /// Optional functions used by mpgpu that this driver lacks.
+    /// Names of optional driver functions that mpgpu uses and this driver lacks.
     pub missing: Vec<&'static str>,
-    /// Reason why NVML is not available, if it is not.
+    /// Reason why NVML is not available. `None` if it is available.
     pub no_nvml: Option<String>,
-    /// Number of GPUs of the node as counted by NVML, visible or not.
+    /// Number of GPUs of the node as reported by NVML, including GPUs that are not visible to this process. `None` if NVML does not report
+    /// it.
     pub on_node: Option<u32>,
-    /// GPUs in the driver's order.
+    /// GPUs visible to this process, in the driver's order.
     pub gpus: Vec<Gpu>,
-    /// Pairs of GPUs, the lower number first.
+    /// Pairs of visible GPUs, the lower GPU number first.
     pub pairs: Vec<Pair>,
-    /// Result of pinning host memory, if it was tried.
+    /// Result of pinning host memory. `None` if this was not tried.
     pub pinning: Option<Pinning>,
 }
 
-/// Visible GPU.
+/// GPU visible to this process, with its properties.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Gpu {
-    /// Product name.
+    /// Product name of the GPU.
     pub name: String,
-    /// UUID in NVML's format.
+    /// UUID of the GPU in NVML's format.
     pub uuid: String,
-    /// Compute mode: the processes that may use the GPU.
+    /// Compute mode of the GPU, which limits the processes that may use it.
     pub mode: Mode,
-    /// True for a MIG instance, and for a GPU that is divided into instances.
+    /// True for a MIG instance, and for a GPU that is divided into MIG instances.
     pub is_mig: bool,
     /// True if the driver reports that an MPS server serves the GPU.
     pub is_mps: bool,
-    /// True if streams can wait for and write 64-bit counters.
+    /// True if streams of the GPU can wait for and write 64-bit counters in memory.
     pub has_stream_memory: bool,
-    /// True if memory can be shared with other processes as a file descriptor.
+    /// True if memory of the GPU can be shared with other processes as a file descriptor.
     pub has_descriptors: bool,
-    /// PCIe link.
+    /// Width of the GPU's PCIe link. `None` if NVML does not report it.
     pub pcie: Option<PcieNow>,
-    /// State of the NVSwitch fabric.
+    /// State of the GPU's connection to the NVSwitch fabric.
     pub fabric: Fabric,
-    /// Number of active NVLinks and of all NVLinks.
+    /// Number of active NVLinks of the GPU, and number of all its NVLinks. `None` if NVML does not report them.
     pub nvlinks: Option<(u32, u32)>,
 }
 
-/// Compute mode.
+/// Compute mode of a GPU.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Any number of processes may use the GPU.
+    /// Any number of processes may use the GPU at the same time.
     #[default]
     Shared,
-    /// Only one process may use the GPU.
+    /// Only one process at a time may use the GPU.
     Exclusive,
     /// No process may use the GPU.
     Prohibited,
 }
 
-/// Current width of a PCIe link and the maximum of the GPU and its slot. The generation is not compared, because it is lower while a GPU is
-/// idle.
+/// Width of a PCIe link at present, and the maximum that the GPU and its slot support. The generation is not included, because it is lower
+/// while a GPU is idle.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PcieNow {
-    /// Number of lanes in use.
+    /// Number of PCIe lanes in use.
     pub width: u32,
-    /// Maximum number of lanes.
+    /// Maximum number of PCIe lanes.
     pub most: u32,
 }
 
-/// State of the fabric as reported by NVML.
+/// State of a GPU's registration with the NVSwitch fabric, as reported by NVML.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Fabric {
-    /// No fabric, or NVML does not report it.
+    /// There is no fabric, or NVML does not report its state.
     #[default]
     None,
     /// The GPU is not registered with the fabric manager.
     NotStarted,
-    /// Registration is in progress.
+    /// The GPU's registration with the fabric is in progress.
     InProgress,
-    /// The GPU is registered.
+    /// The GPU is registered with the fabric.
     Up,
-    /// Registration ended with this NVML error.
+    /// The registration ended with this NVML error code.
     Failed(u32),
 }
 
-/// Pair of GPUs.
+/// Pair of GPUs, with the access between them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Lower GPU number.
+    /// GPU with the lower number.
     pub a: usize,
-    /// Higher GPU number.
+    /// GPU with the higher number.
     pub b: usize,
-    /// Peer access reported by the driver, from `a` to `b` and from `b` to `a`.
+    /// Peer access as reported by the driver: from `a` to `b`, and from `b` to `a`.
     pub claims: (bool, bool),
-    /// Result of test copies, or the reason why none were made. `None` if trials were not requested.
+    /// Result of test copies between the GPUs, or the reason why none were made. `None` if tests were not requested.
     pub tried: Option<Result<Tried, String>>,
 }
 
-/// Result of pinning pages of the process.
+/// Result of pinning host memory of the process in the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pinning {
-    /// Number of bytes to pin.
+    /// Number of bytes to be pinned.
     pub bytes: u64,
-    /// Result of pinning all bytes in one call.
+    /// Result of pinning all bytes by one call, with the error text.
     pub whole: Result<(), String>,
-    /// Result of pinning the bytes in pieces of [`PIECE`], if one call failed.
+    /// Result of pinning the bytes in pieces of [`PIECE`] bytes, with the error text. `None` if one call was sufficient.
     pub pieces: Option<Result<(), String>>,
 }
 
-/// Piece size in bytes.
+/// Size in bytes of each piece when memory is pinned in pieces.
 pub const PIECE: u64 = 4 << 20;
 const PINNED: u64 = 64 << 20;
 
-/// Collects the facts of this process's GPUs. With `with_trials`, copies bytes between all pairs and pins host memory, which creates a
-/// context on each GPU.
+/// Collects the facts about this process's GPUs. If `with_trials` is true, makes test copies between all pairs of GPUs and pins host
+/// memory, which creates a context on each GPU.
 pub fn facts(with_trials: bool) -> Result<GpuFacts, BackendError> {
     facts_of(Driver::get()?, nvml, with_trials)
 }
@@ -214,7 +215,7 @@ fn ask_nvml(nvml: &Nvml, facts: &mut GpuFacts) {
     }
 }
 
-/// Returns the state of the fabric, which drivers since 525 report.
+/// Returns the state of a GPU's registration with the fabric, which drivers since 525 report.
 fn fabric(nvml: &Nvml, device: &Device<'_>) -> Fabric {
     let Ok(ask) = nvml.lib().nvmlDeviceGetGpuFabricInfo.as_ref() else { return Fabric::None };
     let mut info = std::mem::MaybeUninit::zeroed();

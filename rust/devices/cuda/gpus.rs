@@ -1,4 +1,4 @@
-//! Tracks the visible GPUs: those in use, and their access to each other's memory.
+//! Tracks the visible GPUs: which of them are in use, and which have access to each other's memory.
 //!
 //! A GPU is in use once its primary context has been needed and retained. Before a GPU works for an execution, it gets access to the
 //! `cuMemAlloc` memory of all GPUs in use, as far as the hardware supports it. This file has no lock: the bits are atomics, and [`Device`]
@@ -11,7 +11,7 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Maximum number of devices of one node, represented by one bit each.
+/// Maximum number of GPUs of one node. Bit masks represent each GPU by one bit.
 pub(super) const MOST_DEVICES: usize = 64;
 
 #[derive(Debug)]
@@ -19,9 +19,9 @@ pub(super) const MOST_DEVICES: usize = 64;
 pub(super) struct Gpus {
     pub driver: &'static Driver,
     pub devices: Vec<Device>,
-    /// Devices whose primary context is retained, one bit for each.
+    /// Bit mask of the GPUs whose primary context this backend has retained.
     pub used: AtomicU64,
-    /// True if a GPU loads its kernels as soon as it comes into use ([`Gpus::load_kernels`]).
+    /// True if a GPU's kernels are loaded as soon as its primary context is retained ([`Gpus::load_kernels`]).
     loads_kernels: AtomicBool,
     pub hosts: u32,
 }
@@ -78,8 +78,8 @@ impl Gpus {
         Ok(primary)
     }
 
-    /// Returns the primary context of a GPU, with access to the memory of every GPU in use, as far as the hardware supports it. Once access
-    /// is enabled, the call costs two loads.
+    /// Returns the primary context of a GPU, after giving it access to the memory of every GPU in use, as far as the hardware supports it.
+    /// Once access is enabled, the call costs two loads.
     pub fn peered(&self, gpu: usize) -> Result<&Primary, BackendError> {
         let primary = self.primary(gpu)?;
         let mut missing = self.used.load(Ordering::Acquire) & !primary.peers.load(Ordering::Acquire);
@@ -104,7 +104,7 @@ impl Gpus {
         gpu == owner || (code == 0 && can != 0)
     }
 
-    /// Returns access descriptors for memory of `owner`, for every GPU that can access it.
+    /// Returns the access descriptors that give every GPU access to memory of `owner`, if the GPU can access it.
     pub fn access_to(&self, owner: usize) -> Vec<sys::CUmemAccessDesc> {
         let able = (0..self.devices.len()).filter(|gpu| self.can_access(*gpu, owner));
         let access = able.map(|gpu| sys::CUmemAccessDesc {
@@ -126,8 +126,8 @@ impl Gpus {
         self.devices.iter().filter_map(Device::used)
     }
 
-    /// Returns a GPU in use, or else a GPU whose context the program has created, or else the first GPU. With this order, host memory of a
-    /// rank does not create a context on the first GPU of the node.
+    /// Returns the number of a GPU in use, or else of a GPU whose context the program has created, or else 0. With this order, host memory
+    /// of a rank does not create a context on the first GPU of the node.
     pub fn any_used(&self) -> usize {
         match self.used.load(Ordering::Acquire) {
             0 => self.current_gpu().or_else(|| self.active_gpu()).unwrap_or(0),
@@ -135,8 +135,8 @@ impl Gpus {
         }
     }
 
-    /// Returns a primary context that this backend has retained, or else one that other code of the process has created. Creates no
-    /// context.
+    /// Returns a primary context that this backend has retained, or else one that other code of the process has created, or `None` if there
+    /// is none. Does not create a context.
     pub fn any_active(&self) -> Result<Option<&Primary>, BackendError> {
         match self.in_use().next() {
             Some(primary) => Ok(Some(primary)),
@@ -144,7 +144,7 @@ impl Gpus {
         }
     }
 
-    /// Returns the GPU of the calling thread's current context, if any.
+    /// Returns the GPU of the calling thread's current context, or `None` if the thread has no current context.
     pub fn current_gpu(&self) -> Option<usize> {
         let mut ordinal = 0;
         // SAFETY: The output is a variable that outlives the call. Without a current context the call only returns an error.
@@ -152,7 +152,7 @@ impl Gpus {
         self.devices.iter().position(|device| code == 0 && device.ordinal == ordinal)
     }
 
-    /// Returns a GPU whose primary context exists.
+    /// Returns the number of a GPU whose primary context exists in this process, or `None` if there is no such GPU.
     fn active_gpu(&self) -> Option<usize> {
         self.devices.iter().position(|device| {
             let (mut flags, mut active) = (0, 0);
@@ -162,22 +162,22 @@ impl Gpus {
         })
     }
 
-    /// True if this GPU is in use and was reset.
+    /// True if this GPU is in use and was reset (`cudaDeviceReset`).
     pub fn is_lost(&self, gpu: usize) -> bool {
         self.devices[gpu].used().is_some_and(Primary::is_lost)
     }
 
-    /// True if any GPU in use was reset.
+    /// True if any GPU in use was reset (`cudaDeviceReset`).
     pub fn has_lost(&self) -> bool {
         self.in_use().any(Primary::is_lost)
     }
 
-    /// Returns an error if a GPU in use was reset.
+    /// Returns an error if any GPU in use was reset (`cudaDeviceReset`).
     pub fn check_alive(&self) -> Result<(), BackendError> {
         self.in_use().try_for_each(Primary::check)
     }
 
-    /// Waits for all work enqueued so far on every GPU in use. A GPU that was reset has none left.
+    /// Waits for all work enqueued so far on every GPU in use. A GPU that was reset has no work left.
     pub fn drain(&self) -> Result<(), BackendError> {
         let mut result = Ok(());
         for primary in self.in_use().filter(|primary| !primary.is_lost()) {

@@ -1,9 +1,9 @@
-//! Tests whether copies between GPUs deliver their bytes.
+//! Tests whether copies between GPUs deliver their data.
 //!
-//! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and successful copies that move
-//! nothing. The first plan that relies on a pair of GPUs therefore tests it: a pattern is copied in each direction by the copy engine of
-//! either end, and copied back for comparison. A good result is valid for the process, and a loss for the backend.
-//!
+//! GPUs behind an IOMMU, or behind PCIe switches that redirect peer requests (ACS), may report peer access and successful copies although
+//! no data arrives. The first plan that relies on a pair of GPUs therefore tests the pair: a pattern is copied in each direction by the
+//! copy engine of either GPU, and copied back for comparison. A good result is valid for the rest of the process, and a bad one for the
+//! lifetime of the backend.
 //! The test waits for its own copies in streams of its own, for at most [`PATIENCE`]. It runs when plans are created and never when work is
 //! enqueued. Its memory stays allocated until the backend is dropped, because freeing memory waits for all work of a GPU.
 
@@ -23,25 +23,25 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Size of a pattern in bytes.
+/// Size in bytes of a test pattern.
 const BYTES: u64 = 64 << 10;
 const MOVERS: [Mover; 3] = [Mover::Push, Mover::Pull, Mover::Kernel];
-/// Number of patterns in a GPU's memory: the source, and one destination for each [`Mover`].
+/// Number of areas for test patterns in each GPU's memory: the source, and one destination for each [`Mover`].
 const PLACES: u64 = 1 + MOVERS.len() as u64;
 /// Time limit for all copies of one pair, which take less than a millisecond on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Pairs of GPUs that passed the test: for each lower number, one bit for each higher number.
+/// Pairs of GPUs that passed the test. The element of the lower GPU number contains one bit for each higher GPU number.
 static INTACT: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
 
-/// Engine that moves the bytes of a test.
+/// Engine that makes a test copy.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Mover {
-    /// Copy engine of the source.
+    /// Copy engine of the source GPU.
     Push,
-    /// Copy engine of the destination.
+    /// Copy engine of the destination GPU.
     Pull,
-    /// Kernel on the source.
+    /// Kernel on the source GPU.
     Kernel,
 }
 
@@ -55,18 +55,18 @@ impl fmt::Display for Mover {
     }
 }
 
-/// Loss of bytes in a test copy.
+/// Test copy whose data did not arrive completely.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Source GPU.
+    /// GPU from which the pattern was copied.
     pub from: usize,
-    /// Destination GPU.
+    /// GPU to which the pattern was copied.
     pub to: usize,
-    /// Engine that moved the bytes.
+    /// Engine that made the copy.
     pub mover: Mover,
-    /// Number of bytes that did not arrive.
+    /// Number of bytes that differ from the pattern.
     pub wrong: u64,
-    /// Number of bytes copied.
+    /// Total number of bytes that were copied.
     pub of: u64,
 }
 
@@ -77,34 +77,35 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Result of testing a pair.
+/// Result of testing the copies between two GPUs.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Tried {
     /// The driver reports no peer access and stages copies itself.
     NoAccess,
-    /// All bytes arrived.
+    /// The data of all test copies arrived.
     Intact,
-    /// Bytes were lost. Contains the first loss.
+    /// The data of at least one test copy did not arrive completely. Contains the first such copy.
     Lost(Loss),
 }
 
-/// Results of a backend's tests of peer copies.
+/// Test results of a backend for copies between pairs of GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Checks(Mutex<CheckState>);
 
 #[derive(Debug, Default)]
 struct CheckState {
-    /// True for pairs that lose bytes, by GPU numbers with the lower first. False also for pairs that could not be tested.
+    /// Results by pair of GPU numbers, the lower number first. True if copies of the pair lose data, false also if the pair could not be
+    /// tested.
     loses: HashMap<(usize, usize), bool>,
-    /// Memory of each GPU, with [`PLACES`] patterns.
+    /// Address of each GPU's memory for [`PLACES`] test patterns, by GPU number.
     device: HashMap<usize, u64>,
-    /// Pinned memory for the patterns of both GPUs.
+    /// Address of pinned host memory for the patterns of both GPUs. `None` before the first test.
     host: Option<u64>,
-    /// True after copies did not finish in time. Such copies may still run.
+    /// True after test copies did not finish in time. Such copies may still run, so no further test is made.
     given_up: bool,
 }
 
-/// GPU of a tested pair, with its memory and stream.
+/// GPU of a tested pair, with the memory and stream that the test uses on it.
 struct CheckEnd<'a> {
     gpu: usize,
     primary: &'a Primary,
@@ -125,7 +126,7 @@ impl Drop for CheckEnd<'_> {
 }
 
 impl Checks {
-    /// Returns the pairs that lose bytes.
+    /// Returns the pairs of GPUs in `pairs` whose copies lose data.
     pub fn losing_pairs(&self, gpus: &Gpus, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         let gpu = |device: DeviceId| usize::try_from(device.0).ok().filter(|gpu| *gpu < gpus.devices.len());
         let loses = |a: DeviceId, b: DeviceId| match (gpu(a), gpu(b)) {
@@ -169,12 +170,12 @@ impl Checks {
         loses
     }
 
-    /// Tests one pair, including copies by kernels, even if a result of an earlier test exists.
+    /// Tests the copies of one pair of GPUs, including copies by kernels, even if the result of an earlier test exists.
     pub fn try_peers(&self, gpus: &Gpus, a: usize, b: usize) -> Result<Tried, BackendError> {
         lock(&self.0).try_pair(gpus, a, b, true)
     }
 
-    /// Frees the memory. All work has finished.
+    /// Frees the memory of the tests. All work on it must have finished.
     pub fn release(&self, gpus: &Gpus) {
         let checks = std::mem::take(&mut *lock(&self.0));
         // Memory of a GPU that was reset no longer exists. Other memory is freed even if no context can be made current, because no other
@@ -245,8 +246,8 @@ impl CheckState {
     }
 }
 
-/// Copies the pattern in both directions and returns the first loss. Copies of both GPUs are enqueued before any is waited for, because
-/// each wait on a GPU that is busy with copies of the program takes as long as one of those copies.
+/// Copies the pattern in both directions and returns the first copy that lost data. Copies of both GPUs are enqueued before the function
+/// waits for any of them, because each wait on a GPU that is busy with copies of the program takes as long as one of those copies.
 fn try_ends(gpus: &Gpus, ends: [&CheckEnd<'_>; 2], host: u64, by_kernels: bool, until: Instant) -> Result<Option<Loss>, BackendError> {
     let image = |end: usize, place: u64| host + (end as u64 * PLACES + place) * BYTES;
     // The two GPUs send different parts of the pattern.

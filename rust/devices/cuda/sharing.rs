@@ -26,38 +26,38 @@ use std::ffi::c_uint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-/// Memory that this backend shares and has mapped.
+/// Table of the memory that this backend shares with other processes or has mapped from them.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
     pub pools: Pools,
     held: RwLock<BTreeMap<u64, MappedImport>>,
-    /// True once memory of CUDA IPC was opened. Before that, all GPUs use the same addresses for the ends of a plan.
+    /// True once memory of CUDA IPC was opened. Before that, all GPUs use equal addresses for the sources and destinations of a plan.
     pub has_opened: AtomicBool,
     pub waits: Mutex<Waits>,
     pub failed_waits: FailedWaits,
 }
 
-/// Allocation whose pages this backend manages.
+/// Allocation in this table, whose pages this backend manages.
 #[derive(Debug)]
 pub(super) struct MappedImport {
     pub allocation: Allocation,
     pub source: Source,
-    /// Parties that set counters in this allocation.
+    /// Processes or ranks that set counters in this allocation.
     pub signallers: Signallers,
 }
 
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Pinned memory of this process.
+    /// Pinned host memory of this process.
     Own(SharedRegion),
-    /// Pinned memory of another process, pinned here as well.
+    /// Host memory of another process, pinned in this process as well.
     Pinned(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     Ipc(Opened),
-    /// GPU memory allocated to be mapped by others.
+    /// GPU memory of this process, allocated so that other processes can map it.
     OwnOnGpu(Chunk),
-    /// GPU memory of another process.
+    /// GPU memory of another process, mapped by the virtual memory API.
     Mapped(Chunk),
-    /// Pool memory of another process: the GPU through which it was opened, and the number of the pool.
+    /// Memory from a pool of another process: the GPU through which it was opened, and the number of the pool.
     OfPool(usize, u64),
 }
 
@@ -70,26 +70,26 @@ impl Sharing {
         self.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `look` with the entry that contains an address. The entry cannot be released during the call.
+    /// Calls `look` with the table's entry that contains an address, and returns the result. The entry cannot be released during the call.
     pub fn at<T>(&self, address: u64, look: impl FnOnce(&MappedImport) -> T) -> Option<T> {
         let held = self.held();
         let (_, found) = held.range(..=address).next_back()?;
         (address - found.allocation.base < found.allocation.bytes).then(|| look(found))
     }
 
-    /// Returns the allocation that contains an address, if it is in this table.
+    /// Returns the allocation that contains an address, or `None` if it is not in this table.
     pub fn locate(&self, address: u64) -> Option<Allocation> {
         self.at(address, |held| held.allocation)
     }
 
-    /// Returns the GPU that owns the memory at an address. Returns `None` unless this memory is mapped for every GPU that can reach it. A
-    /// GPU needs no context to access such memory.
+    /// Returns the GPU that owns the memory at an address, if that memory is mapped for every GPU that can reach it, and otherwise `None`.
+    /// A GPU needs no context to access such memory.
     pub fn chunk_at(&self, address: u64) -> Option<usize> {
         let chunk = |held: &MappedImport| matches!(held.source, Source::OwnOnGpu(_) | Source::Mapped(_)).then_some(held.allocation.device);
         self.at(address, chunk).flatten().map(|device| device.0 as usize)
     }
 
-    /// Inserts an allocation and returns its new id.
+    /// Adds an allocation to the table and returns its new id.
     pub fn insert(&self, allocation: Allocation, source: Source) -> u64 {
         let id = own_id();
         let held = MappedImport { allocation: Allocation { id, ..allocation }, source, signallers: Signallers::default() };
@@ -97,7 +97,7 @@ impl Sharing {
         id
     }
 
-    /// Calls `change` with the entry of an allocation, unless it was released.
+    /// Calls `change` with the table's entry of an allocation, unless the allocation was released.
     pub fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut MappedImport)) {
         let mut held = self.held_mut();
         if let Some(found) = held.get_mut(&allocation.base).filter(|found| found.allocation.id == allocation.id) {
@@ -105,13 +105,13 @@ impl Sharing {
         }
     }
 
-    /// Returns the allocation that contains a counter, with the party that sets the counter (a `Line`).
+    /// Returns the allocation that contains a counter, with the party that sets the counter. `None` if the counter is not in this table.
     pub fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |held| Line { allocation: held.allocation.id, signaller: held.signallers.of(counter) })
     }
 
-    /// Allocates pinned memory that others can map, and returns its address and id. From [`SPREAD_FROM`] on its pages are placed like those
-    /// of other host memory.
+    /// Allocates pinned host memory that other processes can map, and returns its address and id. Memory of at least [`SPREAD_FROM`] bytes
+    /// is distributed over NUMA nodes like other host memory.
     pub fn allocate(&self, gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<(u64, u64), BackendError> {
         let out_of_memory = || BackendError::OutOfMemory { device: device.0, bytes };
         let region = SharedRegion::new(bytes).map_err(|reason| match reason {
@@ -166,7 +166,7 @@ impl Sharing {
         left
     }
 
-    /// Opens memory of CUDA IPC.
+    /// Opens memory of another process by CUDA IPC, and returns its address.
     pub fn open(&self, gpus: &Gpus, payload: &[u8; PAYLOAD_BYTES], allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let owner = allocation.device.0 as usize;
         let gpu = gpus.mapping_gpu(owner);
@@ -175,7 +175,7 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: *payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: false })))
     }
 
-    /// Records memory of CUDA IPC that the program has opened.
+    /// Records memory of another process that the program has opened by CUDA IPC, and returns its address.
     pub fn adopt(&self, gpus: &Gpus, opened: &Shared, allocation: &Allocation) -> Result<(u64, Source), BackendError> {
         let (base, owner) = (opened.offset, allocation.device.0 as usize);
         let known = gpus.attributes(base)?;
@@ -189,8 +189,8 @@ impl Sharing {
         Ok((base, Source::Ipc(Opened { payload: opened.payload, owner, through: smallvec![(gpu, Some(base))], is_adopted: true })))
     }
 
-    /// Returns the address used by `gpu` for the byte that an import has at `address`. Opens the memory through that GPU if necessary.
-    /// Returns `None` if it is not memory of CUDA IPC, and `Some(None)` if the GPU cannot open it.
+    /// Returns the address that `gpu` uses for a byte of imported memory, whose address is `address` on the importing GPU. Opens the memory
+    /// through `gpu` if necessary. Returns `None` if it is not memory of CUDA IPC, and `Some(None)` if `gpu` cannot open it.
     pub fn opened_for(&self, gpus: &Gpus, gpu: usize, address: u64) -> Option<Option<u64>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -229,7 +229,8 @@ impl Sharing {
         Some(kept.map(|base| base + offset))
     }
 
-    /// Returns the ends of a plan at the addresses used by `gpu`, or `None` if these are the addresses for which the plan was created.
+    /// Returns the sources and destinations of a plan as addresses used by `gpu`, or `None` if these are the addresses for which the plan
+    /// was created.
     pub fn ends_for(&self, gpus: &Gpus, gpu: usize, ends: &[Endpoints]) -> Option<Arc<[Endpoints]>> {
         if !self.has_opened.load(Ordering::Acquire) {
             return None;
@@ -241,20 +242,20 @@ impl Sharing {
 }
 
 impl Sharing {
-    /// Reads the counter at an address.
+    /// Returns the value of the counter at an address.
     pub fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::load(counter) })
     }
 
-    /// Sets a counter by the CPU.
+    /// Sets a counter to a value by the CPU.
     pub fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
         // SAFETY: The engine has checked alignment and range, and the memory stays mapped during the call.
         self.with_counter(counter, || unsafe { signal::store(counter, value) })
     }
 
-    /// Calls `touch` if the counter is in memory that the CPU and the GPUs of all processes can access. The memory cannot be released
-    /// during the call.
+    /// Calls `touch` and returns its result if the counter is in memory that the CPU and the GPUs of all processes can access. Otherwise
+    /// returns an error. The memory cannot be released during the call.
     fn with_counter<T>(&self, counter: u64, touch: impl FnOnce() -> T) -> Result<T, BackendError> {
         let touched = |held: &MappedImport| (held.allocation.kind == MemoryKind::Pinned).then(touch);
         self.at(counter, touched).flatten().ok_or_else(|| {
@@ -269,7 +270,7 @@ impl Sharing {
         self.at(wanted.counter, |held| held.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Registers waits whose end is not reported to this backend: the waits of graphs and of the caller's kernels.
+    /// Registers waits whose end is not reported to this backend: waits in graphs and in kernels of the caller.
     pub fn capture_waits(&self, signals: impl Iterator<Item = Signal>) -> Result<(), BackendError> {
         let mut waits = lock(&self.waits);
         for wanted in signals {
@@ -283,7 +284,7 @@ impl Sharing {
         Ok(())
     }
 
-    /// Releases streams and kernels from waits for counters that a lost party sets in an allocation.
+    /// Ends the waits of streams and kernels for counters in an allocation that a lost party should have set.
     pub fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let mut waits = lock(&self.waits);
         self.change(allocation, |held| held.signallers.lose(party, peer));
@@ -317,7 +318,7 @@ impl Sharing {
         }
     }
 
-    /// Sets the counters of failed waits, including captured waits, again if another process has reset them. Returns true while there is a
+    /// Sets the counters of failed waits, including captured waits, again if another process has reset them. Returns true if there is a
     /// failed wait.
     pub fn fail_waits_again(&self) -> bool {
         let waits = lock(&self.waits);
@@ -331,7 +332,7 @@ impl Sharing {
         !waits.failed.is_empty()
     }
 
-    /// Sets a counter by the CPU if it is below the awaited value. Calls `before` with the old value first.
+    /// Sets a counter by the CPU if it is below the awaited value, and returns true in this case. Calls `before` with the old value first.
     fn raise_here(&self, wanted: Signal, before: impl FnOnce(u64)) -> bool {
         match self.read_signal(wanted.counter) {
             Ok(now) if !signal::reached(now, wanted.value) => {

@@ -3,7 +3,7 @@
 //!
 //! A stream waits by a wait-value operation and sets a counter by a write-value operation. The write takes place after all earlier work of
 //! the stream and a system-wide memory barrier. If the counter has already reached its value when a wait is requested, no wait is enqueued:
-//! it would take about 6 us on H200, like any other, and a visible value implies that the bytes are visible. With [`SignalWait::Kernel`] a
+//! it would take about 6 us on H200, like any other, and a visible value implies that the data is visible. With [`SignalWait::Kernel`] a
 //! warp waits in place of the wait-value operation, and the stream continues 4 us sooner.
 //!
 //! A stream's wait cannot be cancelled. If a process that might have set a counter has exited, this process sets the counter to the awaited
@@ -34,14 +34,14 @@ use std::sync::Arc;
 /// Maximum number of signal operations in one call of the driver.
 const MOST_OPERATIONS: usize = 256;
 
-/// Kind of a stream operation on a counter.
+/// Kind of a stream operation on a counter: waiting for a value, or setting it.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalOperation {
     Wait,
     Raise,
 }
 
-/// Returns one operation in the driver's format.
+/// Returns a wait for or a write of a counter, in the driver's format.
 fn operation(purpose: SignalOperation, Signal { counter, value }: Signal) -> sys::CUstreamBatchMemOpParams {
     // SAFETY: The structure is a union of integers, for which zero is a valid value. Flags of zero mean a wait for a cyclically greater or
     // equal value, and a write after a memory barrier.
@@ -93,9 +93,9 @@ impl Core {
         enqueued
     }
 
-    /// Enqueues operations that set the counters `raises`, and then operations that wait for each flag and reset it. The flags are not read
-    /// first, because a set flag may belong to an earlier step whose wait is still in the queue. Like captured waits, these waits stay
-    /// registered until their memory is unmapped.
+    /// Enqueues operations that set the counters in `raises`, and then operations that wait for each flag in `flags` and reset it. The
+    /// flags are not read first, because a set flag may belong to an earlier step whose wait is still in the queue. Like captured waits,
+    /// these waits stay registered until their memory is unmapped.
     pub fn take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64]) -> Result<(), BackendError> {
         raises.iter().try_for_each(|signal| self.sharing.read_signal(signal.counter).map(drop))?;
         self.enter_flags(stream, flags.iter().copied())?;
@@ -109,7 +109,7 @@ impl Core {
         })
     }
 
-    /// Enqueues waits for flags without resetting them.
+    /// Enqueues operations that wait for flags without resetting them.
     pub fn await_flags(&self, stream: StreamHandle, flags: &[u64]) -> Result<(), BackendError> {
         self.enter_flags(stream, flags.iter().copied())?;
         self.with_stream(stream, |_, raw| {
@@ -123,8 +123,8 @@ impl Core {
         self.sharing.capture_waits(flags.map(|flag| Signal { counter: flag, value: 1 }))
     }
 
-    /// Enqueues the actions of one rank (operations on flags, and copies) as one kernel. The kernel waits for the flags, so that the stream
-    /// needs no wait operation. Returns false if the kernel is not available or there are too many actions.
+    /// Enqueues one kernel that executes a list of actions: waits for flags, copies, and setting flags. The kernel waits for the flags, so
+    /// that the stream needs no wait operation. Returns false if the kernel is not available or there are too many actions.
     pub fn run_actions(
         &self,
         stream: StreamHandle,
@@ -151,8 +151,8 @@ impl Core {
         })
     }
 
-    /// Returns the ends of a program's transfers at the addresses used by action kernels of `device`, and the maximum number of blocks of a
-    /// launch.
+    /// Returns the sources and destinations of a program's transfers as addresses used by action kernels of `device`, and the maximum
+    /// number of blocks of a launch. Returns an error if such kernels cannot execute the program.
     pub fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.load_kernels();
@@ -162,7 +162,8 @@ impl Core {
         Ok(ActionReach { ends: self.kernel_ends(device, program, ends)?, processors })
     }
 
-    /// Returns the ends of a program's transfers at the addresses used by kernels of `device`.
+    /// Returns the sources and destinations of a program's transfers as addresses used by kernels of `device`. Returns an error if
+    /// these kernels cannot access all of them.
     pub fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         self.gpus.check_device(device)?;
         let (gpu, nothing) = (device.0 as usize, Arc::from([]));
@@ -173,8 +174,8 @@ impl Core {
         Ok(self.own_ends(&execution, gpu).unwrap_or_else(|| Arc::clone(ends)))
     }
 
-    /// Registers the waits that are about to be enqueued. Outside a capture these are the waits whose counters have not reached their
-    /// values, and in a capture all waits.
+    /// Registers the waits that are about to be enqueued, and returns them. Outside a capture these are the waits whose counters have not
+    /// reached their values, and in a capture all waits.
     fn register_waits(&self, stream: StreamHandle, signals: &[Signal]) -> Result<Vec<Signal>, BackendError> {
         // A captured wait runs later, when the counter may have been reset.
         let is_captured = self.is_captured(stream)?;
@@ -205,7 +206,7 @@ impl Core {
         Ok(pending)
     }
 
-    /// True if the stream is being captured, or if the driver does not report this, as for default streams during a capture.
+    /// True if the stream is being captured, or if the driver cannot report this, as for default streams during a capture.
     pub fn is_captured(&self, stream: StreamHandle) -> Result<bool, BackendError> {
         if let Some(known) = self.streams.find(&self.gpus, stream)?.is_capturing {
             return Ok(known);
@@ -252,7 +253,7 @@ impl Core {
 }
 
 impl Gpus {
-    /// True if a stream, whose context is current, is being captured.
+    /// True if a stream is being captured. The stream's context must be current.
     fn is_captured_now(&self, raw: CUstream) -> bool {
         let mut status = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -260,12 +261,13 @@ impl Gpus {
         code != 0 || status != 0
     }
 
-    /// Enqueues waits for words that the library's threads set. They are not registered, because these threads always set them.
+    /// Enqueues waits for words that the library's copy threads set. The waits are not registered, because these threads always set their
+    /// words.
     pub fn wait_for_threads(&self, raw: CUstream, words: impl Iterator<Item = u64>, value: u64) -> Result<(), BackendError> {
         self.operate_all(raw, words.map(|counter| operation(SignalOperation::Wait, Signal { counter, value })))
     }
 
-    /// Enqueues an operation that sets a word for which a thread of the library waits.
+    /// Enqueues an operation that sets a word for which a copy thread of the library waits.
     pub fn tell_threads(&self, raw: CUstream, word: u64, value: u64) -> Result<(), BackendError> {
         self.operate(raw, SignalOperation::Raise, &[Signal { counter: word, value }])
     }

@@ -17,19 +17,19 @@ use std::sync::{Mutex, PoisonError, RwLock};
 #[derive(Debug, Default)]
 #[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Streams {
-    /// Number of the streams of `create` that the caller has destroyed and that are not reused. While the number is 0, no thread takes the
-    /// lock.
+    /// Number of streams created by this backend that the caller has destroyed and that are not reused yet. While the number is 0, no
+    /// thread takes the lock of the set.
     destroyed_count: AtomicUsize,
     destroyed: RwLock<HashSet<usize>>,
-    /// GPUs of streams, by the driver's number of the stream.
+    /// GPU of each recently used stream, by the driver's number of the stream.
     by_number: KnownGpus,
-    /// GPUs of streams, by handle. A handle may meanwhile belong to another stream.
+    /// GPU of each recently used stream, by stream handle. A handle may meanwhile belong to another stream.
     by_handle: KnownGpus,
-    /// Streams of `create`, with the requested device.
+    /// Streams created by [`Streams::create`], with the device that the caller requested.
     created: Mutex<HashMap<usize, DeviceId>>,
 }
 
-/// GPU and state of a stream.
+/// GPU of a stream, and its state.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Found {
     pub gpu: usize,
@@ -40,7 +40,7 @@ pub(super) struct Found {
     pub is_capturing: Option<bool>,
 }
 
-/// State of an execution's stream at the time when it was enqueued.
+/// State of an execution's stream when the execution was enqueued.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
@@ -50,14 +50,14 @@ pub(super) struct Start {
     pub behind: Behind,
 }
 
-/// GPUs of recently used streams, by a number of the stream. One word holds both.
+/// Cache of the GPUs of recently used streams. Each word contains the number of a stream and the number of its GPU.
 #[derive(Debug, Default)]
 pub(super) struct KnownGpus([AtomicU64; KnownGpus::MOST]);
 
 impl KnownGpus {
-    /// Number of words, which fill a cache line. Two streams whose numbers share a word replace each other.
+    /// Number of words in the cache, which fill a cache line. If two streams use the same word, the later replaces the earlier.
     const MOST: usize = 8;
-    /// Number of bits for the GPU plus 1, so that a word of 0 is empty.
+    /// Number of bits of a word that contain the GPU's number plus 1. A word of 0 is empty.
     const GPU_BITS: u32 = 8;
 
     fn word(&self, number: u64) -> &AtomicU64 {
@@ -70,7 +70,7 @@ impl KnownGpus {
         (gpu > 0 && word >> KnownGpus::GPU_BITS == number).then(|| gpu as usize - 1)
     }
 
-    /// Stores the GPU of a stream. Its primary context has been retained.
+    /// Stores the GPU of a stream in the cache. The GPU's primary context must have been retained.
     pub fn note(&self, number: u64, gpu: usize) {
         if number >> (u64::BITS - KnownGpus::GPU_BITS) == 0 {
             self.word(number).store(number << KnownGpus::GPU_BITS | (gpu as u64 + 1), Ordering::Relaxed);
@@ -79,7 +79,7 @@ impl KnownGpus {
 }
 
 thread_local! {
-    /// Stream in which this thread is working: the table it belongs to, its handle, and its state.
+    /// Stream that this thread uses at present: the table it belongs to, its handle, and its state. `None` between calls.
     static HELD: Cell<Option<HeldStream>> = const { Cell::new(None) };
 }
 
@@ -95,7 +95,7 @@ impl Drop for StreamHold {
 }
 
 impl Streams {
-    /// Uses `found` as the state of a stream on this thread until the result is dropped, which must happen on the same thread.
+    /// Makes `found` the known state of a stream for this thread until the returned guard is dropped, which must happen on the same thread.
     pub fn hold(&self, stream: StreamHandle, found: Found) -> StreamHold {
         StreamHold(HELD.replace(Some((std::ptr::from_ref(self).addr(), stream, found))))
     }
@@ -129,12 +129,12 @@ impl Streams {
         Ok(())
     }
 
-    /// Returns the number of streams that `create` made for a device.
+    /// Returns the number of streams that [`Streams::create`] has created for a device and that were not destroyed.
     pub fn count(&self, device: DeviceId) -> u64 {
         lock(&self.created).values().filter(|owner| **owner == device).count() as u64
     }
 
-    /// Changes the set of destroyed streams.
+    /// Changes the set of destroyed streams by `change`, and updates the number of them.
     fn count_destroyed(&self, change: impl FnOnce(&mut HashSet<usize>)) {
         let mut destroyed = self.destroyed.write().unwrap_or_else(PoisonError::into_inner);
         change(&mut destroyed);
@@ -146,7 +146,8 @@ impl Streams {
             && self.destroyed.read().unwrap_or_else(PoisonError::into_inner).contains(&stream.0)
     }
 
-    /// Returns the GPU of a stream. It is looked up once for a stream with a number, because a stream stays on its GPU.
+    /// Returns the GPU and the state of a stream. The driver is asked only once for the GPU of a stream with a number, because a stream
+    /// stays on its GPU.
     pub fn find(&self, gpus: &Gpus, stream: StreamHandle) -> Result<Found, BackendError> {
         if let Some((_, _, found)) = HELD.get().filter(|(of, held, _)| *held == stream && *of == std::ptr::from_ref(self).addr()) {
             return Ok(found);
@@ -181,13 +182,13 @@ impl Streams {
         Ok(Found { gpu, number, is_capturing: number.map(|_| false) })
     }
 
-    /// Returns the GPU that a stream belongs to.
+    /// Returns the GPU to which a stream belongs.
     pub fn gpu_of(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         gpus.check_alive()?;
         self.gpu_of_living(gpus, stream)
     }
 
-    /// Returns the GPU of a stream that was not destroyed by a reset.
+    /// Returns the GPU to which a stream belongs. The stream must not have been destroyed by a reset of the device.
     fn gpu_of_living(&self, gpus: &Gpus, stream: StreamHandle) -> Result<usize, BackendError> {
         let driver = gpus.driver;
         if self.is_destroyed(stream) {
