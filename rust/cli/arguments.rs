@@ -13,24 +13,24 @@ use std::str::FromStr;
 /// Error that ended a subcommand.
 pub type Failure = Box<dyn Error>;
 
-/// Returns a parser that accepts one of these values by its name.
+/// Returns a parser that accepts the names in `values` and returns the value that belongs to the given name.
 pub fn named<T: Copy + Send + Sync + 'static, const N: usize>(values: [(&'static str, T); N]) -> impl TypedValueParser<Value = T> {
     // The parser accepts no other name.
     let value = move |name: String| values.iter().find(|(known, _)| *known == name).unwrap_or(&values[0]).1;
     PossibleValuesParser::new(values.map(|(name, _)| name)).map(value)
 }
 
-/// Returns the parser of `--backend`.
+/// Returns the parser for the value of `--backend`.
 pub fn backend() -> impl TypedValueParser<Value = BackendChoice> {
     named([("auto", BackendChoice::Auto), ("host", BackendChoice::Host), ("cuda", BackendChoice::Cuda)])
 }
 
-/// Returns the parser of `--engine`.
+/// Returns the parser for the value of `--engine`.
 pub fn engine() -> impl TypedValueParser<Value = Engine> {
     named([Engine::Auto, Engine::Stream, Engine::Graph, Engine::Batch, Engine::Kernel].map(|engine| (engine.name(), engine)))
 }
 
-/// Options for staged paths, of the subcommands that plan.
+/// Options for staged paths, which all subcommands that make plans accept.
 #[derive(Args)]
 pub struct StagedPaths {
     /// GPUs through which bytes of other devices may pass: all, none, or numbers, as in 0,3
@@ -51,7 +51,7 @@ pub struct StagedPaths {
 }
 
 impl StagedPaths {
-    /// Returns the options for the planner.
+    /// Returns the options as the planner uses them.
     pub fn options(&self) -> Options {
         let default = Options::default();
         Options {
@@ -65,12 +65,12 @@ impl StagedPaths {
     }
 }
 
-/// Parses `--relay-gpus`. A wrapper is needed because clap accepts no `&str` as an error.
+/// Parses the value of `--relay-gpus`. A wrapper is needed because clap accepts no `&str` as an error.
 fn relays(text: &str) -> Result<Relays, String> {
     text.parse().map_err(str::to_owned)
 }
 
-/// A requested transfer, written `gpu0:gpu1:64M`.
+/// Transfer that the user requests, written `gpu0:gpu1:64M`.
 #[derive(Copy, Clone)]
 pub struct Transfer {
     pub src: DeviceId,
@@ -99,7 +99,7 @@ pub fn device(text: &str) -> Result<DeviceId, String> {
         .ok_or_else(|| format!("{text}: a device is gpu0, gpu1, … or host0, host1, …"))
 }
 
-/// Returns the shape of a transfer between these devices. Host memory is pinned unless `pageable` is set.
+/// Returns the description of a transfer between these devices for the planner. Host memory is pinned unless `pageable` is set.
 pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: bool) -> Shape {
     let kind = |device: DeviceId| match (device.is_host(), pageable) {
         (false, _) => MemoryKind::Device,
@@ -109,7 +109,7 @@ pub fn shape(src_device: DeviceId, dst_device: DeviceId, bytes: u64, pageable: b
     Shape { source: 0, dst_device, src_device, dst_kind: kind(dst_device), src_kind: kind(src_device), bytes }
 }
 
-/// Parses a size, written `64M`.
+/// Parses a size in bytes, written like `64M`.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| format!("{text}: {error}"))
 }

@@ -1,5 +1,5 @@
-//! `mpgpu bench` measures the gain of mpgpu on this node, with one line for each kind of copy, and recommends next steps. Or it measures
-//! named cases, with their spread.
+//! `mpgpu bench` measures the gain of mpgpu on this node, with one line for each kind of copy, and recommends next steps. With `--case` it
+//! measures named cases and shows how much their times vary.
 
 use crate::arguments::{Failure, backend, size as bytes};
 use crate::text::table;
@@ -21,7 +21,8 @@ pub const EXAMPLES: &str = "\
     mpgpu bench --case d2d --sizes 64M,1G --repeat 50 --plans\n  \
     mpgpu bench --backend host --topology beluga      without GPUs: shows that it works, not how fast";
 
-/// Ratio below which a kind of copy counts as a loss. Above the inverse it counts as a gain.
+/// Ratio of mpgpu's rate to the rate of the fastest plain method below which a kind of copy counts as a loss. Above the inverse it counts
+/// as a gain.
 const NO_LOSS: f64 = 0.97;
 
 #[derive(Args)]
@@ -52,7 +53,7 @@ fn positive(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns the report, and true if every kind of copy that is possible here was made and was correct.
+/// Returns the report, and true if every kind of copy that is possible here was made and all its bytes were correct.
 pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
     let options = ContextOptions { backend: arguments.backend, topology: arguments.topology.clone(), ..ContextOptions::default() };
     if arguments.cases.are_named() {
@@ -63,7 +64,7 @@ pub fn run(arguments: &BenchArguments) -> Result<(String, bool), Failure> {
         return peer(&context, *seed, *bytes).map(|()| (String::new(), true));
     }
     let on_gpus = is_on_gpus(&context);
-    // The topology was discovered if none is named, not even by the context.
+    // If neither the user nor the context has named a topology, it was discovered.
     let is_known = !on_gpus || context.config().topology.is_some();
     let rows = look(&context, arguments.bytes, |row| eprintln!("{}: {}", row.what, state(row)))?;
     let is_sound = rows.iter().all(|row| !matches!(row.result, Looked::Failed(_)));
@@ -111,7 +112,7 @@ fn next(rows: &[Row], on_gpus: bool, is_known: bool) -> Vec<String> {
         match &row.result {
             Looked::Failed(why) => next.push(format!("{}: {why}; `mpgpu doctor` shows what is refused, with a remedy", row.what)),
             Looked::Left(why) => next.push(format!("{}: not run, {why}", row.what)),
-            // CPU threads on a busy machine do not show which copies gain.
+            // CPU threads on a busy machine do not show which copies are faster.
             Looked::Measured { plain, mpgpu, paths } if on_gpus && mpgpu / plain < NO_LOSS => next.push(if *paths == 1 {
                 format!("{} loses: the plan is one plain copy, and the call costs more than the driver's; use the driver here", row.what)
             } else {

@@ -15,9 +15,9 @@ pub struct DoctorArguments {
     json: bool,
 }
 
-/// Returns the report, and true if nothing is refused.
+/// Returns the report, and true if no finding has the level "refused".
 pub fn run(arguments: &DoctorArguments) -> Result<(String, bool), Failure> {
-    // The report contains the messages that the log would show.
+    // The report already contains the messages that the log would show.
     if std::env::var_os("MPGPU_LOG").is_none() {
         log::set_max_level(log::LevelFilter::Off);
     }
@@ -35,7 +35,7 @@ fn count(found: &[Finding], level: Level) -> usize {
 }
 
 fn to_text(facts: &Facts, found: &[Finding]) -> String {
-    // Lines of several ranks can be interleaved.
+    // Lines of several ranks can be interleaved, so each line starts with the rank.
     let rank = facts.rank.as_ref().map_or(String::new(), |rank| match rank.local {
         Some(local) => format!("[{}.{local}] ", rank.number),
         None => format!("[{}] ", rank.number),

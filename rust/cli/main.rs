@@ -1,6 +1,6 @@
-//! The `mpgpu` command: shows what mpgpu knows about a machine and what it would do there. Needs no GPU.
+//! The `mpgpu` command. It shows what mpgpu knows about a machine and what the library would do there. It needs no GPU.
 //!
-//! Each subcommand has one file or folder. It holds the arguments, a type that derives [`clap::Args`], and a function `run` that returns
+//! Each subcommand has one file or folder. This holds the arguments, a type that derives [`clap::Args`], and a function `run` that returns
 //! the text for standard output.
 
 mod arguments;
@@ -131,7 +131,7 @@ fn explain(refusal: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(refusal.exit_code()).unwrap_or(2))
 }
 
-/// Ignores a closed pipe (`mpgpu topo | head`), which is not an error.
+/// Treats the error of a closed pipe (`mpgpu topo | head`) as success.
 fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
     written.or_else(|error| if error.kind() == std::io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
@@ -139,7 +139,7 @@ fn unless_closed(written: std::io::Result<()>) -> std::io::Result<()> {
 /// Runs the subcommand. Returns true if it found no problem.
 fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let mut is_sound = true;
-    // An invalid variable is reported by the subcommands that need it; several need none.
+    // Subcommands that need the environment report an invalid variable themselves; several subcommands do not need it.
     if let Ok(config) = mpgpu_contexts::Config::from_environment() {
         mpgpu::log::configure(config.log);
     }

@@ -1,4 +1,4 @@
-//! `mpgpu pages` writes the manual pages and shell completions of this command, for packages. It is hidden from users.
+//! `mpgpu pages` writes the manual pages and shell completions of this command, for those who build packages. The help does not list it.
 
 use crate::arguments::Failure;
 use clap::Args;

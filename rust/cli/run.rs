@@ -19,7 +19,8 @@ use sums::Sums;
 const LIBRARY: &str = "libmpgpu_preload.so";
 const AUDITOR: &str = "libmpgpu_audit.so";
 
-/// Exit codes that a shell, `env` and `nohup` use for a program that does not exist, and for one that cannot be executed.
+/// Exit codes that a shell, `env` and `nohup` use for a program that does not exist (`NOT_FOUND`), and for a program that cannot be
+/// executed.
 const NOT_FOUND: i32 = 127;
 const NOT_EXECUTABLE: i32 = 126;
 
@@ -50,8 +51,8 @@ pub struct RunArguments {
     program: Vec<OsString>,
 }
 
-/// Runs the program as a child on the same terminal, and reports what happened to the copies of all processes under it. Then ends as the
-/// program ended: with its exit code or its signal. Returns only if nothing was started.
+/// Runs the program as a child on the same terminal, and reports what happened to the copies of all processes that descend from it. Then
+/// this process ends in the same way as the program: with its exit code or by its signal. Returns only if the program could not be started.
 pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     let library = match &arguments.library {
         Some(path) => path.canonicalize().map_err(|error| format!("--library {}: {error}", path.display()))?,
@@ -97,22 +98,23 @@ pub fn run(arguments: &RunArguments) -> Result<String, Failure> {
     // A failure to write the report must not change how this process ends.
     let _ = std::io::stderr().write_all(sums.report(arguments.check)?.as_bytes());
     if let Some(signal) = status.signal() {
-        // Only the program itself may leave a core file.
+        // A core file is useful only from the program itself, so this process writes none.
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)?;
         signal_hook::low_level::emulate_default_handler(signal)?;
     }
     std::process::exit(status.code().unwrap_or(1))
 }
 
-/// Returns the signals that this process was started to ignore, for example by `nohup`, with one bit each from signal 1 up. The program
-/// inherits them, unless this process catches them.
+/// Returns the signals that this process was started to ignore, for example by `nohup`, as a bit mask in which signal 1 has the lowest bit.
+/// The program inherits them, unless this process catches them.
 fn ignored_signals() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).ok_or("/proc/self/status has no SigIgn")?;
     Ok(u64::from_str_radix(mask.trim(), 16)?)
 }
 
-/// Waits for the program, and forwards signals sent to this process. Signals from the terminal reach the program directly.
+/// Waits for the program to end, and forwards to it the signals that are sent to this process. Signals from the terminal reach the program
+/// directly.
 fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<ExitStatus, Failure> {
     loop {
         for origin in signals.wait() {
@@ -129,10 +131,10 @@ fn wait(child: &mut Child, signals: &mut SignalsInfo<WithOrigin>) -> Result<Exit
     }
 }
 
-/// Returns options of AddressSanitizer that allow its runtime to be loaded after a preloaded library. The check that they disable protects
-/// its interceptors of the C library, and the interposer defines none of these. Preloading the runtime first is no alternative: programs
-/// without it, started by the program, would be sanitized too, and for programs under a launcher its path is unknown. The user's options
-/// come later and take precedence.
+/// Returns options of AddressSanitizer that allow its runtime to be loaded after a preloaded library. They disable a check that protects
+/// the runtime's interceptors of the C library; the interposer defines none of these functions. Preloading the runtime first is no
+/// alternative: uninstrumented programs that the program starts would then load it too, and for programs under a launcher its path is
+/// unknown. The user's options come later and take precedence.
 fn behind_sanitizers(options: Option<OsString>) -> OsString {
     let mut all = OsString::from("verify_asan_link_order=0");
     if let Some(options) = options.filter(|options| !options.is_empty()) {
@@ -142,7 +144,7 @@ fn behind_sanitizers(options: Option<OsString>) -> OsString {
     all
 }
 
-/// Prepends a library to the libraries that a variable of the loader already names.
+/// Returns the value of a variable of the loader, which lists libraries, with `library` prepended.
 fn before(variable: &str, library: &Path) -> OsString {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
@@ -152,7 +154,7 @@ fn before(variable: &str, library: &Path) -> OsString {
     list
 }
 
-/// Finds the library in the places where it is installed or built.
+/// Returns the path of the library, from the places where it is installed or built.
 fn find() -> Result<PathBuf, Failure> {
     let here = env::current_exe()?.canonicalize()?;
     let folder = here.parent().unwrap_or(Path::new("/"));
@@ -176,7 +178,7 @@ fn find() -> Result<PathBuf, Failure> {
         })
 }
 
-/// Returns the library's path from the loader's cache. This finds it on systems whose libraries are not near their commands.
+/// Returns the library's path from the loader's cache, which also covers systems whose libraries are not near their commands.
 fn known_to_loader() -> Option<PathBuf> {
     // `ldconfig` is in an sbin folder, which is usually not in the PATH of users.
     let path = env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";

@@ -34,7 +34,7 @@ pub fn run(arguments: &SimArguments) -> Result<String, Box<dyn Error>> {
     Ok(if arguments.json { format!("{:#}\n", sweep.to_json()) } else { sweep.to_text() })
 }
 
-/// Returns the transfers of each row.
+/// Returns the transfers of each row of the table.
 fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
     let of = |bytes: Option<u64>| -> Result<Vec<Shape>, String> {
         let shapes = arguments.transfers.iter().map(|pair| {
@@ -54,16 +54,16 @@ fn rows(arguments: &SimArguments) -> Result<Vec<Vec<Shape>>, String> {
     arguments.sizes.iter().flat_map(|sizes| &sizes.0).map(|&bytes| of(Some(bytes))).collect()
 }
 
-/// Settings of one column of the table.
+/// Settings of one column of the result table.
 struct Column {
     engine: Engine,
-    /// Largest number of paths; `None` leaves it to the model.
+    /// Largest number of paths of one transfer; `None` leaves the number to the model.
     max_paths: Option<u32>,
     host_path: bool,
     window: u32,
 }
 
-/// Returns the columns. Within a window, the ratios of all columns refer to the first.
+/// Returns the columns of the table. For each window, the ratios in all columns refer to the first column.
 fn columns(arguments: &SimArguments) -> Vec<Column> {
     let paths: Vec<Option<u32>> =
         if arguments.max_paths.is_empty() { vec![Some(1), None] } else { arguments.max_paths.iter().copied().map(Some).collect() };
@@ -72,7 +72,8 @@ fn columns(arguments: &SimArguments) -> Vec<Column> {
         for &engine in &arguments.engine {
             for &max_paths in &paths {
                 for &host_path in &arguments.host {
-                    // One path between GPUs is the direct one, whether or not the host path is allowed.
+                    // One path between GPUs is always the direct path, so a second column with another setting of the host path would be
+                    // equal.
                     if max_paths == Some(1) && host_path != arguments.host[0] {
                         continue;
                     }
@@ -95,8 +96,8 @@ fn cell(machine: &Machine, arguments: &SimArguments, shapes: &[Shape], column: &
     Ok(steady(machine, &ranks, column.window)?)
 }
 
-/// Returns the largest number of bytes that a source of `of` sends in a step. The kernel of a step ends when the kernels of all its GPUs
-/// have ended.
+/// Returns the largest number of bytes that a source device of the transfers `of` sends in a step. The largest number is used because the
+/// kernel of a step ends when the kernels of all its GPUs have ended.
 fn most_sent(all: &[Shape], of: &[Shape]) -> f64 {
     let sent = |gpu| all.iter().filter(|shape| shape.src_device == gpu).map(|shape| shape.bytes as f64).sum::<f64>();
     of.iter().map(|shape| sent(shape.src_device)).fold(0.0, f64::max)
@@ -122,7 +123,7 @@ impl Column {
 }
 
 impl Sweep<'_> {
-    /// Returns the column to which the ratios of this column refer: the first of its window.
+    /// Returns the index of the column to which the ratios of this column refer, which is the first column of its window.
     fn base(&self, column: usize) -> usize {
         self.columns.iter().position(|other| other.window == self.columns[column].window).unwrap_or(column)
     }
@@ -237,7 +238,7 @@ mod tests {
         let text = sim("--topology beluga gpu0:gpu1 --sizes 1M..8M --max-paths 1,2 --host off,on --window 1,4").expect("it runs");
         let lines: Vec<&str> = text.lines().skip(5).collect();
         assert_eq!(lines.len(), 4, "{text}");
-        // One path has no second column for the host path; the first column of each window has no ratio.
+        // One path has no second column for the host path, and the first column of each window has no ratio.
         assert_eq!(lines[3].matches('(').count(), 4, "{text}");
         assert!(lines[0].trim_start().starts_with("1.0 MiB") && text.contains("2 paths, no host"), "{text}");
     }

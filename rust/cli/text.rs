@@ -4,7 +4,7 @@ use crate::arguments::Failure;
 use serde::Serialize;
 use std::io::{BufWriter, ErrorKind, Write};
 
-/// Prints a value as JSON while it is being serialised, so its length does not matter. A closed pipe is not an error.
+/// Prints a value as JSON while it is being serialised, so that the length of the text does not matter. A closed pipe is not an error.
 pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let mut out = BufWriter::with_capacity(1 << 16, std::io::stdout().lock());
     let written = serde_json::to_writer_pretty(&mut out, value).map_err(std::io::Error::from);
@@ -14,7 +14,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     }
 }
 
-/// Breaks a text into lines of at most `letters` characters: after `; ` if possible, otherwise between words. A longer word is not broken.
+/// Breaks a text into lines of at most `letters` characters: after `; ` if possible, otherwise between words. Words that are longer are not
+/// broken.
 pub fn wrap(text: &str, letters: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for clause in text.split_inclusive("; ") {
@@ -40,12 +41,13 @@ pub fn wrap(text: &str, letters: usize) -> Vec<String> {
     lines
 }
 
-/// Formats an indented table. The first column is aligned left, the others right.
+/// Returns an indented table as text. The first column is aligned left, the other columns right.
 pub fn table(rows: &[Vec<String>]) -> String {
     columns(rows, 1).map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect()
 }
 
-/// Formats rows as lines of aligned columns. The first `left` columns are aligned left, the others right. A row may have fewer cells.
+/// Returns the rows as lines of aligned columns. The first `left` columns are aligned left, the others right. A row may have fewer cells
+/// than others.
 pub fn columns(rows: &[Vec<String>], left: usize) -> impl Iterator<Item = String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0);

@@ -11,7 +11,7 @@ use mpgpu_core::units::time;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Size for which the table shows the rate of all paths together. It is so large that fixed costs do not matter.
+/// Size in bytes for which the table shows the combined rate of all paths. It is so large that fixed costs do not matter.
 const LARGE: u64 = 1 << 30;
 
 #[derive(Args)]
@@ -78,7 +78,7 @@ fn presets_json() -> Value {
     json!({"presets": topology::preset_names().map(preset).collect::<Vec<_>>()})
 }
 
-/// Returns the whole page for a machine.
+/// Returns the text that describes a machine.
 fn describe(source: &Source) -> String {
     let machine = &source.machine;
     let topology = machine.topology();
@@ -98,8 +98,8 @@ fn describe(source: &Source) -> String {
     text + &format!("\n{}\n", source.remark)
 }
 
-/// Returns the devices between which copies are planned and shown. 20 columns fill a wide terminal; of larger machines only the first
-/// devices are shown.
+/// Returns the devices between which copies are planned and shown. There are at most 20, because 20 columns fill a wide terminal; of larger
+/// machines only the first devices are shown.
 fn shown(machine: &Machine) -> Vec<DeviceId> {
     const MOST: usize = 20;
     let devices: Vec<DeviceId> = machine.devices().collect();
@@ -110,7 +110,7 @@ fn shown(machine: &Machine) -> Vec<DeviceId> {
     devices.iter().copied().filter(|device| !device.is_host()).take(MOST - 4).chain(hosts).collect()
 }
 
-/// Formats a table of all ordered pairs of the shown devices.
+/// Returns a table of all ordered pairs of the shown devices. `cell` returns the content of one cell.
 fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>) -> String {
     let (shown, devices) = (shown(machine), machine.devices().count());
     let name = |device: DeviceId| machine.device_name(device).unwrap_or_default().to_owned();
@@ -126,7 +126,7 @@ fn matrix(machine: &Machine, cell: impl Fn(DeviceId, DeviceId) -> Option<String>
     text
 }
 
-/// Formats the planner's rate for one large isolated copy, and the number of relays: `132.1 +3`.
+/// Returns the rate that the planner predicts for one large isolated copy, and the number of relays, for example `132.1 +3`.
 fn all_paths(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<String> {
     let planned = large_copy(machine, from, to)?;
     let relays = planned.transfers[0].paths.iter().filter(|path| path.via.is_some()).count();
@@ -138,7 +138,7 @@ fn large_copy(machine: &Machine, from: DeviceId, to: DeviceId) -> Option<mpgpu_c
     plan(machine, &[shape(from, to, LARGE, false)], &Options::default()).ok()
 }
 
-/// Formats the links. Links of one kind with the same figures share one line.
+/// Returns the links of the topology as text. Links of one kind with the same figures share one line.
 fn links(topology: &Topology) -> String {
     let (cables, shared) = cables(topology);
     let name = |node: usize| topology.nodes[node].name.clone();
@@ -207,7 +207,7 @@ fn links(topology: &Topology) -> String {
 
 fn costs(costs: &Costs) -> String {
     let part = |cost: &Cost| match cost.unit {
-        // Small costs need two decimals: that of a segment is less than a tenth of a microsecond.
+        // Small costs need two decimals, because the cost of a segment is less than a tenth of a microsecond.
         CostUnit::Seconds if (cost.of)(costs) < 1e-6 => format!("{} {:.2} us", cost.name, (cost.of)(costs) * 1e6),
         CostUnit::Seconds => format!("{} {}", cost.name, time((cost.of)(costs))),
         CostUnit::Part => format!("{} {:.0} %", cost.name, 100.0 * (cost.of)(costs)),

@@ -79,7 +79,7 @@ fn case(name: &str) -> Result<Case, String> {
     Case::named(name).ok_or_else(|| format!("there are {}", Case::ALL.map(Case::name).join(", ")))
 }
 
-/// Smallest size in bytes to tune. On any machine, smaller copies end before a path other than the direct one could start.
+/// Smallest size in bytes that can be tuned. On any machine, smaller copies end before a path other than the direct path could start.
 const LEAST_SIZE: u64 = 4096;
 
 fn tuned_size(text: &str) -> Result<u64, String> {
@@ -90,15 +90,15 @@ fn tuned_size(text: &str) -> Result<u64, String> {
 }
 
 const M: u64 = 1 << 20;
-/// Sizes to tune, which cover the message sizes of the papers in factors of four. So any size is at most a factor of two from one at which
-/// a setting was found.
+/// Sizes in bytes that are tuned by default. They cover the message sizes of the papers, and each is four times the preceding size. So any
+/// size in their range differs by at most a factor of two from a size at which a setting was found.
 const SIZES: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M];
-/// Sizes to tune on CPU threads.
+/// Sizes in bytes that are tuned by default if CPU threads make the copies.
 const HOST_SIZES: &[u64] = &[M, 4 * M, 16 * M];
-/// Sizes at which several paths are chosen or almost chosen.
+/// Sizes in bytes for `--judge`, at which several paths are chosen or almost chosen.
 const JUDGED_SIZES: &[u64] = &[16 * M, 64 * M, 256 * M];
 
-/// Searches, and returns the report.
+/// Searches for better plans and returns the report.
 pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     if let Some(TuneCommand::Partitions(arguments)) = &arguments.command {
         return partitions::run(arguments);
@@ -131,7 +131,7 @@ pub fn run(arguments: &TuneArguments) -> Result<String, Failure> {
     Ok(finish(arguments, &[report]))
 }
 
-/// Tunes every case and size on one machine.
+/// Searches for better plans for every case and size on one machine.
 fn tune<S: Score<Error: Display>>(
     arguments: &TuneArguments,
     machine: &Machine,
@@ -175,7 +175,7 @@ fn tune<S: Score<Error: Display>>(
             }
         }
     }
-    // Sort the points from small to large within a case and class, which is easier to read.
+    // Points are sorted by size within a case and class, which is easier to read.
     points.sort_by_key(|point| (point.case as u8, point.batch[0].src_device, point.batch[0].dst_device, point.size));
     // Finding thresholds takes further executions, which `--judge` does not need.
     let tuning = match arguments.judge {

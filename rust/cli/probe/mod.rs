@@ -53,7 +53,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
 
     let context = open(None)?;
     let mut options = if arguments.quick { ProbeOptions::quick() } else { ProbeOptions::default() };
-    // Contexts look for a tuning only in the folder of a probe in the default place.
+    // Contexts look for a tuning only in the folder of a probe that is stored in the default place.
     let is_kept = context.keeps_probes() && !arguments.stdout && arguments.output.is_none();
     if !is_kept {
         options.tuned_bytes.clear();
@@ -72,7 +72,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     let is_written = is_kept || arguments.output.is_some();
     let path = if is_written {
         let stored = context.store_probe(&report, arguments.output.as_deref());
-        // The result is shown even if it cannot be stored.
+        // The result is shown even if the probe cannot be stored.
         Some(stored.inspect_err(|_| print!("{}", report::tables(&report)))?)
     } else {
         None
@@ -107,7 +107,7 @@ pub fn run(arguments: &ProbeArguments) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Returns the object as text with `readings` as its last member, one reading per line, because there are thousands.
+/// Returns the object as text. Its last member `readings` has one measurement on each line, because there are thousands.
 fn with_readings(object: &Value, readings: &[Value]) -> String {
     let text = format!("{object:#}");
     let lines: Vec<String> = readings.iter().map(|reading| format!("    {reading}")).collect();
@@ -115,7 +115,7 @@ fn with_readings(object: &Value, readings: &[Value]) -> String {
     format!("{open},\n  \"readings\": [\n{}\n  ]\n}}\n", lines.join(",\n"))
 }
 
-/// Progress bar on standard error, shown if that is a terminal.
+/// Progress bar on standard error. It is shown only if standard error is a terminal.
 struct Bar(ProgressBar);
 
 impl Bar {

@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Ratio of the time together to the time alone from which a pair of copies is shown.
+/// Smallest slowdown with which a pair of copies is shown: the time of both copies at the same time divided by the time of an isolated
+/// copy.
 const SHOWN: f64 = 1.1;
-/// Largest number of lines of a list; the rest is only counted.
+/// Largest number of lines of a list. Of a longer list, only the number of the remaining lines is shown.
 const LONGEST: usize = 40;
 
 pub fn tables(report: &ProbeReport) -> String {
@@ -71,7 +72,7 @@ fn more(text: &mut String, all: usize) {
 
 fn matrix(title: &str, hops: &[HopFound], cell: impl Fn(&HopFound) -> String) -> String {
     let devices: BTreeSet<DeviceId> = hops.iter().flat_map(|hop| [hop.from, hop.to]).collect();
-    // Hosts have negative numbers; they are listed last, host 0 first.
+    // Hosts have negative numbers. They are listed after the GPUs, starting with host 0.
     let (hosts, gpus): (Vec<DeviceId>, Vec<DeviceId>) = devices.into_iter().partition(|device| device.is_host());
     let devices: Vec<DeviceId> = gpus.into_iter().chain(hosts.into_iter().rev()).collect();
     let mut text = format!("{title}\n        ");
@@ -91,7 +92,7 @@ fn arrow((from, to): (DeviceId, DeviceId)) -> String {
     format!("{from}>{to}")
 }
 
-/// Returns as many of the hops as fit into a line.
+/// Returns a list of as many of the hops as fit into one line.
 fn ends(hops: &[(DeviceId, DeviceId)]) -> String {
     const MOST: usize = 8;
     let mut text = hops.iter().take(MOST).map(|hop| arrow(*hop)).collect::<Vec<_>>().join(" ");
@@ -132,12 +133,13 @@ pub fn to_json(report: &ProbeReport, path: Option<&Path>, seconds: f64) -> Value
     })
 }
 
-/// Returns every cost by name, in seconds or as a ratio.
+/// Returns every cost with its name, in seconds or as a ratio, as JSON.
 pub fn costs(costs: &Costs) -> Value {
     Costs::TABLE.iter().map(|cost| (cost.name.to_owned(), json!((cost.of)(costs)))).collect::<serde_json::Map<String, Value>>().into()
 }
 
-/// Returns every measurement: the copies, and for each run the seconds until the submission returned and until the bytes had arrived.
+/// Returns every measurement as JSON: the copies, and for each run the time in seconds until the submission returned and until all data had
+/// arrived.
 pub fn readings(report: &ProbeReport) -> Vec<Value> {
     let hop = |hop: &Hop| json!([arrow((hop.from, hop.to)), hop.bytes]);
     let pipeline = |pipeline: &Pipeline| {

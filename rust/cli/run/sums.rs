@@ -1,4 +1,4 @@
-//! Counters in the memory that `mpgpu run` shares with the processes under it. `cpp/preload/report.cpp` writes them.
+//! Counters in the memory that `mpgpu run` shares with the processes that it starts. `cpp/preload/report.cpp` writes them.
 
 use rustix::fs::{self, MemfdFlags, SealFlags};
 use std::fmt::Write;
@@ -9,17 +9,17 @@ use std::os::unix::fs::FileExt;
 
 const MARK: &[u8; 8] = b"mpgpusum";
 const BYTES: usize = 4096;
-/// Number of words before the words of the outcomes. The words are: the mark, number of outcomes that count as accelerated, number of
-/// outcomes, processes, nanoseconds saved, copies compared, wrong copies.
+/// Number of 8-byte words before the counters of the outcomes. These words hold a mark, the number of outcomes that count as accelerated,
+/// the number of outcomes, the number of processes, the nanoseconds saved, the number of copies compared, and the number of wrong copies.
 const HEAD: usize = 7;
-/// Bytes of an outcome's name.
+/// Number of bytes in which the name of an outcome is stored.
 const NAME: usize = 96;
 
-/// Counters of all processes. Processes that are killed leave their counts too.
+/// Counters of all processes. They include the counts of processes that were killed.
 pub struct Sums(File);
 
 impl Sums {
-    /// Creates the counters with value 0. Their memory is sealed, so no process can shrink it while others write.
+    /// Creates the counters with value 0. Their memory is sealed, so that no process can shrink it while others write.
     pub fn new() -> io::Result<Sums> {
         let file = File::from(fs::memfd_create("mpgpu-sums", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         file.set_len(BYTES as u64)?;
@@ -28,12 +28,12 @@ impl Sums {
         Ok(Sums(file))
     }
 
-    /// Returns a path under which processes of this user find the memory while this process lives.
+    /// Returns a path under which processes of this user can open the memory as long as this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns one line for each outcome that occurred, or a line that no process has copied.
+    /// Returns one line for each outcome that occurred, or one line that states that no process has copied.
     pub fn report(&self, compared: bool) -> io::Result<String> {
         let mut bytes = [0; BYTES];
         self.0.read_exact_at(&mut bytes, 0)?;

@@ -12,10 +12,11 @@ use mpgpu_core::topology::{DeviceId, Machine, ResourceId};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// Largest number of players. The limit exists because the simulator runs every joint choice of the players that occurs.
+/// Largest number of players (plans that choose among variants). The limit exists because the simulator runs every combination of their
+/// choices that occurs.
 const MOST_PLAYERS: usize = 16;
 
-/// Number of executions over which the worst loss is determined.
+/// Number of consecutive executions over which the worst loss is determined.
 const STRETCH: u64 = 500;
 
 pub fn run(arguments: &SimArguments, model: &Machine, shapes: &[Shape]) -> Result<String, Failure> {
@@ -94,7 +95,7 @@ struct Played<'a> {
 }
 
 impl Played<'_> {
-    /// Returns the name of a player's variant.
+    /// Returns the name of a variant of a player (plan that chooses variants).
     fn variant(&self, player: usize, variant: usize) -> &'static str {
         variant_name(variant, self.players[player].variants.len())
     }

@@ -1,4 +1,4 @@
-//! Arguments of `mpgpu sim`.
+//! Command-line arguments of `mpgpu sim`.
 
 use crate::arguments::{StagedPaths, device, engine, named, size};
 use clap::Args;
@@ -78,12 +78,12 @@ pub struct AdaptArguments {
     pub svg: Option<std::path::PathBuf>,
 }
 
-/// Model of a kernel's time, by the bytes that it moves.
+/// Model of a kernel's time, which is proportional to the bytes that the kernel moves.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Kernel {
-    /// Ratio of the kernel's bytes to the bytes that its GPU sends.
+    /// Bytes that the kernel moves, divided by the bytes that its GPU sends.
     pub times: f64,
-    /// Memory rate of the kernel in bytes/s.
+    /// Rate in bytes/s at which the kernel accesses memory.
     pub rate: f64,
 }
 
@@ -98,7 +98,7 @@ impl FromStr for Kernel {
     }
 }
 
-/// Factor for a capacity, written `host=0.3`.
+/// Factor by which a capacity is multiplied, written `host=0.3`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factor {
     pub name: String,
@@ -118,7 +118,7 @@ impl FromStr for Factor {
     }
 }
 
-/// A [`Factor`] that applies during a range of executions.
+/// Factor by which a capacity is multiplied during a range of executions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Visit {
     pub leaves: Factor,
@@ -157,7 +157,7 @@ impl SimArguments {
         All times are modelled; docs/reference/simulator.md describes the model and its errors.";
 }
 
-/// The two ends of a transfer, and its bytes if no sweep gives them.
+/// Source and destination of a transfer, and its size unless `--sizes` gives the size.
 #[derive(Copy, Clone)]
 pub struct Pair {
     pub src: DeviceId,
@@ -179,7 +179,7 @@ impl FromStr for Pair {
     }
 }
 
-/// One size, or the powers of two between two sizes.
+/// List of sizes in bytes: one size, or the powers of two between two sizes.
 #[derive(Clone)]
 pub struct Sizes(pub Vec<u64>);
 

@@ -45,7 +45,7 @@ pub fn run(arguments: &PartitionsArguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Sorted trials of one batch.
+/// Trials of one batch, sorted.
 struct Tried(PartitionTuning);
 
 impl Tried {
@@ -58,12 +58,12 @@ impl Tried {
         format!("{} in a step (batch {})", size(self.0.bytes), self.0.shape)
     }
 
-    /// Returns the size of one partition, over all transfers together.
+    /// Returns the size of one partition as text, summed over all transfers.
     fn each(&self, count: u32) -> String {
         size(self.0.bytes.div_ceil(u64::from(count)))
     }
 
-    /// Returns the speed-up over a single partition that copy engines move.
+    /// Returns the speed-up compared with a single partition that copy engines move, or `None` if that was not measured.
     fn gain(&self, of: &PartitionTrial) -> Option<f64> {
         let is_bulk = |trial: &&PartitionTrial| (trial.mover, trial.count, trial.blocks) == (PartitionMover::CopyEngine, 1, of.blocks);
         self.0.trials.iter().find(is_bulk).map(|bulk| bulk.ns as f64 / of.ns.max(1) as f64)
