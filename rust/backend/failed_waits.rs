@@ -1,15 +1,17 @@
-//! Failed waits: streams that waited for a counter and continued without the bytes, because the process that was to set it has exited or
-//! left.
+//! Records failed waits: a stream waited for a counter and continued without the awaited data, because the process that should have set the
+//! counter has exited or left.
 //!
-//! Work behind such a wait, and work of streams that were ordered after its stream, has used stale data. Therefore a thread that waits for
-//! a stream receives an error for each [`Line`] on which the stream, or a stream that it was ordered after by events of this backend, has
-//! failed to wait: [`BackendError::PeerGone`], once for each stream and line. Other streams are not affected. The backend does not know the
-//! order that callers establish by the driver's own events, and it does not know the streams in which graphs and the caller's kernels wait.
-//! Failures of the latter are reported on every stream.
+//! A [`Line`] is a group of counters of one allocation that one party sets. Work behind a failed wait has used stale data, and so has work
+//! of other streams that is ordered after the waiting stream. A thread that waits for a stream therefore receives
+//! [`BackendError::PeerGone`], once for each stream and counter group, if the stream has failed to wait for a counter of this group. The
+//! thread also receives it if the stream is ordered, by events of this backend, after another stream that has failed to wait. Other streams
+//! are not affected. The backend does not know the order that callers establish by the driver's own events. It also does not know the
+//! streams in which graphs and the caller's kernels wait, so their failures are reported on every stream.
 //!
-//! An execution or an event reports the lines that its stream was ordered after, and had not reported, when the work was enqueued.
+//! An execution or an event reports the failures of the counter groups that its stream was ordered after when the work was enqueued, except
+//! those that the stream had already reported by then.
 //!
-//! While no stream waits for a peer, all of this costs one load.
+//! While no stream waits for a peer, the cost is a single load.
 
 use super::signallers::{Line, LostPeer};
 use super::{BackendError, Signal};
@@ -19,14 +21,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Wait that can no longer complete.
+/// Wait of a stream for a counter that will not be set any more.
 #[derive(Copy, Clone, Debug)]
 pub struct FailedWait {
-    /// Signal that was waited for.
+    /// Counter and value for which the stream waited.
     pub wanted: Signal,
-    /// Current value of the counter.
+    /// Value of the counter when the wait failed.
     pub now: u64,
-    /// Peer that could have set the counter.
+    /// Peer that could have set the counter, and that has exited or left.
     pub peer: LostPeer,
 }
 
@@ -41,16 +43,18 @@ impl fmt::Display for FailedWait {
 }
 
 impl FailedWait {
-    /// Converts the failed wait to an error for the waiting thread.
+    /// Converts the failed wait to the error that the waiting thread receives.
     pub fn error(self) -> BackendError {
         BackendError::PeerGone(self.to_string())
     }
 }
 
-/// Record of the waits of a backend's streams: their lines, which waits have failed, and which failures were reported.
+/// Record of the waits of a backend's streams: the counter groups for which streams wait, the waits that have failed, and the failures that
+/// were reported.
 #[derive(Debug, Default)]
 pub struct FailedWaits {
-    /// Number of streams that are ordered after waits, plus failures reported on all streams. While it is 0, no thread takes the lock.
+    /// Number of streams that are ordered after waits, plus the number of failures that are reported on all streams. While it is 0, no
+    /// thread takes the lock.
     count: AtomicUsize,
     state: Mutex<WaitsState>,
 }
@@ -59,32 +63,32 @@ type Lines = SmallVec<[Line; 2]>;
 
 #[derive(Debug, Default)]
 struct WaitsState {
-    /// Lines that each stream is ordered after, by its own waits or through streams that it was ordered after, with the time of the last
-    /// record.
+    /// Counter groups that each stream is ordered after, by its own waits or through other streams. The key is the number of the stream.
+    /// Each group is stored with the value of `now` at its last record.
     behind: HashMap<u64, SmallVec<[(Line, u64); 2]>>,
-    /// Number of records so far.
+    /// Number of records so far. It serves as a clock.
     now: u64,
-    /// Lines on which graphs or the caller's kernels wait.
+    /// Counter groups for which graphs or the caller's kernels wait.
     unseen: HashSet<Line>,
-    /// First failed wait on each line.
+    /// First failed wait for a counter of each group.
     lost: HashMap<Line, FailedWait>,
-    /// Lines of `unseen` on which a wait has failed.
+    /// Counter groups in `unseen` for which a wait has failed.
     for_all: Lines,
-    /// Failures that were reported, by stream and line.
+    /// Failures that were reported, each as a stream and a counter group.
     told: HashSet<(u64, Line)>,
 }
 
-/// Lines that a piece of work is ordered after: those of its stream when it was enqueued.
+/// Counter groups that enqueued work is ordered after, that is, those of its stream at the time of enqueueing.
 #[derive(Clone, Debug, Default)]
 pub struct Behind {
     lines: Lines,
-    /// Failures for all streams that its stream had already reported.
+    /// Counter groups whose failures concern all streams and that the stream of the work had already reported.
     told: Lines,
-    /// Stream of the work. Not queried if no stream waits, because the query costs time.
+    /// Stream of the work. It is not queried, and is `None`, if no stream waits, because the query costs time.
     stream: Option<u64>,
 }
 
-/// Start of a wait for a stream, as a number of records.
+/// Start of a thread's wait for a stream, expressed as the number of records at that time.
 #[derive(Copy, Clone, Debug)]
 pub struct Began(u64);
 
@@ -103,7 +107,7 @@ impl WaitsState {
         }
     }
 
-    /// Returns an error that names each failure among `lines` once, and marks these failures as reported on the stream.
+    /// Returns an error that names each failure of the counter groups `lines` once, and marks these failures as reported on the stream.
     fn tell(&mut self, stream: Option<u64>, lines: impl Iterator<Item = Line>) -> Result<(), BackendError> {
         let lost: Lines = lines.filter(|line| self.lost.contains_key(line)).collect();
         if lost.is_empty() {
@@ -123,7 +127,7 @@ impl WaitsState {
 }
 
 impl FailedWaits {
-    /// Calls `work` with the state, and updates the count.
+    /// Calls `work` with the locked state, updates the count and returns the result of `work`.
     fn with<T>(&self, work: impl FnOnce(&mut WaitsState) -> T) -> T {
         let mut state: MutexGuard<'_, WaitsState> = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let done = work(&mut state);
@@ -135,20 +139,20 @@ impl FailedWaits {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Records that a stream is about to wait on these lines. `stream` is a number that no other stream has.
+    /// Records that a stream is about to wait for counters of the groups `lines`. `stream` is the unique number of the stream.
     pub fn wait(&self, stream: u64, lines: impl Iterator<Item = Line>) {
-        // The lines are collected before locking: finding them accesses memory tables, and a thread that records a failure there holds
-        // their lock.
+        // The groups are collected before locking. Finding them accesses memory tables, and a thread that records a failure in these tables
+        // holds their lock.
         let lines: Lines = lines.collect();
         self.with(|state| state.note(stream, lines.into_iter()));
     }
 
-    /// Records that graphs or kernels of the caller wait on this line, in unknown streams.
+    /// Records that graphs or kernels of the caller wait for counters of a group, in unknown streams.
     pub fn wait_unseen(&self, line: Line) {
         self.with(|state| state.unseen.insert(line));
     }
 
-    /// Records that a stream is ordered after other work from now on.
+    /// Records that later work of a stream is ordered after the work `other`.
     pub fn join(&self, stream: impl FnOnce() -> u64, other: &Behind) {
         if !other.lines.is_empty() {
             let stream = stream();
@@ -156,8 +160,8 @@ impl FailedWaits {
         }
     }
 
-    /// Records a failed wait on a line, before its stream continues. Only the first is logged as an error, because a loop may have enqueued
-    /// thousands.
+    /// Records a failed wait for a counter of a group, before its stream continues. Only the first failed wait of each group is logged as
+    /// an error, because a loop may have enqueued thousands.
     pub fn note(&self, line: Line, wait: FailedWait) {
         self.with(|state| {
             if state.lost.contains_key(&line) {
@@ -172,7 +176,7 @@ impl FailedWaits {
         });
     }
 
-    /// Returns the lines that work enqueued now in a stream is ordered after.
+    /// Returns the counter groups that work enqueued in a stream at this moment is ordered after.
     pub fn behind(&self, stream: impl FnOnce() -> u64) -> Behind {
         if self.is_idle() {
             return Behind::default();
@@ -185,12 +189,14 @@ impl FailedWaits {
         })
     }
 
-    /// Begins a wait for a stream. When the wait ends, each line recorded so far has been satisfied or has failed.
+    /// Marks the start of a thread's wait for a stream. When this wait ends, each wait of the stream recorded before has either been
+    /// satisfied or failed.
     pub fn begin(&self) -> Began {
         Began(if self.is_idle() { 0 } else { self.with(|state| state.now) })
     }
 
-    /// Returns an error for failures that a stream is ordered after and has not reported, after a wait for the stream.
+    /// Returns an error for the failures that a stream is ordered after and has not yet reported. Called after a wait for the stream that
+    /// started at `began`.
     pub fn report(&self, stream: impl FnOnce() -> u64, began: Began) -> Result<(), BackendError> {
         if self.is_idle() {
             return Ok(());
@@ -211,7 +217,7 @@ impl FailedWaits {
         })
     }
 
-    /// Returns an error for failures that work is ordered after, after a wait for that work.
+    /// Returns an error for the failures that `work` is ordered after. Called after a wait for this work.
     pub fn report_behind(&self, work: &Behind) -> Result<(), BackendError> {
         if self.is_idle() && work.lines.is_empty() {
             return Ok(());
@@ -223,7 +229,7 @@ impl FailedWaits {
         })
     }
 
-    /// Removes a stream that no longer exists. Its number may be reused.
+    /// Removes a stream that was destroyed. Its number may be reused for another stream.
     pub fn forget(&self, stream: impl FnOnce() -> u64) {
         if self.is_idle() && self.with(|state| state.told.is_empty()) {
             return;
@@ -235,7 +241,7 @@ impl FailedWaits {
         });
     }
 
-    /// Removes an allocation that no longer exists. Failures in it are still reported.
+    /// Removes an allocation that was freed. Earlier failures in it are still reported.
     pub fn forget_allocation(&self, allocation: u64) {
         self.with(|state| {
             state.unseen.retain(|line| line.allocation != allocation);

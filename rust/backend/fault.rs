@@ -1,5 +1,5 @@
-//! Named points at which a test can make the library panic. Tests show that a panic inside becomes a status outside, that locks survive it,
-//! and that the context stays usable. Without the feature `fault-injection` a point compiles to nothing.
+//! Defines named points at which a test can make the library panic. Tests verify that a panic inside the library is returned as a status,
+//! that locks remain usable, and that the context stays usable. Without the feature `fault-injection`, a point compiles to nothing.
 
 #[cfg(feature = "fault-injection")]
 mod armed {
@@ -10,17 +10,17 @@ mod armed {
         static ARMED: RefCell<Option<&'static str>> = const { RefCell::new(None) };
     }
 
-    /// Makes this thread panic once, the next time that it reaches the point `name`.
+    /// Makes the calling thread panic once, when it next reaches the point `name`.
     pub fn arm(name: &'static str) {
         ARMED.with_borrow_mut(|armed| *armed = Some(name));
     }
 
-    /// Returns true if a fault of this thread has not yet occurred.
+    /// Returns true if a fault is armed for the calling thread and has not yet occurred.
     pub fn is_armed() -> bool {
         ARMED.with_borrow(Option::is_some)
     }
 
-    /// Marks a point at which a fault can occur.
+    /// Marks the point `name`, at which a test can make the thread panic.
     pub fn point(name: &str) {
         let strikes = ARMED.with_borrow_mut(|armed| armed.take_if(|a| *a == name).is_some());
         if strikes {
@@ -32,7 +32,7 @@ mod armed {
 #[cfg(feature = "fault-injection")]
 pub use armed::{arm, is_armed, point};
 
-/// Marks a point at which a fault can occur.
+/// Marks a point at which a test could make the thread panic. Without the feature `fault-injection` it does nothing.
 #[cfg(not(feature = "fault-injection"))]
 #[inline(always)]
 pub fn point(_name: &str) {}

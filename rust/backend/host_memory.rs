@@ -1,19 +1,21 @@
-//! Host memory that several GPUs read and write concurrently: huge pages, spread over the sockets or placed on one of them.
+//! Allocates and pins host memory that several GPUs read and write concurrently. Its pages are huge, and are spread over the sockets or
+//! placed on one socket.
 //!
-//! The pages of `cuMemHostAlloc` are on the socket of the calling thread, and every GPU then uses that socket's memory: eight H200 together
-//! read 157 and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 and wrote 180 GB/s (one host, one
-//! run, 2026-11-20). First touch places a page on the node of the touching thread. Therefore the threads here are spread over the CPUs that
-//! the calling thread may use, and take turns piece by piece: every part of the buffer that is larger than a few pieces is on all sockets.
+//! `cuMemHostAlloc` places pages on the socket of the calling thread, and all GPUs then use only that socket's memory: eight H200 together
+//! read 157 GB/s and wrote 96 GB/s. In a buffer of huge pages first touched by eight threads they read 285 GB/s and wrote 180 GB/s (one
+//! host, one run, 2026-11-20). The first access places a page on the NUMA node of the accessing thread. The threads of this module are
+//! therefore spread over the CPUs that the calling thread may use, and access pieces of the buffer alternately. Every section of the buffer
+//! that is larger than a few pieces is then spread over all sockets.
 //!
-//! In a virtual machine that hides its NUMA nodes the threads are spread over all CPUs, because nothing else is visible. On one with four
-//! H200 and 64 CPUs (2026-11-21) this made no difference. Buffers of 512 MiB touched by sixteen threads, by one thread on each of eight
-//! CPUs, or allocated by `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156. Loads from each page took
-//! GPUs and CPUs equally long, so all of that machine's memory is on one node.
+//! In a virtual machine that hides its NUMA nodes, the threads are spread over all CPUs, because no other information is available. On a
+//! virtual machine with four H200 and 64 CPUs (2026-11-21) this made no difference. Buffers of 512 MiB touched by sixteen threads, by one
+//! thread on each of eight CPUs, or allocated by `cuMemHostAlloc` were read by all GPUs at 171 to 207 GB/s and written at 142 to 156 GB/s.
+//! Loads from each page took GPUs and CPUs equally long, so all of that machine's memory is on one node.
 //!
-//! Threads also make memory of the program resident that is to be pinned ([`PageRange::bring_in`]), and keep its contents. Threads that
-//! copy it are moved to its NUMA node ([`NearMemory`]).
+//! Threads of this module also make memory of the program resident before it is pinned, without changing its contents
+//! ([`PageRange::bring_in`]). Threads that copy memory are moved to its NUMA node ([`NearMemory`]).
 //!
-//! This module uses only the operating system, not the driver.
+//! This module uses only the operating system. It does not call the GPU driver.
 
 use crate::BackendError;
 use crate::threads::without_signals;
@@ -24,26 +26,27 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Maximum number of threads that touch pages. More threads than saturate the memory channels of two sockets add nothing.
+/// Maximum number of threads that touch pages. Additional threads do not help once the memory channels of two sockets are saturated.
 const MOST_THREADS: usize = 16;
-/// Size of a thread's turn when touching pages, bytes. Used if huge pages are unknown or too large for the buffer.
+/// Size in bytes of the piece that a thread touches before it continues with another piece. Used if the size of huge pages is unknown or
+/// too large for the buffer.
 const PIECE: usize = 2 << 20;
-/// Size of a thread's turn when making pages resident, bytes.
+/// Size in bytes of the piece that a thread makes resident before it continues with another piece.
 const TURN: usize = 64 << 20;
 
-/// Support of the system for huge pages and for placing pages on NUMA nodes.
+/// Properties of the system that matter for placing host memory: huge pages and NUMA nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostFacts {
-    /// Setting for huge pages, `always`, `madvise` or `never`, if the system reports it.
+    /// Setting for transparent huge pages: `always`, `madvise` or `never`. `None` if the system does not report it.
     pub huge: Option<String>,
-    /// Number of NUMA nodes that have CPUs, and number of those whose CPUs this process may use.
+    /// Number of NUMA nodes that have CPUs, followed by the number of these nodes whose CPUs this process may use.
     pub nodes: (usize, usize),
-    /// Result of placing a page on a node, as a trial.
+    /// Result of a trial that places a page on a NUMA node: success, or the reason for the failure.
     pub placing: Result<(), String>,
 }
 
 impl HostFacts {
-    /// Returns the current state.
+    /// Returns the current properties of the system.
     pub fn gather() -> HostFacts {
         let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
         let nodes = nodes(Path::new("/sys/devices/system/node"));
@@ -64,35 +67,35 @@ impl Default for HostFacts {
     }
 }
 
-/// Pages of host memory, all resident and initially zero. Dropping them returns them to the system.
+/// Allocation of host memory whose pages are all resident and initially zero. Dropping it returns the pages to the system.
 #[derive(Debug)]
 pub struct HostPages(PageRange);
 
-/// Range of whole mapped pages, not owned.
+/// Range of whole mapped pages. The object does not own them.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct PageRange {
-    /// Address of the first byte.
+    /// Address of the first byte of the range.
     pub base: usize,
-    /// Size in bytes.
+    /// Size of the range in bytes.
     pub bytes: usize,
 }
 
 impl HostPages {
-    /// Allocates at least `bytes` bytes, placed as [`PageRange::settle`] does. Blocks until all pages are resident.
+    /// Allocates at least `bytes` bytes, placed in the same way as by [`PageRange::settle`]. Blocks until all pages are resident.
     pub fn new(bytes: usize, domain: Option<usize>) -> io::Result<HostPages> {
         let page = page_bytes();
         let length = bytes.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::OutOfMemory)?;
         let huge = huge_page_bytes().unwrap_or(PIECE);
-        // A buffer smaller than a huge page has none.
+        // A buffer that is smaller than a huge page uses normal pages.
         let pages = HostPages::map(length, if length >= huge { huge } else { page }, page)?;
-        // When the parent writes to a page that it shares with a child of `fork`, the page is replaced, and the GPUs would continue to use
-        // the old one.
+        // When the parent writes to a page that it shares with a child of `fork`, the system replaces the page in the parent. The GPUs
+        // would continue to use the old page.
         pages.0.advise(libc::MADV_DONTFORK, "MADV_DONTFORK");
         pages.0.settle(domain)?;
         Ok(pages)
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the first byte of the allocation.
     pub fn base(&self) -> usize {
         self.0.base
     }
@@ -102,7 +105,7 @@ impl HostPages {
         self.0.bytes
     }
 
-    /// Maps address space that starts at a multiple of `align`, which is a multiple of `page`. No page is resident yet.
+    /// Reserves address space that starts at a multiple of `align`, which is a multiple of `page`. No page is resident yet.
     fn map(length: usize, align: usize, page: usize) -> io::Result<HostPages> {
         let whole = length.checked_add(align - page).ok_or(io::ErrorKind::OutOfMemory)?;
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -126,11 +129,12 @@ impl HostPages {
 }
 
 impl PageRange {
-    /// Makes all pages resident, in huge pages if the system supports them. `domain` is an index of the NUMA nodes that have CPUs: the
-    /// pages are placed on that node as long as it has room. `None` spreads them. No other code may use the pages yet.
+    /// Makes all pages resident, in huge pages if the system supports them. `domain` is an index into the list of NUMA nodes that have
+    /// CPUs: the pages are placed on that node while it has free memory. If it is `None`, the pages are spread over all nodes. No other
+    /// code may use the pages yet.
     ///
-    /// A request for more memory than the system has available fails, because pages are allocated one by one and the system kills the
-    /// process that exhausts them.
+    /// The function fails if the system has less available memory than requested. The check is necessary because pages are allocated one by
+    /// one, and the system kills a process that exhausts the memory.
     pub fn settle(self, domain: Option<usize>) -> io::Result<()> {
         let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| entry_bytes(&text, "MemAvailable:"));
         if available.is_some_and(|available| self.bytes as u64 > available) {
@@ -145,7 +149,7 @@ impl PageRange {
                     if let Err(error) = self.prefer(*number) {
                         log::debug!("mbind to NUMA node {number}: {error}");
                     }
-                    // Threads on other nodes would place the pages there too, but more slowly.
+                    // Threads on other nodes could also place the pages there, but more slowly.
                     if groups.iter().any(|(group, _)| group == number) {
                         groups.retain(|(group, _)| group == number);
                     }
@@ -160,7 +164,7 @@ impl PageRange {
         Ok(())
     }
 
-    /// Returns the pages that contain a range of bytes. `None` if the range exceeds the address space.
+    /// Returns the range of whole pages that contains the given bytes, or `None` if it exceeds the address space.
     pub fn around(address: usize, bytes: usize) -> Option<PageRange> {
         let page = page_bytes();
         let base = address - address % page;
@@ -168,7 +172,7 @@ impl PageRange {
         Some(PageRange { base, bytes: end - base })
     }
 
-    /// Splits the range at addresses that are multiples of `piece`, which is a multiple of the page size.
+    /// Splits the range at all addresses that are multiples of `piece`, which is a multiple of the page size. Returns the pieces.
     pub fn pieces(self, piece: usize) -> impl Iterator<Item = PageRange> + Clone {
         let end = self.base + self.bytes;
         let mut base = self.base;
@@ -180,12 +184,12 @@ impl PageRange {
         })
     }
 
-    /// Makes all pages resident and keeps their contents, in huge pages if requested and supported. Threads do the work. They pass each
-    /// piece ([`pieces`](PageRange::pieces)) to `done` as soon as it is resident, with true if it is writable. Blocks. The first error ends
-    /// the call after pieces in progress are done.
+    /// Makes all pages resident and keeps their contents, in huge pages if requested and supported. Several threads do the work. They pass
+    /// each piece ([`pieces`](PageRange::pieces)) to `done` as soon as it is resident, with true if it is writable. Blocks until all pieces
+    /// are done. After the first error, no further piece is started, and the error is returned.
     ///
-    /// On a machine with two H200 sixteen threads take 85 ms per GiB, and 48 ms in huge pages. The driver's own thread takes 310 and 135
-    /// ms.
+    /// On a machine with two H200, sixteen threads take 85 ms per GiB, or 48 ms with huge pages. The driver's own thread takes 310 ms, or
+    /// 135 ms with huge pages.
     pub fn bring_in(
         self,
         piece: usize,
@@ -231,8 +235,8 @@ impl PageRange {
         }
     }
 
-    /// Makes all pages resident and keeps their contents. Returns true if they are writable. Before Linux 5.14 pages become resident only
-    /// when they are used.
+    /// Makes all pages of this range resident and keeps their contents. Returns true if they are writable. Before Linux 5.14, pages become
+    /// resident only when they are used.
     fn come(self) -> Result<bool, BackendError> {
         let written = self.populate(libc::MADV_POPULATE_WRITE);
         let code = if written == libc::EINVAL { self.populate(libc::MADV_POPULATE_READ) } else { written };
@@ -243,7 +247,8 @@ impl PageRange {
         }
     }
 
-    /// Returns 0 or the system's error code: EINVAL if the memory does not support the advice, or if the system is too old.
+    /// Makes all pages resident by `madvise`. Returns 0 or the system's error code: EINVAL if the memory or the version of the system does
+    /// not support the advice.
     fn populate(self, advice: libc::c_int) -> i32 {
         loop {
             // SAFETY: the system checks the range, and changes nothing in it.
@@ -257,7 +262,7 @@ impl PageRange {
         }
     }
 
-    /// Returns true if every page is mapped. Reads no byte of the range, so that tools which look for uninitialised memory stay silent.
+    /// Returns true if every page is mapped. Reads no byte of the range, so that tools which detect uninitialised memory report nothing.
     pub fn is_mapped(self) -> bool {
         const PAGES: usize = 4096; // one stack buffer for each call
         let (page, mut is_resident) = (page_bytes(), [0_u8; PAGES]);
@@ -269,7 +274,7 @@ impl PageRange {
         (0..self.bytes).step_by(PAGES * page).all(mapped)
     }
 
-    /// Returns the first unmapped page of a range that is not completely mapped.
+    /// Returns the address of the first unmapped page. Called only if some pages of the range are not mapped.
     fn first_unmapped(self) -> u64 {
         let page = page_bytes();
         let (mut mapped, mut not) = (0, self.bytes / page);
@@ -280,7 +285,8 @@ impl PageRange {
         (self.base + mapped * page) as u64
     }
 
-    /// Returns an error if the memory is not mapped, or larger than the system's memory. Does not check individual pages.
+    /// Returns an error if the system knows no such memory or the range is larger than the system's memory. Does not check individual
+    /// pages.
     fn check(self) -> Result<(), BackendError> {
         if !self.is_mapped() {
             return Err(BackendError::NotMapped(self.first_unmapped()));
@@ -292,7 +298,7 @@ impl PageRange {
         Ok(())
     }
 
-    /// Returns the error for the system's code `code`, with the first page that is missing or not readable.
+    /// Returns the error for a system error code, with the address of the first page that is missing or not readable.
     fn missing(self, code: i32) -> BackendError {
         let page = page_bytes();
         let mut pages = (self.base..self.base + self.bytes).step_by(page).map(|base| PageRange { base, bytes: page });
@@ -308,7 +314,7 @@ impl PageRange {
         }
     }
 
-    /// Gives advice to the system. Without it the memory may be slower, but remains correct.
+    /// Gives advice about the pages to the system. If the system rejects the advice, accesses may be slower but remain correct.
     fn advise(&self, advice: libc::c_int, name: &str) {
         // SAFETY: the range consists of whole pages of a mapping.
         if unsafe { libc::madvise(with_exposed_provenance_mut(self.base), self.bytes, advice) } != 0 {
@@ -316,14 +322,15 @@ impl PageRange {
         }
     }
 
-    /// Places the pages on a NUMA node as long as it has room. `MPOL_BIND` is not used, because it ends the process if the node is full.
+    /// Makes the system place the pages on a NUMA node while it has free memory. `MPOL_BIND` is not used, because the system kills the
+    /// process if the node is full.
     fn prefer(&self, node: u32) -> io::Result<()> {
-        // All numbers here are as wide as a register, because the system call reads whole registers.
+        // All numbers here are as wide as a register, because the system call reads entire registers.
         const MPOL_PREFERRED: libc::c_ulong = 1;
         const NO_FLAGS: libc::c_ulong = 0;
         let mut mask = vec![0 as libc::c_ulong; node as usize / BITS + 1];
         mask[node as usize / BITS] |= 1 << (node as usize % BITS);
-        // The kernel uses one bit less than the given number.
+        // The kernel uses one bit less than the number of bits that it is given.
         let bits = mask.len() * BITS + 1;
         // SAFETY: the range consists of whole pages of a mapping. The mask has that many bits and is read during the call.
         let failed = unsafe {
@@ -340,7 +347,8 @@ impl PageRange {
         if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Makes all pages resident: one thread on each of `cpus`, in turns of one piece each.
+    /// Makes all pages resident by writing to them. One thread runs on each of `cpus`, and the threads process pieces of `piece` bytes
+    /// alternately.
     fn touch(&self, piece: usize, page: usize, cpus: &[usize]) {
         let workers = cpus.len().max(1);
         let pieces = self.bytes.div_ceil(piece);
@@ -366,13 +374,13 @@ impl Drop for HostPages {
     }
 }
 
-/// Returns true if the system can make pages resident on request, tried on a page of the stack.
+/// Returns true if the system can make pages resident on request. The function tries it on a page of the stack.
 fn can_populate() -> bool {
     let here = 0_u8;
     PageRange::around((&raw const here).expose_provenance(), 1).is_some_and(|page| page.populate(libc::MADV_POPULATE_READ) == 0)
 }
 
-/// Number of bits in a word of a CPU or node mask.
+/// Number of bits in one word of a bit mask of CPUs or NUMA nodes.
 const BITS: usize = libc::c_ulong::BITS as usize;
 
 fn page_bytes() -> usize {
@@ -380,21 +388,23 @@ fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Returns the size of a transparent huge page: 2 MiB, or 512 MiB with base pages of 64 KiB. `None` if the system has none.
+/// Returns the size of a transparent huge page in bytes: 2 MiB, or 512 MiB with base pages of 64 KiB. `None` if the system has no huge
+/// pages.
 fn huge_page_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").ok()?;
     text.trim().parse().ok().filter(|bytes: &usize| bytes.is_power_of_two())
 }
 
-/// Returns the bytes of an entry of /proc/meminfo.
+/// Returns the value of an entry of /proc/meminfo in bytes.
 fn entry_bytes(meminfo: &str, entry: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(entry))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns the CPUs that the calling thread may use, limited by its cpuset and its affinity. Empty if the system does not report them.
+/// Returns the CPUs that the calling thread may use according to its cpuset and its affinity. The list is empty if the system does not
+/// report them.
 fn allowed_cpus() -> Vec<usize> {
-    // The system rejects a mask that is shorter than its own.
+    // The system rejects a bit mask that is shorter than its own.
     for words in [16_usize, 64, 256, 1024, 4096] {
         let mut mask = vec![0 as libc::c_ulong; words];
         // SAFETY: the mask has as many bytes as the call is given.
@@ -407,8 +417,8 @@ fn allowed_cpus() -> Vec<usize> {
     Vec::new()
 }
 
-/// Runs the work of each index on its own thread, bound to its CPU, and waits for all. Runs it on the calling thread if no thread can be
-/// created or no CPU is given.
+/// Runs `work` once for each entry of `cpus`, with the index of the entry, and waits until all calls have returned. Each call runs on its
+/// own thread, which is bound to the CPU. If no thread can be created or `cpus` is empty, the work runs on the calling thread.
 fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     let work = &work;
     std::thread::scope(|scope| {
@@ -428,7 +438,7 @@ fn on_each(cpus: &[usize], work: impl Fn(usize) + Sync) {
     });
 }
 
-/// Binds the calling thread to CPUs. If that fails, the thread works from its current CPU.
+/// Binds the calling thread to the given CPUs. If this fails, the thread stays on its current CPU.
 fn stay_on(cpus: &[usize]) {
     let mut mask = vec![0 as libc::c_ulong; cpus.iter().max().map_or(0, |cpu| cpu / BITS + 1)];
     cpus.iter().for_each(|cpu| mask[cpu / BITS] |= 1 << (cpu % BITS));
@@ -438,24 +448,24 @@ fn stay_on(cpus: &[usize]) {
     }
 }
 
-/// Binding of a thread to the NUMA node of the memory that it copies. Each thread has its own object.
+/// Binding of a thread to the NUMA node of the memory that it copies. Each thread uses a separate object.
 #[derive(Debug)]
 pub struct NearMemory {
-    /// CPUs of each node that the process may use. Empty if they all belong to one node.
+    /// NUMA nodes with the CPUs that the process may use on each. The list is empty if all these CPUs belong to one node.
     groups: Vec<(u32, Vec<usize>)>,
-    /// Node to which the thread is bound.
+    /// NUMA node to which the thread is currently bound; `None` if it is not bound.
     node: Option<u32>,
 }
 
 impl NearMemory {
-    /// Creates a binding for the calling thread, and for the CPUs that it may currently use.
+    /// Creates an object for the calling thread. The thread may later be bound to any CPUs that it can use now.
     pub fn of_this_thread() -> NearMemory {
         let groups = group(&allowed_cpus(), &nodes(Path::new("/sys/devices/system/node")));
         NearMemory { groups: if groups.len() > 1 { groups } else { Vec::new() }, node: None }
     }
 
-    /// Binds the thread to the node of the page at an address. The thread stays on its node if the page does not exist yet, because the
-    /// first touch places it; if the process may use no CPU there; or if the system does not report the node.
+    /// Binds the thread to the NUMA node of the page at an address. The binding stays unchanged in three cases: the page does not exist yet
+    /// (the first access will place it), the process may not use a CPU of that node, or the system does not report the node.
     pub fn go_to(&mut self, address: u64) {
         if self.groups.is_empty() {
             return;
@@ -468,7 +478,8 @@ impl NearMemory {
     }
 }
 
-/// Returns the NUMA node of the page at an address. `None` if there is no page, or if the system does not report it, as in containers.
+/// Returns the number of the NUMA node that contains the page at an address. `None` if the page does not exist, or if the system does not
+/// report the node, as in containers.
 fn node_of(address: u64) -> Option<u32> {
     let page: *mut u8 = with_exposed_provenance_mut(usize::try_from(address).ok()? / page_bytes() * page_bytes());
     let (one, itself, stay): (libc::c_ulong, libc::c_ulong, libc::c_ulong) = (1, 0, 0);
@@ -478,7 +489,7 @@ fn node_of(address: u64) -> Option<u32> {
     u32::try_from(node).ok().filter(|_| told == 0)
 }
 
-/// Returns the NUMA nodes that have CPUs, in ascending order. Memory of a GPU or behind CXL may be a node without CPUs.
+/// Returns the NUMA nodes that have CPUs, in ascending order, each with its CPUs. GPU memory and CXL memory may be nodes without CPUs.
 fn nodes(folder: &Path) -> Vec<(u32, Vec<usize>)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut nodes: Vec<(u32, Vec<usize>)> = entries
@@ -492,7 +503,7 @@ fn nodes(folder: &Path) -> Vec<(u32, Vec<usize>)> {
     nodes
 }
 
-/// Parses a CPU list as the kernel writes it, for example `0-3,8`.
+/// Parses a CPU list in the format of the kernel, for example `0-3,8`.
 fn cpu_list(text: &str) -> Vec<usize> {
     let ranges = text.trim().split(',').filter_map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -501,7 +512,7 @@ fn cpu_list(text: &str) -> Vec<usize> {
     ranges.flatten().collect()
 }
 
-/// Returns the allowed CPUs of each NUMA node that has any. Returns a single group if the nodes are not visible.
+/// Returns the NUMA nodes that have allowed CPUs, each with these CPUs. Returns a single group if the nodes are not visible.
 fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>)> {
     let of_node = |cpus: &[usize]| cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect::<Vec<_>>();
     let groups = nodes.iter().map(|(number, cpus)| (*number, of_node(cpus))).filter(|(_, cpus)| !cpus.is_empty());
@@ -509,7 +520,7 @@ fn group(allowed: &[usize], nodes: &[(u32, Vec<usize>)]) -> Vec<(u32, Vec<usize>
     if groups.is_empty() && !allowed.is_empty() { vec![(0, allowed.to_vec())] } else { groups }
 }
 
-/// Returns CPUs for at most `count` threads, one node after the other, so that neighbouring pieces are on different nodes.
+/// Returns CPUs for at most `count` threads. Successive CPUs are on different NUMA nodes, so that neighbouring pieces of a buffer are too.
 fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
     let count = count.min(groups.iter().map(Vec::len).sum());
     let nodes = groups.len();
@@ -521,8 +532,9 @@ fn spread(groups: &[Vec<usize>], count: usize) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the CPU, among `cpus`, of thread `index` among `count`: evenly spread, with alternating even and odd numbers. If nodes are not
-/// visible, the CPUs of two sockets may be numbered consecutively or alternately, and both must be spread over the sockets.
+/// Returns the index of the CPU for thread `index` of `count` threads, if there are `cpus` CPUs. The indices are evenly spread and
+/// alternate between even and odd numbers. If NUMA nodes are not visible, the CPUs of two sockets may be numbered consecutively or
+/// alternately. In both cases the threads must be spread over the sockets.
 fn pick(index: usize, count: usize, cpus: usize) -> usize {
     let spread = index * cpus / count;
     if cpus >= 2 * count { spread + ((spread ^ index) & 1) } else { spread }

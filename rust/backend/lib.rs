@@ -1,18 +1,18 @@
-//! Execution of copies. The engine accesses backends only through [`Backend`].
+//! Defines the interface of backends, which execute copies. The engine accesses backends only through [`Backend`].
 //!
-//! A backend owns devices, their memory, streams and events, and runs a [`Program`] in stream order. It does not plan, cache or decide: two
-//! backends given the same program perform the same copies in an order that the program allows.
+//! A backend owns devices with their memory, streams and events. It executes a [`Program`] in stream order, but does not plan, cache or
+//! decide: two backends that execute the same program perform the same copies, in an order that the program allows.
 //!
 //! | module | content |
 //! | --- | --- |
 //! | [`sync`] | locks, which a model checker may replace |
 //! | [`host_memory`] | pages of host memory: on the right NUMA nodes, made resident by threads |
 //! | [`threads`] | threads of the library, which receive no signal of the program |
-//! | [`took`] | durations of steps, for the log |
+//! | [`took`] | logging of how long steps take |
 //! | [`panics`] | texts of caught panics |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | reports of waits for a process that has exited |
-//! | [`signallers`] | processes that set counters, and those of them that are lost |
+//! | [`signallers`] | table of the processes that set counters, and of those that were lost |
 //! | [`static_program`] | detection of programs that cannot load libraries |
 
 pub mod failed_waits;
@@ -47,137 +47,143 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// Allocation that contains an address.
+/// Allocation of memory that contains a given address.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// Identifier, not 0 and never reused in a process, so that a freed and reused address is a different allocation.
+    /// Identifier of the allocation. It is never 0 and never reused in a process, so that a later allocation at the same address has a
+    /// different identifier.
     pub id: u64,
-    /// First byte.
+    /// Address of the first byte of the allocation.
     pub base: u64,
-    /// Size in bytes.
+    /// Size of the allocation in bytes.
     pub bytes: u64,
-    /// Device of the memory.
+    /// Device whose memory contains the allocation.
     pub device: DeviceId,
-    /// Kind of the memory.
+    /// Kind of memory of the allocation.
     pub kind: MemoryKind,
 }
 
 impl Allocation {
-    /// Returns true if an address is inside the allocation.
+    /// Returns true if `address` is inside the allocation.
     pub fn has(&self, address: u64) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
 }
 
-/// Stream of the caller, as in `mp_stream_t` (a `cudaStream_t` on CUDA). 0 is the default stream.
+/// Handle of a caller's stream, as in `mp_stream_t` (a `cudaStream_t` on CUDA). The value 0 is the default stream.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StreamHandle(pub usize);
 
-/// Event of the caller, as in `mp_event_t` (on CUDA, one of [`Backend::create_event`] or any `cudaEvent_t`).
+/// Handle of a caller's event, as in `mp_event_t`. On CUDA it is an event of [`Backend::create_event`] or any `cudaEvent_t`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub usize);
 
-/// 64-bit counter in memory that a backend locates, aligned to 8 bytes, and the value to set or wait for.
+/// Signal: a 64-bit counter and the value to set or to wait for. The counter is in memory that the backend can locate, aligned to 8 bytes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Signal {
     /// Address of the counter.
     pub counter: u64,
-    /// Value at which the signal counts as reached: the counter is equal or greater, compared cyclically.
+    /// Value to set or to wait for. A wait ends when the counter is equal to or greater than this value, compared cyclically.
     pub value: u64,
 }
 
-/// End of an execution. Cheap to clone.
+/// State of an execution's completion. Copies of a handle to it ([`Completion`]) are cheap.
 pub trait CompletionState: Debug + Send + Sync {
-    /// Returns true if the execution has finished, without waiting. This and `wait` report an error of the execution.
+    /// Returns true if the execution has finished, without waiting. This method and `wait` return an error of the execution.
     fn is_done(&self) -> Result<bool, BackendError>;
-    /// Returns true if the execution is known to have finished. May keep returning false after completion, because polling is expensive.
+    /// Returns true if the execution is known to have finished. The result may remain false after the execution has finished, because
+    /// polling is expensive.
     fn is_known_done(&self) -> bool {
-        // A failed execution has also finished. The caller of the execution gets its error.
+        // An execution that failed has also finished. The caller of the execution receives its error.
         self.is_done().unwrap_or(true)
     }
     /// Blocks the calling thread until the execution has finished. Reports failed waits as [`Backend::synchronize_stream`] does.
     fn wait(&self) -> Result<(), BackendError>;
-    /// Returns the times of each operation of an execution with [`Report::Times`]. Waits until it has finished.
+    /// Returns the start and end times of each operation of an execution with [`Report::Times`]. Waits until the execution has finished.
     fn times(&self) -> Result<OpTimes, BackendError> {
         Err(not_timed())
     }
     /// Returns true if the execution was captured into a graph, which has its own staging memory. Later executions that use the same
-    /// staging rings need not be ordered after it, and cannot be.
+    /// staging rings need not, and cannot, be ordered after it.
     fn is_captured(&self) -> bool {
         false
     }
-    /// Returns the object for the backend that created it.
+    /// Returns this object as [`Any`], for the backend that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Times of the operations of one execution.
+/// Start and end times of the operations of one execution.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpTimes {
-    /// Begin and end of each operation of the program, in seconds from the moment at which the execution could begin.
+    /// Start and end time of each operation of the program, in seconds after the moment at which the execution could start.
     pub ops: Vec<(f64, f64)>,
-    /// Maximum error between times of different devices, seconds. Times of one device are more precise.
+    /// Maximum error in seconds when times of different devices are compared. Times of one device are more precise.
     pub precision: f64,
 }
 
-/// Moment at which all earlier work of a stream had finished. An execution, which runs on the backend's own streams, counts only from the
-/// point at which its end is marked.
+/// Marked moment at which all earlier work of a stream has finished. Executions run on the backend's own streams. An execution is therefore
+/// part of the earlier work only if its end was marked before the moment.
 pub trait MomentState: Debug + Send + Sync {
-    /// Returns the nanoseconds from `earlier`, a moment of the same stream, to this one. `None` if this moment has not been reached. Does
-    /// not wait.
+    /// Returns the time in nanoseconds from `earlier`, a moment of the same stream, to this moment. `None` if this moment has not been
+    /// reached. Does not block.
     fn nanoseconds_since(&self, earlier: &dyn MomentState) -> Result<Option<u64>, BackendError>;
-    /// Returns the object for the backend that created it.
+    /// Returns this object as [`Any`], for the backend that created it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// Handle to a [`MomentState`].
+/// Owned handle to a marked moment of a stream ([`MomentState`]).
 pub type Moment = Box<dyn MomentState>;
 
-/// Shared handle to a [`CompletionState`].
+/// Shared handle to the completion of an execution ([`CompletionState`]).
 pub type Completion = Arc<dyn CompletionState>;
 
-/// Addresses of one transfer of the batch that a program moves.
+/// Addresses of the source and the destination of one transfer.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoints {
-    /// First byte of the destination.
+    /// Address of the first byte of the destination.
     pub dst: u64,
-    /// First byte of the source.
+    /// Address of the first byte of the source.
     pub src: u64,
 }
 
-/// Function that a stream runs on the CPU. Launches of one graph may call it from several threads concurrently.
+/// Function that runs on a CPU thread in stream order. Several threads may call it concurrently if a graph that contains it is launched
+/// repeatedly.
 pub type HostFunction = Box<dyn Fn() + Send + Sync>;
 
-/// Method by which a stream waits for signals. A backend with only one method ignores it.
+/// Method by which a stream waits for signals. A backend that supports only one method ignores the choice.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum SignalWait {
-    /// Stream operation, which uses no GPU resources.
+    /// Wait as a stream operation, which uses no GPU resources.
     #[default]
     Operation,
-    /// Kernel of one warp, which continues sooner.
+    /// Wait by a kernel of one warp, which continues sooner after the signal is set.
     Kernel,
 }
 
-/// Element of a step that one kernel performs, in order ([`Backend::stream_run_actions`]).
+/// Action of a kernel that executes a whole step of a small transfer ([`Backend::stream_run_actions`]). The kernel executes its actions in
+/// order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Wait for a flag in memory of the kernel's GPU, and reset of the flag. Each block of the kernel that sets the flag increments it by
+    /// Waits until a flag in memory of the kernel's GPU is set, and resets it. Each block of the kernel that sets the flag increments it by
     /// one.
     Take {
         /// Address of the flag.
         flag: u64,
-        /// Number of blocks of that kernel.
+        /// Number of blocks of the kernel that sets the flag.
         blocks: u32,
     },
-    /// Copy of the execution's transfer with this index.
+    /// Copies the data of the execution's transfer with this index.
     Copy(u32),
-    /// Setting of a flag in memory of another GPU, after all earlier actions.
+    /// Sets the flag at this address in memory of another GPU, after all earlier actions.
     Raise(u64),
-    /// Barrier within one block: earlier actions complete before later ones begin. Copies have no other order among themselves.
+    /// Waits, within one block, until the earlier actions are complete before the later ones begin. Without it, copies are not ordered
+    /// among themselves.
     Order,
 }
 
 impl Action {
-    /// Returns the action in the format of the kernels (`cpp/actions.hpp`), with the addresses and sizes of the execution's transfers.
+    /// Returns the action in the format of the kernels (`cpp/actions.hpp`). `ends` and `bytes` are the addresses and sizes of the
+    /// execution's transfers.
     pub fn segment(self, ends: &[Endpoints], bytes: &[u64]) -> Segment {
         match self {
             Action::Take { flag, blocks } => Segment { dst: flag, src: u64::from(blocks), bytes: 0 },
@@ -191,100 +197,104 @@ impl Action {
     }
 }
 
-/// Number of blocks of a kernel that executes actions, and the words that control it.
+/// Launch parameters of a kernel that executes actions: the number of its blocks, and the words in memory that control it.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActionGrid {
-    /// Address of [`ActionGrid::WORDS`] words of GPU memory, 0 before the first launch.
+    /// Address of [`ActionGrid::WORDS`] words of GPU memory for use by the kernel; 0 before the first launch.
     pub words: u64,
-    /// Address of a counter as for [`Backend::kernel_wait_signals`]. Once it is not 0, all waits end as lost, and this launch and later ones
-    /// with the same `words` write and set nothing more. A launch that has waited for about 0.1 ms sets the next word to 1.
+    /// Address of a word that stops the kernel, with the requirements of [`Backend::kernel_wait_signals`]. Once the word is not 0, all
+    /// waits of this launch end as lost. This launch and later launches with the same `words` then write no data and set no flags. A launch
+    /// that has waited for about 0.1 ms sets the next word to 1.
     pub stop: u64,
-    /// Address of a word of GPU memory, 0 or 1, that selects the half of the actions that the launch performs. The launch then toggles it.
-    /// With address 0 all actions are one list.
+    /// Address of a word of GPU memory that is 0 or 1. It selects the half of the actions that the launch executes, and the launch then
+    /// toggles it. If the address is 0, each launch executes all actions.
     pub turn: u64,
-    /// Number of blocks; 0 for one.
+    /// Number of blocks of the kernel. The value 0 stands for one block.
     pub blocks: u32,
 }
 
 impl ActionGrid {
-    /// Returns the address of the word after [`stop`](ActionGrid::stop).
+    /// Returns the address of the word that a launch sets to 1 after it has waited for about 0.1 ms. It follows the word at
+    /// [`stop`](ActionGrid::stop).
     pub fn late(&self) -> u64 {
         self.stop + 8
     }
 
-    /// Number of words of [`ActionGrid::words`].
+    /// Number of 64-bit words at the address [`ActionGrid::words`].
     pub const WORDS: u64 = 3;
-    /// Maximum size in bytes for which a kernel of one block is as fast as one of several blocks.
+    /// Maximum size in bytes of copies for which a kernel of one block is as fast as a kernel of several blocks.
     const NARROW_BYTES: u64 = 16 << 10;
-    /// Bytes that one block copies: a word of 16 bytes for each thread.
+    /// Number of bytes that one block copies at a time: 16 bytes for each thread.
     const BLOCK_BYTES: u64 = 8 << 10;
 
-    /// Returns the number of blocks for copies of `bytes` bytes at a time, on a GPU with `processors` multiprocessors: at most `asked`, by
-    /// default at most a quarter of the multiprocessors, because programs compute concurrently.
+    /// Returns the number of blocks of a kernel that copies `bytes` bytes at a time, on a GPU with `processors` multiprocessors. The result
+    /// is at most `asked`, by default at most a quarter of the multiprocessors, because programs compute concurrently.
     pub fn blocks_for(bytes: u64, asked: Option<u32>, processors: u32) -> u32 {
         let most = asked.map_or(processors / 4, |asked| asked.min(processors)).max(1);
         if bytes <= ActionGrid::NARROW_BYTES { 1 } else { bytes.div_ceil(ActionGrid::BLOCK_BYTES).min(u64::from(most)) as u32 }
     }
 }
 
-/// Access of a GPU's kernel to the ends of a program's transfers ([`Backend::action_reach`]).
+/// Addresses and limits with which a kernel of one GPU accesses a program's transfers ([`Backend::action_reach`]).
 #[derive(Clone, Debug)]
 pub struct ActionReach {
-    /// Ends of the transfers as the kernel addresses them, for [`Backend::stream_run_actions`].
+    /// Addresses of the transfers' sources and destinations, as the kernel accesses them. They are passed to
+    /// [`Backend::stream_run_actions`].
     pub ends: Arc<[Endpoints]>,
-    /// Maximum number of blocks that run simultaneously.
+    /// Number of multiprocessors of the GPU, which is the maximum number of blocks that run simultaneously.
     pub processors: u32,
 }
 
-/// Maximum number of actions of one launch.
+/// Maximum number of actions in one kernel launch.
 pub const MOST_ACTIONS: usize = 120;
 
-/// Information that an execution returns.
+/// Information about an execution that the caller requests.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum Report {
-    /// Nothing: only stream order shows when it has finished. Saves the backend the marking of its end.
+    /// No information. The end of the execution is known only from stream order, and the backend saves the cost of marking it.
     Nothing,
-    /// A completion.
+    /// A completion, by which the caller can wait for the end of the execution.
     #[default]
     End,
-    /// A completion with the times of each operation. Operations are then issued one by one, even if they could form one graph.
+    /// A completion with the times of each operation. The operations are then issued one by one, even if they could form one graph.
     Times,
 }
 
-/// Arguments of one execution of a program.
+/// Arguments of [`Backend::submit`] for one execution of a program.
 #[derive(Copy, Clone, Debug)]
 pub struct Execution<'a> {
-    /// Program to run, accepted by `plan::validate`.
+    /// Program to execute. It must have passed `plan::validate`.
     pub program: &'a Arc<Program>,
-    /// Addresses of each transfer of the batch. Shared, so that a backend can keep them for as long as the copies run.
+    /// Addresses of the source and destination of each transfer. They are shared, so that the backend can keep them while the copies run.
     pub endpoints: &'a Arc<[Endpoints]>,
-    /// Base address of each staging ring of the program. In a stream that is being captured the graph gets its own rings instead.
+    /// Base address of each staging ring of the program. If the stream is being captured, the graph gets its own staging rings instead.
     pub rings: &'a Arc<[u64]>,
-    /// Stream of the execution. It starts after all earlier work in this stream, and later work starts after it.
+    /// Stream in whose order the program is executed. The execution starts after all earlier work in this stream, and later work starts
+    /// after the execution.
     pub stream: StreamHandle,
-    /// Earlier executions that use the same staging rings. The execution also starts after these.
+    /// Earlier executions that use the same staging rings. The new execution starts after they have finished.
     pub after: &'a [Completion],
-    /// True if every transfer's destination is compared with its source after the last copy and before completion. A difference makes the
-    /// completion report [`BackendError::DataCorruption`].
+    /// True if the destination of every transfer is compared with its source after the last copy and before completion. If they differ, the
+    /// completion returns [`BackendError::DataCorruption`].
     pub verify: bool,
-    /// Engine that the planner has chosen; [`Engine::Auto`] means streams. A backend with only one engine ignores it.
+    /// Execution method that the planner has chosen; [`Engine::Auto`] means streams. A backend that supports only one method ignores it.
     pub engine: Engine,
-    /// State that the backend keeps for the plan, if there is a plan. All executions of a plan share it.
+    /// State that the backend keeps for the plan, shared by all executions of the plan. `None` if the program does not belong to a plan.
     pub state: Option<&'a PlanState>,
     /// Information that the caller requests.
     pub report: Report,
-    /// Fate of a step of several ranks. An abandoned step copies nothing.
+    /// Abandonment state of a step of several ranks; `None` for other executions. An abandoned step copies nothing.
     pub fate: Option<&'a StepFate>,
 }
 
 impl<'a> Execution<'a> {
-    /// Creates an execution on streams that is ordered only after its stream, without a plan's state, with a completion.
+    /// Creates an execution by streams that returns a completion. It does not belong to a plan and is ordered only after its stream.
     pub fn new(program: &'a Arc<Program>, endpoints: &'a Arc<[Endpoints]>, rings: &'a Arc<[u64]>, stream: StreamHandle) -> Self {
         let (engine, report) = (Engine::Auto, Report::End);
         Execution { program, endpoints, rings, stream, after: &[], verify: false, engine, state: None, report, fate: None }
     }
 
-    /// Returns the execution with other addresses, if they are given.
+    /// Returns a copy of this execution with the addresses `ends`, or with unchanged addresses if `ends` is `None`.
     pub fn with_ends(&self, ends: Option<&'a Arc<[Endpoints]>>) -> Execution<'a> {
         Execution { endpoints: ends.unwrap_or(self.endpoints), ..*self }
     }
@@ -302,7 +312,7 @@ pub fn address(program: &Program, endpoints: &[Endpoints], rings: &[u64], place:
     }
 }
 
-/// Error of a backend.
+/// Error reported by a backend.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The device has run out of memory.
@@ -315,29 +325,29 @@ pub enum BackendError {
     /// The address was not allocated by this backend, or has been freed.
     #[error("{0:#x} is not the start of an allocation of this context, or was freed already")]
     InvalidPointer(u64),
-    /// A range to be registered contains an unmapped address.
+    /// The range to be registered contains an unmapped address.
     #[error("there is no memory at {0:#x} that may be read: map it first, and keep it until it is unregistered")]
     NotMapped(u64),
     /// The stream or event does not exist, was destroyed, or belongs to another context.
     #[error("{0} is not a {1} of this context: it is of another context, or was destroyed already")]
     InvalidHandle(usize, &'static str),
-    /// Data arrived corrupted. Checked only with `MPGPU_VERIFY=bytes`.
+    /// Data were corrupted during a transfer. This is checked only with `MPGPU_VERIFY=bytes`.
     #[error("transfer {transfer}: byte {offset} of the destination differs from the source after execution")]
     #[allow(missing_docs)]
     DataCorruption { transfer: u32, offset: u64 },
     /// There is no driver or no device that this backend can use.
     #[error("{0}")]
     NoDriver(String),
-    /// This backend does not support the request. The text has the reason and the remedy.
+    /// This backend does not support the request. The text states the reason and the remedy.
     #[error("{0}")]
     NotSupported(String),
-    /// Another process has exited, or has freed memory that it shared.
+    /// A required process has exited, or has freed memory that it shared.
     #[error("{0}")]
     PeerGone(String),
     /// A message is longer than the receive buffer.
     #[error("{0}")]
     Truncated(String),
-    /// An operation was cancelled before it began.
+    /// The operation was cancelled before it began.
     #[error("{0}")]
     Cancelled(String),
     /// The operating system or the driver reported an error.
@@ -346,60 +356,62 @@ pub enum BackendError {
     Driver { what: String, reason: String, code: i64 },
 }
 
-/// Size in bytes of the pieces in which memory of programs is pinned. Pieces end at addresses that are multiples of it. Drivers from 580 on
-/// reject 512 GiB in one call. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200), one call 48 ms.
+/// Size in bytes of the pieces in which host memory of programs is pinned. Pieces end at addresses that are multiples of it. Drivers from
+/// version 580 on reject a call that pins 512 GiB. Several threads that pin pieces of 1 GiB take 33 ms per GiB (two H200); one call for the
+/// whole range takes 48 ms per GiB.
 pub const REGISTERED_PIECE: u64 = 1 << 30;
 
-/// Reason why other host memory is rejected, on every backend.
+/// Part of an error message that explains, on every backend, why other host memory is rejected.
 pub const HOST_MEMORY_IS_SHARED_BY: &str =
     "it is host memory that was not allocated for other processes; allocate it as memory shared between processes";
 
-/// Default number of programs whose graphs a backend keeps.
+/// Number of programs for which a backend keeps executable graphs by default.
 pub const USUAL_GRAPHS: usize = 128;
 
-/// Counters of executable graphs ("execs").
+/// Statistics of the executable graphs ("execs") of a backend.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphStatistics {
-    /// Programs that currently have execs.
+    /// Number of programs that currently have execs.
     pub programs: u64,
-    /// Execs that currently exist, including those that are no longer used and wait for their last launch to finish.
+    /// Number of execs that currently exist. It includes execs that are no longer used and wait for their last launch to finish.
     pub execs: u64,
-    /// Graph launches.
+    /// Number of graph launches.
     pub launches: u64,
-    /// Launches of an exec that already had the addresses.
+    /// Number of launches whose exec already had the required addresses.
     pub hits: u64,
-    /// Launches that first instantiated an exec or updated its addresses.
+    /// Number of launches that first had to instantiate an exec or update its addresses.
     pub misses: u64,
-    /// Execs instantiated.
+    /// Number of execs that were instantiated.
     pub instantiations: u64,
-    /// Execs whose addresses were updated.
+    /// Number of updates of an exec's addresses.
     pub repoints: u64,
-    /// Launches that waited for an earlier launch, because all execs of the program were in use.
+    /// Number of launches that waited for an earlier launch, because all execs of the program were in use.
     pub waits: u64,
 }
 
-/// Driver and devices for which a probe's file is valid.
+/// Identity of the driver and the devices. A probe's file is valid only for this identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Version of the driver.
+    /// Version of the GPU driver.
     pub driver: String,
-    /// GPUs in the order of their numbers.
+    /// GPUs that the backend uses, in the order of their numbers.
     pub gpus: Vec<Gpu>,
 }
 
-/// Backend: devices that run programs.
+/// Backend: a set of devices that execute programs.
 ///
-/// All methods may be called from any thread. `submit`, `record_event`, `stream_wait_event` and `launch_host` enqueue and return; they
+/// All methods may be called from any thread. `submit`, `record_event`, `stream_wait_event` and `launch_host` enqueue work and return; they
 /// never wait for earlier work.
 pub trait Backend: Send + Sync {
-    /// Returns the name of the backend, `host` or `cuda`, for texts and files. Behaviour that depends on the backend is a method of this
-    /// trait.
+    /// Returns the name of the backend, `host` or `cuda`, for messages and files. Behaviour that depends on the backend is expressed by
+    /// other methods of this trait, not by comparing names.
     fn name(&self) -> &'static str;
-    /// Returns true if the devices are virtual: CPU threads move every byte, times are modelled, and measurements do not apply to any GPU.
+    /// Returns true if the devices are virtual: CPU threads move all data, times are modelled, and measurements do not apply to any GPU.
     fn is_virtual(&self) -> bool {
         false
     }
-    /// Returns a line for descriptions that states if times and rates are modelled, so that they are not mistaken for measurements.
+    /// Returns a line of text for descriptions. It states whether times and rates are modelled, so that they are not mistaken for
+    /// measurements.
     fn nature(&self) -> &'static str {
         if self.is_virtual() {
             "executed by CPU threads between virtual devices: times and rates are those of the modelled machine\n"
@@ -407,12 +419,12 @@ pub trait Backend: Send + Sync {
             ""
         }
     }
-    /// Returns the visible topology of the machine; `None` for virtual devices.
+    /// Returns the topology of the machine as far as the driver reports it; `None` for virtual devices.
     fn discover(&self) -> Result<Option<Topology>, BackendError> {
         Ok(None)
     }
-    /// Returns the GPUs of the node with these UUIDs, including those that are not visible to this process, and their visible topology.
-    /// `None` if some are unknown.
+    /// Returns the identity of the GPUs of the node with these UUIDs, including GPUs that are not visible to this process, and the data
+    /// that the driver reports about them. `None` if some of the GPUs are unknown.
     fn out_of_sight(&self, uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
         let _ = uuids;
         Ok(None)
@@ -425,141 +437,147 @@ pub trait Backend: Send + Sync {
         )))
     }
 
-    /// Allocates memory of `device`, aligned to at least 256 bytes. Host memory is pinned if the backend distinguishes it, and private to
-    /// this process.
+    /// Allocates memory of `device`, aligned to at least 256 bytes, and returns its address. Host memory is pinned if the backend
+    /// distinguishes pinned memory. It is private to this process.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
-    /// Allocates memory that other processes can map. Host memory is zeroed. Returns [`BackendError::NotSupported`] if the system has no
-    /// such memory.
+    /// Allocates memory that other processes can map, and returns its address. Host memory is zeroed. Returns
+    /// [`BackendError::NotSupported`] if the system has no such memory.
     fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError>;
-    /// Frees memory. Work that uses it must have finished.
+    /// Frees memory that this backend has allocated. Work that uses it must have finished.
     fn free(&self, address: u64) -> Result<(), BackendError>;
-    /// Pins host memory of the program. Threads make it resident, in huge pages if requested. It then belongs to one allocation of a host
-    /// domain, until [`unregister`](Backend::unregister). Returns true if it is writable. Blocks. On an error nothing is pinned.
+    /// Pins host memory of the program. Threads make it resident, in huge pages if `_huge` is true. The memory is then one allocation of a
+    /// host device, until [`unregister`](Backend::unregister) is called. Returns true if it is writable. Blocks. If an error occurs,
+    /// nothing is pinned.
     ///
     /// A copy must not cross an address in the memory that is a multiple of [`REGISTERED_PIECE`].
     fn register(&self, _address: u64, _bytes: u64, _huge: bool) -> Result<bool, BackendError> {
         Err(BackendError::NotSupported(format!("the {} backend cannot register memory", self.name())))
     }
-    /// Unpins memory that `register` pinned. Work that uses it must have finished.
+    /// Unpins host memory that [`register`](Backend::register) has pinned. Work that uses it must have finished.
     fn unregister(&self, address: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(address))
     }
-    /// Returns the number of a program's first staging rings that executions may share only if the caller orders these executions. The
-    /// backend gives the other rings to one execution at a time, as streams reach them.
+    /// Returns the number of staging rings, from the first one on, that executions may share only if the caller orders these executions.
+    /// The backend itself assigns each other ring to one execution at a time, in the order in which streams reach them.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.rings.len()
     }
-    /// Returns true if [`free`](Backend::free) returns immediately. Otherwise the driver may first wait for all work of the device.
+    /// Returns true if [`free`](Backend::free) returns immediately. If false, the driver may first wait for all work of the device.
     fn frees_at_once(&self) -> bool {
         false
     }
-    /// Returns the allocation that contains `address`. `None` if this backend does not know it, as for pageable memory. Returns
-    /// [`BackendError::NotSupported`] for memory that it knows but cannot use.
+    /// Returns the allocation that contains `address`, or `None` if this backend does not know the address, as for pageable memory. Returns
+    /// [`BackendError::NotSupported`] for memory that the backend knows but cannot use.
     fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError>;
-    /// Returns the bytes that this backend has allocated on `device` and not freed; 0 for a device that does not exist.
+    /// Returns the amount of memory that this backend has allocated on `device` and not freed, bytes; 0 for a device that does not exist.
     fn allocated_bytes(&self, device: DeviceId) -> u64;
 
-    /// Creates a stream of `device` that is not ordered with any other stream.
+    /// Creates a stream of `device` that is not ordered relative to any other stream.
     fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, BackendError>;
-    /// Destroys a stream. Enqueued work still finishes. The default stream cannot be destroyed.
+    /// Destroys a stream. Work that is already enqueued still finishes. The default stream cannot be destroyed.
     fn destroy_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Returns the number of streams of this backend on `device`, without the default stream; 0 for a device that does not exist.
     fn stream_count(&self, device: DeviceId) -> u64;
-    /// Blocks until all work enqueued so far has finished. Returns [`BackendError::PeerGone`], once per allocation, if a wait there has
-    /// failed in this stream, in a stream that it was ordered after, or in a graph, whose stream is unknown.
+    /// Blocks until all work enqueued in `stream` so far has finished. Returns [`BackendError::PeerGone`] if a wait for a counter has
+    /// failed in this stream, in a stream that this stream was ordered after, or in a graph, whose stream is unknown. Each failure is
+    /// returned once for each allocation that contains such counters.
     fn synchronize_stream(&self, stream: StreamHandle) -> Result<(), BackendError>;
     /// Runs `work` on a CPU thread in stream order, and then drops it. `work` may block, which on CUDA delays the functions of other
-    /// streams. In a stream that is being captured the graph owns `work`: it runs at each launch, and is dropped when the graph and its
-    /// executables are destroyed, on a thread that must not call the driver.
+    /// streams. If the stream is being captured, the graph owns `work`: it runs at each launch, and is dropped when the graph and its
+    /// executables are destroyed. It is then dropped on a thread that must not call the driver.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError>;
 
-    /// Creates an event that counts as completed until it is first recorded.
+    /// Creates an event that has the state completed until it is first recorded.
     fn create_event(&self) -> Result<EventHandle, BackendError>;
-    /// Destroys an event. Waits that are already enqueued remain effective.
+    /// Destroys an event. Waits for the event that are already enqueued remain effective.
     fn destroy_event(&self, event: EventHandle) -> Result<(), BackendError>;
-    /// Records all work enqueued in `stream` so far.
+    /// Records in `event` all work enqueued in `stream` so far.
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError>;
-    /// Makes work enqueued in `stream` from now on wait for the work that is currently recorded in `event`.
+    /// Makes all work that is enqueued in `stream` after this call wait for the work that is currently recorded in `event`.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), BackendError>;
-    /// Blocks until the work that is currently recorded in `event` has finished. Reports failed waits until the event is recorded in a
-    /// stream that has already reported them.
+    /// Blocks until the work that is currently recorded in `event` has finished. Reports failed waits in each call, until the event is
+    /// recorded in a stream that has already reported them.
     fn synchronize_event(&self, event: EventHandle) -> Result<(), BackendError>;
 
-    /// Enqueues one run of a program, and returns its completion unless [`Report::Nothing`] is requested. After an error, no work that it
-    /// has enqueued is still running.
+    /// Enqueues one execution of a program, and returns its completion unless [`Report::Nothing`] is requested. If an error is returned, no
+    /// work that this call has enqueued is still running.
     ///
-    /// In a stream that is being captured the run becomes part of the graph. It gets its own staging memory, which exists as long as the
-    /// graph and its executables. Therefore launches of one captured graph must be ordered, even launches of different executable graphs;
-    /// one executable graph orders its own launches. `after` is ignored if the program has rings.
+    /// If the stream is being captured, the execution becomes part of the graph. It gets its own staging memory, which exists as long as
+    /// the graph and its executables. Launches of one captured graph must therefore be ordered, even launches of different executable
+    /// graphs; one executable graph orders its own launches. `after` is ignored if the program has staging rings.
     fn submit(&self, execution: &Execution<'_>) -> Result<Option<Completion>, BackendError>;
-    /// Returns the completion of all work enqueued in `stream` so far, and of `after`, by an execution that moves nothing.
+    /// Returns the completion of all work enqueued in `stream` so far and of the executions `after`. It enqueues an execution that copies
+    /// nothing.
     fn mark_end(&self, stream: StreamHandle, after: &[Completion], report: Report) -> Result<Option<Completion>, BackendError> {
         let (program, endpoints, rings) = (Arc::new(Program::default()), Arc::from([]), Arc::from([]));
         self.submit(&Execution { after, report, ..Execution::new(&program, &endpoints, &rings, stream) })
     }
-    /// Marks the moment at which all work enqueued in `stream` so far has finished. Not allowed in a stream that is being captured.
+    /// Marks the moment at which all work enqueued in `stream` so far will have finished. Not allowed in a stream that is being captured.
     fn mark_moment(&self, stream: StreamHandle) -> Result<Moment, BackendError> {
         let _ = stream;
         Err(BackendError::NotSupported(format!("the {} backend does not time streams", self.name())))
     }
-    /// Prepares the first such execution: creates graphs, streams and events, loads kernels and enables access to memory. Enqueues nothing
-    /// and moves no data. May wait for work of the devices. Ignores `after` and `report`.
+    /// Prepares the first execution with these arguments: creates graphs, streams and events, loads kernels and enables access to memory.
+    /// Enqueues nothing and moves no data. May wait for work of the devices. Ignores `after` and `report`.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         let _ = execution;
         Ok(())
     }
-    /// Blocks until all work that was ever enqueued has finished.
+    /// Blocks until all work that was ever enqueued in any stream has finished.
     fn synchronize(&self) -> Result<(), BackendError>;
 
-    /// Sets the number of programs whose graphs are kept, those launched last. The default is [`USUAL_GRAPHS`].
+    /// Sets the number of programs for which executable graphs are kept, beginning with the program launched last. The default is
+    /// [`USUAL_GRAPHS`].
     fn keep_graphs(&self, _programs: usize) {}
 
-    /// Returns counters of graph launches; all zero on a backend without graphs.
+    /// Returns statistics of graph launches; all values are zero on a backend without graphs.
     fn graph_statistics(&self) -> GraphStatistics {
         GraphStatistics::default()
     }
 
-    /// Returns the identifier of a device in every process of the node, independent of its number there: a GPU's UUID.
+    /// Returns an identifier of a device that is the same in every process of the node, whatever the number of the device there. It is the
+    /// UUID of a GPU.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         Ok(uuid_of_number(device))
     }
-    /// Returns the pairs among `pairs` that report peer access but lose bytes, as GPUs behind an IOMMU do. Tries each pair once, in both
-    /// directions, with copies that it waits for only a short time. Must not be called while work is enqueued.
+    /// Returns the pairs in `pairs` whose GPUs report peer access but lose data, as GPUs behind an IOMMU do. Tests each pair once, in both
+    /// directions, by copies for which it waits only a short time. Must not be called while work is enqueued.
     fn losing_pairs(&self, pairs: &[(DeviceId, DeviceId)]) -> Vec<(DeviceId, DeviceId)> {
         let _ = pairs;
         Vec::new()
     }
 
-    /// Returns the allocation of `bytes` bytes at an address as [`Backend::locate`] does, limited to the part that other processes can map.
-    /// Returns [`BackendError::NotSupported`] with the remedy if that part is smaller.
+    /// Returns the allocation that contains `bytes` bytes at `address`, like [`Backend::locate`], but limited to the part of it that other
+    /// processes can map. Returns [`BackendError::NotSupported`] with the remedy if the bytes are not inside that part.
     fn exportable(&self, address: u64, bytes: u64) -> Result<Option<Allocation>, BackendError> {
         let _ = bytes;
         self.locate(address)
     }
-    /// Exports an allocation that [`Backend::exportable`] has returned, for mapping by another process. Returns
-    /// [`BackendError::NotSupported`] with the remedy for memory that cannot be mapped there.
+    /// Exports an allocation that [`Backend::exportable`] has returned, and returns the information with which another process maps it.
+    /// Returns [`BackendError::NotSupported`] with the remedy for memory that other processes cannot map.
     fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let _ = allocation;
         Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
     }
-    /// Maps an allocation that another process, or another context of this process, has exported, and returns its first byte. Ignores the
-    /// id and the base of `allocation`. The backend then locates the memory as memory of its device.
+    /// Maps an allocation that another process, or another context of this process, has exported. Returns the address of its first byte.
+    /// Ignores the id and the base of `allocation`. The backend then locates the memory as memory of its device.
     fn map(&self, shared: Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         let _ = (shared, allocation);
         Err(BackendError::NotSupported(format!("the {} backend cannot share memory", self.name())))
     }
-    /// Unmaps memory that [`Backend::map`] has returned. Work that uses it must have finished.
+    /// Unmaps memory that [`Backend::map`] has mapped at `base`. Work that uses it must have finished.
     fn unmap(&self, base: u64) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(base))
     }
 
-    /// Makes work enqueued in `stream` from now on wait until every signal's counter has reached its value. Counters must be in memory that
-    /// this backend locates. Returns [`BackendError::PeerGone`] for a counter that may never be set; nothing is then enqueued.
+    /// Makes all work that is enqueued in `stream` after this call wait until every signal's counter has reached its value. Counters must
+    /// be in memory that this backend can locate. If a counter may never be set, the method enqueues nothing and returns
+    /// [`BackendError::PeerGone`].
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         let _ = (stream, signals, by);
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
-    /// Returns a number of a stream that is unique while the stream exists.
+    /// Returns a number that identifies a stream and is unique while the stream exists.
     fn stream_number(&self, stream: StreamHandle) -> u64 {
         stream.0 as u64
     }
@@ -573,44 +591,47 @@ pub trait Backend: Send + Sync {
         let _ = stream;
         Ok(false)
     }
-    /// Loads the kernels for waits and small messages. Loading them later could wait for work of a device.
+    /// Loads the kernels for waits and small messages in advance. Loading them later could wait for work of a device.
     fn load_kernels(&self) {}
-    /// Calls `work` with true if `stream` is being captured. The backend reuses its queries of the stream for calls of this thread until
-    /// `work` returns, so that several calls cost little more than one. No capture of the stream may begin or end meanwhile.
+    /// Calls `work` with true if `stream` is being captured, and with false otherwise. The backend caches the properties of the stream for
+    /// calls of this thread until `work` returns, so that several calls cost little more than one. No capture of the stream may begin or
+    /// end meanwhile.
     fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         work(self.is_capturing(stream)?);
         Ok(())
     }
-    /// Returns true if all work enqueued in `stream` so far is known to have finished, so that the calling thread may perform later work
+    /// Returns true if all work enqueued in `stream` so far is known to have finished. The calling thread may then perform the next work
     /// itself. May return false although the work has finished.
     fn is_idle(&self, stream: StreamHandle) -> bool {
         let _ = stream;
         false
     }
-    /// Sets counters after all work enqueued in `stream` so far. An observer of the value sees all writes of that work.
+    /// Sets counters after all work enqueued in `stream` so far. A thread or kernel that observes the new value also sees all writes of
+    /// that work.
     fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), BackendError> {
         let _ = (stream, signals);
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
-    /// Sets counters as [`stream_raise_signals`](Backend::stream_raise_signals) does. Then makes work enqueued in `stream` from now on wait
-    /// until every flag is 1, and resets each flag to 0. Both are one call, because the driver accepts them as one operation.
+    /// Sets the counters `raises` in the same way as [`stream_raise_signals`](Backend::stream_raise_signals). Then makes all work that is
+    /// enqueued in `stream` after this call wait until every flag is 1, and resets each flag to 0. Both are in one call, because the driver
+    /// accepts them as one operation.
     ///
     /// A flag is a counter in memory of this process from [`Backend::allocate_shared`]. It is set again only after it was reset. Unlike a
-    /// wait for signals this call does not check the current value of a flag, which may belong to an earlier step. If the party that should
-    /// set a flag is lost, the wait ends as lost and the step is abandoned.
+    /// wait for signals, this call does not check the current value of a flag, which may belong to an earlier step. If the party that
+    /// should set a flag is lost, the wait ends as lost and the step is abandoned.
     fn stream_take_flags(&self, stream: StreamHandle, raises: &[Signal], flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, raises, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
-    /// Makes work enqueued in `stream` from now on wait until every flag is 1. The requirements for flags are those of
+    /// Makes all work that is enqueued in `stream` after this call wait until every flag is 1. The requirements for flags are those of
     /// [`stream_take_flags`](Backend::stream_take_flags). This call does not reset the flags; each step resets them before it begins.
     fn stream_await_flags(&self, stream: StreamHandle, flags: &[u64], fate: &StepFate) -> Result<(), BackendError> {
         let _ = (stream, flags, fate);
         Err(BackendError::NotSupported(format!("the {} backend does not support flags", self.name())))
     }
-    /// Enqueues one kernel of `device` that performs one rank's part of a step with few bytes: [actions](Action::segment), whose copies use
-    /// the addresses of [`action_reach`](Backend::action_reach). Returns false, and enqueues nothing, if the stream belongs to another GPU.
-    /// The step is abandoned if the signaller of a flag is lost.
+    /// Enqueues one kernel of `device` that executes the part of one rank in a step with little data. The kernel executes
+    /// [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and enqueues
+    /// nothing if the stream belongs to another GPU. The step is abandoned if the party that should set a flag is lost.
     fn stream_run_actions(
         &self,
         stream: StreamHandle,
@@ -622,57 +643,59 @@ pub trait Backend: Send + Sync {
         let _ = (stream, device, actions, grid, fate);
         Ok(false)
     }
-    /// Returns the addresses with which a kernel of `device` accesses the ends of a program's transfers. Fails if it cannot access one of
-    /// them, or if this backend has no such kernel.
+    /// Returns the addresses with which a kernel of `device` accesses the sources and destinations of a program's transfers. Returns an
+    /// error if the kernel cannot access one of them, or if this backend has no such kernel.
     fn action_reach(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<ActionReach, BackendError> {
         let _ = (device, program, ends);
         Err(BackendError::NotSupported(format!("the {} backend has no kernel that waits for flags", self.name())))
     }
-    /// Records that kernels of the caller wait for these counters, from now until their memory is freed.
-    /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below its value, as for other waits. Fails, and records nothing,
-    /// if a process that could have set a counter has exited. If `streams_wait` is true, streams wait in the same allocation and report the
-    /// failure; otherwise every stream reports it.
+    /// Records that kernels of the caller wait for these counters, until the memory of the counters is freed.
+    /// [`fail_waits`](Backend::fail_waits) then sets each counter that is below its value, as for other waits. Returns an error and records
+    /// nothing if a process that could have set a counter has exited. If `streams_wait` is true, streams that wait for counters in the same
+    /// allocation report the failure; otherwise every stream reports it.
     fn kernel_wait_signals(&self, signals: &[Signal], streams_wait: bool) -> Result<(), BackendError> {
         let _ = (signals, streams_wait);
         Err(BackendError::NotSupported(format!("the {} backend does not support signals", self.name())))
     }
-    /// Returns the address with which kernels of a device access `address`, which is in memory of another process that is mapped here.
+    /// Returns the address with which kernels of `device` access the memory at `address`, which belongs to another process and is mapped
+    /// here.
     fn address_for(&self, device: DeviceId, address: u64) -> Result<u64, BackendError> {
         let _ = device;
         Ok(address)
     }
-    /// Returns the ends of a program's transfers as kernels of `device` address them. Returns [`BackendError::NotSupported`] if that device
-    /// cannot access one of them directly.
+    /// Returns the addresses with which kernels of `device` access the sources and destinations of a program's transfers. Returns
+    /// [`BackendError::NotSupported`] if that device cannot access one of them directly.
     fn kernel_ends(&self, device: DeviceId, program: &Arc<Program>, ends: &Arc<[Endpoints]>) -> Result<Arc<[Endpoints]>, BackendError> {
         let _ = (device, program);
         Ok(Arc::clone(ends))
     }
-    /// Returns the value of a counter. All writes before it was set to this value are then visible. Returns [`BackendError::NotSupported`]
-    /// for memory that the CPU cannot read.
+    /// Returns the current value of a counter. All writes that preceded the setting of this value are then visible. Returns
+    /// [`BackendError::NotSupported`] for memory that the CPU cannot read.
     fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         Err(BackendError::InvalidPointer(counter))
     }
-    /// Sets a counter now, after everything that the calling thread has written or seen. Errors as those of
+    /// Sets a counter immediately, after everything that the calling thread has written or seen. Returns the same errors as
     /// [`read_signal`](Backend::read_signal).
     fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(signal.counter))
     }
-    /// Records the parties that set the counters of an allocation, ordered by address. Called before any wait there.
+    /// Records which party sets each counter of an allocation. `by_address` is sorted by address. Called before any wait for these
+    /// counters.
     fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
         let _ = (allocation, by_address);
     }
-    /// Reports that a party that sets counters in this allocation has exited or left. Waits for counters that it sets
-    /// ([`Signallers::concerns`]) and that are not reached then end as lost, now and later; no other waits do. Therefore no stream waits
-    /// forever, and a wait for the stream returns [`BackendError::PeerGone`] once.
+    /// Reports that a party that sets counters in this allocation has exited or left. Current and later waits for counters of this party
+    /// ([`Signallers::concerns`]) then end as lost if the counter has not reached its value; other waits are not affected. No stream
+    /// therefore waits forever, and a wait for the stream returns [`BackendError::PeerGone`] once.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }
-    /// Ends failed waits again whose counter another process has reset since. Called every few milliseconds after
+    /// Ends lost waits whose counter another process has reset after they were ended. Called every few milliseconds after
     /// [`fail_waits`](Backend::fail_waits), for as long as it returns true.
     fn fail_waits_again(&self) -> bool {
         false
     }
-    /// Returns the lost party that could have set a counter to this value, if there is one.
+    /// Returns the lost party that could have set a counter to this value, or `None` if there is none.
     fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let _ = wanted;
         None
@@ -680,24 +703,24 @@ pub trait Backend: Send + Sync {
 }
 
 impl BackendError {
-    /// Creates the error for a lack of host memory, if the amount depends on numbers that the caller has chosen.
+    /// Returns the error for a lack of host memory whose amount depends on numbers that the caller has chosen.
     pub fn no_headroom(NoHeadroom { bytes }: NoHeadroom) -> Self {
         BackendError::OutOfMemory { device: DeviceId::HOST.0, bytes }
     }
 }
 
-/// Returns the error for a backend that does not implement [`Backend::submit`] correctly.
+/// Returns the error for a backend whose [`Backend::submit`] returns no completion although one was requested.
 #[cold]
 pub fn no_completion() -> BackendError {
     BackendError::Driver { what: "submit".into(), reason: "the backend has returned no completion".into(), code: 0 }
 }
 
-/// Returns the error for executions without [`Report::Times`].
+/// Returns the error for requesting the times of an execution that was not submitted with [`Report::Times`].
 pub fn not_timed() -> BackendError {
     BackendError::NotSupported("this execution was not timed: ask for `Report::Times`".into())
 }
 
-/// Returns the identifier of a device that has the same number in every process of the node: a virtual device, or host memory.
+/// Returns an identifier of a device that has the same number in every process of the node, that is, of a virtual device or of host memory.
 pub fn uuid_of_number(device: DeviceId) -> [u8; 16] {
     let mut identity = *b"mpgpu device    ";
     identity[12..].copy_from_slice(&device.0.to_le_bytes());

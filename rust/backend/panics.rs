@@ -1,9 +1,9 @@
-//! Texts of caught panics.
+//! Extracts the messages of caught panics.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Returns the message of a panic, for an error's text.
+/// Returns the message of a panic for use in an error.
 pub fn text(payload: Box<dyn Any + Send>) -> String {
     let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
         (Some(text), _) => format!("panicked: {text}"),

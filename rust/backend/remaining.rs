@@ -1,10 +1,11 @@
-//! Signals that should end a process in which only threads of the library remain.
+//! Handles signals that should end a process in which only threads of the library remain.
 //!
-//! A program may leave `main` by `pthread_exit`, and its other threads may end as well. The process then continues with the library's
-//! threads. They block all signals, so that no handler of the program runs on them, and a SIGTERM would stay pending forever. Therefore one
-//! thread watches such signals without accepting them. A program's thread that accepts them, by a handler, `sigwait` or a signalfd, gets
-//! them as if the library did not exist. The watching thread unblocks a pending signal only if no thread of the program is left. The signal
-//! then has the effect that the program has configured: it ends the process, or calls a handler.
+//! A program may leave `main` by `pthread_exit`, and its other threads may also end. The process then continues with the library's threads.
+//! They block all signals, so that no signal handler of the program runs on them, and a SIGTERM would stay pending forever. One thread of
+//! the library therefore watches for such signals without accepting them. If a thread of the program accepts a signal, by a handler,
+//! `sigwait` or a signalfd, it receives the signal as if the library did not exist. The watching thread unblocks a pending signal only if
+//! no thread of the program is left. The signal then has the effect that the program has configured: it ends the process or calls a
+//! handler.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -13,19 +14,20 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Signals by which users and batch systems end a process.
+/// Signals by which users and batch systems request a process to end.
 const ENDING: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Stack size of the thread, which lists the threads of the process.
+/// Stack size in bytes of the watching thread, which lists the threads of the process.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Time between two checks of a signal that stays pending because the program blocks it.
+/// Interval between two checks of a signal that stays pending because the program blocks it.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Process in which the watching thread runs. A child of `fork` has no such thread.
+/// Id of the process in which the watching thread runs; 0 if there is none. A child of `fork` inherits the value but not the thread.
 static WATCHED: AtomicU32 = AtomicU32::new(0);
 
-/// Starts the thread if this process has none. The caller must have blocked all signals. After a failure the next call tries again.
+/// Starts the watching thread if this process has none. The caller must have blocked all signals. If the start fails, the next call tries
+/// again.
 pub fn watch() {
     let process = std::process::id();
     if WATCHED.swap(process, Ordering::Relaxed) == process {
@@ -51,7 +53,7 @@ fn set() -> libc::sigset_t {
     }
 }
 
-/// Returns a descriptor that is readable while one of the signals is pending. No thread reads it.
+/// Returns a descriptor that is readable while one of the signals is pending. No thread reads from it, so the signals stay pending.
 fn ending_signals() -> io::Result<OwnedFd> {
     // SAFETY: the set is valid for the call.
     let descriptor = unsafe { libc::signalfd(-1, &set(), libc::SFD_CLOEXEC) };
@@ -71,19 +73,20 @@ fn serve(signals: &OwnedFd) {
     }
 }
 
-/// Returns true if all threads of the process, except those that have ended, belong to the library.
+/// Returns true if all running threads of the process belong to the library.
 fn is_alone() -> bool {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return false };
     tasks.flatten().all(|task| std::fs::read_to_string(task.path().join("stat")).map_or(true, |stat| !is_program(&stat)))
 }
 
-/// Returns true if a thread's line of `proc(5)`, "7 (name) S …", belongs to a thread of the program that has not ended.
+/// Returns true if a thread belongs to the program and has not ended. `stat` is the thread's line in the format of `proc(5)`, "7 (name) S
+/// …".
 fn is_program(stat: &str) -> bool {
     let Some((name, rest)) = stat.split_once('(').and_then(|(_, rest)| rest.rsplit_once(')')) else { return true };
     !name.starts_with("mpgpu-") && !rest.trim_start().starts_with(['Z', 'X'])
 }
 
-/// Delivers pending signals to this thread.
+/// Accepts pending signals on the calling thread.
 fn accept() {
     // SAFETY: the set is valid for the calls. A handler of the program may run, as it would on any thread that accepts the signal.
     unsafe {

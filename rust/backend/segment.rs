@@ -1,8 +1,8 @@
-//! Contiguous copies that the C++ kernels in `cpp/` perform.
+//! Defines the contiguous copies that the C++ kernels in `cpp/` perform.
 
 use cxx::{ExternType, type_id};
 
-/// One contiguous copy, equal to `mpgpu::Segment` in `cpp/segment_copy.hpp`.
+/// Contiguous copy that a kernel performs, with the memory layout of `mpgpu::Segment` in `cpp/segment_copy.hpp`.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {
@@ -10,7 +10,7 @@ pub struct Segment {
     pub dst: u64,
     /// Address of the first byte of the source.
     pub src: u64,
-    /// Number of bytes; 0 is allowed.
+    /// Number of bytes to copy; 0 is allowed.
     pub bytes: u64,
 }
 

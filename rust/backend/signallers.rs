@@ -1,7 +1,8 @@
-//! Table of the parties that set the counters of an allocation, and of those that are lost. It decides which waits a loss affects.
+//! Records the parties that set the counters of an allocation, and the parties that were lost. The table determines which waits a loss
+//! affects.
 //!
-//! A loss affects exactly the counters that the lost party sets. Waits for them end as lost; every other wait continues. If a counter has
-//! no recorded signaller, any process that has mapped the allocation may be the one that sets it.
+//! The loss of a party affects exactly the counters that this party sets. Waits for them end as lost; every other wait continues. If a
+//! counter has no recorded signaller, any process that has mapped the allocation may set it, so the loss of any of them affects it.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -9,42 +10,42 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Counters of an allocation that one party sets: the unit that a loss affects.
+/// Counter group: all counters of an allocation that one party sets. The loss of a party affects such a group.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
-    /// Number of the allocation.
+    /// Id of the allocation that contains the counters.
     pub allocation: u64,
-    /// Number of the party among those of the allocation; `None` for counters without a recorded signaller.
+    /// Number of the party that sets the counters, among the parties of the allocation; `None` for counters without a recorded signaller.
     pub signaller: Option<u32>,
 }
 
-/// Recorded signallers of an allocation, and its lost parties.
+/// Parties that set the counters of one allocation ("signallers"), and the parties that were lost.
 #[derive(Debug, Default)]
 pub struct Signallers {
-    /// Counters in the order of their addresses, each with the party that sets it.
+    /// Address of each counter and number of the party that sets it, sorted by address.
     named: Arc<[(u64, u32)]>,
     lost: SmallVec<[(Option<u32>, LostPeer); 1]>,
 }
 
 impl Signallers {
-    /// Records the party that sets each counter. `by_address` must be sorted.
+    /// Records the party that sets each counter. The entries of `by_address` must be sorted by address.
     pub fn name(&mut self, by_address: Arc<[(u64, u32)]>) {
         self.named = by_address;
     }
 
-    /// Returns the party that sets a counter, if it is known.
+    /// Returns the number of the party that sets a counter, or `None` if it is not recorded.
     pub fn of(&self, counter: u64) -> Option<u32> {
         let place = self.named.binary_search_by_key(&counter, |(address, _)| *address).ok()?;
         Some(self.named[place].1)
     }
 
-    /// Returns true if the loss of `party` affects a counter.
+    /// Returns true if the loss of `party` affects the counter at address `counter`.
     pub fn concerns(&self, party: Option<u32>, counter: u64) -> bool {
         let of = self.of(counter);
         of.is_none() || of == party
     }
 
-    /// Records that a party is lost. The first loss of each party that affects all values counts.
+    /// Records that a party is lost. After a loss that affects all values, further losses of the same party are ignored.
     pub fn lose(&mut self, party: Option<u32>, peer: LostPeer) {
         let is_known = |(known, by): &(Option<u32>, LostPeer)| *known == party && (by.raises.is_none() || by.raises == peer.raises);
         if !self.lost.iter().any(is_known) {
@@ -52,19 +53,19 @@ impl Signallers {
         }
     }
 
-    /// Returns the lost party that could have set a counter to a value.
+    /// Returns the lost party that could have set a counter to a value, or `None` if there is no such party.
     pub fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let concerns = |(party, peer): &&(Option<u32>, LostPeer)| self.concerns(*party, wanted.counter) && peer.fails(wanted);
         self.lost.iter().find(concerns).map(|(_, peer)| *peer)
     }
 }
 
-/// State of one rank's steps in a plan of several ranks: in progress or abandoned. The first wait that ends as lost abandons the steps.
-/// From then on they write nothing, set nothing and wait for nothing, because other ranks have not granted access to the memory. The rank
-/// then counts as lost to the ranks that wait for it.
+/// Abandonment state of one rank's steps in a plan of several ranks. The first wait that ends as lost abandons the steps. Abandoned steps
+/// write no data, set no flags and wait for no flags, because other ranks have not permitted access to their memory. The rank is then
+/// treated as lost by the ranks that wait for it.
 ///
-/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so its steps
-/// continue.
+/// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so the steps of
+/// streams continue.
 #[derive(Clone, Default)]
 pub struct StepFate(Arc<Fate>);
 
@@ -74,29 +75,29 @@ struct Fate {
     tell: OnceLock<Box<dyn Fn(Abandoned) + Send + Sync>>,
 }
 
-/// Steps that a rank abandons.
+/// Set of steps that a rank abandons.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Abandoned {
-    /// All steps.
+    /// All steps of the rank are abandoned.
     All,
-    /// Steps that kernels perform. Streams still perform the enqueued steps.
+    /// Only steps that kernels execute are abandoned. Streams still execute the enqueued steps.
     OfKernels,
 }
 
 impl StepFate {
-    /// Registers a function that is called once when the steps are abandoned, on the thread that ends the wait.
+    /// Registers a function that is called once when steps are abandoned. It runs on the thread that ends the lost wait.
     pub fn on_abandon(&self, tell: impl Fn(Abandoned) + Send + Sync + 'static) {
         let _ = self.0.tell.set(Box::new(tell));
     }
 
-    /// Abandons the steps, because a wait has ended as lost.
+    /// Abandons the given steps, because a wait has ended as lost.
     pub fn abandon(&self, steps: Abandoned) {
         if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
             self.0.tell.get().into_iter().for_each(|tell| tell(steps));
         }
     }
 
-    /// Returns true if a wait of this step, or of an earlier one, has ended as lost.
+    /// Returns true if a wait of this step or of an earlier step has ended as lost.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned.load(Ordering::Acquire)
     }
@@ -108,71 +109,72 @@ impl fmt::Debug for StepFate {
     }
 }
 
-/// Party that no longer sets its counters, or only up to some value.
+/// Party that sets its counters no longer, or only up to a certain value.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LostPeer {
-    /// Number of the process. Another process may get it later.
+    /// Process id of the party. The system may later assign it to another process.
     pub process: i32,
-    /// Node plan that the party has left, if any.
+    /// Information about the node plan that the party has left; `None` if it left no plan.
     pub left: Option<LeftPlan>,
-    /// Maximum value to which the party still sets its counters, if it is alive. `None` if the party sets them no longer.
+    /// Last value to which the party still sets its counters. `None` if the party does not set them any more.
     pub raises: Option<u64>,
 }
 
 impl LostPeer {
-    /// Creates the record of a process that has exited, or has left node plans.
+    /// Creates the record of a process that has exited or has left a node plan.
     pub const fn of(process: i32, left: Option<LeftPlan>) -> LostPeer {
         LostPeer { process, left, raises: None }
     }
 
-    /// Returns true if the party will not set a counter of its own to a value.
+    /// Returns true if the party will not set one of its counters to the wanted value.
     pub fn fails(&self, wanted: Signal) -> bool {
-        // Counters may overflow.
+        // The comparison is cyclic, because counters may overflow.
         self.raises.is_none_or(|last| (last.wrapping_sub(wanted.value) as i64) < 0)
     }
 }
 
-/// Node plan that a rank has left, while this rank has enqueued more steps.
+/// Node plan that another rank has left although this rank has enqueued more steps of it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct LeftPlan {
-    /// Number of the plan on its node, from 1.
+    /// Number of the plan among the plans of its node, from 1.
     pub plan: u64,
-    /// First step whose waits fail on this rank, from 1, as far as it is known.
+    /// Number of the first step whose waits fail on this rank, from 1, as far as it is known.
     pub step: u64,
-    /// Rank that has left.
+    /// Rank that has left the plan.
     pub rank: u32,
-    /// Reason for which the rank has left.
+    /// Reason why the rank has left the plan.
     pub why: Leave,
-    /// First failure, if the rank has left because of another rank's failure.
+    /// First failure in the chain of failures that made the rank leave; `None` if the rank's own failure is the first.
     pub cause: Option<Cause>,
 }
 
-/// First failure in a chain of failures.
+/// First failure in a chain of failures of several ranks.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Rank that has failed first.
+    /// Rank that was the first to fail.
     pub rank: u32,
-    /// Number of the rank's process.
+    /// Process id of the rank.
     pub process: i32,
-    /// The way in which the rank has failed.
+    /// Reason why the rank no longer participates.
     pub why: Leave,
 }
 
-/// Reason for which a rank no longer takes part in a node plan.
+/// Reason why a rank no longer participates in a node plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// The process has ended, or its context was destroyed before the plan.
+    /// The process of the rank has exited, or its context was destroyed before the plan.
     Ended,
-    /// The rank has destroyed the plan after this number of steps.
+    /// The rank has destroyed the plan after executing the given number of steps.
     Destroyed(u64),
-    /// The rank has destroyed the plan after this number of steps, including failed ones.
+    /// The rank has destroyed the plan after a failure. The number of its steps includes the failed ones.
     Failed(u64),
-    /// The rank has enqueued the plan and this other plan of the node in one stream, but in another order than this rank.
+    /// The rank has enqueued this plan and the plan with the given number in one stream, in a different order than this rank.
     Order(u64),
 }
 
 impl LeftPlan {
-    /// Returns the first failure of the chain that led to this failure, or this failure if it is the first.
+    /// Returns the first failure in the chain that made the rank leave. `process` is the rank's process id, used if its own failure is the
+    /// first.
     pub fn first(&self, process: i32) -> Cause {
         self.cause.unwrap_or(Cause { rank: self.rank, process, why: self.why })
     }

@@ -1,11 +1,11 @@
-//! Detection of statically linked programs, which cannot load libraries at run time.
+//! Detects statically linked programs, which cannot load libraries at run time.
 
 use std::ffi::{c_int, c_void};
 
 /// Returns an error with the reason if the program is statically linked and cannot load a library.
 ///
-/// In such a program `dlopen` starts a second C library besides the one in the program, and does not initialise its state. The first of its
-/// functions that the driver calls ends the process.
+/// In such a program, `dlopen` loads a second C library in addition to the one in the program, and does not initialise its state. The
+/// process then crashes in the first function of the second C library that the driver calls.
 pub fn check_can_load() -> Result<(), &'static str> {
     if is_static() {
         Err("this program is statically linked, and libraries cannot be loaded into it: link it without -static")
@@ -14,9 +14,9 @@ pub fn check_can_load() -> Result<(), &'static str> {
     }
 }
 
-/// Returns true if the program has no dynamic loader: its headers name none (`PT_INTERP`).
+/// Returns true if the program has no dynamic loader, that is, if no program header has the type `PT_INTERP`.
 fn is_static() -> bool {
-    /// Records in `*data` whether the first object, which is the program, names a loader.
+    /// Sets `*data` to true if the first object, which is the program, specifies a dynamic loader, and to false otherwise.
     unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
         // SAFETY: the pointers are valid for the call, as `dl_iterate_phdr` guarantees. `data` is the caller's Option.
         let (object, named) = unsafe { (&*object, &mut *data.cast::<Option<bool>>()) };

@@ -1,4 +1,5 @@
-//! Synchronisation primitives of code that models check: those of the standard library, or those of the model checker.
+//! Provides the synchronisation primitives of code that is tested by a model checker: those of the standard library, or those of the model
+//! checker.
 //!
 //! `--cfg shuttle` replaces every primitive by one that shuttle schedules, so that the models run the production code under thousands of
 //! schedules.
@@ -23,12 +24,12 @@ pub use std::{
 use std::sync::{LockResult, PoisonError};
 
 /// Returns the guard of a lock, even if a thread has panicked while it held the lock. Every critical section keeps its data consistent at
-/// each point where a panic can occur, so that one failed call does not make the context unusable.
+/// each point where a panic can occur. One failed call therefore does not make the context unusable.
 pub fn held<T>(result: LockResult<T>) -> T {
     result.unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks `mutex`; see [`held`].
+/// Locks `mutex` and returns its guard, even if a thread has panicked while it held the lock; see [`held`].
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     held(mutex.lock())
 }

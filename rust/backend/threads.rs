@@ -1,15 +1,16 @@
-//! Threads of the library, which leave the program's signals to the program's threads.
+//! Starts the threads of the library with signals blocked, so that the program's signals are handled by the program's threads.
 
 use crate::remaining;
 use std::mem::MaybeUninit;
 
-/// Signals that a thread raises by its own fault. If they were blocked, they would end the process without calling the program's handler
-/// (`sigaction(2)`).
+/// Signals that the system sends to a thread because of its own fault. If they were blocked, they would end the process without calling the
+/// program's handler (`sigaction(2)`).
 const FAULTS: [libc::c_int; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 
-/// Calls `start` with every signal blocked except those of faults, so that threads which it starts block them for their whole lifetime. A
-/// signal that arrives meanwhile reaches the calling thread afterwards. All threads of the library are started here. The first call also
-/// starts the thread that lets the process end when no other is left (`remaining`).
+/// Calls `start` with all signals blocked except those that report faults of the thread. Threads that `start` creates inherit the blocked
+/// signals for their whole lifetime. A signal that arrives during the call is delivered to the calling thread afterwards. All threads of
+/// the library are started by this function. The first call also starts the thread that ends the process when no thread of the program is
+/// left (`remaining`).
 pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     let (mut blocked, mut before) = (MaybeUninit::<libc::sigset_t>::zeroed(), MaybeUninit::<libc::sigset_t>::zeroed());
     // SAFETY: both sets are valid for the calls. They are integer arrays, for which zero is a value if a call fails.

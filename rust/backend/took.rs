@@ -1,9 +1,9 @@
-//! Durations of steps that may block a program, for the log.
+//! Logs how long steps take that may block a program.
 
 use std::fmt::Display;
 use std::time::Instant;
 
-/// Runs `work`, and writes its duration to the debug log.
+/// Runs `work`, writes its duration to the debug log and returns its result.
 pub fn took<T>(what: impl Display, work: impl FnOnce() -> T) -> T {
     if !log::log_enabled!(log::Level::Debug) {
         return work();
