@@ -3,16 +3,17 @@
 //! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
 //!
 //! - Path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its data into `n` chunks and pipelines two hops.
-//!   The slower hop sets the rate. The time of the first chunk on the faster hop and `n + 1` synchronisations of `chunk` seconds are added:
-//!   `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`. Here `head` is the startup time of the path's first
-//!   operation.
+//!   The slower hop sets the rate. The time of the first chunk on the faster hop and `n + 1` synchronisations are added: `head + latency +
+//!   bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`. Here `head` is the startup time of the path's first operation, and `chunk`
+//!   the time of a synchronisation.
 //! - Resource. All data that uses a resource shares its capacity, so the resource is busy until at least `head + Σ weight · bytes /
 //!   capacity`.
 //! - Issuing thread. It needs `issue` seconds for each operation. The transfer of the last chunk follows after that.
 //!
-//! A set of flows finishes when the last of these terms does. If any flow is staged, `join` seconds are added, because the caller's stream
-//! waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two flows on one link are
-//! assumed to share it without loss. [`simulate`] contains the simulator, and [`timeline`] the form in which simulated runs are drawn.
+//! A set of flows finishes when the last of these terms does. If any flow is staged, `fork_join_staged` seconds are added, because the
+//! caller's stream waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two flows on
+//! one link are assumed to share it without loss. [`simulate`] contains the simulator, and [`timeline`] the form in which simulated runs
+//! are drawn.
 //!
 //! The model is pure: it uses no backend and no clock.
 

@@ -54,7 +54,7 @@ impl Selection<'_> {
                 }
                 None => lost <= SETTLED && self.drift(&guess, &shares) <= SETTLED * without,
             };
-            // With direct paths only, the result would equal the plan with one path.
+            // With direct paths only, the result would be the plan with one path for each transfer.
             if (0..self.candidates.len()).all(|i| self.closed[i].is_some() || self.candidates[i].via.is_none()) {
                 return None;
             }
@@ -63,7 +63,7 @@ impl Selection<'_> {
                     Ok(assignment) => return Some(assignment),
                     Err(NoRoom { candidate, ring_bytes, .. }) => self.closed[candidate] = Some(Reason::Staging { ring_bytes }),
                 }
-                // A path closed here may have been the last open one of its transfer.
+                // A path excluded here may have been the last possible path of its transfer.
                 if self.of.iter().any(|of| self.open(of).next().is_none()) {
                     return None;
                 }
@@ -129,7 +129,7 @@ impl Selection<'_> {
         let open: Vec<usize> = (0..self.candidates.len()).filter(|&i| self.closed[i].is_none()).collect();
         let column = |&i: &usize| {
             let Candidate { demand, model, .. } = &self.candidates[i];
-            // If a candidate represents many similar transfers, each transfer takes one path.
+            // If a candidate path serves many similar transfers, each transfer uses one path.
             let bytes = if self.count(i) > 1.0 { self.demand(i).shape.bytes } else { guess[i] as u64 };
             let chunks = self.chunks(i, bytes);
             let (fixed, each) = model.line(costs, chunks);

@@ -13,8 +13,8 @@ pub(super) fn issue(options: &Options, costs: &Costs) -> f64 {
 /// Returns the executor of a program: the one that the options select, or for [`Engine::Auto`] the one that takes the issuing thread less
 /// time.
 ///
-/// Streams take `issue` for each copy and `lane` for each lane (internal stream) beyond the first, which is the caller's stream. A graph
-/// takes `graph` for its first copy and `graph_node` for each further one. Measurements add these rules:
+/// Streams take `issue` for each copy and `fork_join_issue` for each lane (internal stream) beyond the first, which is the caller's stream.
+/// A graph takes `graph_launch` for its first copy and `graph_node` for each further one. Measurements add these rules:
 ///
 /// - Copies in a single lane stay on the stream: they end as early as in a graph, and nothing has to be instantiated.
 /// - A single kernel is issued as a graph, because the kernel's arguments of up to 4 KB are then already on the GPU (two H200, 52 messages
@@ -57,8 +57,8 @@ pub(super) fn executor(machine: &Machine, batch: &[Shape], options: &Options, pr
     let first = &program.lanes[0];
     let meet = first.devices().any(|device| program.lanes.iter().all(|lane| lane.devices().any(|other| other == device)));
     let read = program.lanes.iter().any(|lane| lane.device != first.device);
-    // Streams of one GPU need no events of other GPUs, which are more than half of the cost of a lane: two copies and their lanes are
-    // issued in 6.5 us.
+    // Streams of one GPU need no events of other GPUs, which are more than half of the cost of an internal stream: two copies in two
+    // internal streams are issued in 6.5 us.
     let (lane, signals) = if meet && read { (costs.fork_join_issue / 2.0, costs.fork_join_gpus) } else { (costs.fork_join_issue, 0.0) };
     let streams = program.ops.iter().map(on_stream).sum::<f64>() + lane * (program.lanes.len() - 1) as f64;
     let graph = costs.graph_launch + costs.graph_node * nodes.saturating_sub(1) as f64 + signals;

@@ -28,12 +28,12 @@ use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Direct operation and the path shares that it moves.
+/// Direct operation and the parts of transfers that it moves.
 pub(super) struct Launch {
     pub op: DirectOp,
-    /// Path shares that the operation moves, as indices into the list of shares.
+    /// Parts of transfers that the operation moves, as indices into the list of path shares.
     pub shares: Vec<usize>,
-    /// Source and destination GPU of the copy; `None` if the operation combines small messages or a host is involved.
+    /// Source and destination GPU of the copy; `None` if the operation combines small messages, or if it is not between two GPUs.
     between: Option<(DeviceId, DeviceId)>,
     /// Models of the paths through the kernel's GPU, for each pair of GPUs between which the kernel moves data; empty for other operations.
     through: PairPaths,
@@ -45,17 +45,17 @@ type PairPaths = Vec<(Pair, PathModel)>;
 /// Source device and destination device of a transfer.
 type Pair = (DeviceId, DeviceId);
 
-/// Key of direct operations: operations with equal keys run in the same lane (internal stream).
+/// Key of direct operations. Operations with equal keys run in the same lane (internal stream).
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub(super) enum LaneKey {
     /// Copies that leave a GPU over this link to other GPUs, if at least one of them takes longer than its startup time. Such copies run
-    /// one after the other in any case. In one lane they keep the order chosen by [`take_turns`]. In separate lanes the driver chooses the
-    /// order: an all-to-all of four H200 with 64 MiB took 698 us in separate lanes, and 545 us in one lane per link. Short copies overlap
-    /// in their startup time. If every pair of GPUs is directly connected, each pair has its own link.
+    /// one after the other in any case. In one lane (internal stream) they keep the order chosen by [`take_turns`]. In separate lanes the
+    /// driver chooses the order: an all-to-all of four H200 with 64 MiB took 698 us in separate lanes, and 545 us in one lane per link.
+    /// Short copies overlap in their startup time. If every pair of GPUs is directly connected, each pair has its own link.
     From(DeviceId, LinkId),
     /// Copies from one device to another, which all use one path.
     Between(DeviceId, DeviceId),
-    /// Messages that one operation of this device combines.
+    /// Small messages that one batched call or kernel of this device moves.
     Fused(DeviceId),
 }
 
@@ -106,7 +106,7 @@ fn is_mapped(shape: &Shape) -> bool {
 /// Direct operation in the form that the cost model uses.
 pub(super) struct Issued<'a> {
     pub mechanism: Mechanism,
-    /// Path shares that the operation moves, as indices into the list of shares.
+    /// Parts of transfers that the operation moves, as indices into the list of path shares.
     pub members: &'a [usize],
     /// True if the receiving GPU issues the operation.
     is_pulled: bool,
@@ -126,7 +126,7 @@ pub(super) fn issued(launches: &[Launch]) -> impl Iterator<Item = Issued<'_>> {
     })
 }
 
-/// Returns a GPU that may issue all of these operations; `None` if there is none.
+/// Returns a GPU that may issue all operations of `launches`; `None` if there is none.
 fn home(launches: &[Launch]) -> Option<DeviceId> {
     let devices = |launch: &Launch| Lane { device: launch.op.device, also: launch.op.also }.devices();
     devices(launches.first()?).find(|device| launches.iter().all(|launch| devices(launch).any(|other| other == *device)))
@@ -182,7 +182,7 @@ pub(super) fn started<'a>(
 }
 
 impl<'a> Issued<'a> {
-    /// Returns the model of the path of one of the operation's shares.
+    /// Returns the model of the path of one part of a transfer that the operation moves.
     pub fn path(&self, batch: &[Shape], candidates: &'a [Candidate], share: &PathShare) -> &'a PathModel {
         let of = |ends: Pair| self.through.iter().find(|through| through.0 == ends);
         let through = if self.through.is_empty() { None } else { of(pair(&batch[share.transfer as usize])) };
@@ -190,8 +190,8 @@ impl<'a> Issued<'a> {
     }
 }
 
-/// Returns the modelled flows of operations that are issued in this order. Shares of one operation that belong to the same demand are
-/// combined to one flow.
+/// Returns the modelled flows of operations that are issued in this order. Similar parts of transfers in one operation are combined to one
+/// flow.
 pub(super) fn flows<'a>(
     machine: &Machine,
     batch: &[Shape],
@@ -218,7 +218,7 @@ pub(super) fn flows<'a>(
     flows
 }
 
-/// Returns the operations for the direct shares among `shares`, in the order in which they are issued.
+/// Returns the operations for the parts of transfers on direct paths, in the order in which they are issued.
 pub(super) fn launches(
     machine: &Machine,
     batch: &[Shape],
@@ -345,8 +345,8 @@ fn one_kernel(machine: &Machine, batch: &[Shape], shares: &[PathShare], members:
     Some(Launch { op, shares: members, between: None, through })
 }
 
-/// Returns the launches for the shares `direct`, as single copies and combined copies. Each operation is issued by the GPU that its data
-/// leaves, or by the GPU that receives the data from a host.
+/// Returns the operations for the parts of transfers `direct`, as single copies and combined copies. Each operation is issued by the GPU
+/// that its data leaves, or by the GPU that receives the data from a host.
 fn launches_by_device(
     machine: &Machine,
     batch: &[Shape],
@@ -405,7 +405,7 @@ fn is_nvlink(machine: &Machine, link: LinkId) -> bool {
     machine.topology().links[link.0 as usize].kind == LinkKind::Nvlink
 }
 
-/// Returns the GPUs that are an end of all these copies and may issue all of them. A receiving GPU counts only if it is connected by
+/// Returns the GPUs that are an end of all copies in `pairs` and may issue all of them. A receiving GPU counts only if it is connected by
 /// NVLink, because only then does it read as fast as the source writes.
 fn meeting_points(machine: &Machine, pairs: impl Iterator<Item = (DeviceId, DeviceId)>) -> SmallVec<[DeviceId; 2]> {
     let mut points: Option<SmallVec<[DeviceId; 2]>> = None;
@@ -600,15 +600,15 @@ pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch])
     })
 }
 
-/// Allows either end to issue copies between two GPUs, where that saves time. Copies issued from a stream of the receiving GPU then need no
+/// Allows the GPU at either end of a copy to issue it, if that saves time. Copies issued from a stream of the receiving GPU then need no
 /// events across GPUs.
 ///
-/// If all copies of the batch have one GPU in common, this saves `fork_join_gpus` once, and costs `pull` for each plain copy of a lane.
-/// Copies in both directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each GPU, for all sizes
-/// (measured on two H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
+/// If all copies of the batch have one GPU in common, this saves `fork_join_gpus` once, and costs `pull` for each plain copy of an internal
+/// stream. Copies in both directions between two GPUs end 5 to 8 us earlier in two streams of one GPU than in a stream of each GPU, for all
+/// sizes (measured on two H200: 1 MiB 14.2 and 22.5 us, 4 MiB 22.5 and 27.5, 64 MiB 184 and 190). A kernel reads as fast as it writes.
 ///
-/// Otherwise it saves `join` for the lane, which holds all plain copies between the two GPUs. Copies that one GPU issues may run one after
-/// the other (see [`take_turns`]), so it may cost the time of the lane's copies.
+/// Otherwise it saves `fork_join_staged` for the internal stream, which holds all plain copies between the two GPUs. Copies that one GPU
+/// issues may run one after the other (see [`take_turns`]), so it may cost the time of the stream's copies.
 fn free_ends(machine: &Machine, batch: &[Shape], points: &[DeviceId], launches: &mut [Launch]) {
     let costs = machine.costs();
     let mut losses: BTreeMap<(DeviceId, DeviceId), (f64, f64)> = BTreeMap::new();
@@ -688,8 +688,9 @@ fn choose(
         let flows = flows(machine, batch, candidates, shares, each);
         finish(machine, flows, &Issue::copies(machine.costs(), operations))
     };
-    // Kernels that write host memory slow down the GPU's copy engines. While 8 blocks write it, a copy to another GPU falls from 394 to 102
-    // GB/s, and a copy to the host from 55 to 13. While 8 blocks read it, they fall to 372 and 43 (H200, 2026-11-22).
+    // Kernels that write host memory slow down the GPU's copy engines. While 8 blocks write host memory, a copy to another GPU falls from
+    // 394 to 102 GB/s, and a copy to the host from 55 to 13 GB/s. While 8 blocks read host memory, they fall to 372 and 43 GB/s (H200,
+    // 2026-11-22).
     let may_be_kernel = no_engine_at_work || members.iter().all(|&at| is_in_device_memory(&batch[shares[at].transfer as usize]));
     let mut best = (f64::INFINITY, Mechanism::Copy);
     for mechanism in [Mechanism::Batch, Mechanism::Kernel] {

@@ -42,8 +42,8 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory uses as
-    /// much of each resource as staged data does in measurements.
+    /// Creates the network of a machine. Data may pass through the devices for which `may_pass` is true. Data staged in host memory uses
+    /// resources like staged data, not like plain copies.
     pub fn new(machine: &Machine, may_pass: impl Fn(DeviceId) -> bool) -> Network {
         Network::drawing(machine, may_pass, false, |staged| staged)
     }

@@ -57,9 +57,10 @@ pub fn partition_variants(machine: &Machine, plan: Plan, forecast: &PartitionFor
     variants
 }
 
-/// Returns the forecast for copy engines that move `totals` bytes over the paths of `plan`. If `count` is `None`, it chooses the best
-/// number of partitions: the square root of the transfer's time divided by the cost of a partition, which is one synchronisation. On H200 a
-/// synchronisation took 5.3 us, and 24 to 32 partitions were best for 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms (docs/results.md).
+/// Returns the forecast for copy engines that move `totals` bytes over the paths of `plan`. If `count` is `None`, the best number of
+/// partitions is chosen: the square root of (time of the transfer / cost of a partition). The cost of a partition is one synchronisation.
+/// On H200 a synchronisation took 5.3 us, and 24 to 32 partitions were best for transfers of 4.8 ms, 8 for 0.6 ms and 4 for 0.09 ms
+/// (docs/results.md).
 pub fn forecast_engines(machine: &Machine, plan: &Plan, totals: &[u64], count: Option<u32>) -> PartitionForecast {
     let (seconds, cost) = (plan.predicted, machine.costs().hand_over);
     let best = (seconds / cost).sqrt().round() as u64;

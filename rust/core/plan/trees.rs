@@ -547,8 +547,8 @@ impl Problem<'_> {
         Some(())
     }
 
-    /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of the time of the copies before the last,
-    /// divided by the cost of a synchronisation.
+    /// Returns the chunk size of a tree, in bytes. The number of chunks is the square root of (time of the copies before the last / time of
+    /// a synchronisation), unless the options set it.
     fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
