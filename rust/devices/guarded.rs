@@ -1,4 +1,4 @@
-//! Copies pageable host memory and reports an error if the memory is missing, where a plain load would kill the process.
+//! Copies pageable host memory and returns an error if the memory is missing, where a plain load would kill the process.
 //!
 //! The program may unmap such memory before an execution, and a mapped file can become shorter while it is copied. In these cases the
 //! system copies the bytes (`process_vm_readv`). It reports missing memory, but reaches at most half the rate of a copy in the process.
@@ -12,18 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Host memory that could not be read or written.
+/// Access to host memory that failed, because the memory is not mapped or its file is too short.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub address: u64,
-    /// True if the address belongs to the source of the copy.
+    /// True if the address belongs to the source of the copy, false if it belongs to the destination.
     pub is_source: bool,
-    /// Error code of the system.
+    /// Error code of the operating system (`errno`).
     pub code: i32,
 }
 
 impl Fault {
-    /// Converts the fault to the error of an execution whose transfer it concerns.
+    /// Converts the fault to the error of an execution. `transfer` is the index of the transfer that was copied.
     pub fn error(&self, transfer: u32) -> BackendError {
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
@@ -33,18 +33,18 @@ impl Fault {
     }
 }
 
-/// Address ranges of the process that are not backed by a file, in order. The flag is true for writable ranges.
+/// Address ranges of the process that are not backed by a file, in ascending order: begin, end, and true if the range is writable.
 #[derive(Debug, Default)]
 pub(crate) struct PrivateRanges(Vec<(u64, u64, bool)>);
 
 impl PrivateRanges {
-    /// Reads the current ranges.
+    /// Returns the ranges as they are now, read from the operating system.
     pub fn look() -> PrivateRanges {
         PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
     }
 
-    /// Returns ranges that were read recently: at most 10 ms ago, or a hundred times the duration of reading them, which is a millisecond
-    /// or more in a process with a GPU.
+    /// Returns ranges that were read recently: at most 10 ms ago, or a hundred times the duration of reading them. Reading takes a
+    /// millisecond or more in a process with a GPU.
     pub fn recent() -> Arc<PrivateRanges> {
         type Seen = (Instant, Duration, Arc<PrivateRanges>);
         static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -60,7 +60,8 @@ impl PrivateRanges {
         ranges
     }
 
-    /// Parses lines in the format of proc(5), `begin-end access offset device inode name`. Adjacent ranges are merged.
+    /// Parses text in the format of `/proc/self/maps` (proc(5)), whose lines are `begin-end access offset device inode name`. Adjacent
+    /// ranges are merged.
     fn parse(text: &[u8]) -> PrivateRanges {
         let mut found: Vec<(u64, u64, bool)> = Vec::new();
         for line in text.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -82,7 +83,7 @@ impl PrivateRanges {
         PrivateRanges(found)
     }
 
-    /// True if all of a range is private memory with the required access.
+    /// True if the whole range is private memory that can be read, and also written if `written` is true.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
         let after = self.0.partition_point(|range| range.0 <= address);
         let before = after.checked_sub(1).map(|at| self.0[at]);
@@ -90,11 +91,12 @@ impl PrivateRanges {
     }
 }
 
-/// Copies between two ranges. `is_pageable` is true for a destination or source in pageable memory.
+/// Copies between two address ranges. `is_pageable` contains two booleans, which are true if the destination and the source are in pageable
+/// memory.
 ///
 /// # Safety
 ///
-/// An end that is not pageable is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
+/// If an end of the copy is not pageable, it is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
     let ranges = PrivateRanges::recent();
     let is_there = |address: u64, written: bool| {
@@ -111,24 +113,24 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
     unsafe { copy_by_system(to, from, bytes, from_is_pageable) }
 }
 
-/// Copies bytes in the process.
+/// Copies bytes by instructions of this process, without a system call.
 ///
 /// # Safety
 ///
-/// Both ends are valid for `bytes` bytes and do not overlap.
+/// Source and destination are valid for `bytes` bytes and do not overlap.
 pub(crate) unsafe fn copy_in_process(to: u64, from: u64, bytes: usize) {
     let (to, from) = (with_exposed_provenance_mut::<u8>(to as usize), with_exposed_provenance::<u8>(from as usize));
     // SAFETY: guaranteed by the caller.
     unsafe { to.copy_from_nonoverlapping(from, bytes) };
 }
 
-/// Copies bytes by a system call, which checks both ends. `reads` selects the end that may be missing: the source if true, the destination
-/// if false. The system can access the other end in any case, even if a device has mapped it.
+/// Copies bytes by a system call, which reports missing memory of one end: of the source if `reads` is true, and of the destination
+/// otherwise. The operating system can access the other end in any case, even if a device has mapped it.
 ///
 /// # Safety
 ///
-/// The ranges do not overlap, and no other thread accesses them. If the system call is not available, the caller guarantees that both are
-/// valid.
+/// The ranges do not overlap, and no other thread accesses them. If the system call is not available, the caller guarantees that both ends
+/// are valid.
 pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: bool) -> Result<(), Fault> {
     static HAS_CALL: AtomicBool = AtomicBool::new(true);
     let mut done = 0;
@@ -156,7 +158,7 @@ pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: boo
 
 /// # Safety
 ///
-/// No other thread accesses the parts of the ranges that are memory of the process.
+/// No other thread accesses those parts of the ranges that are mapped in the process.
 unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize {
     let process = std::process::id() as libc::pid_t;
     // SAFETY: each list has one range and is valid for the call. The system checks the ranges themselves.
@@ -165,7 +167,7 @@ unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize
     }
 }
 
-/// Determines which end was missing after `done` bytes.
+/// Returns the fault of a copy that failed after `done` bytes, with the end that was missing.
 #[cold]
 fn fault(to: u64, from: u64, done: usize, reads: bool, code: i32) -> Fault {
     let mut byte = 0_u8;

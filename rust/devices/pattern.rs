@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Range of host memory with the position of its first word in the pattern. Bound to the lifetime of the memory's owner.
+/// Range of host memory in which a test pattern is written or checked, with the position of its first word in the pattern. The value cannot
+/// outlive the owner of the memory.
 pub struct Words<'a> {
     address: u64,
     first: u64,
@@ -11,7 +12,7 @@ pub struct Words<'a> {
     arena: PhantomData<&'a ()>,
 }
 
-/// Returns the word at this position of the pattern (SplitMix64's finaliser). All words differ, so that misplaced bytes are detected.
+/// Returns the word at position `place` of the pattern (SplitMix64's finaliser). All words differ, so that misplaced data is detected.
 fn word(place: u64) -> u64 {
     let mut z = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,8 +22,8 @@ fn word(place: u64) -> u64 {
 
 impl<'a> Words<'a> {
     /// # Safety
-    /// `address` is the start of `count` 8-byte words of host memory, aligned to 8. They live as long as `'a`, and nothing else uses them
-    /// while this value does.
+    /// `address` is the start of `count` 8-byte words of host memory, aligned to 8 bytes. The words live as long as `'a`, and no other code
+    /// uses them while this value exists.
     pub unsafe fn new(address: u64, first: u64, count: u64) -> Words<'a> {
         Words { address, first, count, arena: PhantomData }
     }
@@ -35,17 +36,17 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Writes the pattern.
+    /// Writes the pattern to the memory.
     pub fn fill(&self) {
         self.write(word);
     }
 
-    /// Writes the bitwise complement of the pattern, so that no byte of it remains.
+    /// Writes the bitwise complement of the pattern to the memory, so that every byte differs from the pattern.
     pub fn spoil(&self) {
         self.write(|place| !word(place));
     }
 
-    /// Returns the number of bytes that differ from the pattern.
+    /// Returns the number of bytes of the memory that differ from the pattern.
     pub fn wrong_bytes(&self) -> u64 {
         let start = with_exposed_provenance::<u64>(self.address as usize);
         let wrong = |index: u64| {

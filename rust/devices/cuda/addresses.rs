@@ -4,7 +4,7 @@ use crate::backend::Execution;
 use crate::bridge::Segment;
 use crate::plan::{Copy, Place};
 
-/// Returns a copy of the program with its addresses.
+/// Returns a copy of a program as a segment, with the addresses of the execution.
 pub(super) fn segment(execution: &Execution<'_>, copy: &Copy) -> Segment {
     Segment { dst: address(execution, copy.to), src: address(execution, copy.from), bytes: copy.bytes }
 }

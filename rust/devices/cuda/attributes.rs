@@ -10,10 +10,10 @@ use std::ops::Range;
 /// Flag in the ids of memory to which the driver assigns no buffer id.
 pub(super) const UNNUMBERED: u64 = 1 << 62;
 
-/// Attributes of an address as reported by the driver.
+/// Attributes of the memory at an address, as reported by the driver.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Attributes {
-    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, or 0 for memory that is unknown to the driver.
+    /// Type of the memory (`CU_POINTER_ATTRIBUTE_MEMORY_TYPE`), or 0 for memory that is unknown to the driver.
     memory_type: c_uint,
     pub managed: c_uint,
     pub ordinal: c_int,
@@ -41,15 +41,15 @@ impl Attributes {
         uniform.then(|| self.start..self.start.saturating_add(self.bytes as u64))
     }
 
-    /// Returns the GPU that owns the memory.
+    /// Returns the GPU that owns the memory, or `None` if the memory is not on a GPU.
     pub fn gpu(&self) -> Option<usize> {
         if self.is_device() { usize::try_from(self.ordinal).ok() } else { None }
     }
 }
 
 impl Gpus {
-    /// True if the address still belongs to allocation `id`. If the driver assigns no buffer id, any allocation counts. Requires a current
-    /// context.
+    /// True if the memory at the address still belongs to allocation `id`. If the driver assigns no buffer id, the result is true for any
+    /// allocation at the address. Requires a current context.
     pub fn is_still(&self, address: u64, id: u64) -> bool {
         let (mut memory_type, mut buffer): (c_uint, u64) = (0, 0);
         let mut names = [CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID]
@@ -60,7 +60,7 @@ impl Gpus {
         code == 0 && memory_type != 0 && (buffer == id || buffer == 0 && id & UNNUMBERED != 0)
     }
 
-    /// Returns the attributes of `address`, all zeros for memory that is unknown to the driver.
+    /// Returns the attributes of the memory at `address`. All are 0 for memory that is unknown to the driver.
     pub fn attributes(&self, address: u64) -> Result<Attributes, BackendError> {
         use CUpointer_attribute::*;
         let mut known = Attributes::default();

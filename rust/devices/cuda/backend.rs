@@ -61,8 +61,8 @@ impl CudaBackend {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().is_some())
     }
 
-    /// Limits every later launch of the fused copy kernel on `gpu` to `blocks` thread blocks; 0 counts as 1. A kernel of few blocks moves
-    /// bytes slowly, which benchmarks use to emulate narrow links. Returns false if the GPU does not run the kernel.
+    /// Limits every later launch of the fused copy kernel on `gpu` to `blocks` thread blocks; 0 is treated as 1. A kernel with few blocks
+    /// copies slowly, which benchmarks use to emulate narrow links. Returns false if the GPU cannot run the kernel.
     pub fn limit_copy_kernel(&self, gpu: u32, blocks: u32) -> Result<bool, BackendError> {
         Ok(self.0.gpus.primary(gpu as usize)?.kernel().map(|kernel| kernel.limit(blocks)).is_some())
     }
@@ -90,8 +90,9 @@ impl Backend for CudaBackend {
         identity()
     }
 
-    /// Allocates by `cuMemAlloc` on a GPU. On a host domain allocates pinned memory that every GPU reads and writes directly, in huge pages
-    /// from 4 MiB on. Domain 0 is spread over all NUMA nodes; any other domain is the NUMA node of that number. 0 bytes count as 1.
+    /// Allocates GPU memory by `cuMemAlloc`, or, on a host domain, pinned memory that every GPU reads and writes directly. Pinned memory of
+    /// 4 MiB or more is in huge pages. The memory of domain 0 is distributed over all NUMA nodes; any other domain is the NUMA node with
+    /// that number. A size of 0 is treated as 1 byte.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.0.allocate(device, bytes, false)
     }
@@ -108,7 +109,7 @@ impl Backend for CudaBackend {
         self.0.register(address, bytes, huge)
     }
 
-    /// Returns the number of rings that copy threads do not use.
+    /// Returns the number of staging rings of a program that copy threads do not use.
     fn ordered_rings(&self, program: &Program) -> usize {
         program.own_rings()
     }
@@ -146,8 +147,8 @@ impl Backend for CudaBackend {
         failed_waits.report(|| self.0.number_of(stream), began)
     }
 
-    /// Enqueues `work`, which runs on a thread of the driver and must not call CUDA or this backend. A panic in it is logged. Returns
-    /// [`BackendError::NotSupported`] in a capture if the driver is older than CUDA 11.3.
+    /// Enqueues a host function `work`, which runs on a thread of the driver and must not call CUDA or this backend. A panic of the
+    /// function is logged. Returns [`BackendError::NotSupported`] if the stream is being captured and the driver is older than CUDA 11.3.
     fn launch_host(&self, stream: StreamHandle, work: HostFunction) -> Result<(), BackendError> {
         let _turn = self.0.turn(stream)?;
         self.0.with_stream(stream, |_, raw| launch_host(self.0.gpus.driver, raw, work))
@@ -183,8 +184,8 @@ impl Backend for CudaBackend {
         self.0.mark_moment(stream)
     }
 
-    /// Loads and creates the resources of an execution. In a capturing stream these are the resources for operations on streams, because
-    /// the capture creates a graph's staging memory. Loading a kernel waits for the GPU.
+    /// Loads and creates the resources that an execution needs. In a capturing stream these are the resources for operations on streams,
+    /// because the capture itself creates a graph's staging memory. Loading a kernel waits for the GPU.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.0.prepare(execution)
     }
@@ -203,7 +204,7 @@ impl Backend for CudaBackend {
         self.0.graphs.statistics()
     }
 
-    /// Returns the UUID of a GPU, or an id made from the number of a host domain.
+    /// Returns the UUID of a GPU, or, for a host domain, an id made from its number.
     fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], BackendError> {
         self.0.gpus.device_uuid(device)
     }
@@ -228,7 +229,8 @@ impl Backend for CudaBackend {
         if self.0.sharing.release(&self.0.gpus, base)? { Ok(()) } else { Err(BackendError::InvalidPointer(base)) }
     }
 
-    /// Enqueues a wait for signals. Their counters lie in shareable host memory of `mp_alloc`, of this process or an exporting one.
+    /// Enqueues a wait for signals. Their counters are in shareable host memory of `mp_alloc`, of this process or of the process that has
+    /// exported it.
     fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal], by: SignalWait) -> Result<(), BackendError> {
         self.0.wait_signals(stream, signals, by)
     }
@@ -281,7 +283,8 @@ impl Backend for CudaBackend {
         self.0.in_stream(stream, work)
     }
 
-    /// Returns true only for non-blocking streams, because work in other streams is also ordered after the default stream.
+    /// True if a stream has no pending work. Always false for streams that are not non-blocking, because their work is also ordered after
+    /// the default stream.
     fn is_idle(&self, stream: StreamHandle) -> bool {
         self.0.is_idle(stream)
     }

@@ -1,4 +1,4 @@
-//! Attaches host functions and staging memory to the graphs of capturing streams.
+//! Attaches host functions and staging memory to the graphs into which streams are captured.
 //!
 //! Objects used by a captured graph must live for as long as the graph can be launched. They therefore belong to the graph as a user
 //! object. The driver calls the destructor of the user object when the graph and all its clones and instances have been destroyed. The
@@ -18,36 +18,37 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Alignment of rings in bytes, equal to that in the staging memory of plans.
+/// Alignment in bytes of staging rings, equal to that in the staging memory of plans.
 const ALIGNMENT: u64 = 256;
 
-/// Staging memory of one device.
+/// Staging memory on one device that belongs to a graph.
 struct Block {
     driver: &'static Driver,
     device: DeviceId,
-    /// GPU in whose context the block was allocated, and the number of that context.
+    /// GPU in whose context the block was allocated, and the driver's number of that context.
     gpu: usize,
     context: u64,
     address: u64,
     bytes: u64,
-    /// Pages of host memory that this library mapped itself.
+    /// Pages of a block in host memory, if this library has mapped them itself.
     pages: Option<HostPages>,
 }
 
-/// Staging memory of a captured execution.
+/// Staging memory of a captured execution, attached to its graph.
 struct GraphBlocks(Vec<Block>);
 
 impl Drop for GraphBlocks {
-    /// Makes no driver call, because it runs in the destructor of a user object.
+    /// Stores the blocks for reuse. Makes no driver call, because it runs in the destructor of a user object.
     fn drop(&mut self) {
         SPARE.put(std::mem::take(&mut self.0));
     }
 }
 
-/// Staging memory of destroyed graphs. It belongs to the process, because graphs may outlive the contexts from which they were captured.
+/// Staging memory of destroyed graphs, kept for reuse. It belongs to the process, because graphs may outlive the contexts from which they
+/// were captured.
 struct Spare {
     blocks: Mutex<Vec<Block>>,
-    /// Number of blocks. While the number is 0, no thread takes the lock.
+    /// Number of blocks that are kept for reuse. While the number is 0, no thread takes the lock.
     count: AtomicUsize,
 }
 
@@ -74,8 +75,8 @@ impl Spare {
     }
 }
 
-/// Allocates rings for an execution that is being captured, and attaches them to the graph. Returns the base address of each ring. Requires
-/// the stream's context to be current.
+/// Allocates staging rings for an execution that is being captured, and attaches them to the graph. Returns the base address of each ring.
+/// Requires the stream's context to be current.
 pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstream) -> Result<Arc<[u64]>, BackendError> {
     let rings = &execution.program.rings;
     if rings.is_empty() {
@@ -101,7 +102,7 @@ pub(super) fn capture_rings(gpus: &Gpus, execution: &Execution<'_>, raw: CUstrea
     Ok(bases.into())
 }
 
-/// Returns a spare block of exactly this size, or a new one.
+/// Returns a block of exactly this size: one of a destroyed graph, or a new one.
 fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendError> {
     let mut taken = false;
     let spare = SPARE.take(|block| {
@@ -118,7 +119,7 @@ fn block(gpus: &Gpus, device: DeviceId, bytes: u64) -> Result<Block, BackendErro
     Ok(Block { driver: gpus.driver, device, gpu, context: gpus.primary(gpu)?.id, address, bytes, pages })
 }
 
-/// True if the block belongs to this driver and its context has not been reset.
+/// True if the block was allocated through this driver and its context has not been reset.
 fn may_use(gpus: &Gpus, block: &Block) -> bool {
     let primary = gpus.devices.get(block.gpu).and_then(|device| device.used());
     std::ptr::eq(block.driver, gpus.driver) && primary.is_some_and(|primary| primary.id == block.context && !primary.is_lost())
@@ -136,7 +137,8 @@ pub(super) fn free_spare_blocks(gpus: &Gpus) {
     }
 }
 
-/// Attaches `kept` to the graph of a capturing stream, so that it is dropped with the graph. `purpose` describes its use in an error.
+/// Attaches `kept` to the graph of a capturing stream, so that `kept` is dropped with the graph. `purpose` describes the use of `kept` in
+/// an error text.
 pub(super) fn keep_in_graph<T: Send>(driver: &Driver, raw: CUstream, kept: T, purpose: &str) -> Result<*mut T, BackendError> {
     if driver.cuUserObjectCreate.is_none() || driver.cuUserObjectRelease.is_none() || driver.cuGraphRetainUserObject.is_none() {
         let lacks = driver.lacks(&format!("cuUserObjectCreate to {purpose}"));
@@ -178,7 +180,7 @@ fn captured_graph(driver: &Driver, raw: CUstream) -> Result<CUgraph, BackendErro
     Ok(graph)
 }
 
-/// Drops an object that [`keep_in_graph`] attached. It is the destructor of a user object and may run on any thread of the driver.
+/// Drops an object that [`keep_in_graph`] has attached. Used as the destructor of a user object; may run on any thread of the driver.
 pub(super) unsafe extern "C" fn drop_kept<T>(kept: *mut c_void) {
     // SAFETY: `kept` was created by `Box::into_raw` for type `T`, and this function is called once for it.
     let kept = unsafe { Box::from_raw(kept.cast::<T>()) };

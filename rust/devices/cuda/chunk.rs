@@ -1,4 +1,4 @@
-//! Allocates GPU memory by the virtual memory API, which is shared with other processes by a file descriptor.
+//! Allocates GPU memory by the virtual memory API. Such memory is shared with other processes by a file descriptor.
 //!
 //! CUDA IPC opens memory of `cuMemAlloc` together with the driver's whole block. The driver refuses to open it (208, `ALREADY_MAPPED`) if
 //! another library of the process has that block open, or still has a mapping of a freed block at the same address, as UCX may. A
@@ -14,11 +14,11 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// Memory mapped by the virtual memory API, for every visible GPU that can reach it.
+/// Memory that the virtual memory API has mapped for every visible GPU that can reach it.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub base: u64,
-    /// Size in bytes, a multiple of the driver's granularity.
+    /// Size of the memory in bytes, a multiple of the driver's granularity.
     pub bytes: u64,
     memory: u64,
 }
@@ -58,7 +58,7 @@ impl Chunk {
         }
     }
 
-    /// Maps `bytes` bytes of another process's memory on `owner`.
+    /// Maps `bytes` bytes of another process's memory, which is on GPU `owner`.
     pub fn import(gpus: &Gpus, descriptor: &OwnedFd, bytes: u64, owner: usize) -> Result<Chunk, BackendError> {
         let driver = gpus.driver;
         let _outside = OutsideCapture::enter(driver);
@@ -99,7 +99,7 @@ impl Chunk {
         Ok(Chunk { base, bytes, memory })
     }
 
-    /// Returns the descriptor that another process needs to map the memory.
+    /// Returns the file descriptor that another process needs to map the memory.
     pub fn descriptor(&self, driver: &Driver) -> Result<OwnedFd, BackendError> {
         descriptor_of(driver, self.memory)
     }
@@ -133,7 +133,7 @@ pub(super) fn is(error: &BackendError, wanted: Code) -> bool {
     matches!(error, BackendError::Driver { code, .. } if *code == i64::from(wanted))
 }
 
-/// Returns `None` for an error of a driver or platform that does not support this kind of memory.
+/// Logs the error of a driver or platform that does not support this kind of memory, and returns `Ok(None)`.
 fn none_of(error: BackendError) -> Result<Option<Chunk>, BackendError> {
     log::debug!("memory for other processes is allocated by cuMemAlloc: {error}");
     Ok(None)

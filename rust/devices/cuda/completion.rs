@@ -1,4 +1,4 @@
-//! Tracks the end of an execution.
+//! Tracks whether an execution has finished.
 
 use super::device::Mark;
 use super::driver::{CUevent, Driver, OutsideCapture, call, code, lock};
@@ -19,18 +19,18 @@ pub(super) struct Finished {
     mark: Mark,
     owner: Arc<dyn Owner>,
     gpu: usize,
-    /// Number of the caller's stream, if it can be distinguished from all others ([`Start`]).
+    /// Unique number of the caller's stream, or `None` if the stream has none ([`Start`]).
     stream: Option<u64>,
-    /// Result of comparing bytes, if requested.
+    /// Result of comparing destinations with sources. `None` if this was not requested.
     verdict: Option<Arc<Verdict>>,
     timed: Mutex<Timed>,
     /// Waits that preceded the execution in its stream and may have failed.
     behind: Behind,
-    /// True once a caller has seen the execution finished.
+    /// True once a caller has found that the execution has finished.
     is_seen_done: AtomicBool,
 }
 
-/// State of the timestamps of the operations, if they were requested. The timestamps are boxed, because nearly all executions have none.
+/// State of the timestamps of the execution's operations. The timestamps are boxed, because nearly all executions have none.
 #[derive(Debug)]
 enum Timed {
     No,
@@ -39,15 +39,16 @@ enum Timed {
 }
 
 impl Finished {
-    /// Creates the end of an execution from `start`. `mark` is an event of the GPU of its stream.
+    /// Creates the completion of an execution whose stream had the state `start`. `mark` is an event of the stream's GPU, which the caller
+    /// records.
     pub fn new(owner: Arc<dyn Owner>, mark: Mark, start: &Start, verdict: Option<Arc<Verdict>>) -> Finished {
         let &Start { gpu, number, ref behind } = start;
         let (timed, behind) = (Mutex::new(Timed::No), behind.clone());
         Finished { mark, owner, gpu, stream: number, verdict, timed, behind, is_seen_done: AtomicBool::new(false) }
     }
 
-    /// Reuses the value for another execution, if no other reference to it exists and its event belongs to the right GPU. The caller must
-    /// record the event.
+    /// Reuses this completion for another execution, if no other reference to it exists and its event belongs to the GPU of the new
+    /// execution. Otherwise returns `None`. The caller must record the event.
     pub fn renewed(mut self: Arc<Finished>, start: &Start) -> Option<Arc<Finished>> {
         let end = Arc::get_mut(&mut self)?;
         if end.gpu != start.gpu || end.verdict.is_some() {
@@ -64,12 +65,12 @@ impl Finished {
         *lock(&self.timed) = Timed::Enqueued(Box::new(timing));
     }
 
-    /// Returns the event, which marks the end until the completion is dropped.
+    /// Returns the event that marks the end of the execution. It is not reused until the completion is dropped.
     pub fn event(&self) -> CUevent {
         self.mark.event()
     }
 
-    /// True if the execution was enqueued into this stream, whose later work is therefore ordered after it.
+    /// True if the execution was enqueued into the stream with this number. Later work of that stream is ordered after the execution.
     pub fn is_in(&self, stream: Option<u64>) -> bool {
         stream.is_some() && stream == self.stream
     }

@@ -14,7 +14,8 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues one operation in the stream of its lane, with timestamps if requested, and with the signals to and from worker threads.
+    /// Enqueues one operation in the stream of its lane, with timestamps if requested, and with the signals between streams and copy
+    /// threads.
     pub fn enqueue_op(
         &self,
         execution: &Execution<'_>,
@@ -106,12 +107,13 @@ impl Core {
         )
     }
 
-    /// Enqueues a copy of a lane if no GPU may access all memory of the plan. A GPU that may access both ends of this copy makes the copy,
-    /// in an internal stream. That stream waits for the lane's earlier work, and the lane's later work waits for that stream.
+    /// Enqueues a copy of a lane if no GPU may access all memory of the plan. A GPU that may access the source and the destination makes
+    /// this copy, in an internal stream of its own. The internal stream waits for the lane's earlier work, and the lane's later work waits
+    /// for the internal stream.
     #[cold]
     fn enqueue_by_whoever_may(&self, execution: &Execution<'_>, copy: &Copy, lane: &Lane<'_>, capturing: bool) -> Result<(), BackendError> {
         let gpu = self.able_to_copy(lane.at.gpu, segment(execution, copy))?;
-        // Records the addresses of the ends as seen by that GPU.
+        // Records the addresses of the source and the destination as used by that GPU.
         self.plan_is_reached(execution, gpu)?;
         let own = self.own_ends(execution, gpu);
         let own = &execution.with_ends(own.as_ref());
@@ -141,7 +143,8 @@ impl Core {
         enqueued
     }
 
-    /// Enqueues one batched copy. Returns false if the driver does not support batched copies, or does not support them in this stream.
+    /// Enqueues all copies of an operation as one batched copy. Returns false if the driver does not support batched copies at all, or in
+    /// this stream.
     fn enqueue_batch(&self, execution: &Execution<'_>, op: &Op, lane: &Lane<'_>, capturing: bool) -> Result<bool, BackendError> {
         // The driver refuses batches in a default stream and does not capture them.
         let Some(batch) = self.gpus.driver.cuMemcpyBatchAsync.filter(|_| !capturing && lane.stream > 2) else { return Ok(false) };

@@ -20,17 +20,17 @@ use std::ffi::CStr;
 /// Upper bound on the number of NVLinks of a GPU, whose links are numbered from 0.
 pub(super) const MOST_NVLINKS: u32 = 36;
 
-/// Returns the topology of this process's GPUs.
+/// Returns the topology of the GPUs that are visible to this process.
 pub fn discover() -> Result<Topology, BackendError> {
     Ok(topology(&look()?))
 }
 
-/// Returns the properties of this process's GPUs that the driver and NVML report.
+/// Returns the properties of the GPUs visible to this process, as reported by the driver and NVML.
 pub fn look() -> Result<Seen, BackendError> {
     look_at(Driver::get()?, nvml)
 }
 
-/// Collects the properties that `driver` reports, and those of NVML if `load` succeeds.
+/// Returns the properties that `driver` reports, and those that NVML reports if `load` succeeds.
 pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> Result<N, NvmlError>) -> Result<Seen, BackendError> {
     let count = count_devices(driver)?;
     let mut gpus = Vec::new();
@@ -76,9 +76,9 @@ pub(super) fn look_at<N: Borrow<Nvml>>(driver: &Driver, load: impl FnOnce() -> R
     Ok(Seen { gpus, peers })
 }
 
-/// Identifies GPUs of the node by UUID through NVML, including GPUs that are not visible to this process, and returns their properties.
-/// Peer access is assumed for each pair, because the driver cannot be queried and processes of a node can reach each other's memory only in
-/// this way. Returns `None` if NVML does not know all of them, as in a container with some GPUs.
+/// Returns the properties of the GPUs with these UUIDs as reported by NVML, even if the GPUs are not visible to this process. Peer access
+/// is assumed for each pair, because the driver cannot be queried, and processes of a node can reach each other's memory only by peer
+/// access. Returns `None` if NVML does not know all of the GPUs, as in a container with some GPUs.
 pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)>, BackendError> {
     let driver = identity()?.driver;
     let found = nvml().and_then(|nvml| {
@@ -107,7 +107,7 @@ pub(super) fn out_of_sight(uuids: &[[u8; 16]]) -> Result<Option<(Identity, Seen)
     })
 }
 
-/// Formats a UUID like NVML.
+/// Formats a UUID like NVML does.
 pub(super) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]];

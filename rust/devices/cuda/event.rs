@@ -1,4 +1,4 @@
-//! Stores the caller's events.
+//! Stores the events that callers have created through this backend.
 //!
 //! A `CUevent` belongs to one context and can be recorded only in streams of that context, but an event of this backend may be recorded in
 //! any stream. An event of this backend therefore refers to a `CUevent` of the GPU on which it was last recorded. Handles of this backend
@@ -18,8 +18,8 @@ pub(super) type EventRecord = Option<Recording>;
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
     pub gpu: usize,
-    /// `CUevent` of the recording. A thread that waits for the event, or makes a stream wait for it, holds a reference, so that the event
-    /// is not recorded again in the meantime.
+    /// `CUevent` of the recording. A thread that waits for the event, or makes a stream wait for it, holds a reference, so that the
+    /// `CUevent` is not recorded again in the meantime.
     pub mark: Arc<Mark>,
     /// Waits that precede the event in its stream and may have failed.
     pub behind: Behind,
@@ -28,9 +28,9 @@ pub(super) struct Recording {
 #[derive(Debug, Default)]
 pub(super) struct Events {
     next: AtomicUsize,
-    /// Events by handle. The lock is not held while the driver records an event or waits for one, because such a call blocks while the
-    /// queue of a stream is full. Each recording uses another `CUevent`, so the event refers to the previous one until the recording is
-    /// complete.
+    /// Last recording of each event, by handle. The lock is not held while the driver records an event or waits for one, because such a
+    /// call blocks while the queue of a stream is full. Each recording uses another `CUevent`, so the event refers to the previous
+    /// `CUevent` until the recording is complete.
     events: Mutex<HashMap<usize, EventRecord, ahash::RandomState>>,
 }
 
@@ -67,7 +67,7 @@ impl Events {
     }
 }
 
-/// Returns the `CUevent` of a handle of the caller.
+/// Returns the `CUevent` for a handle that other code has created. Fails for 0 and for handles of this backend.
 pub(super) fn raw_event(event: EventHandle) -> Result<CUevent, BackendError> {
     if event.0 == 0 || is_ours(event) { Err(BackendError::InvalidHandle(event.0, "event")) } else { Ok(handle(event.0)) }
 }

@@ -35,23 +35,24 @@ pub(super) const DESCRIPTOR: u32 = 3;
 /// Form of sharing: file descriptor of the pool that contains the memory.
 pub(super) const POOL: u32 = 4;
 
-/// Method by which an allocation known to the driver can be shared.
+/// Method by which an allocation that the driver knows can be shared with other processes.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 enum Way {
-    /// CUDA IPC.
+    /// The allocation is shared by CUDA IPC.
     Ipc,
-    /// File descriptor.
+    /// The allocation is shared by a file descriptor of its own.
     Descriptor,
-    /// File descriptor of the whole pool. Sharing is tried, because no attribute reports the handle types for which a pool was created.
+    /// The whole pool is shared by a file descriptor. This is tried without a check, because no attribute reports the handle types for
+    /// which a pool was created.
     Pool,
 }
 
-/// Properties of an allocation that determine the method of sharing.
+/// Properties of an allocation on which the method of sharing depends.
 #[derive(Copy, Clone, Debug, Default)]
 struct Traits {
     /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
     ipc: bool,
-    /// Pool of the allocation, or 0.
+    /// Handle of the pool that contains the allocation, or 0 if it is in no pool.
     pool: u64,
     /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
     handles: c_uint,
@@ -158,7 +159,7 @@ impl Core {
 }
 
 impl Gpus {
-    /// Returns one attribute of an address, or 0 if the driver does not know it.
+    /// Returns one attribute of the memory at an address, or 0 if the driver does not know the attribute.
     fn ask(&self, address: u64, attribute: CUpointer_attribute) -> u64 {
         let (mut name, mut value) = (attribute as c_uint, 0_u64);
         let mut values = [(&raw mut value).cast::<c_void>()];
@@ -167,7 +168,7 @@ impl Gpus {
         if code == 0 { value } else { 0 }
     }
 
-    /// Returns the properties of the allocation at an address. Attributes that the driver does not know count as absent.
+    /// Returns the properties of the allocation at an address. Attributes that the driver does not know are 0.
     fn traits(&self, address: u64) -> Traits {
         let ask = |attribute| self.ask(address, attribute);
         Traits {
@@ -177,7 +178,7 @@ impl Gpus {
         }
     }
 
-    /// Exports memory of the virtual memory API as a descriptor.
+    /// Exports memory of the virtual memory API as a file descriptor.
     fn descriptor_of(&self, address: u64) -> Result<OwnedFd, BackendError> {
         let driver = self.driver;
         let mut memory = 0;

@@ -1,4 +1,4 @@
-//! Identifies the visible GPUs. A probe file is valid only for the GPUs and driver that it names.
+//! Returns the identity of the visible GPUs and the driver. A probe file is valid only for the GPUs and the driver that it names.
 
 use super::discover::uuid_text;
 use super::driver::{CUdevice, Driver, call};

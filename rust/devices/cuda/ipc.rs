@@ -15,15 +15,15 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::ffi::c_uint;
 
-/// Allocation of another process.
+/// Allocation of another process that was opened by CUDA IPC.
 #[derive(Debug)]
 pub(super) struct Opened {
     pub payload: [u8; PAYLOAD_BYTES],
     /// GPU that owns the memory.
     pub owner: usize,
     /// GPUs through which the memory was opened, each with the address for that GPU. The first address is the one that the import returned.
-    /// An address is `None` if the driver refused to open the memory: the exporter may have freed it, which is reported to callers that use
-    /// it.
+    /// An address is `None` if the driver refused to open the memory, because the exporter may have freed it. Callers that use the memory
+    /// then get an error.
     pub through: SmallVec<[(usize, Option<u64>); 2]>,
     /// True if the program opened the memory through the first GPU. The program then closes that mapping itself.
     pub is_adopted: bool,
@@ -54,7 +54,7 @@ fn opened_by_another(gpu: usize, error: &BackendError) -> BackendError {
     ))
 }
 
-/// Closes all mappings. The caller guarantees that work which uses them has finished.
+/// Closes all mappings of an allocation. The caller guarantees that work which uses them has finished.
 pub(super) fn close(gpus: &Gpus, opened: &Opened) -> Result<(), BackendError> {
     let mut result = Ok(());
     for (gpu, base) in opened.through.iter().skip(usize::from(opened.is_adopted)).filter_map(|&(gpu, base)| Some((gpu, base?))) {

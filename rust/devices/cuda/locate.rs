@@ -10,8 +10,8 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Allocates memory. With `is_shared`, host memory is a memory file that other processes can map, and GPU memory shares no block of the
-    /// driver with other memory ([`chunk`](super::chunk)).
+    /// Allocates memory and returns its address. If `is_shared` is true, host memory is a memory file that other processes can map, and GPU
+    /// memory shares no block of the driver with other memory ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;
         self.gpus.check_alive()?;
@@ -116,7 +116,7 @@ impl Core {
         Ok(Some(allocation))
     }
 
-    /// True if this backend allocated or mapped the memory at an address. No other code then frees it.
+    /// True if this backend allocated or mapped the memory at an address. No other code frees such memory.
     pub fn is_ours(&self, address: u64) -> bool {
         self.sharing.locate(address).is_some() || self.memory.contains(address)
     }

@@ -29,14 +29,14 @@ pub(super) const PAGED_FROM: u64 = 1 << 20;
 /// Flag that lets every GPU of the process access the memory directly, not only the one whose context is current. The bit is equal for
 /// `cuMemHostAlloc` and `cuMemHostRegister`.
 const PORTABLE: c_uint = 1;
-/// Flag for memory that may not be written.
+/// Flag of `cuMemHostRegister` for memory that may only be read.
 const READ_ONLY: c_uint = 8;
 
 /// Table of this backend's memory, by first address.
 #[derive(Debug, Default)]
 pub(super) struct Memory(Mutex<BTreeMap<u64, Owned>>);
 
-/// Allocation or registration of this backend.
+/// Memory that this backend has allocated or registered.
 #[derive(Debug)]
 pub(super) struct Owned {
     pub device: DeviceId,
@@ -46,15 +46,16 @@ pub(super) struct Owned {
     pub gpu: usize,
     /// Unique number from [`own_id`]. Needed because some drivers assign no buffer id to registered memory.
     pub id: u64,
-    /// Attributes reported by the driver, for device memory.
+    /// Attributes of device memory as reported by the driver. `None` until they are known, and for host memory.
     pub located: Option<Allocation>,
-    /// Host memory in pages mapped by this library and registered with the driver. Memory files are in `sharing`.
+    /// Pages of host memory that this library has mapped and registered with the driver. `None` for other memory. Memory files are in
+    /// `sharing`.
     pub pages: Option<HostPages>,
-    /// Memory of the program that it has registered.
+    /// Range of the program's memory that the program has registered. `None` for other memory.
     pub registered: Option<PageRange>,
 }
 
-/// Returns a unique number for memory. The driver counts its buffer ids up from 1 and does not reach these numbers.
+/// Returns a unique number for an allocation. The driver counts its buffer ids up from 1 and does not reach these numbers.
 pub(super) fn own_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1 << 63);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -65,7 +66,8 @@ impl Memory {
         lock(&self.0).insert(address, owned);
     }
 
-    /// Removes memory from the table, registered or not. The caller frees it.
+    /// Removes memory from the table and returns its entry. The memory must have been registered if `is_registered` is true, and allocated
+    /// otherwise. The caller frees it.
     pub fn take(&self, address: u64, is_registered: bool) -> Result<Owned, BackendError> {
         let mut given = lock(&self.0);
         match given.get(&address) {
@@ -75,12 +77,12 @@ impl Memory {
         .ok_or(BackendError::InvalidPointer(address))
     }
 
-    /// Removes memory that was freed elsewhere.
+    /// Removes an entry from the table whose memory was freed elsewhere.
     pub fn forget(&self, address: u64) {
         lock(&self.0).remove(&address);
     }
 
-    /// Returns the host memory that contains an address.
+    /// Returns the host memory that contains an address, or `None` if this backend has not allocated or registered it.
     pub fn host_memory_at(&self, address: u64) -> Option<Allocation> {
         let given = lock(&self.0);
         let (base, owned) = given.range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes)?;
@@ -94,12 +96,12 @@ impl Memory {
         owned.located.map(|allocation| (allocation, owned.gpu))
     }
 
-    /// Returns the unique number of the memory that contains an address.
+    /// Returns the unique number of the memory that contains an address, or `None` if the memory is not in the table.
     pub fn number_at(&self, address: u64) -> Option<u64> {
         lock(&self.0).range(..=address).next_back().filter(|(base, owned)| address - **base < owned.bytes).map(|(_, owned)| owned.id)
     }
 
-    /// Records attributes reported by the driver, if the memory still has the number that it had before the query.
+    /// Records attributes reported by the driver for memory, if its number is still the one that it had before the query.
     pub fn note(&self, number: u64, allocation: Allocation) {
         lock(&self.0)
             .get_mut(&allocation.base)
@@ -113,12 +115,12 @@ impl Memory {
         lock(&self.0).range(..=address).next_back().is_some_and(|(base, owned)| address - base < owned.bytes)
     }
 
-    /// Returns the requested size of the memory that starts at an address.
+    /// Returns the requested size in bytes of the memory that starts at an address, or `None` if it is not in the table.
     pub fn bytes_from(&self, base: u64) -> Option<u64> {
         lock(&self.0).get(&base).map(|owned| owned.bytes)
     }
 
-    /// Frees all memory. No work uses it.
+    /// Frees all memory in the table. No work may use it any more.
     pub fn release(&self, gpus: &Gpus) {
         let left = std::mem::take(&mut *lock(&self.0));
         for (address, owned) in left {
@@ -166,7 +168,7 @@ pub(super) fn make(gpus: &Gpus, device: DeviceId, gpu: usize, bytes: u64) -> Res
     Ok((pointer.expose_provenance() as u64, None))
 }
 
-/// Returns the NUMA node of a host domain. `None` for the first domain, which represents host memory in general.
+/// Returns the NUMA node of a host domain, or `None` for the first domain, which represents host memory in general.
 pub(super) fn domain_of(device: DeviceId) -> Option<usize> {
     if device == DeviceId::HOST { None } else { Some(!device.0 as usize) }
 }

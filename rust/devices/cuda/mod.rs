@@ -31,7 +31,8 @@
 //!   └ end                    comparison of bytes (verify.rs); an event after all work (completion.rs)
 //! ```
 //!
-//! `Backend::prepare` follows the same path up to the first launch or enqueue, and creates the resources that are needed there.
+//! A *lane* is a sequence of operations that one stream, internal or the caller's, executes in order. `Backend::prepare` follows the same
+//! path up to the first launch or enqueue, and creates the resources that are needed there.
 //!
 //! # Parts and locks
 //!

@@ -1,4 +1,4 @@
-//! Records the time at which a stream reaches a point, by an event with a timestamp.
+//! Records the time at which a stream reaches a point of its work, by an event with a timestamp.
 
 use super::device::Mark;
 use super::driver::{OutsideCapture, code};

@@ -1,4 +1,4 @@
-//! Derives the nodes of a graph from a program: the work of each, its predecessors, and its parameters for the driver.
+//! Derives the nodes of a graph from a program: the work of each node, its predecessors, and its parameters for the driver.
 
 use super::addresses::{address, segment};
 use super::device::Primary;
@@ -10,13 +10,14 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
-/// GPU on which a lane's nodes run.
+/// GPU that runs the nodes of one lane (sequence of operations) of a graph.
 pub(super) struct GraphLane<'a> {
     pub gpu: usize,
     pub primary: &'a Primary,
-    /// Ends of the plan at the addresses used by the GPU, if they differ from those of the execution.
+    /// Sources and destinations of the plan as addresses of this GPU. `None` if they equal the addresses of the execution.
     pub ends: Option<Arc<[Endpoints]>>,
-    /// Copy kernel of the GPU, if the lane has fused operations and the GPU can reach all ends of the plan.
+    /// Copy kernel of the GPU. `None` if the lane has no fused operations, or the GPU cannot reach all sources and destinations of the
+    /// plan.
     pub kernel: Option<Copier<'a>>,
 }
 
@@ -27,12 +28,12 @@ pub(super) enum NodeWork<'a> {
     Kernel(&'a [Copy]),
 }
 
-/// Returns the GPU of each lane, and true if kernels run its fused operations.
+/// Returns the GPU of each lane, and a boolean that is true if kernels run the lane's fused operations.
 pub(super) fn layout(lanes: &[GraphLane<'_>]) -> SmallVec<[(usize, bool); 8]> {
     lanes.iter().map(|lane| (lane.gpu, lane.kernel.is_some())).collect()
 }
 
-/// Returns the work of an operation's nodes: kernel launches, each with the maximum number of segments, or one node per copy.
+/// Returns the work of each node of an operation: kernel launches with at most the maximum number of segments, or single copies.
 pub(super) fn works(op: &Op, has_kernel: bool) -> impl Iterator<Item = NodeWork<'_>> {
     let fused = has_kernel && op.mechanism == Mechanism::Kernel;
     let (kernels, copies) = if fused { (&op.copies[..], &[][..]) } else { (&[][..], &op.copies[..]) };
@@ -54,8 +55,8 @@ pub(super) fn most_at_once(work: NodeWork<'_>) -> usize {
 }
 
 impl GraphLane<'_> {
-    /// Calls `copy` or `kernel` with the parameters of a node for this work. The lane's context is current during `kernel`, because kernels
-    /// belong to a context.
+    /// Calls `copy` or `kernel` with the driver's parameters for a node that does this work. The context of the lane's GPU is current
+    /// during `kernel`, because kernels belong to a context.
     pub fn with_parameters(
         &self,
         execution: &Execution<'_>,
@@ -95,7 +96,8 @@ fn nothing_to_do() -> BackendError {
     BackendError::NotSupported("a graph node needs a kernel that copies bytes, on a GPU that has the copy kernel".into())
 }
 
-/// Returns the direct predecessors of each operation without duplicates: the previous one of its lane, and [`Op::after`].
+/// Returns the indices of the direct predecessors of each operation, without duplicates: the previous operation of its lane, and the
+/// operations in [`Op::after`].
 pub(super) fn predecessors(program: &Program) -> Vec<SmallVec<[usize; 4]>> {
     let mut last: SmallVec<[Option<usize>; 8]> = SmallVec::from_elem(None, program.lanes.len());
     let before = |(index, op): (usize, &Op)| {

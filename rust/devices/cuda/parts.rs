@@ -1,4 +1,4 @@
-//! Holds the state that the backend and its completions share, as parts with one lock each.
+//! Holds the state that the backend and its completions share. The state consists of parts with one lock each.
 
 use super::capture::free_spare_blocks;
 use super::device::Primary;
@@ -62,12 +62,13 @@ impl Core {
         self.streams.with(&self.gpus, stream, work)
     }
 
-    /// Returns a number that identifies the stream. For captured and default streams the number is the handle, which may not be unique.
+    /// Returns a number that identifies the stream. For captured and default streams this is the stream's handle, which several streams may
+    /// share.
     pub fn number_of(&self, stream: StreamHandle) -> u64 {
         self.with_stream(stream, |_, raw| Ok(self.gpus.driver.number_of(raw))).unwrap_or(stream.0 as u64)
     }
 
-    /// Returns the waits that precede further work in a stream and may have failed.
+    /// Returns the waits in a stream that precede its future work and may have failed.
     pub fn behind(&self, stream: StreamHandle, found: &Found) -> Behind {
         self.sharing.failed_waits.behind(|| found.number.unwrap_or_else(|| self.number_of(stream)))
     }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Core {
-    /// Returns the copy kernel of `gpu`, if it has one and can access every end of the execution.
+    /// Returns the copy kernel of `gpu`, or `None` if the GPU has none or cannot access every source and destination of the execution.
     pub fn kernel_for<'a>(&self, execution: &Execution<'_>, primary: &'a Primary, gpu: usize) -> Result<Option<Copier<'a>>, BackendError> {
         if !self.plan_is_reached(execution, gpu)? {
             return Ok(None);
@@ -23,9 +23,10 @@ impl Core {
         Ok(primary.kernel().map(|kernel| kernel.copier(host)))
     }
 
-    /// Returns the GPU that runs a lane of `gpu`. This is `gpu` itself, unless it cannot access some memory of the plan and another GPU
-    /// that owns memory of the plan can access all of it. Memory of a pool or mapping is such a case: until the program grants access to
-    /// other GPUs, only the owning GPU can access it, and that GPU can usually access the memory of the others.
+    /// Returns the GPU that runs a lane (sequence of operations) planned for `gpu`. This is `gpu` itself, unless it cannot access some
+    /// memory of the plan and another GPU that owns memory of the plan can access all of it. Memory of a pool or mapping is such a case:
+    /// until the program grants access to other GPUs, only the owning GPU can access it, and that GPU can usually access the memory of the
+    /// others.
     pub fn reaching(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<usize, BackendError> {
         if self.is_reached(execution, gpu, kept)? {
             return Ok(gpu);
@@ -43,7 +44,8 @@ impl Core {
         Ok(gpu)
     }
 
-    /// Returns [`plan_is_reached`](Core::plan_is_reached), cached in the plan's state.
+    /// True if kernels of `gpu` can access every source and destination of the execution. Cached in the plan's state; see
+    /// [`plan_is_reached`](Core::plan_is_reached).
     pub fn is_reached(&self, execution: &Execution<'_>, gpu: usize, kept: &PlanState) -> Result<bool, BackendError> {
         if kept.is_reached(gpu) {
             return Ok(true);
@@ -55,7 +57,7 @@ impl Core {
         Ok(is_reached)
     }
 
-    /// True if kernels of `gpu` can access every end of the execution. The result is determined once for each plan.
+    /// True if kernels of `gpu` can access every source and destination of the execution. The result is determined once for each plan.
     pub fn plan_is_reached(&self, execution: &Execution<'_>, gpu: usize) -> Result<bool, BackendError> {
         if let Some(reach) = lock(&self.reached).of(execution.endpoints).filter(|reach| reach.known >> gpu & 1 != 0) {
             return Ok(reach.all >> gpu & 1 != 0);
@@ -67,7 +69,7 @@ impl Core {
         let (mut all, mut shut_out) = (asked, 0);
         let bits = |mask: u64| (0..self.gpus.devices.len()).filter(move |gpu| mask >> gpu & 1 != 0);
         let mut host = HostEnds::None;
-        // The result for an end is valid for its whole allocation. The last few results are kept, because many small pieces lie in few
+        // The result for one address is valid for its whole allocation. The last few results are kept, because many small pieces are in few
         // allocations.
         const LATEST: usize = 8;
         let mut found: VecDeque<(Range<u64>, bool)> = VecDeque::with_capacity(LATEST);
@@ -110,12 +112,13 @@ impl Core {
         Ok(reached)
     }
 
-    /// True if the plan has memory that even copies by `gpu` may not access. Must be called after `plan_is_reached`.
+    /// True if the plan has memory that `gpu` may not access even by copies. Must be called after `plan_is_reached`.
     pub fn is_shut_out(&self, execution: &Execution<'_>, gpu: usize) -> bool {
         lock(&self.reached).of(execution.endpoints).is_some_and(|reach| reach.shut_out >> gpu & 1 != 0)
     }
 
-    /// Returns the ends of an execution at the addresses used by `gpu`, if they differ. Must be called after `plan_is_reached`.
+    /// Returns the execution's sources and destinations as addresses used by `gpu`, or `None` if these equal the addresses of the
+    /// execution. Must be called after `plan_is_reached`.
     pub fn own_ends(&self, execution: &Execution<'_>, gpu: usize) -> Option<Arc<[Endpoints]>> {
         if !self.sharing.has_opened.load(Ordering::Acquire) {
             return None;
@@ -124,8 +127,8 @@ impl Core {
         reached.of(execution.endpoints)?.ends.iter().find(|(of, _)| *of == gpu).map(|(_, ends)| ends.clone())
     }
 
-    /// Returns the GPU that makes a copy of a lane of `gpu`: `gpu` itself if it may access both ends, or else a GPU that owns one end and
-    /// may access the other.
+    /// Returns the GPU that makes a copy of a lane planned for `gpu`. This is `gpu` itself if it may access the source and the destination,
+    /// or else a GPU that owns one of them and may access the other.
     pub fn able_to_copy(&self, gpu: usize, Segment { dst, src, bytes }: Segment) -> Result<usize, BackendError> {
         let ends = [(src, self.gpus.attributes(src)?), (dst, self.gpus.attributes(dst)?)];
         let owners = ends.iter().filter_map(|(_, known)| known.gpu()).filter(|owner| *owner < self.gpus.devices.len());

@@ -5,38 +5,38 @@ use crate::backend::Endpoints;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// Cache of the results, by plan.
+/// Cache of the GPUs that can access all memory of each plan.
 #[derive(Debug, Default)]
 pub(super) struct Reached {
-    /// Results, by the address of the plan's endpoints.
+    /// Results for each plan, by the address of the plan's list of endpoints.
     plans: HashMap<usize, Reach, ahash::RandomState>,
-    /// Number of results at which the results of dropped plans are removed.
+    /// Number of results in the cache at which the results of dropped plans are removed.
     sweep_at: usize,
 }
 
 #[derive(Debug)]
 pub(super) struct Reach {
-    /// Weak reference to the plan's endpoints. It prevents their address from being reused for another plan.
+    /// Weak reference to the plan's list of endpoints. It prevents the list's address from being reused for another plan.
     plan: Weak<[Endpoints]>,
-    /// GPUs whose result is known, one bit for each.
+    /// Bit mask of the GPUs for which the results are known.
     pub known: u64,
-    /// GPUs whose kernels can access all ends, one bit for each.
+    /// Bit mask of the GPUs whose kernels can access all sources and destinations of the plan.
     pub all: u64,
-    /// GPUs that may not access all ends even by copies, one bit for each.
+    /// Bit mask of the GPUs that may not access some memory of the plan even by copies.
     pub shut_out: u64,
-    /// Ends that are in host memory.
+    /// Position of host memory in the plan: none, only sources, or destinations.
     pub host: HostEnds,
-    /// Ends of the plan at the addresses of each GPU that uses other addresses than the plan.
+    /// Sources and destinations of the plan as addresses of a GPU, for each GPU whose addresses differ from the plan's.
     pub ends: Vec<(usize, Arc<[Endpoints]>)>,
 }
 
 impl Reached {
-    /// Returns the results for a plan with these ends.
+    /// Returns the cached results for the plan with these endpoints, or `None` if there are none.
     pub fn of(&self, ends: &Arc<[Endpoints]>) -> Option<&Reach> {
         self.plans.get(&Arc::as_ptr(ends).cast::<u8>().addr())
     }
 
-    /// Records results for the GPUs in `known`, and the ends of one GPU that uses other addresses.
+    /// Stores results for the GPUs in the bit mask `known`, and the endpoints as addresses of one GPU, if these differ.
     pub fn note(
         &mut self,
         ends: &Arc<[Endpoints]>,

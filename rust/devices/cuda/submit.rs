@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Creates resources that the first execution of a plan would create otherwise. Implements
+    /// Creates resources that otherwise the first execution of a plan would create. Implements
     /// [`Backend::prepare`](crate::backend::Backend::prepare).
     pub fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.gpus.check_alive()?;
@@ -97,9 +97,9 @@ impl Core {
         Ok(end.map(|end| end as Completion))
     }
 
-    /// Enqueues the stream operations of a program and passes its other copies to the threads. The result reports errors of the threads.
-    /// During the call, no other thread may enqueue into the stream, so that threads and streams see the executions of a stream in the same
-    /// order.
+    /// Enqueues a program's operations for streams, and passes its other copies to the copy threads. The result contains the errors of
+    /// these threads. During the call, no other thread may enqueue into the stream, so that threads and streams process the executions of a
+    /// stream in the same order.
     fn enqueue_threads(
         &self,
         execution: &Execution<'_>,
@@ -134,8 +134,8 @@ impl Core {
         Ok(job.verdict.clone())
     }
 
-    /// Enqueues the work after the copies: the comparison of bytes, and the event that marks the end. After a graph launch no event is
-    /// needed, because the launch has recorded its own.
+    /// Enqueues the work that follows the copies: the comparison of destinations with sources, if requested, and the event that marks the
+    /// end. A graph launch needs no event here, because it has recorded its own.
     fn end(
         self: &Arc<Core>,
         execution: &Execution<'_>,

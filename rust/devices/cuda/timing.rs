@@ -1,4 +1,4 @@
-//! Times the operations of one execution by events with timestamps.
+//! Measures the times of one execution's operations by events with timestamps.
 //!
 //! Only events of the same GPU can be compared (`cuEventElapsedTime`; the driver refuses events of two devices). The clock of every other
 //! GPU is therefore aligned with that of the caller's stream by an exchange of three timestamps. The caller's stream records the first one,
@@ -18,29 +18,29 @@ use std::sync::Arc;
 /// Accuracy of the driver's timestamps in seconds.
 const RESOLUTION: f64 = 0.5e-6;
 
-/// Timestamps of one execution. The events are destroyed on drop.
+/// Timestamps of one execution's operations. The events are destroyed on drop.
 #[derive(Debug)]
 pub(super) struct Timing {
     owner: Arc<dyn Owner>,
-    /// GPU of the caller's stream. The clocks of other GPUs are aligned with its clock.
+    /// GPU of the caller's stream. The clocks of other GPUs are aligned with the clock of this GPU.
     callers_gpu: usize,
-    /// Time at which the execution could begin.
+    /// Timestamp of the moment when the execution could begin. `None` if nothing was enqueued.
     start: Option<Stamp>,
-    /// Operation numbers with the timestamps before and after each operation, in the order of issue.
+    /// Number of each operation with the timestamps before and after it, in the order of enqueueing.
     ops: Vec<(usize, Stamp, Stamp)>,
     clocks: Vec<Clock>,
-    /// All events that were created, with their GPU.
+    /// All events that were created for this execution, each with its GPU.
     made: Vec<Stamp>,
 }
 
-/// Recorded `CUevent` of a GPU.
+/// Event with a timestamp, recorded in a stream of a GPU.
 #[derive(Copy, Clone, Debug)]
 struct Stamp {
     gpu: usize,
     event: usize,
 }
 
-/// Timestamps that align another GPU's clock with that of the caller's stream.
+/// Timestamps that align the clock of another GPU with that of the caller's stream.
 #[derive(Copy, Clone, Debug)]
 struct Clock {
     sent: Stamp,
@@ -53,7 +53,7 @@ impl Timing {
         Timing { owner, callers_gpu, start: None, ops: Vec::new(), clocks: Vec::new(), made: Vec::new() }
     }
 
-    /// Records the time at which the execution could begin, after all earlier work in the caller's stream.
+    /// Records a timestamp in the caller's stream, after all earlier work: the moment when the execution can begin.
     pub fn start(&mut self, stream: usize) -> Result<(), BackendError> {
         self.start = Some(self.record(self.callers_gpu, stream)?);
         Ok(())
@@ -109,7 +109,7 @@ impl Timing {
         unsafe { call!(self.owner.gpus().driver, cuStreamWaitEvent(handle(stream), handle(stamp.event), 0)) }
     }
 
-    /// Returns the seconds between two timestamps of one GPU, both of which have been reached.
+    /// Returns the time in seconds between two timestamps of one GPU. The GPU must have reached both.
     fn elapsed(&self, from: Stamp, to: Stamp) -> Result<f64, BackendError> {
         let driver = self.owner.gpus().driver;
         let Some(elapsed) = driver.cuEventElapsedTime else {
@@ -123,7 +123,7 @@ impl Timing {
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
-    /// Returns the times of the operations, once the execution has finished.
+    /// Returns the start and end times of the operations. The execution must have finished.
     pub fn read(&self) -> Result<OpTimes, BackendError> {
         // An execution without a start timestamp enqueued nothing.
         let Some(start) = self.start else { return Ok(OpTimes::default()) };
@@ -145,7 +145,7 @@ impl Timing {
     }
 }
 
-/// Returns the estimated time of an event between two timestamps, and the bound of its error.
+/// Returns the estimated time of an event between two timestamps of the caller's clock, and the bound of the estimate's error.
 fn middle(sent: f64, received: f64) -> (f64, f64) {
     ((sent + received) / 2.0, (received - sent).abs() / 2.0)
 }

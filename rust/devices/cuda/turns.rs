@@ -1,9 +1,9 @@
-//! Serializes executions that several threads enqueue into one stream.
+//! Serializes the executions that several threads enqueue into one stream.
 //!
-//! An execution on streams needs many calls of the driver. A thread has a turn in a stream while no other thread may enqueue an execution
-//! there. The calls into the caller's stream and the job of the copy threads are enqueued in one turn, so that streams, threads and later
-//! executions see all executions of a stream in the same order. Any operation that may make a stream wait is enqueued in a turn as well, so
-//! that an execution that has begun waits only for its own operations.
+//! An execution on streams needs many calls of the driver. A thread has a *turn* in a stream while only this thread may enqueue an
+//! execution into the stream. The calls into the caller's stream and the job of the copy threads are enqueued in one turn, so that streams,
+//! threads and later executions process all executions of a stream in the same order. Any operation that may make a stream wait is enqueued
+//! in a turn as well, so that an execution that has begun waits only for its own operations.
 
 use super::driver::lock;
 use super::parts::Core;
@@ -11,22 +11,22 @@ use crate::backend::{BackendError, StreamHandle};
 use smallvec::SmallVec;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Streams that have a turn in progress.
+/// Streams into which a thread has the exclusive right to enqueue executions at present.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     taken: Mutex<SmallVec<[u64; 4]>>,
     over: Condvar,
 }
 
-/// Exclusive right to enqueue into a stream, until it is dropped.
+/// Exclusive right of a thread to enqueue executions into a stream. Dropping it ends the right.
 pub(super) struct Turn<'a> {
     turns: &'a Turns,
     stream: u64,
 }
 
 impl Turns {
-    /// Waits until no other thread enqueues an execution into the stream. Returns `None` for the per-thread default stream, which no other
-    /// thread uses.
+    /// Waits until no other thread has the exclusive right to enqueue into the stream, and returns that right. Returns `None` for the
+    /// per-thread default stream, which no other thread uses.
     pub fn take(&self, stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<Turn<'_>> {
         // While a call uses a stream, no other stream has the same handle, so the handle identifies the stream.
         let stream = own_number(stream, gpu, number).or_else(|| (stream.0 != PER_THREAD).then_some(stream.0 as u64))?;
@@ -49,13 +49,14 @@ impl Drop for Turn<'_> {
 /// Handle of the per-thread default stream (`CU_STREAM_PER_THREAD`).
 const PER_THREAD: usize = 2;
 
-/// Returns a unique number of a stream, if it has one: the driver's number, or one for the legacy default stream of a GPU.
+/// Returns a unique number of a stream: the driver's number, or a number for the legacy default stream of a GPU. `None` if the stream has
+/// no unique number.
 pub(super) fn own_number(stream: StreamHandle, gpu: usize, number: Option<u64>) -> Option<u64> {
     if stream.0 < PER_THREAD { Some(u64::MAX - gpu as u64) } else { number }
 }
 
 impl Core {
-    /// Takes a turn in a stream.
+    /// Waits for the exclusive right to enqueue into a stream, and returns it.
     pub fn turn(&self, stream: StreamHandle) -> Result<Option<Turn<'_>>, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         Ok(self.turns.take(stream, found.gpu, found.number))

@@ -1,4 +1,4 @@
-//! Compares bytes after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
+//! Compares destinations with sources after an execution (`MPGPU_VERIFY=bytes`), in stream order and without blocking the caller.
 //!
 //! Both ends are copied block by block to pinned memory, where a host function compares them. Executions of a stream share two blocks and
 //! are ordered by events, so transfers of any size need the same amount of memory. The comparison finds errors and is not optimized for
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 const BLOCK: u64 = 4 << 20;
 
-/// Result of a comparison: the first error, if there is one.
+/// Result of a comparison: the first error, or `None` if there was no error.
 #[derive(Debug, Default)]
 pub(super) struct Verdict(Mutex<Option<BackendError>>);
 
@@ -23,7 +23,7 @@ impl Verdict {
         lock(&self.0).clone().map_or(Ok(()), Err)
     }
 
-    /// Records an error. The first one is kept.
+    /// Records an error, unless an earlier error was recorded.
     pub fn note(&self, error: BackendError) {
         log::error!("{error}");
         lock(&self.0).get_or_insert(error);
@@ -36,15 +36,15 @@ impl Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Verification(Mutex<Vec<Blocks>>);
 
-/// Pair of blocks.
+/// Pair of blocks of pinned memory: one for the destination and one for the source.
 #[derive(Debug)]
 struct Blocks {
     base: u64,
-    /// Stream in which the blocks were last used, and the event after that use.
+    /// Stream in which the blocks were last used, and an event after that use. `None` before the first use.
     last: Option<(StreamHandle, Mark)>,
 }
 
-/// One comparison, passed through the driver to a host function.
+/// Comparison of two blocks, which the driver passes to a host function.
 struct Comparison {
     verdict: Arc<Verdict>,
     dst: u64,
@@ -73,8 +73,8 @@ unsafe extern "C" fn compare(comparison: *mut c_void) {
 }
 
 impl Verification {
-    /// Enqueues the comparison of every transfer in the caller's stream, which belongs to `gpu`. Requires the context of `gpu` to be
-    /// current.
+    /// Enqueues the comparison of every transfer's destination with its source in the caller's stream, which belongs to `gpu`, and returns
+    /// the object that will contain the result. Requires the context of `gpu` to be current.
     pub fn enqueue(&self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
         let free = {
             let mut free = lock(&self.0);
@@ -88,7 +88,7 @@ impl Verification {
         enqueued
     }
 
-    /// Frees the blocks. All work has finished.
+    /// Frees the blocks. All work on them must have finished.
     pub fn release(&self, gpus: &Gpus) {
         for blocks in std::mem::take(&mut *lock(&self.0)) {
             // The blocks were allocated in the context of one of these GPUs. After a reset they no longer exist.
@@ -120,7 +120,7 @@ impl Blocks {
         self.last.as_ref().is_none_or(|(_, last)| unsafe { (driver.cuEventQuery)(last.event()) } != code::NOT_READY)
     }
 
-    /// Enqueues the comparison block by block.
+    /// Enqueues the comparison of all transfers, block by block.
     fn enqueue(&mut self, gpus: &Gpus, execution: &Execution<'_>, gpu: usize) -> Result<Arc<Verdict>, BackendError> {
         let verdict = Arc::new(Verdict::default());
         let driver = gpus.driver;

@@ -1,5 +1,5 @@
-//! Allocates memory of the virtual devices. It is host memory with an assigned device. Other processes can map it, except host allocations
-//! that are not marked as shared.
+//! Allocates memory of the virtual devices, which is host memory with an assigned device. Other processes can map this memory, except host
+//! allocations that are not marked as shared.
 
 use crate::backend::host_memory::PageRange;
 use crate::backend::{
@@ -15,16 +15,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Next allocation id. Ids are unique in the process, across all backends.
+/// Id of the next allocation. Ids are unique in the process, across all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Bit set in the ids of program memory that was registered. The program may unmap such memory, and its file may become shorter.
+/// Bit that is set in the ids of memory that the program has registered. The program may unmap such memory, and its file may become
+/// shorter.
 const REGISTERED: u64 = 1 << 62;
 
-/// Form of sharing by a memory file, the only one of this backend.
+/// Value that denotes sharing by a memory file, the only form of sharing of this backend.
 const MEMORY_FILE: u32 = 1;
 
-/// All allocations that have not been freed, by first address. Frees them when dropped.
+/// Allocations of this backend that have not been freed, by first address. Dropping the table frees them.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
     entries: RwLock<BTreeMap<u64, Entry>>,
@@ -34,24 +35,24 @@ pub(super) struct HostMemory {
 struct Entry {
     allocation: Allocation,
     pages: Pages,
-    /// Processes that set counters in this allocation.
+    /// Processes or ranks that set counters in this allocation.
     signallers: Signallers,
-    /// Signals that kernels wait for.
+    /// Signals in this allocation for which kernels wait.
     kernel_waits: Vec<Signal>,
 }
 
-/// Origin of an allocation's pages.
+/// Origin of the pages of an allocation.
 #[derive(Debug)]
 enum Pages {
-    /// Shareable memory of this context.
+    /// Memory that this context has allocated and other processes can map.
     Own(SharedRegion),
-    /// Memory of this context that cannot be shared, with the reason.
+    /// Memory that this context has allocated and other processes cannot map, with the reason.
     Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, String),
-    /// Memory of another process.
+    /// Memory that another process has shared and this process has mapped.
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
-    /// Memory of another context of this process.
+    /// Memory that another context of this process has allocated.
     Borrowed,
-    /// Memory of the program that it has registered.
+    /// Memory of the program that the program has registered.
     Registered,
 }
 
@@ -104,7 +105,7 @@ impl HostMemory {
         allocation.base
     }
 
-    /// Registers memory of the program.
+    /// Registers memory of the program. Returns true if the memory may be written.
     pub(super) fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         let pages = usize::try_from(bytes).ok().and_then(|bytes| PageRange::around(address as usize, bytes));
         let is_written = AtomicBool::new(true);
@@ -154,12 +155,13 @@ impl HostMemory {
         self.at(address, |entry| entry.allocation)
     }
 
-    /// True for memory of this library, in this process or another. It stays mapped at full size until it is freed.
+    /// True if `id` denotes memory that this library has allocated, in this process or another. Such memory stays mapped at its full size
+    /// until it is freed.
     pub(super) fn is_kept(id: Option<u64>) -> bool {
         id.is_some_and(|id| id != 0 && id & REGISTERED == 0)
     }
 
-    /// Returns the allocation ids of the ends of transfers, destination and source alternating. Pageable memory has id 0.
+    /// Returns the ids of the allocations that contain the transfers' destinations and sources, alternating. Pageable memory has id 0.
     pub(super) fn of_ends(&self, ends: &[Endpoints]) -> Arc<[u64]> {
         ends.iter().flat_map(|ends| [ends.dst, ends.src]).map(|end| self.locate(end).map_or(0, |allocation| allocation.id)).collect()
     }
@@ -170,20 +172,20 @@ impl HostMemory {
         entries.values().filter(|entry| entry.allocation.device == device && entry.pages.is_own()).map(|entry| entry.allocation.bytes).sum()
     }
 
-    /// Calls `look` with the entry that contains `address`. The entry cannot be freed during the call.
+    /// Calls `look` with the table's entry that contains `address`, and returns the result. The entry cannot be freed during the call.
     fn at<T>(&self, address: u64, look: impl FnOnce(&Entry) -> T) -> Option<T> {
         let entries = held(self.entries.read());
         let (_, entry) = entries.range(..=address).next_back()?;
         (address - entry.allocation.base < entry.allocation.bytes).then(|| look(entry))
     }
 
-    /// Reads the counter at an address.
+    /// Returns the value of the counter at an address.
     pub(super) fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         // SAFETY: the engine has checked alignment and range, and the entry keeps the pages mapped.
         self.at(counter, |_| unsafe { signal::load(counter) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// Sets a counter.
+    /// Sets a counter to a value.
     pub(super) fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
         // SAFETY: as in `read_signal`. All pages are writable.
         self.at(counter, |_| unsafe { signal::store(counter, value) }).ok_or(BackendError::InvalidPointer(counter))
@@ -194,7 +196,8 @@ impl HostMemory {
         Ok(signal::reached(self.read_signal(wanted.counter)?, wanted.value))
     }
 
-    /// Returns the reason why a signal that is not reached may never be, if there is one.
+    /// Returns the failed wait for a signal that may never be reached, because a peer was lost. `None` if the signal is reached or may
+    /// still be reached.
     pub(super) fn failed_wait(&self, wanted: &Signal) -> Option<FailedWait> {
         let peer = self.lost_peer(*wanted)?;
         // The counter is read after the loss is known, because the peer may have set it before it exited.
@@ -202,7 +205,7 @@ impl HostMemory {
         (!signal::reached(now, wanted.value)).then_some(FailedWait { wanted: *wanted, now, peer })
     }
 
-    /// Calls `change` with the entry of an allocation, unless it was freed.
+    /// Calls `change` with the table's entry of an allocation, unless the allocation was freed.
     fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut Entry)) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
@@ -214,8 +217,8 @@ impl HostMemory {
         self.change(allocation, |entry| entry.signallers.name(by_address));
     }
 
-    /// Fails the waits for counters of this allocation that `party` should have set, after the loss of that party. Counters that kernels
-    /// wait for are set here, because a kernel observes nothing else. Each failed wait is recorded first.
+    /// Fails the waits for counters of this allocation that the lost party `party` should have set. Counters for which kernels wait are set
+    /// here, because a kernel observes nothing else. Each failed wait is recorded first.
     pub(super) fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer, note: impl Fn(Line, FailedWait)) {
         self.change(allocation, |entry| {
             entry.signallers.lose(party, peer);
@@ -232,7 +235,8 @@ impl HostMemory {
         });
     }
 
-    /// Returns the line (allocation and signaller) that a counter belongs to.
+    /// Returns the allocation that contains a counter, and the party that sets the counter (a `Line`). `None` if the counter is in no
+    /// allocation.
     pub(super) fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |entry| entry.line_of(counter))
     }
@@ -253,7 +257,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Returns the lost peer whose loss may keep a counter from ever reaching a value.
+    /// Returns the lost peer because of which a counter may never reach a value. `None` if there is no such peer.
     pub(super) fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         self.at(wanted.counter, |entry| entry.signallers.lost_peer(wanted)).flatten()
     }

@@ -1,4 +1,4 @@
-//! Implements virtual devices on CPU threads: they copy real bytes in CUDA's order without a GPU.
+//! Implements virtual devices on CPU threads, which execute real copies in CUDA's order without a GPU.
 //!
 //! Each virtual GPU and each host NUMA domain has its own memory, which is host memory with an assigned device. Streams and events order
 //! work as in CUDA: work of one stream runs in order, streams run concurrently, and events join them. Streams created here behave like
@@ -53,44 +53,45 @@ use ahash::RandomState;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, RwLock};
 
-/// State of an event.
+/// Last recording of an event.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
-    /// Node that the event waits for, or `None` if all preceding work has finished.
+    /// Node whose end completes the event, or `None` if all work before the event had finished when it was recorded.
     end: Option<Arc<Node<HostWork>>>,
-    /// Possible failed waits that precede the event in its stream.
+    /// Waits that precede the event in its stream and may have failed.
     behind: Behind,
 }
 
-/// Maximum number of threads. More add nothing: a few saturate a node's memory, and a program rarely has more internal streams.
+/// Maximum number of threads that run executions. More threads would not help, because a few saturate the node's memory, and a program
+/// rarely has more internal streams.
 const MOST_THREADS: usize = 16;
 
-/// Host backend. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
+/// Backend whose devices are CPU threads. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
 #[derive(Debug)]
 pub struct HostBackend {
-    /// Number of each visible virtual GPU in the whole machine.
+    /// Number in the whole machine of each visible virtual GPU.
     gpus: Vec<u32>,
     hosts: u32,
     memory: Arc<HostMemory>,
-    /// Queue that runs the steps of executions.
+    /// Queue whose threads run the operations of executions.
     queue: Arc<Queue<HostWork>>,
-    /// Queue that polls the counters that streams wait for.
+    /// Queue whose thread polls the counters for which streams wait.
     waits: Arc<Queue<HostWork>>,
-    /// Staging memory that executions use.
+    /// Use of staging rings by executions, one at a time for each byte range.
     rings: Arc<Rings<HostWork>>,
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
-    /// State of each event, by handle.
+    /// Last recording of each event, by event handle.
     events: RwLock<HashMap<usize, Mutex<Recorded>, RandomState>>,
 }
 
 impl HostBackend {
-    /// Creates a node of `gpus` virtual GPUs and `hosts` NUMA domains. Starts no thread yet.
+    /// Creates a backend for a node of `gpus` virtual GPUs and `hosts` NUMA domains. Does not start a thread yet.
     pub fn new(gpus: u32, hosts: u32) -> HostBackend {
         HostBackend::showing((0..gpus).collect(), hosts)
     }
 
-    /// Creates a node with only these of its GPUs visible, in this order.
+    /// Creates a backend for a node of which only the GPUs in `gpus` are visible, in this order. `hosts` is the number of NUMA domains.
     pub fn showing(gpus: Vec<u32>, hosts: u32) -> HostBackend {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
         HostBackend {
@@ -111,19 +112,19 @@ impl HostBackend {
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
     }
 
-    /// Calls `work` with the state of an event.
+    /// Calls `work` with the last recording of an event, and returns the result.
     fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
         let events = held(self.events.read());
         let event = events.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
     }
 
-    /// Returns the possible failed waits that precede further work in a stream.
+    /// Returns the waits in a stream that precede its future work and may have failed.
     fn behind(&self, stream: StreamHandle) -> Behind {
         self.failed_waits.behind(|| stream.0 as u64)
     }
 
-    /// Makes a stream wait for signals, and then reset them if `takes` is set.
+    /// Enqueues a wait of a stream for signals. If `takes` is true, the signals are reset after the wait.
     fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool, fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
@@ -139,7 +140,8 @@ impl HostBackend {
         })
     }
 
-    /// Makes a stream set signals after its earlier work. If the signals belong to a step that is abandoned, they are not set.
+    /// Enqueues the setting of signals after the stream's earlier work. If the signals belong to a step that is abandoned, they are not
+    /// set.
     fn raise(&self, stream: StreamHandle, signals: &[Signal], fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {
@@ -203,7 +205,8 @@ impl Backend for HostBackend {
         Ok(Identity { driver: "none".into(), gpus: self.gpus.iter().map(gpu).collect() })
     }
 
-    /// Returns memory aligned to 4096 bytes. 0 bytes count as 1, so that every allocation has its own address.
+    /// Allocates memory that is aligned to 4096 bytes, and returns its address. A size of 0 is treated as 1 byte, so that every allocation
+    /// has its own address.
     fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         self.check_device(device)?;
         self.memory.allocate(device, bytes, false)
@@ -336,7 +339,7 @@ impl Backend for HostBackend {
         Ok(Box::new(moment))
     }
 
-    /// Starts the threads.
+    /// Starts the threads that the execution needs.
     fn prepare(&self, execution: &Execution<'_>) -> Result<(), BackendError> {
         self.streams.with(execution.stream, |_| self.queue.start())
     }

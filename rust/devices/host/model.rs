@@ -1,11 +1,12 @@
-//! Tests the graph, the queue and the chain with the model checker `shuttle`: production code runs on its primitives under thousands of
-//! random schedules and under schedules with few, well-placed preemptions.
+//! Tests the dependency graph, its queues and chains with the model checker `shuttle`. The production code runs on the checker's primitives
+//! under thousands of random schedules, and under schedules with few, well-placed preemptions.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
 //! ```
 //!
-//! A lost wake-up appears as a deadlock, which `shuttle` reports. All else is checked on a trace of the steps that began and ended.
+//! A lost wake-up appears as a deadlock, which `shuttle` reports. All other properties are checked on a trace of the steps that began and
+//! ended.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -28,7 +29,8 @@ fn check(test: fn()) {
     shuttle::check_pct(test, SCHEDULES, 3);
 }
 
-/// Events in order. The lock is one of the standard library, because it is not part of the model and never held across a switch.
+/// Record of the order in which steps began and ended. The lock is one of the standard library, because it is not part of the model and
+/// never held across a switch.
 #[derive(Clone, Debug, Default)]
 struct Trace(Arc<std::sync::Mutex<Vec<Moment>>>);
 
@@ -44,7 +46,7 @@ impl Trace {
         self.0.lock().unwrap().push(moment);
     }
 
-    /// Returns the position of `moment` in the trace. It must have happened exactly once.
+    /// Returns the position of `moment` in the trace. Asserts that it happened exactly once.
     fn at(&self, moment: Moment) -> usize {
         let trace = self.0.lock().unwrap();
         let times: Vec<_> = (0..trace.len()).filter(|&i| trace[i] == moment).collect();
@@ -60,7 +62,7 @@ impl Trace {
         assert!(end < begin, "{later:?} began before {earlier:?} ended: {:?}", self.0.lock().unwrap());
     }
 
-    /// Returns the traced one-step nodes in order, and asserts that none overlapped another.
+    /// Returns the nodes in the trace in the order in which they ran. Asserts that no two of them overlapped. All must have one step.
     fn sequence(&self) -> Vec<u32> {
         let trace: Vec<_> = self.0.lock().unwrap().iter().copied().filter(|moment| !matches!(moment, Moment::Conclude(_))).collect();
         let pair = |pair: &[Moment]| match *pair {
@@ -77,7 +79,7 @@ struct Probe {
     node: u32,
     schedule: Schedule,
     trace: Trace,
-    /// Step that fails, if any.
+    /// Number of the step that fails, or `None` if no step fails.
     fails: Option<u32>,
 }
 
@@ -123,7 +125,7 @@ fn program(ops: &[(u32, &[u32])]) -> Program {
     Program { lanes: vec![Lane::new(DeviceId::gpu(0)); 4], ops: ops.collect(), ..Program::default() }
 }
 
-/// Queue with the trace of the nodes that it serves.
+/// Queue of the model, with the trace of the nodes that it serves.
 struct Fixture {
     queue: Arc<Queue<Probe>>,
     trace: Trace,
@@ -134,7 +136,7 @@ impl Fixture {
         Self::beside(&Trace::default(), threads)
     }
 
-    /// Creates another queue with the same trace.
+    /// Creates a fixture with another queue and the same trace.
     fn beside(trace: &Trace, threads: usize) -> Self {
         let queue = Queue::new("modelled", threads);
         queue.start().unwrap();
@@ -150,7 +152,7 @@ impl Fixture {
         self.node(node, &program(&[(0, &[])]), None)
     }
 
-    /// Creates a node without steps, which only orders.
+    /// Creates a node without steps, which only orders other nodes.
     fn join(&self, node: u32) -> Arc<Node<Probe>> {
         self.node(node, &program(&[]), None)
     }
