@@ -1,8 +1,8 @@
-//! Conversion of C arguments to references and values, with all null, alignment, size and handle checks.
+//! Converts C arguments to references and values, and makes all checks for null pointers, alignment, size and handles.
 //!
 //! Every function here receives a pointer as the caller passed it, and checks everything that can be checked. A pointer
-//! that is neither null nor misaligned must point to the object that the header describes. This is the caller's part of
-//! the contract, and the `unsafe` blocks rely on it.
+//! that is neither null nor misaligned must point to the object that the header describes. This is the caller's
+//! obligation, and the `unsafe` blocks rely on it.
 
 use super::guard::{Failure, c_text};
 use super::types::mp_status_t::MP_ERROR_INVALID_HANDLE;
@@ -29,7 +29,8 @@ fn check_pointer<T>(pointer: *const T, name: Name) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Output parameter, written after everything else has succeeded. For a handle that the call consumes, it is also read.
+/// Output parameter, which is written after everything else has succeeded. If the call consumes a handle, the handle is
+/// also read from it.
 pub(super) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -37,7 +38,7 @@ impl<T> Out<T> {
         check_pointer(pointer, name).map(|()| Out(pointer))
     }
 
-    /// Checks a pointer that may be NULL if the caller does not want the output.
+    /// Checks an output pointer that is NULL if the caller does not want the output.
     pub fn if_wanted(pointer: *mut T, name: Name) -> Result<Self, Failure> {
         if pointer.is_null() { Ok(Out(pointer)) } else { Out::new(pointer, name) }
     }
@@ -46,7 +47,8 @@ impl<T> Out<T> {
     where
         T: Copy,
     {
-        // SAFETY: not null and aligned, and wherever this is called the header requires that it holds a value.
+        // SAFETY: not null and aligned. In all callers of this function, the header requires that the parameter holds a
+        // value.
         unsafe { self.0.read() }
     }
 
@@ -59,12 +61,12 @@ impl<T> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes several bytes.
+    /// Writes several bytes to the output.
     ///
     /// # Safety
-    /// The output has room for all of `bytes`.
+    /// The memory of the output is large enough for all of `bytes`.
     pub unsafe fn write_all(self, bytes: &[u8]) {
-        // SAFETY: not null, and the caller guarantees the room.
+        // SAFETY: not null, and the caller guarantees that the memory is large enough.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0, bytes.len()) }
     }
 }
@@ -81,13 +83,13 @@ pub(super) fn array<'a, T>(pointer: *const T, count: usize, name: Name, count_na
         let message = format!("{} is {count}, more than fit into memory", spell(count_name));
         return Err(Failure::invalid(count_name, message));
     }
-    // Callers build their own lists from the array, so memory for them is checked here.
+    // Callers build lists from the array, so this checks that there is enough memory for such lists.
     headroom(count, 4 * size_of::<T>()).map_err(BackendError::no_headroom)?;
     // SAFETY: not null, aligned, and not larger than an object can be. The header requires `count` readable elements.
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-/// Returns an input text, or `None` for NULL.
+/// Returns an input text, or `None` if the pointer is NULL.
 pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a str>, Failure> {
     if pointer.is_null() {
         return Ok(None);
@@ -100,20 +102,21 @@ pub(super) fn text<'a>(pointer: *const c_char, name: Name) -> Result<Option<&'a 
     })
 }
 
-/// C struct that starts with `size_t size`, the caller's `sizeof`, and otherwise consists of integers and pointers.
+/// C struct whose first member is `size_t size`, the size of the struct in the caller's header, and whose other members
+/// are integers and pointers.
 ///
 /// # Safety
 /// The first field is a `usize`, and all-zero bytes are a valid value of the type.
 pub(super) unsafe trait Versioned: Copy {
     /// Name of the struct in the header.
     const NAME: &'static str;
-    /// Name of the initialiser macro.
+    /// Name of the macro in the header that initialises the struct.
     const INIT: &'static str;
-    /// Size of the struct in the first release that had it. Never changes.
+    /// Size in bytes of the struct in the first release that had it. This value never changes.
     const FIRST_SIZE: usize;
 }
 
-/// Maximum plausible size of a struct of this interface, bytes. A larger `size` comes from an uninitialised variable.
+/// Largest plausible size in bytes of a struct of this interface. A larger `size` comes from an uninitialised variable.
 const LARGEST: usize = 4096;
 
 fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Failure> {
@@ -126,7 +129,7 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
         let message = format!("{}->size is {size}, but {of} has {bound} {bytes} bytes; initialise it with {init}", spell(name));
         return Err(Failure::invalid(name, message));
     }
-    // A size that is not a multiple of the alignment would cut a field, and a partly copied pointer is invalid.
+    // A size that is not a multiple of the alignment would end inside a field, and a partly copied pointer is invalid.
     if !size.is_multiple_of(align_of::<T>()) {
         let (multiple, of, init) = (align_of::<T>(), T::NAME, T::INIT);
         let message = format!("{}->size is {size}, and a size of {of} is a multiple of {multiple}; initialise it with {init}", spell(name));
@@ -135,8 +138,8 @@ fn check_size<T: Versioned>(pointer: *const T, name: Name) -> Result<usize, Fail
     Ok(size)
 }
 
-/// Reads a versioned struct. Fields that an older caller's struct lacks are zero. Fields that this version does not
-/// know must be zero.
+/// Reads a versioned struct. Fields that the struct of an older caller lacks become zero. Fields that this version of
+/// the library does not know must be zero.
 pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T, Failure> {
     let size = check_size(pointer, name)?;
     let known = size.min(size_of::<T>());
@@ -158,7 +161,7 @@ pub(super) fn versioned<T: Versioned>(pointer: *const T, name: Name) -> Result<T
     Ok(unsafe { value.assume_init() })
 }
 
-/// Versioned struct that the call fills after everything else has succeeded.
+/// Versioned struct of the caller that the call fills after everything else has succeeded.
 pub(super) struct VersionedOut<T> {
     pointer: *mut T,
     size: usize,
@@ -169,7 +172,7 @@ impl<T: Versioned> VersionedOut<T> {
         check_size(pointer, name).map(|size| VersionedOut { pointer, size })
     }
 
-    /// Writes the fields that both sides know, except `size`, which keeps the caller's value.
+    /// Writes the fields that the caller and the library know, except `size`, which keeps the caller's value.
     pub fn write(self, value: T) {
         let skip = size_of::<usize>();
         let bytes = self.size.min(size_of::<T>()) - skip;
@@ -181,7 +184,7 @@ impl<T: Versioned> VersionedOut<T> {
     }
 }
 
-/// Output text of a call. A NULL buffer requests only the length.
+/// Output text of a call. If its buffer is NULL, only the length is returned.
 pub(super) struct TextOut {
     text: *mut c_char,
     capacity: usize,
@@ -193,7 +196,8 @@ impl TextOut {
         Ok(TextOut { text, capacity, length: Out::new(length, c"length")? })
     }
 
-    /// Writes the length including the final NUL, and the text if the buffer has room for all of it.
+    /// Writes the length of the text including the final NUL. Also writes the text if the buffer is large enough for
+    /// all of it.
     pub fn write(self, content: &str) -> Result<(), Failure> {
         let content = c_text(content);
         let bytes = content.as_bytes_with_nul();
@@ -221,7 +225,7 @@ pub(super) fn bad_handle(handle: usize, name: Name) -> Failure {
     Failure::argument(MP_ERROR_INVALID_HANDLE, name, message)
 }
 
-/// Returns the value of an `mp_switch_t`. `None` selects the default.
+/// Converts an `mp_switch_t`. Returns `None` if the value selects the default.
 pub(super) fn switch(name: Name, value: i32) -> Result<Option<bool>, Failure> {
     match value {
         0 => Ok(None),

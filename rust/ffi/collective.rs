@@ -5,7 +5,8 @@ use super::guard::{Failure, guard};
 use super::types::*;
 use mpgpu_core::collective::{Collective, Sizes};
 
-/// Maximum number of participants. No machine has more devices, and the list of a larger all-to-all would be too long.
+/// Largest number of participants of a collective. No machine has more devices, and the list of a larger all-to-all
+/// would be too long.
 const MOST: u32 = 1024;
 
 /// Writes the copies of a collective between `participants` participants, as pieces without addresses.
@@ -71,7 +72,7 @@ pub unsafe extern "C" fn mp_collective(
                 receive_offset: piece.receive_offset,
                 bytes: piece.bytes,
             };
-            // SAFETY: not null, and the header requires room for `capacity` pieces, which is enough.
+            // SAFETY: not null, and the header requires memory for `capacity` pieces, which is enough.
             unsafe { pieces.add(at).write(piece) };
         }
         Ok(())

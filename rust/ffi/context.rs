@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 static CONTEXTS: Table<Arc<Context>> = Table::new(1);
 
-/// Returns the context of a handle and keeps it alive while a call uses it.
+/// Returns the context of a handle. The returned reference keeps the context alive while a call uses it.
 pub(super) fn find(context: mp_context_t) -> Result<Arc<Context>, Failure> {
     CONTEXTS.with(context.addr(), c"context", Arc::clone)
 }
@@ -123,7 +123,7 @@ pub extern "C" fn mp_context_destroy(context: mp_context_t) -> mp_status_t {
         }
         let context = CONTEXTS.remove(context.addr(), c"context")?;
         let closed = context.close();
-        // These calls come after closing. From then on no call adds a handle of this context.
+        // The handles are removed after the context is closed, because no call can add a handle of a closed context.
         request::forget_all(&context);
         message::forget_all(&context);
         plan::forget_all(&context);
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn mp_context_describe(
     })
 }
 
-/// Returns the description in the requested format.
+/// Returns the description of an object as text or as JSON, as `format` requests.
 pub(super) fn describe(
     format: mp_format_value,
     text: impl FnOnce() -> String,

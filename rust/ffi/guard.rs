@@ -1,4 +1,4 @@
-//! The only panic boundary, and the last error of each thread.
+//! Implements the only panic boundary, and stores the last error of each thread.
 
 use super::argument::Versioned;
 use super::types::{mp_error_info_t, mp_status_t};
@@ -12,30 +12,30 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Failure of a call, as the last-error functions report it.
+/// Failure of a call, in the form in which the last-error functions report it.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub status: mp_status_t,
-    /// Error code of the driver. 0 if no driver reported an error.
+    /// Error code of the driver, or 0 if no driver reported an error.
     pub driver_code: i64,
-    /// Parameter that caused the failure, if any.
+    /// Name of the parameter that caused the failure, if any.
     pub argument: Option<&'static CStr>,
     pub message: String,
 }
 
 impl Failure {
-    /// Creates a failure that is caused by an argument.
+    /// Creates a failure with this status that is caused by an argument.
     pub fn argument(status: mp_status_t, argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure { status, driver_code: 0, argument: Some(argument), message: message.into() }
     }
 
-    /// Creates a failure for an argument with an invalid value.
+    /// Creates a failure with the status `MP_ERROR_INVALID_ARGUMENT` for an argument with an invalid value.
     pub fn invalid(argument: &'static CStr, message: impl Into<String>) -> Self {
         Failure::argument(mp_status_t::MP_ERROR_INVALID_ARGUMENT, argument, message)
     }
 
-    /// Converts an engine error and attributes it to the parameter `argument`, unless the error is about the context or
-    /// the device.
+    /// Returns a function that converts an engine error to a failure. The failure is attributed to the parameter
+    /// `argument`, unless the error is about the context or the device.
     pub fn blame(argument: &'static CStr) -> impl FnOnce(Error) -> Failure {
         move |error| {
             let failure = Failure::from(error);
@@ -147,12 +147,13 @@ fn backend_status(error: &BackendError) -> (mp_status_t, Option<&'static CStr>) 
 }
 
 thread_local! {
-    /// Last failure of this thread, and its message as a C string.
+    /// Last failure of this thread, and its message as a C string; `None` if no call has failed.
     static LAST: RefCell<Option<(Failure, CString)>> = const { RefCell::new(None) };
 }
 
-/// Returns the last failure of this thread. Its texts are valid until the next failure. Empty if no call has failed, or
-/// if the thread is ending and its storage has been released.
+/// Returns the last failure of this thread. Its texts are valid until the next failure. The returned value has the
+/// status `MP_SUCCESS` and empty texts if no call has failed, or if the thread is ending and its storage has been
+/// released.
 pub(super) fn last_error() -> mp_error_info_t {
     let view = |last: Option<&(Failure, CString)>| mp_error_info_t {
         size: mp_error_info_t::FIRST_SIZE,
@@ -178,7 +179,7 @@ pub(super) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> mp_status_t {
     };
     let status = failure.status;
     let message = c_text(&failure.message);
-    // Fails only while the thread is ending. The status is returned in any case.
+    // This fails only while the thread is ending. The status is returned in any case.
     let _ = LAST.try_with(|last| *last.borrow_mut() = Some((failure, message)));
     status
 }

@@ -1,4 +1,4 @@
-//! Log records, sent to the caller's callback and to standard error.
+//! Sends log records to the caller's callback and to standard error.
 
 use super::argument::bad_value;
 use super::guard::{Failure, c_text, guard};
@@ -68,13 +68,14 @@ unsafe impl Sync for User {}
 static SINKS: RwLock<Sinks> = RwLock::new(Sinks { callback: None, stderr: None });
 
 thread_local! {
-    /// True while this thread is inside the callback. Records from there would call it recursively without end.
+    /// True while this thread is inside the callback. Records that the callback itself causes are dropped, because they
+    /// would call it recursively without end.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Sinks {
-    /// Returns the level for standard error. By default warnings are shown, so that they reach the user of a program
-    /// that does not configure logging.
+    /// Returns the most detailed level that is written to standard error. By default warnings are shown, so that they
+    /// reach the user of a program that does not configure logging.
     fn stderr(&self) -> LevelFilter {
         self.stderr.unwrap_or(if self.callback.is_some() { LevelFilter::Off } else { LevelFilter::Warn })
     }
@@ -84,8 +85,8 @@ impl Sinks {
     }
 }
 
-/// Installs this library's logger in the `log` crate. Returns false if the program has set a logger before, which then
-/// stays.
+/// Installs this library's logger in the `log` crate. Returns false if the program has installed a logger before; that
+/// logger then stays.
 fn install() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| log::set_logger(&Forward).is_ok())

@@ -1,4 +1,4 @@
-//! Messages between the ranks of a node.
+//! Messages that the ranks of a node exchange.
 
 use super::argument::{Out, VersionedOut, array, versioned};
 use super::guard::{Failure, guard};
@@ -25,13 +25,14 @@ fn find(messenger: mp_messenger_t) -> Result<Arc<Messenger>, Failure> {
     MESSENGERS.with(messenger.addr(), c"messenger", Arc::clone)
 }
 
-/// Returns the output for an operation's request, if the caller wants one.
+/// Returns the output for an operation's request, or `None` if the caller does not want a request.
 fn request_out(request: *mut mp_request_t) -> Result<Option<Out<mp_request_t>>, Failure> {
     if request.is_null() { Ok(None) } else { Out::new(request, c"request").map(Some) }
 }
 
-/// Writes a request for an operation that was posted. Without a request the operation simply continues. If no handle
-/// can be created, the call reports an error, so an operation that has not matched is cancelled.
+/// Writes a request for an operation that was posted. If the caller wants no request, the operation simply continues.
+/// If no handle can be created, the call reports an error, and the operation is cancelled unless it has already
+/// matched.
 fn hand_out(out: Option<Out<mp_request_t>>, messenger: &Messenger, operation: Arc<Operation>) -> Result<(), Failure> {
     if let Some(out) = out {
         let created = request::create(messenger.node().context().clone(), Arc::clone(&operation) as _);
@@ -47,14 +48,15 @@ fn pattern(rank: i32, tag: u64, mask: u64) -> Pattern {
     Pattern { source, tag, mask }
 }
 
-/// Output for the properties of a message.
+/// Output for the properties of a message, in a struct of the caller.
 pub(super) struct EnvelopeOut {
     out: VersionedOut<mp_message_info_t>,
     given: mp_message_info_t,
 }
 
 impl EnvelopeOut {
-    /// Returns `None` for NULL: the caller does not want the properties.
+    /// Returns the output for this struct, or `None` if the pointer is NULL because the caller does not want the
+    /// properties.
     pub fn new(info: *mut mp_message_info_t) -> Result<Option<EnvelopeOut>, Failure> {
         if info.is_null() {
             return Ok(None);
@@ -67,7 +69,7 @@ impl EnvelopeOut {
         Ok(Some(EnvelopeOut { out: VersionedOut::new(info, c"info")?, given }))
     }
 
-    /// Writes the properties of a message. Does nothing without a message.
+    /// Writes the properties of a message. Does nothing if `envelope` is `None`.
     pub fn write(self, envelope: Option<&Envelope>) {
         let Some(envelope) = envelope else { return };
         let bytes = envelope.metadata.len().min(self.given.metadata_capacity);

@@ -27,7 +27,7 @@ pub(super) fn node_of(node: mp_node_t) -> Result<Arc<NodeGroup>, Failure> {
     NODES.with(node.addr(), c"node", Arc::clone)
 }
 
-/// Allgather function of the caller.
+/// Allgather function that the caller has passed, with its `user` pointer.
 struct AllgatherCallback {
     function: unsafe extern "C" fn(user: *mut c_void, send: *const c_void, receive: *mut c_void, bytes: usize) -> i32,
     user: *mut c_void,
@@ -118,8 +118,8 @@ pub unsafe extern "C" fn mp_node_create(
     })
 }
 
-/// Parses the arguments of a call that all ranks make. If they are invalid, this rank still joins the call, as a failed
-/// rank, so that the other ranks do not wait.
+/// Parses the arguments of a call that all ranks make. If the arguments are invalid, this rank still takes part in the
+/// call, but as a failed rank, so that the other ranks do not wait.
 pub(super) fn handed<T>(node: &NodeGroup, call: Collective, parse: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     parse().inspect_err(|failure| {
         let told = node.refuse(call, &failure.message);
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn mp_node_allgather(
         })?;
         let all = node.allgather(call, send)?.concat();
         if let Some(out) = out {
-            // SAFETY: not null, and the header requires room for the bytes of all ranks.
+            // SAFETY: not null, and the header requires memory for the bytes of all ranks.
             unsafe { out.write_all(&all) }
         }
         Ok(())
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn mp_node_devices(node: mp_node_t, devices: *mut i32, cap
         if capacity < own.len() {
             return Err(Failure::invalid(c"capacity", format!("capacity is {capacity}, but the rank uses {} GPUs", own.len())));
         }
-        // SAFETY: not null, and the header requires room for `capacity` numbers, which is enough.
+        // SAFETY: not null, and the header requires memory for `capacity` numbers, which is enough.
         unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), devices, own.len()) };
         Ok(())
     })
@@ -303,7 +303,7 @@ pub unsafe extern "C" fn mp_node_plan(
     })
 }
 
-/// Converts the windows and transfers that a rank passes.
+/// Converts the windows and transfers that a rank passes to the types of the engine.
 pub(super) fn windows_and_transfers(
     windows: *const mp_window_t,
     window_count: usize,

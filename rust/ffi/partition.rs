@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::path::Path;
 use std::time::Duration;
 
-/// Converts the partition options of the caller.
+/// Converts the partition options that the caller passes.
 pub(super) fn partitioning_of(options: &mp_partition_options_t) -> Result<Partitioning, Failure> {
     let tells = switch(c"arrivals", options.arrivals)?.unwrap_or(true);
     let count = (options.count > 0).then_some(options.count);
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn mp_node_tune_partitions(
     })
 }
 
-/// Returns the agents of a bit mask.
+/// Returns the agents (movers of partitions) that a bit mask selects.
 fn agents_of(bits: u32, tells: bool) -> Result<Vec<Agent>, Failure> {
     if bits & !0b111 != 0 {
         let reason = "bits 0 (MP_AGENT_AUTO) to 2 (MP_AGENT_PRODUCER), or 0 for MP_AGENT_COPY_ENGINE";

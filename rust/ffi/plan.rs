@@ -28,7 +28,7 @@ struct PlanEntry {
     plan: AnyPlan,
 }
 
-/// Creates a handle for a plan. Fails if the context has been closed.
+/// Creates a handle for a plan and returns it. Fails if the context has been closed.
 pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, Failure> {
     let handle = PLANS.insert_unless(PlanEntry { context, plan }, |entry| closed(&entry.context))?;
     Ok(std::ptr::without_provenance_mut(handle))
@@ -36,7 +36,7 @@ pub(super) fn insert(context: Arc<Context>, plan: AnyPlan) -> Result<mp_plan_t, 
 
 static PLANS: Table<PlanEntry> = Table::new(2);
 
-/// Returns the plan of a node that a handle refers to.
+/// Returns the node plan to which a handle refers. Fails if the handle refers to a plan of this process alone.
 pub(super) fn node_plan(plan: mp_plan_t) -> Result<Arc<NodePlan>, Failure> {
     match PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())? {
         AnyPlan::Node(plan) => Ok(plan),
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn mp_plan(
     })
 }
 
-/// Returns the failure of a call if `mp_context_destroy` has closed the context meanwhile.
+/// Returns the failure of a call if another thread has closed the context by `mp_context_destroy` during the call.
 pub(super) fn closed(context: &Context) -> Option<Failure> {
     (!context.is_open()).then(|| Error::ContextDestroyed.into())
 }
@@ -150,7 +150,7 @@ pub extern "C" fn mp_plan_destroy(plan: mp_plan_t) -> mp_status_t {
     })
 }
 
-/// Host memory that the JSON tree of one transfer, path or rejected path takes, bytes.
+/// Estimated size in bytes of the host memory that the JSON tree of one transfer, path or rejected path takes.
 const DESCRIBED_BYTES: usize = 4096;
 
 /// Describes the plan: its paths, shares, chunks, staging and predicted time, and the reasons why other paths were
@@ -225,7 +225,7 @@ pub extern "C" fn mp_plan_prepare(plan: mp_plan_t, stream: mp_stream_t) -> mp_st
         let plan = PLANS.with(plan.addr(), c"plan", |entry| entry.plan.clone())?;
         match plan {
             AnyPlan::Own(plan) => Ok(plan.prepare(StreamHandle(stream.addr()))?),
-            // The streams and events of a node plan were created with the plan.
+            // The streams and events of a node plan were already created with the plan.
             AnyPlan::Node(_) => Ok(()),
         }
     })
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn mp_execute(plan: mp_plan_t, stream: mp_stream_t, reques
     guard(|| {
         let out = if request.is_null() { None } else { Some(Out::new(request, c"request")?) };
         let (context, plan) = PLANS.with(plan.addr(), c"plan", |entry| {
-            // Only a request needs its context.
+            // The context is needed only if the caller wants a request.
             (out.is_some().then(|| entry.context.clone()), entry.plan.clone())
         })?;
         let stream = StreamHandle(stream.addr());

@@ -1,4 +1,4 @@
-//! Requests: executions, sends and receives that can be waited for.
+//! Requests, which represent executions, sends and receives that a caller can wait for.
 
 use super::argument::{Name, Out, bad_handle};
 use super::guard::{Failure, guard};
@@ -25,7 +25,7 @@ pub(super) fn forget_all(context: &Arc<Context>) {
     REQUESTS.purge(|entry| Arc::ptr_eq(&entry.context, context));
 }
 
-/// Creates a handle for an execution, a send or a receive.
+/// Creates a handle for an execution, a send or a receive and returns it.
 pub(super) fn create(context: Arc<Context>, completion: Completion) -> Result<mp_request_t, Failure> {
     let handle = REQUESTS.insert_unless(RequestEntry { context, completion }, |entry| closed(&entry.context))?;
     Ok(std::ptr::without_provenance_mut(handle))
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn mp_test(request: *mut mp_request_t, done: *mut i32, inf
     guard(|| end(Out::new(request, c"request")?, Some(Out::new(done, c"done")?), info))
 }
 
-/// Waits for a request, or with `done` only checks whether it has ended. Destroys a request that has ended.
+/// Waits until a request has ended. With `done` only checks whether the request has ended. Destroys a request that has
+/// ended.
 #[inline]
 fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message_info_t) -> Result<(), Failure> {
     let say = |is_done: i32, done: Option<Out<i32>>| done.into_iter().for_each(|done| done.write(is_done));
@@ -83,7 +84,7 @@ fn end(request: Out<mp_request_t>, done: Option<Out<i32>>, info: *mut mp_message
         say(0, done);
         return Ok(());
     }
-    // An operation that has ended returns immediately here, with its result.
+    // If the operation has already ended, this returns immediately with the result.
     let result = completion.wait();
     finish(request, handle)?;
     say(1, done);
@@ -119,7 +120,7 @@ fn finish(request: Out<mp_request_t>, handle: mp_request_t) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns the send or receive that a completion belongs to.
+/// Returns the send or receive to which a completion belongs. Fails if it belongs to an execution.
 fn operation_of(completion: &Completion, argument: Name) -> Result<&Operation, Failure> {
     completion.as_any().downcast_ref().ok_or_else(|| {
         let remedy = if argument == c"info" { ": let info be NULL" } else { "" };
@@ -131,7 +132,7 @@ fn completion_of(request: mp_request_t) -> Result<(Arc<Context>, Completion), Fa
     REQUESTS.with(request.addr(), c"request", |entry| (entry.context.clone(), entry.completion.clone()))
 }
 
-/// Returns the result of `ask` on the send or receive of a request.
+/// Calls `ask` with the send or receive of a request and returns the result.
 pub(super) fn with_operation<T>(request: mp_request_t, ask: impl FnOnce(&Operation) -> T) -> Result<T, Failure> {
     Ok(ask(operation_of(&completion_of(request)?.1, c"request")?))
 }
@@ -172,7 +173,7 @@ pub extern "C" fn mp_stream_wait_request(stream: mp_stream_t, request: mp_reques
     })
 }
 
-/// Callback of the caller for the end of a request.
+/// Function of the caller that is called when a request has ended.
 struct RequestFunction {
     function: unsafe extern "C" fn(user: *mut c_void, status: mp_status_value),
     user: *mut c_void,

@@ -72,7 +72,7 @@ pub unsafe extern "C" fn mp_stream_get_info(
     guard(|| {
         let (of, is_captured) = (Out::if_wanted(device, c"device")?, Out::if_wanted(capturing, c"capturing")?);
         let (context, stream) = (find(context)?, stream_of(stream));
-        // Each query may be a call of the driver.
+        // Each query is made only if its output is wanted, because it may be a call of the driver.
         let on = if device.is_null() { 0 } else { context.stream_device(stream)?.0 };
         let captures = if capturing.is_null() { false } else { context.is_capturing(stream)? };
         of.write(on);
@@ -122,8 +122,8 @@ pub unsafe extern "C" fn mp_stream_launch_host(
     })
 }
 
-/// Call that the backend may drop before or after it is known whether the call was enqueued. The later of the two
-/// events releases `user`.
+/// Host call of a caller, with its `user` value. The backend may drop the call before or after it is known whether the
+/// call was enqueued. The later of these two events releases `user`.
 struct Owned {
     call: HostCall,
     release: HostCall,

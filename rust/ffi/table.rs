@@ -1,9 +1,9 @@
-//! Handle tables. A handle is a key of a slot map, cast to a pointer that is never dereferenced.
+//! Tables of handles. A handle is a key of a slot map that is cast to a pointer, which is never dereferenced.
 //!
-//! A key consists of a slot number and the number of times that the slot has been used, so a destroyed handle finds
-//! nothing even if its slot is in use again. Four bits distinguish contexts, plans and other kinds, so a handle of the
-//! wrong kind finds nothing. Four more bits distinguish the process that created the handle from its children by
-//! `fork`.
+//! A key consists of a slot number and the number of times that the slot has been used. So a destroyed handle finds
+//! nothing, even if its slot is in use again. Four bits of a key hold the kind of the object, for example context or
+//! plan, so that a handle of the wrong kind finds nothing. Four more bits distinguish the process that created the
+//! handle from its children by `fork`.
 
 use super::argument::{Name, bad_handle};
 use super::guard::Failure;
@@ -16,8 +16,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 // A key has 64 bits and must fit into a pointer.
 const _: () = assert!(size_of::<*mut ()>() == size_of::<u64>(), "mpgpu needs a 64-bit target");
 
-/// Bits 28 to 31 of a key hold the kind, and bits 24 to 27 the process. They belong to the slot number, which would
-/// need them only with 2^24 live handles.
+/// Lowest of the four bits of a key that hold the kind. Bits 24 to 27 hold the process. All these bits belong to the
+/// slot number, which would need them only with 2^24 live handles.
 const KIND_SHIFT: u32 = 28;
 const PROCESS_SHIFT: u32 = 24;
 const KIND: u64 = 0xF << KIND_SHIFT;
@@ -32,7 +32,7 @@ pub(super) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Creates an empty table. `kind` is from 1 to 15 and unique to each table.
+    /// Creates an empty table. `kind` is a number from 1 to 15 that no other table has.
     pub const fn new(kind: u64) -> Self {
         Table { kind: kind << KIND_SHIFT, slots: OfProcess::new(|| RwLock::new(SlotMap::new())) }
     }
@@ -49,7 +49,7 @@ impl<T> Table<T> {
         fork::generation() > 0 && bits & KIND == self.kind && bits & (KIND | PROCESS) != self.tag()
     }
 
-    // A panic inside the slot map leaves it consistent, because it allocates before it changes anything.
+    // A panic inside the slot map leaves it consistent, because it allocates memory before it changes anything.
     fn read(&self) -> RwLockReadGuard<'_, SlotMap<DefaultKey, T>> {
         self.slots.get().read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -67,8 +67,9 @@ impl<T> Table<T> {
         if bits & (KIND | PROCESS) == tag { Ok(KeyData::from_ffi(bits ^ tag).into()) } else { Err(bad_handle(handle, name)) }
     }
 
-    /// Inserts `value` and returns a new handle, unless `refuse` returns a failure. `refuse` runs under the table's lock:
-    /// a thread that changes its result and then calls [`purge`](Table::purge) misses no value.
+    /// Inserts `value` and returns a new handle, unless `refuse` returns a failure. `refuse` is called under the
+    /// table's lock. So a thread that changes its result and then calls [`purge`](Table::purge) finds every value that
+    /// was inserted before the change.
     pub fn insert_unless(&self, value: T, refuse: impl FnOnce(&T) -> Option<Failure>) -> Result<usize, Failure> {
         let mut slots = self.write();
         if let Some(failure) = refuse(&value) {
@@ -89,19 +90,20 @@ impl<T> Table<T> {
         self.insert_unless(value, |_| None)
     }
 
-    /// Returns the result of `get` on the value of this handle. `get` runs under the lock, so it should be quick.
+    /// Calls `get` with the value of this handle and returns the result. `get` is called under the lock, so it should
+    /// be quick.
     pub fn with<R>(&self, handle: usize, name: Name, get: impl FnOnce(&T) -> R) -> Result<R, Failure> {
         let key = self.key(handle, name)?;
         self.read().get(key).map(get).ok_or_else(|| bad_handle(handle, name))
     }
 
-    /// Removes and returns the value of this handle. The handle is invalid from then on.
+    /// Removes the value of this handle and returns it. The handle is then invalid.
     pub fn remove(&self, handle: usize, name: Name) -> Result<T, Failure> {
         let key = self.key(handle, name)?;
         self.write().remove(key).ok_or_else(|| bad_handle(handle, name))
     }
 
-    /// Removes every value for which `belongs` is true. The values are dropped after the lock is released.
+    /// Removes every value for which `belongs` returns true. The values are dropped after the lock is released.
     pub fn purge(&self, belongs: impl Fn(&T) -> bool) {
         let mut slots = self.write();
         let keys: Vec<DefaultKey> = slots.iter().filter(|(_, value)| belongs(value)).map(|(key, _)| key).collect();
