@@ -12,14 +12,15 @@ use crate::model::{FlowRate, MaxMin};
 use crate::topology::{DeviceId, ResourceId};
 use smallvec::{SmallVec, smallvec};
 
-/// Largest relative difference between the transfers' rates per byte at which they are treated as ending together. If the difference is
-/// larger, the linear program is used, because it also divides the capacity that becomes free when the first transfers end.
+/// Largest relative difference between the progress rates (rate divided by size) of transfers at which they are treated as ending together.
+/// If the difference is larger, the linear program is used, because it also divides the capacity that becomes free when the first transfers
+/// end.
 const ALIKE: f64 = 0.1;
 
 /// Number of iterations. Chunk counts depend on the bytes of the paths, and the bytes depend on the chunk counts.
 const COUNTS: usize = 2;
 
-/// Relative reduction of the time above which a path is removed. Such a path takes more capacity from other paths than it uses.
+/// Smallest relative gain in time for which a path is removed. Such a path takes more capacity from other paths than it uses.
 const IN_THE_WAY: f64 = 5e-3;
 
 /// Fraction of its capacity above which a resource counts as full. It is below 1 because rates are rounded.

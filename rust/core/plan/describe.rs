@@ -62,8 +62,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns groups of transfers whose sizes and paths are equal except for devices, as indices. A halo exchange has dozens of such
-    /// transfers.
+    /// Returns groups of transfers, as lists of indices. The transfers of a group have equal sizes and equal paths except for the devices.
+    /// A halo exchange has dozens of such transfers.
     fn alike(&self) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut numbers: HashMap<(u64, Vec<_>), usize> = HashMap::default();

@@ -67,8 +67,8 @@ fn threads(batch: &[Shape], options: &Options) -> u32 {
     options.threads.min(u32::try_from(bytes_of(batch).div_ceil(LEAST_CHUNK)).unwrap_or(u32::MAX)).max(1)
 }
 
-/// Smallest number of chunks for each thread, unless chunks become too small. With more chunks, less time passes until the first one is in
-/// flight.
+/// Smallest number of chunks for each thread, unless chunks would become too small. With more chunks, the first chunk reaches the link
+/// earlier.
 const CHUNKS_OF_A_THREAD: u64 = 8;
 
 /// Returns the size of the chunks that threads copy, in bytes.
@@ -103,7 +103,7 @@ pub(super) fn through_threads(machine: &Machine, batch: &[Shape], options: &Opti
     })
 }
 
-/// Input of the transformation: a program for pinned memory, and the limits of threads, chunks and staging memory.
+/// Input of the step that adds copies by threads: a program for pinned memory, and the limits of threads, chunks and staging memory.
 struct Through<'a> {
     program: &'a Program,
     batch: &'a [Shape],
@@ -122,7 +122,7 @@ struct Unit {
     /// Operations of the old program that are complete when this element ends.
     ends: SmallVec<[OpId; 1]>,
     passes: bool,
-    /// Fraction of the data of the element's internal stream that comes before the element.
+    /// Fraction of the data in the same internal stream that comes before this element.
     progress: f64,
 }
 
@@ -251,7 +251,7 @@ impl Through<'_> {
         Some(rings)
     }
 
-    /// Returns the elements of the new program. Elements of the same internal stream are in order.
+    /// Returns the elements (operations or chunks) of the new program. Elements of the same internal stream are in order.
     fn units(&self, rings: &BTreeMap<LaneId, LaneRing>) -> Vec<Unit> {
         let mut units: Vec<Unit> = Vec::new();
         for lane in (0..self.program.lanes.len() as u32).map(LaneId) {

@@ -173,7 +173,8 @@ fn solve(columns: &[Column], demands: &[f64], resources: usize) -> Result<Vec<f6
     if bytes.iter().all(|b| b.is_finite()) { Ok(bytes) } else { Err(Unsolved("a share is not a number".into())) }
 }
 
-/// Groups of one transfer, and its bytes. The group with the smallest `link_time` (`rest`) carries the bytes that the other groups leave.
+/// Groups of paths of one transfer, and the transfer's bytes. The group with the smallest `link_time` (`rest`) carries the bytes that the
+/// other groups leave.
 struct Transfer {
     groups: std::ops::Range<usize>,
     rest: usize,
@@ -248,7 +249,7 @@ struct Group {
     fixed: f64,
     link_time: f64,
     shared: SmallVec<[(u32, f64); 8]>,
-    /// Sum of the rates of the columns' unshared resources, bytes/s; infinite if they have none.
+    /// Sum of the rates of the resources that only one path of the group uses, bytes/s; infinite if there are none.
     rate: f64,
 }
 

@@ -228,7 +228,7 @@ struct Share {
     group: usize,
     tree: Tree,
     bytes: u64,
-    /// Chunks of the data, in the order of the group's sources.
+    /// Chunks of the data, ordered by source buffer and offset.
     chunks: Vec<Chunk>,
     chunk_bytes: u64,
 }

@@ -32,7 +32,7 @@ pub(super) struct Ways<'n> {
     may_pass: Vec<bool>,
 }
 
-/// Table of costs and of one device for each cost, indexed by a pair of devices or by one device.
+/// Table of path costs, each with one device of the path, indexed by a pair of devices or by one device.
 struct Table {
     price: Vec<f64>,
     device: Vec<u32>,

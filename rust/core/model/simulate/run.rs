@@ -197,7 +197,7 @@ pub(super) struct Run<'s, 'a> {
     now: f64,
     /// Flows that currently move data.
     active: Vec<Active<'a>>,
-    /// Time since which the rates of all flows have been constant.
+    /// Start of the current interval, in which the rates of all flows are constant, seconds.
     since: f64,
     /// Earliest time at which one of the active flows arrives at the current rates.
     arrival: f64,
