@@ -25,7 +25,7 @@ _KINDS = {
 _MOST_BYTES = 2**63 - 1
 
 Piece = tuple[int, int, int, int, int]
-"""Sender, receiver, offset in the send buffer, offset in the receive buffer, bytes."""
+"""Copy within a collective: sender, receiver, offset in the send buffer, offset in the receive buffer, number of bytes."""
 
 
 class Part:
@@ -115,13 +115,13 @@ def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike |
     and shapes are not.
 
     Args:
-        source: any object with memory, as for :class:`Plan`.
+        source: any object with memory that :class:`Plan` accepts.
         destinations: objects with memory of the same size.
-        stream: as for :func:`copy`, which also describes when the bytes have arrived.
-        context: as for :class:`Plan`.
+        stream: the stream in which the copies run; see :func:`copy`, which also describes when the bytes have arrived.
+        context: the context that executes the copies; its default is that of :class:`Plan`.
 
     Raises:
-        As :class:`Plan`. ArgumentError names a destination with a different size.
+        The exceptions of :class:`Plan`. If a destination has a different size, the ArgumentError names it.
     """
     whole, to = memory_of(source, "the source"), _blocks(destinations, "destination")
     _fits(to, [whole.nbytes] * len(to), "destination")
@@ -129,7 +129,7 @@ def broadcast(source: Array, destinations: Iterable[Array], stream: StreamLike |
 
 
 def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies consecutive parts of ``source`` into ``destinations``, whose sizes must sum to that of ``source``.
+    """Copies consecutive parts of ``source`` into ``destinations``, whose sizes must add up to the size of ``source``.
 
     Arguments and errors are those of :func:`broadcast`.
     """
@@ -140,7 +140,7 @@ def scatter(source: Array, destinations: Iterable[Array], stream: StreamLike | N
 
 
 def gather(sources: Iterable[Array], destination: Array, stream: StreamLike | None = None, *, context: Context | None = None) -> Request:
-    """Copies ``sources`` into consecutive parts of ``destination``, whose size is the sum of theirs.
+    """Copies ``sources`` into consecutive parts of ``destination``, whose size is the sum of the sizes of ``sources``.
 
     Arguments and errors are those of :func:`broadcast`.
     """
@@ -178,7 +178,8 @@ def all_to_all(
     contiguous on both sides.
 
     Args:
-        sizes: bytes for each sender and receiver, one list per sender; ``None`` if all parts of a source have equal size.
+        sizes: number of bytes for each pair of sender and receiver, as one list per sender; ``None`` if all parts of a source have equal
+            size.
 
     Other arguments and errors are those of :func:`broadcast`. Sources and destinations must not overlap.
     """

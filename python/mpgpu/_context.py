@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Contexts, and their memory."""
+"""Contexts, and the memory that they allocate."""
 
 from __future__ import annotations
 
@@ -58,26 +58,28 @@ def host(domain: int = 0) -> int:
 
 
 class Context(_library.Owner):
-    """Context: a machine, a backend, and the state that is kept between calls: plans, staging memory, internal streams.
+    """Context: the machine's description, the backend, and the state that is kept between calls: cached plans, staging memory, internal
+    streams.
 
-    Several contexts may exist; they share nothing. Any thread may use a context. A context lives as long as any object that was made with
-    it. Releasing the last of them waits for all work of the context. A child of ``fork`` cannot use its parent's contexts;
+    Several contexts may exist, and they share no state. Any thread may use a context. A context exists as long as any object that was made
+    with it. Releasing the last of them waits for all work enqueued in the context. A child of ``fork`` cannot use its parent's contexts;
     ``multiprocessing`` with ``spawn`` has no such limit.
 
     Args:
         backend: ``"cuda"``, ``"host"`` (virtual devices on CPU threads), or ``None`` for the value of ``MPGPU_BACKEND``; if that is not
             set, CUDA if there is a GPU.
-        topology: name of a preset or path of a file; ``None`` for the value of ``MPGPU_TOPOLOGY``; if that is not set, the discovered
-            machine.
+        topology: name of a topology preset, or path of a topology file. ``None`` selects the value of ``MPGPU_TOPOLOGY``; if that is not
+            set, the discovered machine.
         staging_bytes: maximum staging memory on each device, bytes.
         cache_plans: maximum number of cached plans; planning a cached request again is a look-up.
         signal_wait: ``"operation"`` or ``"kernel"``, the method by which streams wait for other ranks (docs/reference/waiting.md).
         host_threads: maximum number of CPU threads that copy between pageable and pinned host memory; with 0 the driver copies pageable
             memory.
-        cache_graphs: maximum number of programs whose graphs are kept. The most recently launched programs stay.
+        cache_graphs: maximum number of copy programs (compiled plans) whose CUDA graphs are cached. The most recently launched ones stay in
+            the cache.
 
     Raises:
-        ConfigurationError: topology or environment.
+        ConfigurationError: the topology or an environment variable is invalid.
         NotSupported: the backend is not available.
         ArgumentError: an option.
     """
@@ -130,7 +132,7 @@ class Context(_library.Owner):
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs, which are devices 0 to this number minus 1."""
+        """Number of GPUs. They are the devices 0 to ``gpus - 1``."""
         return self._device_count[0]
 
     @property
@@ -162,21 +164,21 @@ class Context(_library.Owner):
         return described
 
     def describe(self) -> str:
-        """Describes version, backend, topology and active settings, as text."""
+        """Returns a description of the version, backend, topology and active settings, as text."""
         return _library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """Describes the context as :meth:`describe` does, as a dict."""
+        """Returns the same description as :meth:`describe`, as a dict."""
         return _library.json_of(_library.text_of(lib.mp_context_describe, self._handle, lib.MP_FORMAT_JSON))
 
     def probe(self, file: str | os.PathLike[str] | None = None, *, keep: bool | None = None, quick: bool | None = None) -> str:
         """Measures the machine and returns the resulting topology file, as TOML. Blocks for seconds and uses all links and devices.
 
-        The context keeps its current topology. Contexts that are created later find a stored probe.
+        The context keeps its current topology. Contexts that are created later use the stored result.
 
         Args:
             file: the file to write; ``None`` for a file in the user's cache directory, where contexts look for it.
-            keep: ``False`` writes no file.
+            keep: ``True`` to write the file.
             quick: ``True`` for fewer and shorter measurements without tuning.
         """
         options = sized("mp_probe_options_t *")
@@ -242,21 +244,22 @@ class Buffer(_library.Owner):
     """Memory of a context as a contiguous array: on a GPU, or pinned host memory that GPUs can access.
 
     Its contents are initially undefined. NumPy, CuPy, torch and Numba accept it without a copy (``numpy.asarray(buffer)``), and keep it
-    alive. The CPU can access GPU memory only on the host backend. The memory is freed with the last reference, which waits for all work of
-    the context, as ``cudaFree`` does.
+    alive. The CPU can access GPU memory only on the host backend. The memory is freed when the last reference is released. Like
+    ``cudaFree``, this waits for all work enqueued in the context.
 
     Args:
         shape: number of elements, or one number per dimension.
-        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a type of NumPy or torch. ``None`` for raw
+        dtype: type of the elements: a name such as ``"float32"``, ``"f4"`` or ``"bfloat16"``, or a NumPy or torch type. ``None`` for raw
             bytes, which can be copied from and to any type.
         device: a GPU, for example ``0`` or ``"cuda:0"``, or a host domain: ``HOST``, ``"cpu"``, ``host(1)``.
-        shared: True if other processes can map it, as windows of node plans. They cannot map other host memory.
+        shared: True if other processes can map the memory, so that :meth:`Node.plan` accepts it. Other host memory cannot be mapped by
+            other processes.
         context: the context that allocates it; by default :func:`default_context`.
 
     Raises:
         OutOfMemory: a device or the host has run out of memory.
-        ArgumentError: an invalid device, shape or type.
-        NotSupported: memory that cannot be shared.
+        ArgumentError: the device, shape or type is invalid.
+        NotSupported: the memory cannot be shared.
     """
 
     __slots__ = ("__weakref__", "_base", "_context", "_is_bytes", "address", "device", "dtype", "itemsize", "nbytes", "shape")
@@ -399,8 +402,8 @@ class Buffer(_library.Owner):
         return memoryview(ffi.buffer(_held(start, self._base), self.nbytes))
 
     def numpy(self) -> Any:
-        """Returns the memory as a NumPy array, which keeps it alive. ``bfloat16`` is a type of the package ml_dtypes; without that package
-        the array has raw bytes.
+        """Returns the memory as a NumPy array, which keeps it alive. For ``bfloat16``, the array has the type that the package ml_dtypes
+        defines; without that package it has raw bytes.
         """
         self._must_be_on_host("a NumPy array")
         import numpy
@@ -454,22 +457,22 @@ class _Freed:
 
 
 class Registered(_library.Owner):
-    """Registration of pageable host memory, which pins it in place, so that copies of plans made from now on access it directly.
+    """Registration of pageable host memory. It pins the memory in place, so that plans made from now on access it directly.
 
         with mpgpu.Registered(weights):           # a NumPy array, a tensor on the CPU, a memoryview, mmap.mmap, …
             mpgpu.copy(on_gpu, weights)
 
-    Holds the memory until :meth:`close`, the end of the ``with`` block or its own release, each of which waits for all work of the context.
-    Blocks while threads make the pages resident.
+    Holds the memory until :meth:`close`, the end of the ``with`` block or its own release, each of which waits for all work enqueued in the
+    context. Blocks while threads make the pages resident.
 
     Args:
-        memory: contiguous memory of the CPU. Read-only memory can be a source, if the driver can pin it.
+        memory: contiguous host memory. Read-only memory can be a source, if the driver can pin it.
         huge_pages: True if its pages may be made resident as huge pages.
         context: by default :func:`default_context`.
 
     Raises:
-        ArgumentError: memory that is already pinned, or that does not belong to the CPU.
-        NotSupported: memory that the driver cannot pin.
+        ArgumentError: the memory is already pinned, or is not host memory.
+        NotSupported: the driver cannot pin the memory.
         OutOfMemory: the host has run out of memory.
     """
 
@@ -485,7 +488,7 @@ class Registered(_library.Owner):
         self._pinned: Any = ffi.gc(ffi.cast("void *", found.pointer), _Freed(self._context, lib.mp_memory_unregister, found))
 
     def close(self) -> None:
-        """Unpins the memory after all work of the context. A second call does nothing."""
+        """Unpins the memory after all work enqueued in the context has finished. A second call does nothing."""
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             ffi.gc(pinned, None)

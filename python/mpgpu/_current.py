@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Streams that callers pass, and current streams of frameworks."""
+"""Streams that callers pass, and the current streams of frameworks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Current:
 
     @staticmethod
     def fixed(handle: int, device: int | None = None) -> Current:
-        """Returns an object for the stream that a producer has named."""
+        """Returns an object for the stream that the producer of an array has specified."""
         return Current((handle, device), device, lambda: handle, None, None)
 
     def handle(self) -> int:

@@ -34,7 +34,7 @@ class Arrival:
     tag: int
     """Tag of the message."""
     arguments: bytes
-    """Arguments, which were sent besides the parts."""
+    """Arguments, which were sent in addition to the parts (arrays)."""
     sizes: tuple[int, ...]
     """Size of each part, bytes."""
 
@@ -55,14 +55,14 @@ class Arrival:
         self._descriptors = [descriptor for descriptor, _ in table]
 
     def into(self, *parts: Array, stream: StreamLike | None = None) -> Awaitable[list[MessageInfo]]:
-        """Receives ``parts`` into arrays on devices or the host, after earlier work of ``stream``. ``await`` the result before reading
-        them.
+        """Receives ``parts`` into arrays on devices or the host, after earlier work in ``stream``. ``await`` the result before you read the
+        arrays.
 
         Starts immediately. If this message was sent by :meth:`Messenger.send` or has one part, further messages for the same function wait
         until this method is called.
 
         Raises:
-            As :meth:`Messenger.receive`.
+            The exceptions of :meth:`Messenger.receive`.
         """
         if len(parts) != len(self.sizes) or self._placed.is_set():
             raise ArgumentError(
@@ -81,7 +81,7 @@ async def _ended(message: Receive) -> MessageInfo:
 
 
 class SentEntry:
-    """Request of an entry message: ``await`` it, or call :meth:`synchronize`, before its parts are written again."""
+    """Request for a message that calls a function: ``await`` it, or call :meth:`synchronize`, before its parts are written again."""
 
     __slots__ = ("_messages",)
 
@@ -89,7 +89,7 @@ class SentEntry:
         self._messages = messages
 
     def synchronize(self) -> None:
-        """Blocks until the memory of all parts may be written again. Raises as :meth:`Message.synchronize`."""
+        """Blocks until the memory of all parts may be written again. Raises the exceptions of :meth:`Message.synchronize`."""
         for message in self._messages:
             message.synchronize()
 
@@ -112,7 +112,7 @@ class Entries:
         server = asyncio.create_task(entries.serve())
         await entries.send(rank, BAR, b"arguments", [grid])
 
-    One event loop uses an object. Nothing else may receive messages of these tags.
+    An object must be used by one event loop only. Nothing else may receive messages of these tags.
     """
 
     __slots__ = ("_control", "_functions", "_messenger")
@@ -124,7 +124,7 @@ class Entries:
         self._functions: list[tuple[int, int, _Function]] = []
 
     def on_message(self, tag: int, *, mask: int = 2**63 - 1) -> Callable[[Entry], Entry]:
-        """Makes messages whose tag equals ``tag`` in the bits of ``mask`` call the decorated ``async`` function."""
+        """Makes messages call the decorated ``async`` function if their tag equals ``tag`` in all bits that are set in ``mask``."""
 
         # Rejects invalid tags here instead of in `serve`.
         _tags(tag, mask)
@@ -139,7 +139,7 @@ class Entries:
         """Sends ``arguments`` and ``parts``, which are arrays on devices and the host. Does not wait.
 
         Args:
-            rank, tag, stream: as for :meth:`Messenger.send`, with the same errors.
+            rank, tag, stream: arguments with the same meaning, and the same errors, as for :meth:`Messenger.send`.
             arguments: any number of bytes.
             parts: as many arrays as the function takes.
         """
@@ -161,7 +161,7 @@ class Entries:
         return SentEntry([released for _, _, released in described])
 
     async def serve(self) -> None:
-        """Calls functions for arriving messages until the task is cancelled. Raises the exception of a function."""
+        """Calls functions for arriving messages until the task is cancelled. Raises the exceptions of these functions."""
         loop = asyncio.get_running_loop()
         failed: asyncio.Future[None] = loop.create_future()
         tasks: set[asyncio.Task[None]] = set()

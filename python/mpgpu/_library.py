@@ -66,7 +66,7 @@ def string(text: Any) -> str:
 
 
 def failure(status: int) -> Error:
-    """Returns the exception for the status that a call of this thread has just returned."""
+    """Returns the exception for the status that a call on this thread has just returned."""
     info = sized("mp_error_info_t *")
     message, driver_code, argument = "", 0, None
     if lib.mp_last_error_info(info) == 0 and info.status == status:
@@ -139,7 +139,7 @@ def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
 
 
 def whole(value: Any) -> int | None:
-    """Returns an integer, also of NumPy; ``None`` for any other value, including booleans."""
+    """Returns the value as an integer if it is an integer, including NumPy's types; ``None`` for any other value, including booleans."""
     if type(value) is int:
         return value
     try:

@@ -66,12 +66,13 @@ def load(
     Args:
         path: the file. Its length must not change until the call returns; if bytes are missing the call raises and returns nothing.
         device: one device for all tensors, or a mapping from names to devices. Tensors that the mapping does not name are not read.
-        progress: True to write the progress to stderr.
+        progress: True to write progress messages to stderr.
         context: the context that moves the tensors, by default :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: another format or a truncated file, with the reason; a type that torch lacks; a name or a device that does not exist.
-        OSError: the file cannot be opened or read, with the system's reason.
+        ArgumentError: the file has another format or is truncated (the message gives the reason); torch lacks an element type; or a name or
+            a device does not exist.
+        OSError: the file cannot be opened or read; the message gives the system's reason.
         OutOfMemory, MemoryError: a device or the host has run out of memory.
     """
     name = os.fsdecode(path)

@@ -69,7 +69,7 @@ def memory_of(value: Any, name: str, is_written: bool = False) -> Memory:
     """Returns the memory range of an object that has memory.
 
     Args:
-        name: the name in messages, for example ``dst of transfer 3``.
+        name: the name in error messages, for example ``dst of transfer 3``.
         is_written: True if bytes are written there, so that a contiguous copy would not help.
     """
     own = getattr(value, "_mpgpu_memory", None)

@@ -64,7 +64,7 @@ class MessageInfo(NamedTuple):
     rank: int
     """Rank that sent the message."""
     tag: int
-    """Tag of the message; for a message of a channel, a number of the package."""
+    """Tag of the message. For a message sent through a channel, it is a number that the package chooses."""
     bytes: int
     """Size of the message without metadata, bytes."""
     metadata: builtins.bytes
@@ -72,7 +72,7 @@ class MessageInfo(NamedTuple):
 
 
 class Message(Request):
-    """Request of a send or a receive: ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
+    """Request for a send or a receive: ``await`` it, or call :meth:`synchronize`. Channels and messengers create it.
 
     Awaiting polls for a few microseconds and then yields to the event loop. Many messages may be awaited concurrently. If a task is
     cancelled while it awaits, the message is cancelled; if it has already matched, the task first waits for its bytes. The caller may then
@@ -99,11 +99,12 @@ class Message(Request):
             The message for a receive; ``None`` for a send.
 
         Raises:
-            MessageTruncated: the message is longer than the buffer. It stays the first that a receive would take.
+            MessageTruncated: the message is longer than the buffer. It stays in the queue, and the next matching receive gets it.
             PeerGone: the other rank has exited or left.
             Cancelled: the message was cancelled, or its messenger was destroyed.
 
-        In the main thread it also raises the exception of a signal handler. The message then continues and may be waited for again.
+        In the main thread it also raises exceptions that a signal handler raises, for example on Ctrl-C. The message then continues and may
+        be waited for again.
         """
         super().synchronize()
         return self.info
@@ -135,10 +136,10 @@ class Message(Request):
         return bool(cancelled[0])
 
     def wait(self, stream: StreamLike | None = None) -> None:
-        """Makes later work of a stream wait for the message. That work sees the received bytes, and may overwrite the sent ones.
+        """Makes later work in a stream wait for the message. That work sees the received bytes, and may overwrite the sent ones.
 
-        Does not block the host. The stream is as for :meth:`Messenger.send`. If the message fails, the stream continues and
-        :meth:`synchronize` raises.
+        Does not block the host. ``stream`` has the same meaning as for :meth:`Messenger.send`. If the message fails, the stream continues
+        and :meth:`synchronize` raises.
         """
         held = self._held
         if held is not None:
@@ -202,7 +203,7 @@ class Message(Request):
 
 
 class Receive(Message):
-    """Request of a receive, which returns the received message."""
+    """Request for a receive, which returns the received message."""
 
     __slots__ = ()
 
@@ -246,11 +247,11 @@ class Messenger(_library.Owner):
 
     Args:
         node: the node of the ranks.
-        operations: maximum number of unreceived sends of a rank, and of unfinished receives; ``None`` for 1024.
-        messages: maximum number of messages of one rank that wait for receives of another; ``None`` for 4096.
+        operations: maximum number of a rank's unreceived sends, and of its unfinished receives; ``None`` for 1024.
+        messages: maximum number of messages from one rank that wait for receives by another; ``None`` for 4096.
 
     Raises:
-        As :class:`Node`.
+        The exceptions of :class:`Node`.
     """
 
     __slots__ = ("__weakref__", "_channels", "_context", "_handle", "_lock", "_node", "rank", "ranks")
@@ -289,17 +290,17 @@ class Messenger(_library.Owner):
         """Sends all bytes of ``x``. Does not wait until they are received.
 
         Args:
-            x: any object with memory, as for :class:`Plan`. It must stay unchanged until the message has ended.
+            x: any object with memory that :class:`Plan` accepts. It must stay unchanged until the message has ended.
             rank: the receiving rank, which may be this one.
             tag: the tag that a receive matches, below 2**63.
-            stream: earlier work of this stream has written the bytes, as for :meth:`Plan.execute`; ``None`` for the current stream of torch
-                or CuPy if ``x`` is GPU memory of theirs, otherwise mpgpu's own stream for the device.
+            stream: the stream whose earlier work writes the bytes, as for :meth:`Plan.execute`. ``None`` selects the current torch or CuPy
+                stream if ``x`` is a torch or CuPy array in GPU memory, otherwise mpgpu's own stream for the device.
             metadata: up to 256 bytes that arrive with the message; any object with the buffer protocol.
 
         Raises:
             ArgumentError: an invalid argument.
             PeerGone: the other rank has exited or left.
-            QueueFull: too many sends of this rank are unreceived. Nothing was sent.
+            QueueFull: too many of this rank's sends have not been received. Nothing was sent.
         """
         rank, tag = _library.number("rank", rank, self.ranks - 1), _library.number("tag", tag, _CHANNEL - 1)
         if type(metadata) is not bytes:
@@ -310,18 +311,18 @@ class Messenger(_library.Owner):
         return self._send(x, rank, tag, stream, metadata)
 
     def receive(self, x: Array, rank: int = ANY, tag: int = ANY, stream: StreamLike | None = None, *, mask: int = _CHANNEL - 1) -> Receive:
-        """Receives a message into ``x``, after earlier work of ``stream``. Does not wait. A message shorter than ``x`` leaves the rest of
+        """Receives a message into ``x``, after earlier work in ``stream``. Does not wait. A message shorter than ``x`` leaves the rest of
         ``x`` unchanged.
 
         Args:
             x: writable memory, at least as large as the message.
             rank: the sending rank, or ``ANY``.
             tag: the tag, or ``ANY``.
-            stream: as for :meth:`send`.
+            stream: the stream after whose earlier work ``x`` is written; ``None`` has the same meaning as for :meth:`send`.
             mask: the bits of the tag that must match.
 
         Raises:
-            As :meth:`send`.
+            The exceptions of :meth:`send`.
         """
         tag, mask = _tags(tag, mask)
         return self._receive(x, self._rank(rank), tag, mask, stream, True)
@@ -330,7 +331,7 @@ class Messenger(_library.Owner):
         """Returns the message that a receive would take now, or ``None``. Does not receive it.
 
         Args:
-            rank, tag, mask: as for :meth:`receive`.
+            rank, tag, mask: arguments with the same meaning as for :meth:`receive`.
         """
         tag, mask = _tags(tag, mask)
         found, metadata = _new(_INT), _new(_METADATA)
@@ -436,7 +437,7 @@ def _tags(tag: int, mask: int) -> tuple[int, int]:
 
 
 class Channel(_library.Owner):
-    """Channel to another rank, or to this one: messages that one end sends arrive at the other in order.
+    """Channel between this rank and another, or from this rank to itself. Messages that one rank sends arrive at the other in order.
 
         channel = mpgpu.Channel(node, rank)
         await channel.send(x)
@@ -448,7 +449,7 @@ class Channel(_library.Owner):
     Args:
         messenger: the messenger that moves the messages. With a :class:`Node`, the node's own messenger, which all ranks create together at
             the first channel of any rank.
-        rank: the rank of the other end.
+        rank: the other rank.
     """
 
     __slots__ = ("_messenger", "_tag", "rank")

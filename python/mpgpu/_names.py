@@ -15,7 +15,8 @@ _DEVICE = re.compile(r"(?:(?:cuda|gpu):?(?P<gpu>\d+)?|cpu(?::0)?|host:?(?P<domai
 
 
 def device_number(value: Any, name: str = "device") -> int:
-    """Returns the library's number of a device: ``0``, ``"cuda:0"``, ``"cpu"``, or a device of torch or CuPy. ``name`` appears in messages.
+    """Returns the device number that the library uses, for a device given as ``0``, ``"cuda:0"``, ``"cpu"``, or a torch or CuPy device
+    object. ``name`` appears in error messages.
     """
     found = whole(value)
     if found is None:
@@ -34,7 +35,7 @@ def _named(value: Any) -> int | None:
         return None
     kind = getattr(value, "type", None)
     if isinstance(kind, str):
-        # A device of torch; its text is its name.
+        # A torch.device; its text is its name.
         value = str(value)
     if not isinstance(value, str):
         gpu = getattr(value, "id", None)
@@ -78,7 +79,7 @@ _SHORT = re.compile(r"([<>=|]?)([biufc])(\d+)\Z")
 _LONG = re.compile(r"(uint|int|float|complex)(\d+)\Z")
 
 Elements = Optional[tuple[str, tuple[int, ...]]]
-"""Type and shape of memory. ``None`` for raw bytes, which have neither."""
+"""Element type and shape of memory. ``None`` for raw bytes, which have neither."""
 
 
 def element_type(dtype: Any) -> str:
@@ -158,7 +159,7 @@ _LETTERS = {**dict.fromkeys("bhilqn", "i"), **dict.fromkeys("BHILQN", "u"), **di
 
 
 def elements_of_view(view: memoryview) -> Elements:
-    """Returns type and shape of memory with the buffer protocol. Structures are not interpreted."""
+    """Returns the element type and shape of memory that supports the buffer protocol. Structures are not interpreted."""
     order, letter = (view.format[0], view.format[1:]) if view.format[:1] in "<>=@!" and len(view.format) > 1 else ("", view.format)
     if letter in ("B", "b", "c") and view.ndim == 1:
         return None
@@ -172,7 +173,7 @@ _BFLOAT = 4
 
 
 def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> Elements:
-    """Returns type and shape of memory with DLPack, from its type codes."""
+    """Returns the element type and shape of memory that supports DLPack, from its type codes."""
     if lanes != 1 or bits % 8:
         return None
     kind = _OF_DLPACK.get(code)
@@ -181,7 +182,9 @@ def elements_of_dlpack(code: int, bits: int, lanes: int, shape: list[int]) -> El
 
 
 def elements_of(value: Any, found: Elements) -> Elements:
-    """Returns type and shape of any object with memory. ``found`` is the result of its protocol, for objects without ``dtype``."""
+    """Returns the element type and shape of any object with memory. For objects without ``dtype``, ``found`` is what the object's memory
+    protocol has returned.
+    """
     if hasattr(value, "_mpgpu_memory"):
         own: Elements = value._elements
         return own

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Nodes: ranks of a machine that plan together."""
+"""Nodes: groups of ranks on one machine that plan transfers together."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ from .errors import ArgumentError
 from .typing import Array, Communicator, Device
 
 Allgather = Callable[[bytes], Union[bytes, Sequence[bytes]]]
-"""Function that takes the bytes of this rank and returns those of all ranks in rank order, as a list or joined. All have the same length.
+"""Allgather function: takes this rank's bytes and returns the bytes of all ranks in rank order, as a list or joined. All ranks pass the
+same number of bytes.
 """
 
 
 class End(NamedTuple):
-    """Position in a window of a rank."""
+    """Source or destination of a :class:`NodeTransfer`: a position in a window, which is a memory range that a rank passes to
+    :meth:`Node.plan`.
+    """
 
     rank: int
     """Rank that owns the window."""
     window: int
     """Index of the window among those that the rank passes, from 0."""
     offset: int = 0
-    """Bytes from the start of the window."""
+    """Offset from the start of the window, bytes."""
 
 
 class NodeTransfer(NamedTuple):
-    """Copy between windows of two ranks, or within one rank."""
+    """Copy between windows (memory ranges passed to :meth:`Node.plan`) of two ranks, or within one rank."""
 
     dst: End
     """Destination."""
@@ -80,10 +83,11 @@ def receive_from(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
 
 
 class NodePlan(Plan):
-    """Plan of all transfers between the ranks of a node in one step. Every rank executes its part in every step. :meth:`Node.plan` creates
-    it.
+    """Plan for all transfers between the ranks of a node in one step (one execution of the plan). Every rank executes its transfers in
+    every step. :meth:`Node.plan` creates it.
 
-    Dropping it waits for this rank's executions. Ranks that have executed more steps get :class:`PeerGone`.
+    Dropping the plan waits for the executions that this rank has enqueued. Other ranks that have executed the plan more often than this
+    rank get :class:`PeerGone`.
     """
 
     __slots__ = ()
@@ -93,12 +97,12 @@ class NodePlan(Plan):
 
 
 class Node(_library.Owner):
-    """Node: processes of one machine that plan together, each with its own context. All ranks create it together.
+    """Node: processes (ranks) on one machine that plan transfers together. Each has its own context. All ranks create the node together.
 
-    Ranks find each other by one of
+    Ranks find each other in one of the following ways:
 
     - ``comm``: a communicator of mpi4py, or any object with ``Get_rank()``, ``Get_size()`` and ``allgather(object)``;
-    - ``rank``, ``ranks`` and ``allgather``: a function of bytes that returns the bytes of all ranks;
+    - ``rank``, ``ranks`` and ``allgather``: a function that takes this rank's bytes and returns the bytes of all ranks;
     - ``rank``, ``ranks`` and ``socket``: a path, equal on all ranks, in a folder that they may all write to. They wait for one minute.
 
     Args:
@@ -106,8 +110,9 @@ class Node(_library.Owner):
         context: the context of this rank; by default :func:`default_context`.
 
     Raises:
-        RankError: another rank has failed, for the reason in the message, or the allgather has; its exception is then the ``__cause__``.
-        NotSupported: ranks on other machines, or no rank knows how the GPUs are connected.
+        RankError: another rank has failed, and the message contains the reason; or the allgather function has failed, and its exception is
+            the ``__cause__``.
+        NotSupported: some ranks are on other machines, or no rank can find out how the GPUs are connected.
         ArgumentError: an invalid argument.
     """
 
@@ -184,7 +189,9 @@ class Node(_library.Owner):
 
     @property
     def devices(self) -> list[int]:
-        """GPUs that this rank uses: those that it listed, or its part of the visible GPUs. Empty if there are fewer GPUs than ranks."""
+        """GPUs that this rank uses: those that it passed as ``devices``, otherwise those visible GPUs that were assigned to it. Empty if
+        there are fewer GPUs than ranks.
+        """
         count = ffi.new("size_t *")
         self._check(lib.mp_node_devices(self._handle, NULL, 0, count))
         numbers = ffi.new("int32_t[]", count[0])
@@ -209,13 +216,14 @@ class Node(_library.Owner):
         """Plans all transfers between the ranks in one step. All ranks call it together.
 
         Args:
-            windows: memory of this rank that transfers may refer to: contiguous and writable, on a device of the node, or on the host from
-                :func:`mpgpu.empty` with ``shared=True``. Only the rank that owns pageable host memory can move it.
+            windows: memory ranges of this rank to which transfers may refer. They must be contiguous and writable, on a device of the node,
+                or on the host from :func:`mpgpu.empty` with ``shared=True``. Only the rank that owns pageable host memory can move it.
             transfers: the transfers that this rank sends or receives; one of the two ranks passes each of them. ``((rank, window, offset),
                 (rank, window, offset), bytes)`` is accepted as a :class:`NodeTransfer`.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: as for :class:`Plan`, equal on
-                all ranks.
-            relay_gpus: as for :class:`Plan`, counted in the order in which the ranks list or see their GPUs.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_chunks, host_chunks: options with the same meaning as
+                for :class:`Plan`, equal on all ranks.
+            relay_gpus: the GPUs that may relay bytes, as for :class:`Plan`. They are numbered in the order in which the ranks list or see
+                their GPUs.
 
         The plan holds the windows. Its executions are those of :class:`Plan`: later work of the stream sees all bytes that this rank
         receives in the step, and may overwrite the bytes that it sent. Every rank executes every step.
@@ -249,14 +257,15 @@ class Node(_library.Owner):
         relay_chunks: int | None = None,
         host_chunks: int | None = None,
     ) -> NodePlan:
-        """Plans send and receive descriptors, for ranks that do not know the position of the bytes in the other rank's memory, as with MPI.
-        Otherwise as :meth:`plan`.
+        """Plans the transfers that send and receive descriptors define. Use it if ranks do not know the position of the bytes in the other
+        rank's memory, as with MPI. In all other respects it behaves like :meth:`plan`.
 
         Args:
             halves: send and receive descriptors from :func:`send_to` and :func:`receive_from`. Sends match receives by source,
                 destination and tag, in the order in which each rank passes them. A descriptor without a match, or with a different size,
                 is an error.
-            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: as for :meth:`plan`.
+            engine, max_paths, host_path, chunk_bytes, min_bytes, staging_bytes, relay_gpus, relay_chunks, host_chunks: options with the
+                same meaning as for :meth:`plan`.
 
         Raises:
             As :meth:`plan`.
@@ -280,44 +289,44 @@ class Node(_library.Owner):
         return self._plan(memories, handed, options)
 
     def broadcast(self, memory: Array, root: int) -> list[HalfTransfer]:
-        """Returns this rank's descriptors of a broadcast, for :meth:`plan_exchange`. It copies the root's ``memory`` into that of all other
-        ranks.
+        """Returns this rank's descriptors for a broadcast, which :meth:`plan_exchange` takes. It copies the root's ``memory`` into that of
+        all other ranks.
 
         Args:
             memory: memory of equal size on all ranks; written on all ranks except the root.
             root: the rank that sends.
 
         Raises:
-            ArgumentError: a wrong size, or a root that does not exist. The other ranks get :class:`RankError`.
+            ArgumentError: the size is wrong, or the root does not exist. The other ranks get :class:`RankError`.
         """
         return self._halves("broadcast", root, memory, memory, None)
 
     def scatter(self, source: Array | None, destination: Array, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors of a scatter. It copies consecutive parts of the root's ``source`` into the ``destination`` of
+        """Returns this rank's descriptors for a scatter. It copies consecutive parts of the root's ``source`` into the ``destination`` of
         each rank.
 
         Args:
-            source: read on the root only; ``None`` on other ranks.
+            source: the memory that is distributed; read on the root only, ``None`` on other ranks.
             destination: this rank's part.
-            root: as for :meth:`broadcast`, with the same errors.
+            root: the rank that sends. Errors are those of :meth:`broadcast`.
             sizes: bytes of each rank's part, equal on all ranks; ``None`` if all parts have the size of this one.
         """
         return self._halves("scatter", root, source, destination, sizes)
 
     def gather(self, source: Array, destination: Array | None, root: int, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors of a gather. It copies the ``source`` of each rank into consecutive parts of the root's
+        """Returns this rank's descriptors for a gather. It copies the ``source`` of each rank into consecutive parts of the root's
         ``destination``.
 
         Args:
             source: this rank's part.
-            destination: written on the root only; ``None`` on other ranks.
+            destination: the memory that receives all parts; written on the root only, ``None`` on other ranks.
             root: the rank that receives.
             sizes: as for :meth:`scatter`.
         """
         return self._halves("gather", root, source, destination, sizes)
 
     def all_gather(self, source: Array, destination: Array, *, sizes: Sequence[int] | None = None) -> list[HalfTransfer]:
-        """Returns this rank's descriptors of an all-gather. It copies the ``source`` of each rank into consecutive parts of the
+        """Returns this rank's descriptors for an all-gather. It copies the ``source`` of each rank into consecutive parts of the
         ``destination`` of all ranks.
 
         Args:
@@ -330,12 +339,12 @@ class Node(_library.Owner):
     def all_to_all(
         self, source: Array, destination: Array, *, sent: Sequence[int] | None = None, received: Sequence[int] | None = None
     ) -> list[HalfTransfer]:
-        """Returns this rank's descriptors of an all-to-all. It copies consecutive parts of ``source`` to the ranks, and one part of each
-        rank into ``destination``.
+        """Returns this rank's descriptors for an all-to-all. It copies consecutive parts of ``source`` to the ranks, and receives one part
+        from each rank into ``destination``.
 
         Args:
-            source: must not overlap ``destination``.
-            destination: another array.
+            source: this rank's parts for all ranks, in rank order. It must not overlap ``destination``.
+            destination: the memory that receives one part from each rank, in rank order.
             sent, received: bytes sent to each rank, and received from each; ``None`` if all parts have equal size. If two ranks disagree,
                 planning fails on all ranks, and the error names both.
         """
@@ -412,7 +421,7 @@ class Node(_library.Owner):
     def fail(self, reason: str) -> None:
         """Joins the current or next collective call of the other ranks as a failed rank.
 
-        That call then fails on them with :class:`RankError` and ``reason``. For a rank that cannot make the call itself, for example
+        That call then fails on them with :class:`RankError` and ``reason``. Use it on a rank that cannot make the call itself, for example
         because it could not allocate memory. A call that rejects its own arguments notifies the other ranks without this function.
         """
         self._check(lib.mp_node_fail(self._handle, _text(reason)))

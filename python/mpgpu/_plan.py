@@ -56,24 +56,24 @@ Pair = tuple[Array, Array]
 
 
 class PlanInfo(NamedTuple):
-    """Properties of a plan. Times are seconds, modelled unless stated otherwise; sizes are bytes."""
+    """Properties of a plan. Times are in seconds, and are predicted by the cost model unless stated otherwise. Sizes are in bytes."""
 
     predicted_seconds: float
-    """Modelled time of one execution."""
+    """Predicted time of one execution, seconds."""
     direct_seconds: float
-    """Modelled time of the same transfers on one path each."""
+    """Predicted time of the same transfers if each used one path, seconds."""
     bytes: int
-    """Bytes of all transfers."""
+    """Total number of bytes in all transfers."""
     paths: int
-    """Number of paths of all transfers."""
+    """Total number of paths of all transfers."""
     operations: int
-    """Number of operations of one execution."""
+    """Number of operations in one execution."""
     staging_bytes: int
-    """Staging memory in use on the device that needs most."""
+    """Staging memory on the device that needs most of it, bytes."""
     measured_seconds: float
-    """Median time of the last measured executions of the active variant. 0 if none was measured."""
+    """Median time of the last measured executions with the active variant, seconds. 0 if none was measured."""
     measured_direct_seconds: float
-    """Median time of the last measured executions with plain copies. 0 if none was measured."""
+    """Median time of the last measured executions with plain copies, seconds. 0 if none was measured."""
 
 
 class Request(_library.Owner):
@@ -96,9 +96,10 @@ class Request(_library.Owner):
         self._lock = threading.Lock()
 
     def synchronize(self) -> None:
-        """Blocks until the execution has finished. Raises its error, each time. Other Python threads can run meanwhile.
+        """Blocks until the execution has finished. Every call raises the execution's error, if it has one. Other Python threads can run
+        meanwhile.
 
-        If a signal handler raises in the main thread, as that of Ctrl-C does, the wait ends and the execution continues.
+        If a signal handler raises an exception in the main thread, for example on Ctrl-C, the wait ends and the execution continues.
         """
         if self._held is not None:
             with self._lock:
@@ -110,7 +111,7 @@ class Request(_library.Owner):
             raise copies.copy(self._error)
 
     def done(self) -> bool:
-        """Returns true if the execution has finished. Does not block. Raises its error."""
+        """Returns true if the execution has finished. Does not block. Raises the execution's error."""
         if not self._has_ended():
             return False
         if self._error is not None:
@@ -267,24 +268,25 @@ class Plan(_library.Owner):
 
     Args:
         transfers: pairs of objects with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
-        context: by default that of the :class:`Buffer` objects among them, otherwise :func:`default_context`.
-        as_bytes: True if the two ends may differ in type and shape, as long as they have the same size.
+        context: the context that executes the copies. By default it is the context of the :class:`Buffer` objects among the transfers,
+            otherwise :func:`default_context`.
+        as_bytes: True if source and destination may differ in type and shape, as long as they have the same size.
         engine: ``"stream"``, ``"graph"``, ``"batch"`` or ``"kernel"``; ``None`` selects the engine that the model predicts to be fastest.
         max_paths: maximum number of paths per transfer; 1 gives plain copies.
         host_path: True if copies between GPUs may pass through host memory.
-        chunk_bytes: bytes of one chunk on staged paths, at least 4096.
+        chunk_bytes: size of a chunk on staged paths (through another GPU or host memory) in bytes, at least 4096.
         relay_chunks, host_chunks: number of chunks of each path through another GPU, and through host memory. Take precedence over
             ``chunk_bytes``.
-        min_bytes: smaller transfers use one path.
+        min_bytes: size in bytes below which a transfer uses one path only.
         staging_bytes: maximum staging memory on each device, bytes.
         relay_gpus: the GPUs that may relay bytes for others; ``()`` for none, ``None`` for all.
         adapt: True if executions choose among variants of the plan (all paths, half of the staged bytes, plain copies) by their measured
             times, which is the default.
 
     Raises:
-        ArgumentError: memory that is not contiguous, is read-only or overlaps; different sizes, types or shapes; an option. The text gives
-            the index of the transfer.
-        TypeError: an object without memory.
+        ArgumentError: memory is not contiguous, is read-only or overlaps; sizes, types or shapes differ; or an option is invalid. The
+            message gives the index of the transfer.
+        TypeError: an object has no memory.
         NotSupported: no path connects two devices.
         OutOfMemory: a device or the host has run out of memory.
 
@@ -404,17 +406,18 @@ class Plan(_library.Owner):
     def execute(self, stream: StreamLike | None = None) -> Request:
         """Enqueues one execution and returns without waiting for it.
 
-        The execution starts after all earlier work of the stream, and later work of the stream starts after it.
+        The execution starts after all earlier work in the stream, and later work in the stream starts after it.
 
         Args:
-            stream: a stream of torch, CuPy or mpgpu, an object with ``__cuda_stream__``, or a handle (0 is the default stream of the
-                current GPU). ``None`` is the caller's current stream of torch or CuPy, if arrays of theirs are among the transfers. With
-                arrays of several GPUs or of both frameworks, the execution runs after the current streams of all of them and before their
-                later work. Without such arrays it is mpgpu's own stream, which runs executions in order; wait for the request.
+            stream: a torch, CuPy or mpgpu stream, an object with ``__cuda_stream__``, or a handle (0 is the default stream of the current
+                GPU). ``None`` selects the current torch or CuPy stream, if the transfers contain torch or CuPy arrays. If they contain
+                arrays on several GPUs or from both frameworks, the execution runs after the earlier work and before the later work in all
+                of their current streams. Without such arrays, ``None`` selects mpgpu's own stream, which runs executions in order; wait for
+                the request.
 
         Raises:
-            ArgumentError: an invalid stream, or memory that was freed, also by ``storage.resize_`` of torch.
-            NotSupported: an operation that a captured stream cannot hold.
+            ArgumentError: the stream is invalid, or memory was freed, for example by torch's ``storage.resize_``.
+            NotSupported: the stream is being captured, and the execution cannot be captured.
         """
         if _dropped:
             # One request is dropped at a time and up to two are released. A time loop that keeps no requests thus keeps those in flight,
@@ -508,11 +511,13 @@ class Plan(_library.Owner):
             check(lib.mp_plan_prepare(self._handle, _cast(_STREAM, number)))
 
     def describe(self) -> str:
-        """Describes paths, shares, chunks, staging, modelled time, and the reasons why other paths were rejected, as text."""
+        """Returns a description of the plan as text: the paths, the bytes and chunks on each path, the staging memory, the predicted time,
+        and the reasons why other paths were rejected.
+        """
         return _library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_TEXT)
 
     def describe_json(self) -> dict[str, Any]:
-        """Describes the plan as :meth:`describe` does, as a dict."""
+        """Returns the same description as :meth:`describe`, as a dict."""
         return _library.json_of(_library.text_of(lib.mp_plan_describe, self._handle, lib.MP_FORMAT_JSON))
 
     @property
@@ -543,14 +548,14 @@ def _entered(here: AbstractContextManager[Any] | None) -> AbstractContextManager
 def copy(dst: Array, src: Array, stream: StreamLike | None = None, *, context: Context | None = None, as_bytes: bool = False) -> Request:
     """Copies all bytes of ``src`` into ``dst``, which has the same type and shape: a plan of one transfer, executed once.
 
-    With a ``stream`` the copy is enqueued there and may still run on return. Without one, if both ends are GPU memory of torch or CuPy, the
-    copy is enqueued in their current stream; otherwise it has finished on return.
+    With a ``stream`` the copy is enqueued there and may still run on return. Without one, if both arrays are torch or CuPy arrays in GPU
+    memory, the copy is enqueued in their current stream; otherwise it has finished on return.
 
     Args:
         dst: the destination, an object with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.
         src: the source, an object of the same kind.
-        stream: as for :meth:`Plan.execute`.
-        context: as for :class:`Plan`.
+        stream: the stream in which the copy runs, in any form that :meth:`Plan.execute` accepts.
+        context: the context that executes the copy; its default is that of :class:`Plan`.
         as_bytes: True if ``dst`` may differ from ``src`` in type and shape, as long as both have the same size.
 
     Errors are those of :class:`Plan` and :meth:`Plan.execute`.

@@ -54,8 +54,8 @@ def open_file(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a regular file for reading. Does not wait for the writer of a FIFO.
 
     Raises:
-        OSError: the system's reason.
-        ArgumentError: not a regular file.
+        OSError: the file cannot be opened; the message gives the system's reason.
+        ArgumentError: it is not a regular file.
     """
     file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     mode = os.fstat(file.fileno()).st_mode
@@ -70,7 +70,7 @@ def read_header(file: BinaryIO, path: str) -> dict[str, Entry]:
     """Returns the tensors of a file by name, in the order of their bytes.
 
     Raises:
-        ArgumentError: another format, a truncated file, or a header that contradicts itself or the file.
+        ArgumentError: the file has another format or is truncated, or the header contradicts itself or the file.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(_LENGTH.size + 1)

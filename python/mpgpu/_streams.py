@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""Streams of mpgpu."""
+"""Streams that mpgpu creates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stream(Owner):
 
     Args:
         device: a GPU, for example ``0`` or ``"cuda:0"``, or host memory: ``HOST``, ``"cpu"``.
-        context: by default :func:`default_context`.
+        context: the context of the stream; by default :func:`default_context`.
 
     Raises:
         ArgumentError: the device does not exist.

@@ -22,7 +22,7 @@ def torch_device(device: Any) -> Any:
     """Returns torch's device object of the CPU, or of a CUDA device that torch sees, with its number.
 
     Raises:
-        ArgumentError: another device.
+        ArgumentError: it is another device.
     """
     number = whole(device)
     if number is not None and number < 0:
@@ -54,7 +54,7 @@ def host_number(device: Device) -> int:
     """Returns the number by which mpgpu identifies a host NUMA domain.
 
     Raises:
-        ArgumentError: a GPU.
+        ArgumentError: the device is a GPU.
     """
     number = device_number(device)
     if number >= 0:
@@ -63,7 +63,7 @@ def host_number(device: Device) -> int:
 
 
 def allocating_for(stream: Any, where: Any) -> AbstractContextManager[Any]:
-    """Makes torch allocate memory that work of ``stream`` may write immediately. Memory that was freed in another stream may still be in
+    """Makes torch allocate memory that work in ``stream`` may write immediately. Memory that was freed in another stream may still be in
     use there.
     """
     if stream is None or where.type != "cuda":

@@ -35,7 +35,7 @@ def tensors_of(tree: Any, name: str = "tree", *, allows_meta: bool = False) -> I
         allows_meta: True if only shapes and types are needed, not contents.
 
     Raises:
-        ArgumentError: a tensor without memory of its own, or an object that may hold tensors and is not a tree.
+        ArgumentError: a tensor has no memory of its own, or an object may contain tensors but is not a tree.
     """
     if isinstance(tree, torch.Tensor):
         reason = None if allows_meta and tree.is_meta else why_no_memory(torch, tree)
@@ -148,7 +148,7 @@ def pairs_of(dst: Any, src: Any) -> Iterator[tuple[Any, Any]]:
     """Yields the pairs of corresponding tensors of two trees with the same structure.
 
     Raises:
-        ArgumentError: trees of different structure, tensors of different type or shape, and the errors of :func:`tensors_of`.
+        ArgumentError: the trees differ in structure, or tensors differ in type or shape. Also the errors of :func:`tensors_of`.
     """
     for tree, name in ((dst, "dst"), (src, "src")):
         # Checks the whole tree before any tensor is moved.

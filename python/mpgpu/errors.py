@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Error(RuntimeError):
-    """Failure of a call of mpgpu."""
+    """Error that a call to mpgpu has raised; base class of all others."""
 
     status: str
     """Name of the status in C, for example ``MP_ERROR_OVERLAP``."""

@@ -9,7 +9,7 @@
 
 A *tree* is a tensor, or a dict, list or tuple of trees. Numbers, strings and other values in it stay unchanged. Objects that may hold
 tensors but are not trees are rejected, with the remedy: a module (pass ``x.state_dict()``), an iterator or a view of a dict (``list(x)``),
-an array of NumPy (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other
+a NumPy array (``torch.as_tensor(x)``), and tensors without memory of their own (sparse, nested, quantized, on meta, DTensor and other
 wrappers). Autograd does not record these copies. Streams, lifetimes and errors are those of :func:`mpgpu.copy`.
 """
 
@@ -57,7 +57,8 @@ Tree = TypeVar("Tree")
 def empty(
     size: int | Sequence[int], dtype: torch.dtype | None = None, *, device: Device = HOST, context: Context | None = None
 ) -> torch.Tensor:
-    """Returns a CPU tensor in pinned memory of mpgpu, which plans spread over the PCIe links of all GPUs. Its contents are undefined.
+    """Returns a CPU tensor in pinned memory that mpgpu allocates, which plans spread over the PCIe links of all GPUs. Its contents are
+    undefined.
 
     Args:
         size: number of elements, or one number per dimension.
@@ -103,8 +104,7 @@ def plan(dst: Tree, src: Tree, **options: Any) -> Plan:
     :class:`mpgpu.Plan`.
 
     Raises:
-        ArgumentError: trees of different structure, different types or shapes, tensors that are not contiguous, and objects that are not
-            trees.
+        ArgumentError: the trees differ in structure, types or shapes; a tensor is not contiguous; or an object is not a tree.
     """
     # Tensors that are tied in both trees are copied once.
     distinct = {(identity_of(one), identity_of(other)): (one, other) for one, other in pairs_of(dst, src)}
@@ -131,22 +131,21 @@ def to(
 
 
 def to(tree: Any, device: Any, stream: StreamLike | None = None, *, context: Context | None = None) -> Any:
-    """Returns new tensors on ``device`` with the contents of those of ``tree``, moved as one batch.
+    """Returns new tensors on ``device`` with the contents of the tensors in ``tree``, which are copied as one batch.
 
     Without a ``stream``, returns when host memory is no longer read. With one, work of that stream may use the tensors. Tensors that share
     memory in ``tree`` also share it in the result. None of them requires a gradient. GPU tensors that are not contiguous are first made
-    contiguous in torch's current stream; the host waits for that if ``stream`` is another stream.
+    contiguous in torch's current stream; if ``stream`` is another stream, the host waits until this has finished.
 
     Args:
         tree: the tensors to move.
         device: one device for all tensors. Or a list of devices: each gets all tensors, a list of trees is returned, and GPUs forward their
             bytes so that each byte leaves host memory once. Or a mapping from the keys of ``tree``, which is then a mapping, to devices.
-        stream: a stream of torch, CuPy or mpgpu.
+        stream: a torch, CuPy or mpgpu stream.
         context: the context that moves the tensors; by default :func:`mpgpu.default_context`.
 
     Raises:
-        ArgumentError: an object that is not a tree, a device that is neither the CPU nor a CUDA device, and the errors of
-            :func:`mpgpu.copy`.
+        ArgumentError: an object is not a tree, or a device is neither the CPU nor a CUDA device. Also the errors of :func:`mpgpu.copy`.
     """
     pairs: list[tuple[Any, Any]] = []
     # Tensors that are not contiguous are made contiguous once, for all devices.

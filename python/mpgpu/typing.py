@@ -34,7 +34,7 @@ __all__ = [
 
 
 class SupportsDlpack(Protocol):
-    """Memory with DLPack: torch, JAX, CuPy, NumPy."""
+    """Array or tensor that supports DLPack, for example from torch, JAX, CuPy or NumPy."""
 
     def __dlpack__(self, *, stream: Any = ...) -> Any: ...
 
@@ -42,14 +42,14 @@ class SupportsDlpack(Protocol):
 
 
 class SupportsArrayInterface(Protocol):
-    """Host memory with NumPy's protocol."""
+    """Array in host memory that supports NumPy's ``__array_interface__``."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
 
 class SupportsCudaArrayInterface(Protocol):
-    """GPU memory with Numba's protocol."""
+    """Array in GPU memory that supports Numba's ``__cuda_array_interface__``."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
@@ -60,31 +60,33 @@ Array = Union[SupportsBuffer, SupportsDlpack, SupportsArrayInterface, SupportsCu
 
 
 class SupportsCudaStream(Protocol):
-    """Stream with the protocol of cuda.core: streams of mpgpu, Numba and recent versions of torch."""
+    """Stream that supports ``__cuda_stream__``, the protocol of cuda.core: an mpgpu or Numba stream, or a ``torch.cuda.Stream`` of a recent
+    version.
+    """
 
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 
 class TorchStream(Protocol):
-    """Stream of torch."""
+    """A ``torch.cuda.Stream``."""
 
     @property
     def cuda_stream(self) -> int: ...
 
 
 class CupyStream(Protocol):
-    """Stream of CuPy."""
+    """A ``cupy.cuda.Stream``."""
 
     @property
     def ptr(self) -> int: ...
 
 
 StreamLike = Union[SupportsIndex, SupportsCudaStream, TorchStream, CupyStream]
-"""Stream of a framework or of mpgpu, or its handle."""
+"""A framework's stream, an mpgpu stream, or the handle of a stream."""
 
 
 class TorchDevice(Protocol):
-    """Device of torch."""
+    """A ``torch.device``."""
 
     @property
     def type(self) -> str: ...
@@ -94,7 +96,7 @@ class TorchDevice(Protocol):
 
 
 class CupyDevice(Protocol):
-    """GPU of CuPy."""
+    """A ``cupy.cuda.Device``."""
 
     @property
     def id(self) -> int: ...
@@ -105,7 +107,7 @@ Device = Union[SupportsIndex, str, TorchDevice, CupyDevice]
 
 
 class ElementTypeObject(Protocol):
-    """Element type object of NumPy, torch or ml_dtypes."""
+    """Element type object from NumPy, torch or ml_dtypes."""
 
     @property
     def itemsize(self) -> int: ...
@@ -116,7 +118,7 @@ ElementType = Union[str, type, ElementTypeObject]
 
 
 class Communicator(Protocol):
-    """Communicator for :class:`mpgpu.Node`, for example one of mpi4py."""
+    """Communicator from which a :class:`mpgpu.Node` is created, for example an mpi4py communicator."""
 
     def Get_rank(self) -> int: ...
 
