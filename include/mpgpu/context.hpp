@@ -138,10 +138,10 @@ class context {
     }
 
     /// Measures the machine: the speed of copies, and which copies slow each other down. It also checks that copies
-    /// arrive correctly. Contexts that are created later use the result; this context does not. Unless the options
-    /// select a quick probe or no file, the probe also tunes plans for copies of host memory and for all-to-alls; see
-    /// `mp_context_probe`. Takes seconds and uses memory on every device and all links, so no other work should run.
-    /// Throws `argument_error`, `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
+    /// arrive correctly. Contexts that are created later use the result; this context does not. A probe with default
+    /// options also tunes plans for copies of host memory and for all-to-alls; see `mp_context_probe`. Takes seconds
+    /// and uses memory on every device and all links, so no other work should run. Throws `argument_error`,
+    /// `out_of_memory`, `not_supported`, `configuration_error`, `driver_error`.
     void probe(const probe_options &options = {}, on_error failed = {}) const {
         mp_probe_options_t c = MP_PROBE_OPTIONS_INIT;
         c.file = options.file.empty() ? nullptr : options.file.c_str();
