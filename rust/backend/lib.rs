@@ -12,7 +12,7 @@
 //! | [`panics`] | texts of caught panics |
 //! | [`fault`] | points at which a test can make the library panic |
 //! | [`failed_waits`] | reports of waits for a process that has exited |
-//! | [`signallers`] | table of the processes that set counters, and of those that were lost |
+//! | [`signallers`] | table of the processes that set counters, and of lost processes |
 //! | [`static_program`] | detection of programs that cannot load libraries |
 
 pub mod failed_waits;
@@ -631,7 +631,7 @@ pub trait Backend: Send + Sync {
     }
     /// Enqueues one kernel of `device` that executes the part of one rank in a step with little data. The kernel executes
     /// [actions](Action::segment), whose copies use the addresses of [`action_reach`](Backend::action_reach). Returns false and enqueues
-    /// nothing if the stream belongs to another GPU. The step is abandoned if the party that should set a flag is lost.
+    /// nothing if the stream belongs to another GPU. The step is abandoned if the process that should set a flag exits or leaves.
     fn stream_run_actions(
         &self,
         stream: StreamHandle,
@@ -679,23 +679,24 @@ pub trait Backend: Send + Sync {
     fn raise_signal(&self, signal: Signal) -> Result<(), BackendError> {
         Err(BackendError::InvalidPointer(signal.counter))
     }
-    /// Records which party sets each counter of an allocation. `by_address` is sorted by address. Called before any wait for these
-    /// counters.
+    /// Records which party (importing process or context) sets each counter of an allocation. `by_address` is sorted by address. Called
+    /// before any wait for these counters.
     fn name_signallers(&self, allocation: &Allocation, by_address: Arc<[(u64, u32)]>) {
         let _ = (allocation, by_address);
     }
-    /// Reports that a party that sets counters in this allocation has exited or left. Current and later waits for counters of this party
-    /// ([`Signallers::concerns`]) then end as lost if the counter has not reached its value; other waits are not affected. No stream
-    /// therefore waits forever, and a wait for the stream returns [`BackendError::PeerGone`] once.
+    /// Reports that a party (importing process or context) that sets counters in this allocation has exited or left. Current and later
+    /// waits for its counters ([`Signallers::concerns`]) then end, with a failure, if the counter has not reached its value. Other waits
+    /// are not affected. No stream therefore waits forever, and a thread that waits for the stream receives [`BackendError::PeerGone`]
+    /// once.
     fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer) {
         let _ = (allocation, party, peer);
     }
-    /// Ends lost waits whose counter another process has reset after they were ended. Called every few milliseconds after
-    /// [`fail_waits`](Backend::fail_waits), for as long as it returns true.
+    /// Ends waits for lost processes again if another process has reset the counter after they were ended. Called every few milliseconds
+    /// after [`fail_waits`](Backend::fail_waits), for as long as it returns true.
     fn fail_waits_again(&self) -> bool {
         false
     }
-    /// Returns the lost party that could have set a counter to this value, or `None` if there is none.
+    /// Returns the lost process or context that could have set a counter to this value, or `None` if there is none.
     fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let _ = wanted;
         None

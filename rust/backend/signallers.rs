@@ -1,8 +1,10 @@
 //! Records the parties that set the counters of an allocation, and the parties that were lost. The table determines which waits a loss
 //! affects.
 //!
-//! The loss of a party affects exactly the counters that this party sets. Waits for them end as lost; every other wait continues. If a
-//! counter has no recorded signaller, any process that has mapped the allocation may set it, so the loss of any of them affects it.
+//! A party is another process, or another context of this process, that has mapped the allocation. The exporter of the allocation
+//! identifies it by a number. A party is lost when it exits or leaves. Exactly the counters that it sets are then affected: waits for them
+//! end as lost, that is, the waiting stream continues and the failure is reported. Every other wait is unaffected. If a counter has no
+//! recorded signaller, any process that has mapped the allocation may set it, so the loss of any of them affects the counter.
 
 use super::Signal;
 use smallvec::SmallVec;
@@ -10,19 +12,20 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Counter group: all counters of an allocation that one party sets. The loss of a party affects such a group.
+/// Counter group: all counters of an allocation that one party (an importing process or context) sets. The loss of a party affects such a
+/// group.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
     /// Id of the allocation that contains the counters.
     pub allocation: u64,
-    /// Number of the party that sets the counters, among the parties of the allocation; `None` for counters without a recorded signaller.
+    /// Number of the party (importing process or context) that sets the counters; `None` for counters without a recorded signaller.
     pub signaller: Option<u32>,
 }
 
-/// Parties that set the counters of one allocation ("signallers"), and the parties that were lost.
+/// Table for one allocation: the parties (importing processes or contexts) that set its counters, and the parties that were lost.
 #[derive(Debug, Default)]
 pub struct Signallers {
-    /// Address of each counter and number of the party that sets it, sorted by address.
+    /// Address of each counter and number of the party (importing process or context) that sets it, sorted by address.
     named: Arc<[(u64, u32)]>,
     lost: SmallVec<[(Option<u32>, LostPeer); 1]>,
 }
@@ -33,7 +36,8 @@ impl Signallers {
         self.named = by_address;
     }
 
-    /// Returns the number of the party that sets a counter, or `None` if it is not recorded.
+    /// Returns the number of the party (importing process or context) that sets the counter at address `counter`, or `None` if it is not
+    /// recorded.
     pub fn of(&self, counter: u64) -> Option<u32> {
         let place = self.named.binary_search_by_key(&counter, |(address, _)| *address).ok()?;
         Some(self.named[place].1)
@@ -45,7 +49,8 @@ impl Signallers {
         of.is_none() || of == party
     }
 
-    /// Records that a party is lost. After a loss that affects all values, further losses of the same party are ignored.
+    /// Records that a party (importing process or context) has exited or left. After a loss that affects all values, further losses of the
+    /// same party are ignored.
     pub fn lose(&mut self, party: Option<u32>, peer: LostPeer) {
         let is_known = |(known, by): &(Option<u32>, LostPeer)| *known == party && (by.raises.is_none() || by.raises == peer.raises);
         if !self.lost.iter().any(is_known) {
@@ -53,16 +58,17 @@ impl Signallers {
         }
     }
 
-    /// Returns the lost party that could have set a counter to a value, or `None` if there is no such party.
+    /// Returns the lost party (process that has exited or left) that could have set a counter to a value, or `None` if there is no such
+    /// party.
     pub fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         let concerns = |(party, peer): &&(Option<u32>, LostPeer)| self.concerns(*party, wanted.counter) && peer.fails(wanted);
         self.lost.iter().find(concerns).map(|(_, peer)| *peer)
     }
 }
 
-/// Abandonment state of one rank's steps in a plan of several ranks. The first wait that ends as lost abandons the steps. Abandoned steps
-/// write no data, set no flags and wait for no flags, because other ranks have not permitted access to their memory. The rank is then
-/// treated as lost by the ranks that wait for it.
+/// Abandonment state of one rank's steps in a plan of several ranks. If a wait ends because the awaited process has exited or left, the
+/// rank abandons its steps. Abandoned steps write no data, set no flags and wait for no flags, because other ranks have not permitted
+/// access to their memory. The ranks that wait for this rank then treat it as lost.
 ///
 /// CUDA kernels that wait for flags abandon their steps in the same way. A CUDA stream cannot skip work behind a wait, so the steps of
 /// streams continue.
@@ -85,19 +91,21 @@ pub enum Abandoned {
 }
 
 impl StepFate {
-    /// Registers a function that is called once when steps are abandoned. It runs on the thread that ends the lost wait.
+    /// Registers a function that is called once when steps are abandoned. It runs on the thread that detects the loss of the awaited
+    /// process.
     pub fn on_abandon(&self, tell: impl Fn(Abandoned) + Send + Sync + 'static) {
         let _ = self.0.tell.set(Box::new(tell));
     }
 
-    /// Abandons the given steps, because a wait has ended as lost.
+    /// Abandons the given steps. Called when a wait has ended because the awaited process has exited or left.
     pub fn abandon(&self, steps: Abandoned) {
         if !self.0.is_abandoned.swap(true, Ordering::AcqRel) {
             self.0.tell.get().into_iter().for_each(|tell| tell(steps));
         }
     }
 
-    /// Returns true if a wait of this step or of an earlier step has ended as lost.
+    /// Returns true if the steps were abandoned, because a wait of this step or an earlier one ended after the awaited process exited or
+    /// left.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned.load(Ordering::Acquire)
     }

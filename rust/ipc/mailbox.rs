@@ -258,7 +258,7 @@ impl Mailboxes {
         }
         receive.order.store(mailbox.next_order(), Ordering::Relaxed);
         receive.set_state(SlotState::Queued);
-        // The list has as many entries as the rank has slots, so there is room.
+        // The list has as many entries as the rank has slots, so it cannot be full.
         mailbox.posted().push(u64::from(slot), 0);
         Posted::Queued
     }

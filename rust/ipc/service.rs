@@ -40,12 +40,13 @@ pub struct Export {
     pub allocation: Allocation,
 }
 
-/// Party: an importer that has its own secret, by which the exporter identifies it.
+/// Party: another process or context that imports an allocation with its own secret. The exporter identifies it by this secret.
 #[derive(Clone)]
 pub struct Party {
-    /// Number of the party among those that set counters of the allocation ([`Backend::name_signallers`]).
+    /// Number of this importer among the parties that set counters of the allocation ([`Backend::name_signallers`]).
     pub number: u32,
-    /// Function that is called when the party leaves or exits. It decides whether waits for the party's counters can no longer complete.
+    /// Function that is called when the importer leaves or exits. It decides whether waits for counters that this importer sets can no
+    /// longer complete.
     pub on_leave: OnLeave,
 }
 
@@ -84,7 +85,7 @@ struct Exports {
 #[derive(Clone)]
 struct ExportRecord {
     export: Export,
-    /// Secrets that permit mapping the allocation. Each belongs to one party, or to all processes that hold the handle (`None`).
+    /// Secrets that permit mapping the allocation. Each belongs to one importer, or to all processes that hold the handle (`None`).
     granted: Vec<(Secret, Option<Party>)>,
     /// Reference count of local users: each other context of this process that uses the allocation holds a clone.
     held: Arc<()>,
@@ -108,13 +109,13 @@ struct Connection {
     imported: Mutex<ImportTable>,
 }
 
-/// Import of an allocation: the allocation, and the number of the party that was permitted to map it.
+/// Import of an allocation: the key of the allocation, and the number of the party (importer with its own secret), or `None` without one.
 type Granted = (AllocationKey, Option<u32>);
 
 /// Table of the allocations that one importer may map and has not been seen to unmap.
 #[derive(Default)]
 struct ImportTable {
-    /// Slot on the importer's board and number of the request, for each allocation and party.
+    /// Slot on the importer's board and number of the request, for each import.
     by_key: HashMap<Granted, (u32, u32)>,
     by_slot: HashMap<u32, Granted>,
 }
@@ -481,7 +482,7 @@ impl ServiceState {
         }
     }
 
-    /// Handles the loss of a party, or of an importer that mapped the allocation without being a party.
+    /// Handles the loss of an importer, with or without its own secret: it has exited, or has stopped using the allocation.
     fn lose_party(&self, export: &Export, party: Option<&Party>, departure: Departure, process: i32) {
         let left = party.map(|party| (party.on_leave)(departure, process));
         if left != Some(None) {
@@ -491,7 +492,7 @@ impl ServiceState {
         }
     }
 
-    /// Ends the waits for counters that a party sets in an allocation, both current waits and those of later steps.
+    /// Ends the waits for counters that an importer sets in an allocation, both current waits and those of later steps.
     fn fail_waits(&self, export: &Export, party: Option<u32>, peer: LostPeer) {
         log::debug!("{:#x}: {peer}", export.allocation.base);
         export.backend.fail_waits(&export.allocation, party, peer);

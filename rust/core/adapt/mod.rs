@@ -41,14 +41,14 @@
 //!
 //! # Limits of any such rule
 //!
-//! - A change that does not affect the active variant is seen at the next try. Assume that a variant took `r` times longer when last
-//!   measured (0.5: half as much again) and now gains `g`. With three variants it is tried every `256 · r` executions, so the time of
-//!   `256 · r · g` executions is lost: 5 % of 500 if `r · g` is 0.1. A bound on the cost of tries and a tighter bound on this loss exclude
-//!   each other.
+//! - A change that does not affect the active variant is detected at the next try of an affected variant. Let `r` be the relative slowdown
+//!   of this variant when last measured (0.5 means that it took 1.5 times as long), and `g` its relative gain now. With three variants it
+//!   is tried every `256 · r` executions. The loss until then is the time of `256 · r · g` executions, which is 5 % of 500 executions if `r
+//!   · g` is 0.1. Tries would have to cost more to make this loss smaller.
 //! - A slowdown of the active variant is seen at most `steady` executions later, when their time is reported. With `steady` 16 and reports
 //!   two executions late, 500 executions lose 5 % if the variant takes twice as long, and more if it is slower than that.
-//! - A chooser sees its own times only. A gain at the expense of others is a gain to it, so the equilibrium may be slower than a joint
-//!   optimum.
+//! - A chooser knows only its own times. It cannot distinguish a gain at the expense of other choosers from another gain, so the
+//!   equilibrium may be slower than a joint optimum.
 
 mod chooser;
 mod times;

@@ -88,7 +88,7 @@ pub struct Game {
     pub players: Vec<Trail>,
     /// State at the start, and at the end of each execution of the first player.
     pub moments: Vec<Moment>,
-    /// Best joint choice (a variant for each player) for each set of active tenants, in the order in which the sets occurred.
+    /// Best joint choice (a variant for each player) for each set of active external loads, in the order in which the sets occurred.
     pub best: Vec<Vec<u8>>,
 }
 
@@ -152,12 +152,13 @@ pub struct World {
     real: Machine,
     players: Vec<Player>,
     tenants: Vec<Tenant>,
-    /// Rates that have been simulated. The key is the set of active tenants, one bit each, and the joint choice.
+    /// Rates that have already been simulated. The key is the set of active external loads, one bit each, and the joint choice (a variant
+    /// for each player).
     known: BTreeMap<(u64, Vec<u8>), Rc<Rates>>,
 }
 
 impl World {
-    /// Creates a simulation on the machine `real`. Tenants beyond the 64th are ignored.
+    /// Creates a simulation on the machine `real`. External loads beyond the 64th in `tenants` are ignored.
     pub fn new(real: Machine, players: Vec<Player>, mut tenants: Vec<Tenant>) -> World {
         tenants.truncate(64);
         World { real, players, tenants, known: BTreeMap::new() }
@@ -268,7 +269,7 @@ impl World {
         Ok(most)
     }
 
-    /// Returns the set of tenants that are active at the given execution of the first player, one bit each.
+    /// Returns the set of external loads that are active at the given execution of the first player, one bit each.
     fn present(&self, execution: u64) -> u64 {
         let there = self.tenants.iter().enumerate().filter(|(_, tenant)| tenant.during.contains(&execution));
         there.fold(0, |set, (at, _)| set | 1 << at)

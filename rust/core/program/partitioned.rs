@@ -158,7 +158,7 @@ pub fn add_partition_flags(
         }
         first
     };
-    // All flags of one kind come first, so that those in one rank's memory are contiguous.
+    // All flags of one kind come first, so that the flags in the memory of one rank are contiguous.
     for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
         flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
@@ -198,7 +198,8 @@ pub fn add_partition_flags(
     }
     raise_arrivals(parts, partitions, &flags, &writers);
     for part in parts.parts.iter_mut().filter(|part| !part.lanes.is_empty()) {
-        // The first lane is the caller's stream, which contains the producers, so nothing that waits for them may be enqueued in it.
+        // The first internal stream is the caller's stream, which contains the producers. Work that waits for the producers must not be
+        // enqueued in it.
         part.lanes.insert(0, part.lanes[0]);
         part.steps.iter_mut().for_each(|step| step.lane += 1);
     }
