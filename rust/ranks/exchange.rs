@@ -52,9 +52,9 @@ pub struct Collective([u8; CALL]);
 impl Collective {
     /// Call that creates a node group.
     pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
-    /// Call that plans a step.
+    /// Call that creates a node plan.
     pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
-    /// Call that plans a step whose transfers move in partitions.
+    /// Call that creates a node plan whose transfers move in partitions.
     pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
     /// Call that measures different numbers of partitions.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");

@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub(super) trait Addresses {
     /// Returns the address of a byte that a copy reads or writes.
     fn place(&self, place: Place) -> u64;
-    /// Returns the address of a flag.
+    /// Returns the address of a flag in this process.
     fn flag(&self, flag: FlagId) -> u64;
     /// Returns the number of blocks of the kernel that sets a near flag (a flag in memory of the GPU that waits for it). `None` if the flag
     /// is not near.
@@ -54,7 +54,7 @@ pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
     matches!((copy.from, copy.to), (Place::Source { transfer, .. }, Place::Destination { transfer: to, .. }) if transfer == to && stays(to))
 }
 
-/// Consecutive operations of one lane (stream) without waits in between.
+/// Consecutive operations of one lane (operations that one stream executes in order), without waits in between.
 struct PartSegment {
     lane: usize,
     /// Addresses of the flags to wait for and reset before the operations.
@@ -75,7 +75,7 @@ struct PartSegment {
 /// Part of a rank that moves so few bytes that one kernel executes it.
 pub(super) struct SmallPart {
     pub actions: Box<[Action]>,
-    /// Copies of the part, as a program with one lane.
+    /// Copies of the part, as a program that executes them in one stream.
     pub program: Arc<Program>,
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
@@ -98,7 +98,7 @@ struct BoundKernel {
 /// lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// Maximum number of lanes by which the limit is multiplied, because it was measured for no more.
+/// Maximum number of lanes (streams) for which [`SMALL_BYTES`] is multiplied, because no more were measured.
 const MOST_LANES: usize = 3;
 
 /// Ratio of the speed of copies within one GPU's memory to that of copies over NVLink.
@@ -120,7 +120,7 @@ pub(super) struct Armed {
     pub is_after: bool,
 }
 
-/// Copies between addresses: a program with one lane, and the addresses of its transfers.
+/// Copies between addresses: a program that executes them in one stream, and the addresses of its transfers.
 pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
 
 /// Instructions for the kernels that produce partitions: how a step moves the partitions.
@@ -145,7 +145,7 @@ pub(super) struct BoundPart {
     /// Internal streams of all lanes but the first, each with the event that joins it to the caller's stream. If a kernel executes the
     /// part, there is one internal stream, used when the caller's stream belongs to another GPU.
     lanes: Vec<(StreamHandle, EventHandle)>,
-    /// Events at the ends of segments that other lanes wait for.
+    /// Events at the ends of segments for which other streams of the part wait.
     marks: Vec<EventHandle>,
     /// Event recorded in the caller's stream at the beginning of a step.
     fork: EventHandle,
@@ -193,7 +193,7 @@ fn weight(copy: &Copy, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     if is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
 }
 
-/// Returns the maximum number of bytes for which a kernel is faster than copy engines on as many lanes as the part has.
+/// Returns the maximum number of bytes for which a kernel is faster than copy engines with one stream for each of the part's lanes.
 fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     let lanes = part.steps.iter().filter(|step| step.copies.iter().any(|copy| !is_inside(copy))).map(|step| step.lane);
     SMALL_BYTES * lanes.collect::<BTreeSet<u32>>().len().clamp(1, MOST_LANES) as u64

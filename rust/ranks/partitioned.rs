@@ -43,7 +43,7 @@ pub struct Trigger {
     /// Address of one 64-bit counter for each partition, in which producing kernels count what they have written. The counters are 0
     /// between steps.
     pub counters: u64,
-    /// Division of the transfer into partitions.
+    /// Number and sizes of the partitions of the transfer.
     pub partitions: Partitions,
     /// Number of arrival flags of each partition.
     pub arrived_flags: u32,
@@ -198,7 +198,7 @@ impl PartitionWords {
         Ok(())
     }
 
-    /// Records that arming has failed.
+    /// Records that arming a step has failed, so that no step is armed.
     pub fn disarm(&self) {
         lock(&self.state).armed = None;
     }

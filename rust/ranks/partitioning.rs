@@ -142,7 +142,7 @@ pub(super) struct Partitioned {
     pub shape: String,
     /// Identification of each transfer: the rank that has passed it, and its number among the transfers of that rank.
     pub names: Vec<TransferName>,
-    /// Identification of the matched transfer, by identification of its receive descriptor.
+    /// Identification of the send descriptor that was matched with each receive descriptor, by identification of the latter.
     pub halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,

@@ -357,7 +357,7 @@ fn dismiss(peers: &[Socket], reason: &str) {
     }
 }
 
-/// Reads the answer of rank 0 into `room`. Returns an error with the text of rank 0 if it has sent one instead.
+/// Reads the answer of rank 0 into `room`. If rank 0 has sent an error text in place of an answer, returns an error with this text.
 fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
     let read = |room: &mut [u8]| read(std::slice::from_ref(root), vec![room], until).map_err(|(_, error)| lost(0, error));
     let mut length = [0; 4];

@@ -23,7 +23,7 @@ pub struct Window {
 /// End of a transfer: a position in a memory window of a rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeEnd {
-    /// Rank that owns the window.
+    /// Rank that owns the memory window.
     pub rank: u32,
     /// Number of the window among those that the rank has passed, from 0, or [`NodeEnd::BY_TAG`].
     pub window: u32,

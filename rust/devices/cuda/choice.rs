@@ -22,7 +22,7 @@ pub(super) enum Choice {
     Launch(usize),
     Repoint(usize),
     Instantiate,
-    /// All execs are in use. Launch this one after its last launch, re-pointed if its addresses differ.
+    /// All executable graphs are in use. Launch the one with this index after its last launch, with changed addresses if they differ.
     Wait(usize),
 }
 

@@ -14,8 +14,8 @@ use cudarc::driver::sys;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues one operation in the stream of its lane, with timestamps if requested, and with the signals between streams and copy
-    /// threads.
+    /// Enqueues one operation in the stream of its lane (sequence of operations), with timestamps if requested, and with the signals
+    /// between streams and copy threads.
     pub fn enqueue_op(
         &self,
         execution: &Execution<'_>,
@@ -84,7 +84,7 @@ impl Core {
         unsafe { call!(driver, cuMemcpyAsync(dst, src, bytes as usize, handle(stream))) }
     }
 
-    /// True if the driver currently knows both ends of a copy.
+    /// True if the driver knows the memory of the source and the destination of a copy at present.
     #[cold]
     fn are_known(&self, dst: u64, src: u64) -> bool {
         [dst, src].iter().all(|address| self.gpus.attributes(*address).is_ok_and(|known| known.is_device() || known.is_host()))

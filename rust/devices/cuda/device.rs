@@ -24,7 +24,7 @@ const MOST_LANES: usize = 32;
 pub(super) struct Caller(usize);
 
 impl Caller {
-    /// Identity of a stream that cannot be identified. It never counts as equal to another identity.
+    /// Identity of a stream that cannot be identified. It does not equal any identity, not even itself.
     const UNKNOWN: Caller = Caller(usize::MAX);
 
     /// Creates the identity of the stream with this handle, which belongs to `gpu`. The legacy default stream of each GPU has two handles,
@@ -44,7 +44,7 @@ impl Caller {
     }
 }
 
-/// Visible GPU.
+/// GPU visible to this process, with its primary context once that was retained.
 #[derive(Debug)]
 pub(super) struct Device {
     pub ordinal: CUdevice,
@@ -90,7 +90,7 @@ pub(super) struct Primary {
 #[derive(Debug)]
 pub(super) struct Mark {
     pool: Arc<Mutex<Vec<usize>>>,
-    /// `CUevent` handle.
+    /// Handle of the event (`CUevent`).
     event: usize,
 }
 
@@ -109,7 +109,7 @@ impl Drop for Mark {
 /// Internal stream (lane) into which no thread enqueues at present.
 #[derive(Copy, Clone, Debug)]
 struct Idle {
-    /// `CUstream` handle.
+    /// Handle of the internal stream (`CUstream`).
     stream: usize,
     /// Stream of the execution that used this internal stream last. That stream waits for the last work in the internal stream.
     after: Caller,

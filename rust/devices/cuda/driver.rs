@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 pub(super) use sys::{CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUmodule, CUstream};
 
-/// `CUresult` code.
+/// Result code of a driver function (`CUresult`), as an integer.
 pub(super) type Code = c_int;
 
 /// Result codes of the driver that this backend handles individually, with the driver's names.

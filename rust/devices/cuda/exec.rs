@@ -50,11 +50,12 @@ pub(super) struct Exec {
     /// neither allocates memory nor takes an event from the pool.
     pub spare: Option<Arc<Finished>>,
     pub driver: &'static Driver,
-    /// `CUgraph` handle, whose nodes identify those of the exec.
+    /// Handle of the graph from which the executable graph was instantiated (`CUgraph`). Its nodes identify the nodes of the executable
+    /// graph.
     pub graph: usize,
     /// Node handles (`CUgraphNode`), one for each [`NodeWork`](super::nodes::NodeWork), in the order of the program.
     pub nodes: Vec<usize>,
-    /// GPU of each lane, and true if the lane's fused operations are kernel nodes instead of copy nodes.
+    /// GPU of each lane (sequence of operations), and true if the lane's fused operations are kernel nodes instead of copy nodes.
     pub layout: SmallVec<[(usize, bool); 8]>,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct Launch {
 }
 
 impl Exec {
-    /// Builds and instantiates the graph of a program, with each lane's nodes on the lane's GPU.
+    /// Builds and instantiates the graph of a program. The nodes of each lane (sequence of operations) run on the GPU given for the lane.
     pub fn new(
         driver: &'static Driver,
         execution: &Execution<'_>,

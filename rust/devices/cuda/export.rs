@@ -26,13 +26,13 @@ use cudarc::driver::sys::{self, CUpointer_attribute};
 use rustix::fd::OwnedFd;
 use std::ffi::{c_uint, c_void};
 
-/// Form of sharing: memory file.
+/// Number by which an exported description denotes sharing by a memory file.
 pub(super) const MEMORY_FILE: u32 = 1;
-/// Form of sharing: CUDA IPC.
+/// Number by which an exported description denotes sharing by CUDA IPC.
 pub(super) const IPC: u32 = 2;
-/// Form of sharing: file descriptor of memory of the virtual memory API.
+/// Number by which an exported description denotes sharing by a file descriptor of memory of the virtual memory API.
 pub(super) const DESCRIPTOR: u32 = 3;
-/// Form of sharing: file descriptor of the pool that contains the memory.
+/// Number by which an exported description denotes sharing by a file descriptor of the pool that contains the memory.
 pub(super) const POOL: u32 = 4;
 
 /// Method by which an allocation that the driver knows can be shared with other processes.
@@ -50,11 +50,11 @@ enum Way {
 /// Properties of an allocation on which the method of sharing depends.
 #[derive(Copy, Clone, Debug, Default)]
 struct Traits {
-    /// `CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`.
+    /// True if the memory can be shared by CUDA IPC (`CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`).
     ipc: bool,
     /// Handle of the pool that contains the allocation, or 0 if it is in no pool.
     pool: u64,
-    /// `CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`.
+    /// Bit mask of the handle types by which the memory can be shared (`CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES`).
     handles: c_uint,
 }
 

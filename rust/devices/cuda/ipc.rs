@@ -19,7 +19,7 @@ use std::ffi::c_uint;
 #[derive(Debug)]
 pub(super) struct Opened {
     pub payload: [u8; PAYLOAD_BYTES],
-    /// GPU that owns the memory.
+    /// GPU that owns the opened memory.
     pub owner: usize,
     /// GPUs through which the memory was opened, each with the address for that GPU. The first address is the one that the import returned.
     /// An address is `None` if the driver refused to open the memory, because the exporter may have freed it. Callers that use the memory

@@ -10,9 +10,10 @@ use std::sync::Arc;
 pub(super) struct Lane<'a> {
     pub at: Placement,
     pub primary: &'a Primary,
-    /// `CUstream` handle.
+    /// Handle of the stream that runs the lane (`CUstream`).
     pub stream: usize,
-    /// Memory ends of the plan's transfers, as addresses used by this lane's GPU. `None` if they equal the addresses of the execution.
+    /// Sources and destinations of the plan's transfers, as addresses used by this lane's GPU. `None` if they equal the addresses of the
+    /// execution.
     pub ends: Option<Arc<[Endpoints]>>,
     /// True if this lane's GPU has no access to part of the plan's memory, not even by copies.
     pub is_shut_out: bool,

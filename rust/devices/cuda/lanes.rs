@@ -17,7 +17,7 @@ pub(super) struct Placement {
     pub is_callers_stream: bool,
     /// True if the lane runs on the GPU of the caller's stream.
     pub is_callers_gpu: bool,
-    /// GPU on which the lane runs.
+    /// GPU whose stream runs the lane.
     pub gpu: usize,
 }
 

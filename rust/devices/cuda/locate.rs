@@ -10,7 +10,7 @@ use crate::topology::DeviceId;
 use cudarc::driver::sys::CUdevice_attribute;
 
 impl Core {
-    /// Allocates memory and returns its address. If `is_shared` is true, host memory is a memory file that other processes can map, and GPU
+    /// Allocates memory and returns the address. If `is_shared` is true, host memory is a memory file that other processes can map, and GPU
     /// memory shares no block of the driver with other memory ([`chunk`](super::chunk)).
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         self.gpus.check_device(device)?;

@@ -17,7 +17,7 @@ struct RecordedMoment {
 }
 
 impl Core {
-    /// Implements [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
+    /// Records the time at which the stream reaches this point. Implements [`Backend::mark_moment`](crate::backend::Backend::mark_moment).
     pub fn mark_moment(self: &Arc<Core>, stream: StreamHandle) -> Result<Moment, BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let primary = self.gpus.primary(found.gpu)?;

@@ -21,14 +21,14 @@ pub(super) struct GraphLane<'a> {
     pub kernel: Option<Copier<'a>>,
 }
 
-/// Work of one node.
+/// Work of one node of a graph: a single copy, or a kernel that copies several segments.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeWork<'a> {
     Copy(&'a Copy),
     Kernel(&'a [Copy]),
 }
 
-/// Returns the GPU of each lane, and a boolean that is true if kernels run the lane's fused operations.
+/// Returns the GPU of each lane (sequence of operations), and a boolean that is true if kernels run the lane's fused operations.
 pub(super) fn layout(lanes: &[GraphLane<'_>]) -> SmallVec<[(usize, bool); 8]> {
     lanes.iter().map(|lane| (lane.gpu, lane.kernel.is_some())).collect()
 }

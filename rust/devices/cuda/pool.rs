@@ -36,7 +36,7 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     type Worker: Default;
     /// Returns the unique number of the stream in which the job's execution was submitted, or `None` if the stream has no number.
     fn stream(&self) -> Option<u64>;
-    /// Returns the steps of each lane. The steps of one lane run in order.
+    /// Returns the steps of each lane. A lane is a sequence of steps that run in order.
     fn lanes(&self) -> &[Vec<u32>];
     /// Returns the byte ranges of staging rings that only this job may use while it runs.
     fn bytes(&self) -> &[Range<u64>];

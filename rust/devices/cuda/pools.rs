@@ -15,16 +15,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 
-/// Exported and imported pools.
+/// Memory pools that this process has exported to others or imported from others.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
-    /// Exported pools, by the driver's handle.
+    /// Pools that this process has exported, by the driver's pool handle.
     exported: Mutex<HashMap<usize, Exported>>,
-    /// Imported pools, by the exporter's number.
+    /// Pools of other processes that this process has imported, by the exporter's number.
     imported: Mutex<HashMap<u64, Imported>>,
 }
 
-/// Pool of this process.
+/// Memory pool of this process that was exported to others.
 #[derive(Debug)]
 struct Exported {
     number: u64,
@@ -34,7 +34,7 @@ struct Exported {
     sweep_at: usize,
 }
 
-/// Pool of another process.
+/// Memory pool of another process that this process has imported.
 #[derive(Debug)]
 struct Imported {
     pool: usize,

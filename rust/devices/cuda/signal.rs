@@ -214,7 +214,7 @@ impl Core {
         self.with_stream(stream, |_, raw| Ok(self.gpus.is_captured_now(raw)))
     }
 
-    /// Implements [`Backend::in_stream`](crate::backend::Backend::in_stream).
+    /// Calls `work` with the context of the stream's GPU current. Implements [`Backend::in_stream`](crate::backend::Backend::in_stream).
     pub fn in_stream(&self, stream: StreamHandle, work: &mut dyn FnMut(bool)) -> Result<(), BackendError> {
         let found = self.streams.find(&self.gpus, stream)?;
         let _current = self.gpus.primary(found.gpu)?.enter()?;
@@ -224,7 +224,7 @@ impl Core {
         Ok(())
     }
 
-    /// Implements [`Backend::is_idle`](crate::backend::Backend::is_idle).
+    /// True if a non-blocking stream has no pending work. Implements [`Backend::is_idle`](crate::backend::Backend::is_idle).
     pub fn is_idle(&self, stream: StreamHandle) -> bool {
         let asked = self.streams.find(&self.gpus, stream).and_then(|found| {
             if found.number.is_none() || found.is_capturing != Some(false) {

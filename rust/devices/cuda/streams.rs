@@ -44,7 +44,7 @@ pub(super) struct Found {
 #[derive(Clone, Debug)]
 pub(super) struct Start {
     pub gpu: usize,
-    /// Unique number of the stream ([`Found::number`]).
+    /// Unique number of the stream, or `None` if it has none; see [`Found::number`].
     pub number: Option<u64>,
     /// Waits that preceded the execution in the stream and may have failed.
     pub behind: Behind,

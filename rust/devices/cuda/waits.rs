@@ -19,7 +19,7 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Registers a wait of a graph.
+    /// Registers a wait that was captured into a graph.
     pub fn capture(&mut self, Signal { counter, value }: Signal) {
         let furthest = self.captured.entry(counter).or_insert(value);
         if signal::reached(value, *furthest) {

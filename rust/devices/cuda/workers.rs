@@ -36,7 +36,7 @@ pub(super) struct Divided {
     pub streams: Arc<Program>,
     /// Synchronisation words that each operation of `streams` waits for and sets, in the order of the operations.
     pub hands: Vec<StreamHand>,
-    /// Copies of each of the threads' lanes, in order, as operation indices in the undivided program.
+    /// Lists of copies that threads make. The copies of one list (lane) run in order; they are operation indices in the undivided program.
     lanes: Vec<Vec<u32>>,
     /// Total number of bytes that threads copy.
     bytes: u64,
@@ -116,12 +116,13 @@ impl Divided {
     }
 }
 
-/// True if threads make some copies of the program. The lanes of these copies belong to the host and come last.
+/// True if threads make some copies of the program. The lanes (sequences) of these copies belong to the host and come last.
 pub(super) fn by_threads(program: &Program) -> bool {
     program.lanes.last().is_some_and(|lane| lane.device.is_host()) && program.ops.iter().any(|op| op.mechanism == Mechanism::Thread)
 }
 
-/// Number of synchronisation words of a job in addition to one for each operation: reached, granted, last copy, passed.
+/// Number of synchronisation words of a job besides the word of each operation. The stream has reached the job, the job may use its staging
+/// rings, the last copy has finished, the stream has passed the job.
 const OWN_WORDS: usize = 4;
 
 /// Pinned memory for the synchronisation words of an execution, used by one execution at a time.
@@ -383,7 +384,7 @@ impl Workers {
         }))
     }
 
-    /// Passes a job to the copy threads, and starts threads until there is one for each of the program's lanes for threads.
+    /// Passes a job to the copy threads, and starts threads until there is one for each lane (sequence) of copies that threads make.
     pub fn start(&self, job: &Arc<Job>) -> Result<(), BackendError> {
         self.pool.give(job)
     }

@@ -10,9 +10,9 @@ use crate::bridge::{copy_segments_on_cpu, run_actions_on_cpu};
 pub struct Grid {
     /// Tile size in bytes as a power of two, 4 to 30. Other values are clamped.
     pub tile_shift: u32,
-    /// Number of thread blocks; 0 counts as 1.
+    /// Number of thread blocks; 0 is treated as 1.
     pub blocks: u32,
-    /// Number of threads per block; 0 counts as 1.
+    /// Number of threads per block; 0 is treated as 1.
     pub lanes: u32,
 }
 

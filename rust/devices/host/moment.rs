@@ -10,7 +10,7 @@ use std::time::Instant;
 pub(super) struct Passed(Arc<OnceLock<Instant>>);
 
 impl Passed {
-    /// Records the current time.
+    /// Records the current time as the time at which the stream reached this point.
     pub(super) fn note(&self) {
         // A node runs once, so the value is not set yet.
         let _ = self.0.set(Instant::now());

@@ -152,7 +152,7 @@ impl<W: Work> Node<W> {
         any
     }
 
-    /// Forwards to [`Work::may_run`].
+    /// True if `step` of this node may run; see [`Work::may_run`].
     pub(super) fn may_run(&self, step: u32) -> bool {
         self.work.may_run(step)
     }

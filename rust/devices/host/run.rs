@@ -24,7 +24,7 @@ pub(super) enum HostWork {
     Join,
     /// Call of a host function, which is removed when it is called.
     Function(Mutex<Option<HostFunction>>),
-    /// Execution of a program.
+    /// Execution of a program in a stream.
     Run(Box<Run>),
     /// Arrival of a stream at an execution that uses staging rings. The execution starts when it may use its byte ranges.
     Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),

@@ -35,7 +35,7 @@ pub(super) type HandleBytes = [u8; crate::ipc::handle::BYTES];
 /// Memory of this rank that contains the data of a send or is the destination of a receive.
 #[derive(Copy, Clone, Debug)]
 pub(super) struct MessagePlace {
-    /// Address of the caller's memory.
+    /// Address of the caller's memory that the message is sent from or received into.
     pub address: u64,
     /// Size in bytes of the message to send or of the receive buffer.
     pub bytes: u64,
@@ -79,7 +79,7 @@ struct ExportedRange {
 #[derive(Debug)]
 pub(super) struct ImportedBuffer {
     address: u64,
-    /// Size of the mapping in bytes.
+    /// Size in bytes of the mapped memory.
     bytes: u64,
     /// Time of the last use, as the number of uses of all imported allocations so far.
     used: AtomicU64,
