@@ -34,7 +34,7 @@ pub struct Case {
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
-/// Sizes in bytes of the pieces in a step of many pieces.
+/// Default sizes of one transfer in bytes, for cases whose step consists of many small transfers.
 const PIECES: &[u64] = &[4 * K, 16 * K, 64 * K];
 const LARGE: &[u64] = &[M, 4 * M, 16 * M, 64 * M, 256 * M, 1024 * M];
 

@@ -41,11 +41,11 @@ pub struct Measured {
 pub(super) struct KeptShape {
     /// Hash of the machine, the library version, the transfers and the transfers' options.
     pub key: String,
-    /// Total bytes of all transfers, only for human readers of the file.
+    /// Total size of all transfers in bytes. It is stored only for human readers of the file.
     pub bytes: u64,
     /// Time at which the measurement was made, in seconds since 1970.
     pub at: u64,
-    /// Index of the variant that was active, only for human readers of the file.
+    /// Index of the variant that was active. It is stored only for human readers of the file.
     pub in_force: usize,
     /// Median time of each variant in nanoseconds; `None` if the variant was not measured.
     pub medians: Vec<Option<u64>>,

@@ -1,5 +1,5 @@
-//! Memory, streams and events that the caller holds. The list ensures that only resources of this context are accepted back, and that
-//! closing the context leaves nothing behind.
+//! Memory, streams and events that the caller holds. The list ensures that a context accepts only its own resources, and that closing the
+//! context releases all of them.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};

@@ -168,7 +168,7 @@ impl Context {
         self.tuning.as_ref()
     }
 
-    /// Plans a batch of transfers together, or returns the cached plan of the same request. An empty batch gives a plan that does nothing,
+    /// Makes one plan for a batch of transfers, or returns the cached plan of the same request. For an empty batch the plan does nothing,
     /// so a rank without neighbours needs no special case.
     pub fn plan(&self, transfers: &[Transfer], options: &PlanOptions) -> Result<Arc<Plan>, Error> {
         let config = &self.shared.config;
@@ -314,7 +314,7 @@ impl Context {
         if self.shared.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // Callers that entered earlier have left when this lock is acquired; later callers see `closed`.
+        // Calls that entered the gate earlier have returned once this lock is acquired. Later calls see `closed`.
         drop(self.shared.gate.write().unwrap_or_else(PoisonError::into_inner));
         let backend = self.backend();
         let finished = backend.synchronize();

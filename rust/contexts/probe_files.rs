@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Largest number of files in the cache directory that are examined.
 const MOST_FILES: usize = 1024;
 
-/// Returns the path of a probe's tuning: `tuning-….toml` beside `probe-….toml`.
+/// Returns the path of a probe's tuning, which is `tuning-….toml` in the folder of `probe-….toml`.
 pub fn tuning_beside(probe: &Path) -> PathBuf {
     let name = probe.file_name().unwrap_or_default().to_string_lossy();
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
@@ -128,7 +128,8 @@ fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<To
     topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not match".into())
 }
 
-/// Largest number of left-over temporary files, written under the same process number, that are tolerated in the folder of the target.
+/// Largest number of existing temporary files with this process number that are skipped when a file name is chosen. Such files were left by
+/// processes that did not finish writing.
 const MOST_LEFT_OVER: u32 = 1000;
 
 /// Writes either all of `text` or nothing: `text` is written into a temporary file in the same directory, which is then renamed.

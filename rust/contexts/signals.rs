@@ -36,7 +36,8 @@ impl Context {
         Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
-    /// Sets a counter to a value now. Everything that the calling thread has written or seen before is visible to whoever sees the value.
+    /// Sets a counter to a value now. Everything that the calling thread has written or seen before is visible to every thread and stream
+    /// that sees the value.
     pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Raise)?;

@@ -90,7 +90,7 @@ pub type After = SmallVec<[Completion; 4]>;
 #[repr(C)] // Fields that every execution reads come first.
 pub struct Staging {
     users: Mutex<Users>,
-    /// Condition that is notified when a turn ends.
+    /// Condition that is notified when a turn (reservation of staging bytes by a submitting thread) ends.
     over: Condvar,
     bound: u64,
     /// Arenas by device and by the order that applies to their rings.
@@ -187,8 +187,8 @@ impl Staging {
         Ok(completion)
     }
 
-    /// Waits until no turn includes a byte of these regions, then begins a turn. Returns the turn and the completions for which its
-    /// execution must wait.
+    /// Waits until no other thread's turn (reservation) includes a byte of these regions, then begins a turn for this thread. Returns the
+    /// turn and the completions for which its execution must wait.
     fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
         let mut users = lock(&self.users);
         while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
@@ -274,10 +274,10 @@ struct Users {
     uses: SlotMap<DefaultKey, Use>,
     /// End of each range and key of the execution that used it last, by the first byte of the range.
     last: BTreeMap<u64, (u64, DefaultKey)>,
-    /// Turns in progress. Each entry is the number of a turn and a region that it reserves.
+    /// Turns (reservations by submitting threads) in progress. Each entry is the number of a turn and a region that it reserves.
     turns: SmallVec<[(u64, Region); 4]>,
     next_turn: u64,
-    /// Number of threads that wait until a turn ends.
+    /// Number of threads that wait until the turn (reservation) of another thread ends.
     waiting: usize,
     /// Size of the table from which finished executions are removed.
     sweep_at: usize,

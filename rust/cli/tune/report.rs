@@ -133,9 +133,9 @@ pub struct Judged {
     pub worst: f64,
     /// Largest loss of a plan from the short search in per cent of the best plan's time.
     pub short_worst: f64,
-    /// Mean number of plans that the short search scored for each point.
+    /// Mean number of plans that the short search scored for each point (case and size).
     pub short_scores: f64,
-    /// Mean number of plans that the grid search scored for each point.
+    /// Mean number of plans that the grid search scored for each point (case and size).
     pub grid_scores: f64,
 }
 

@@ -109,7 +109,7 @@ pub struct Reading {
     pub many: Option<(Mechanism, u32)>,
     /// True if the work was executed in the same way as a plan ([`Work::Paths`]).
     pub as_plan: bool,
-    /// One timing for each repetition.
+    /// Times of each repetition of the work.
     pub runs: Vec<Timing>,
 }
 

@@ -67,8 +67,8 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
 }
 
 /// Searches only for the best paths, with a few scores; the shares are those of the model. This is for paths that are staged in host
-/// memory: their best shares depend on which host memory the staging has got. Too large a share of a slow path costs more than too small a
-/// share.
+/// memory: their best shares depend on which host memory was allocated for staging. Too large a share of a slow path costs more than too
+/// small a share.
 pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;

@@ -87,7 +87,7 @@ pub struct Tuning {
 pub struct PartitionTuning {
     /// Hash of the transfers, from [`shape_of`].
     pub shape: String,
-    /// Total bytes of all transfers, only for human readers of the file.
+    /// Total size of all transfers in bytes. It is stored only for human readers of the file.
     pub bytes: u64,
     /// Number of partitions of each transfer for which copy engines were fastest.
     pub count: u32,
