@@ -122,14 +122,14 @@ impl fmt::Debug for StepFate {
 pub struct LostPeer {
     /// Process id of the party. The system may later assign it to another process.
     pub process: i32,
-    /// Information about the node plan that the party has left; `None` if it left no plan.
+    /// Node plan (plan that several ranks execute together) that the party has left; `None` if it left no plan.
     pub left: Option<LeftPlan>,
     /// Last value to which the party still sets its counters. `None` if the party does not set them any more.
     pub raises: Option<u64>,
 }
 
 impl LostPeer {
-    /// Creates the record of a process that has exited or has left a node plan.
+    /// Creates the record of a process that has exited or has left a node plan (plan that several ranks execute together).
     pub const fn of(process: i32, left: Option<LeftPlan>) -> LostPeer {
         LostPeer { process, left, raises: None }
     }
@@ -167,7 +167,7 @@ pub struct Cause {
     pub why: Leave,
 }
 
-/// Reason why a rank no longer participates in a node plan.
+/// Reason why a rank no longer participates in a node plan (plan that several ranks execute together).
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Leave {
     /// The process of the rank has exited, or its context was destroyed before the plan.

@@ -154,8 +154,8 @@ impl Mailboxes {
         self.bases[rank as usize % self.bases.len()]
     }
 
-    /// Returns the envelope of the message that an operation sends or has received. An invalid sender number, which can only come from
-    /// damaged memory, is mapped to a valid one.
+    /// Returns the envelope (sender, tag, size and metadata) of the message that an operation sends or has received. An invalid sender
+    /// number, which can only come from damaged memory, is mapped to a valid one.
     pub fn envelope(&self, slot: &MessageSlot) -> Envelope {
         let told = slot.envelope();
         Envelope { source: told.source % self.ranks(), ..told }
@@ -263,7 +263,8 @@ impl Mailboxes {
         Posted::Queued
     }
 
-    /// Returns the envelope of the first message that a receive with this pattern would match now, or `None` if there is no such message.
+    /// Returns the envelope (sender, tag, size and metadata) of the first message that a receive with this pattern would match now, or
+    /// `None` if there is no such message.
     pub fn probe(&self, pattern: &Pattern, is_gone: IsGone<'_>) -> Option<Envelope> {
         self.lock(self.rank, is_gone)?.find(pattern).map(|(_, send)| self.envelope(self.slot(send)))
     }

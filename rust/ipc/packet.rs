@@ -56,10 +56,10 @@ pub(super) struct Packet {
     pub departure: Departure,
 }
 
-/// State of an importer at the time when it leaves a node plan.
+/// State of an importer at the time when it leaves a node plan (a plan that several ranks of a node execute together).
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
-    /// Number of steps of the node plan in which the importer has participated.
+    /// Number of steps (executions) of the node plan in which the importer has participated.
     pub steps: u64,
     /// True if the importer leaves because of a failure.
     pub has_failed: bool,

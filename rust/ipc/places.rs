@@ -1,4 +1,5 @@
-//! Publishes the positions that the steps of a node plan have in the streams of a rank.
+//! Publishes the positions that the steps (executions) of a node plan have in the streams of a rank. A node plan is a plan that several
+//! ranks of a node execute together.
 //!
 //! The positions are stored next to the flags for which this rank waits. Only this rank writes the positions; the ranks that set the flags
 //! read them.

@@ -396,7 +396,7 @@ impl MessageSlot {
         }
     }
 
-    /// Copies the envelope of the matched send `send` to this receive.
+    /// Copies the envelope (sender, tag, size and metadata) of the matched send to this receive.
     pub fn meet(&self, send: &MessageSlot) {
         for (to, from) in [
             (&self.source, &send.source),
@@ -413,7 +413,7 @@ impl MessageSlot {
         (self.metadata_bytes.load(Ordering::Relaxed) as usize).min(METADATA_BYTES)
     }
 
-    /// Returns the envelope of the message that this operation sends or has matched.
+    /// Returns the envelope (sender, tag, size and metadata) of the message that this operation sends or has matched.
     pub fn envelope(&self) -> Envelope {
         let mut metadata = vec![0; self.metadata_length()];
         self.metadata.load(&mut metadata);

@@ -43,8 +43,8 @@
 //!
 //! - A change that does not affect the active variant is detected at the next try of an affected variant. Let `r` be the relative slowdown
 //!   of this variant when last measured (0.5 means that it took 1.5 times as long), and `g` its relative gain now. With three variants it
-//!   is tried every `256 · r` executions. The loss until then is the time of `256 · r · g` executions, which is 5 % of 500 executions if `r
-//!   · g` is 0.1. Tries would have to cost more to make this loss smaller.
+//!   is tried every `256 · r` executions. The loss until then is the time of `256 · r · g` executions, which is 5 % of 500 executions if
+//!   `r · g` is 0.1. Tries would have to cost more to make this loss smaller.
 //! - A slowdown of the active variant is seen at most `steady` executions later, when their time is reported. With `steady` 16 and reports
 //!   two executions late, 500 executions lose 5 % if the variant takes twice as long, and more if it is slower than that.
 //! - A chooser knows only its own times. It cannot distinguish a gain at the expense of other choosers from another gain, so the

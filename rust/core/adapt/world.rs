@@ -1,10 +1,11 @@
 //! Simulates a game in which players (ranks or streams) execute plans repeatedly and choose among the variants independently, on a machine
 //! that differs from the modelled one.
 //!
-//! The time of an execution depends on the joint choice, that is, on the variants that all players currently execute. For each joint choice
-//! and each set of active tenants, the simulator runs all players at the same time. Each player executes its plan repeatedly, and links are
-//! shared max-min fairly. The resulting rates are cached. If other players change their variants during an execution, it progresses at the
-//! rate of each joint choice in turn. The cost of 10,000 executions is therefore 10,000 short steps rather than 10,000 simulations.
+//! The duration of an execution depends on the joint choice, that is, on the variants that all players currently execute. For each joint
+//! choice and each set of active external loads (tenants), the simulator runs all players at the same time. Each player executes its plan
+//! repeatedly, and links are shared max-min fairly. The resulting rates are cached. If other players change their variants during an
+//! execution, it progresses at the rate of each joint choice in turn. The cost of 10,000 executions is therefore 10,000 short steps rather
+//! than 10,000 simulations.
 
 use super::chooser::{Chooser, split_mix};
 use crate::model::simulate::{Executor, Scenario, SimulationError};
@@ -14,18 +15,18 @@ use crate::topology::{Machine, ResourceId};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// Number of executions of each player that are simulated to determine its time.
+/// Number of executions of each player (rank or stream) that are simulated to determine the duration of one execution.
 const RUNS: usize = 3;
-/// Maximum number of executions that are simulated for a player whose executions are shorter than those of other players.
+/// Maximum number of executions that are simulated for a player (rank or stream) whose executions are shorter than those of other players.
 const MOST_RUNS: usize = 12;
-/// Maximum number of joint choices that are compared exhaustively. If there are more, the search improves the choice of one player at a
-/// time.
+/// Maximum number of joint choices (a variant for each player) that are compared exhaustively. If there are more, the search improves the
+/// choice of one player at a time.
 const ENUMERATED: usize = 81;
 
 /// Player of the simulated game: a rank, or a stream of a rank, that executes a plan repeatedly and chooses among its variants.
 #[derive(Clone, Debug)]
 pub struct Player {
-    /// Number of the player's process. Players of one process share staging memory.
+    /// Number of the process to which the player belongs. Players of one process share staging memory.
     pub process: usize,
     /// Transfers of the plan.
     pub shapes: Vec<Shape>,
@@ -38,16 +39,16 @@ pub struct Player {
 pub struct Tenant {
     /// Resources that the external load uses.
     pub resources: Vec<ResourceId>,
-    /// Fraction of each resource's capacity that the external load leaves to the players, greater than 0.
+    /// Fraction of each resource's capacity, greater than 0, that the external load leaves to the simulated ranks and streams.
     pub leaves: f64,
-    /// Interval in which the external load is active, in executions of the first player.
+    /// Interval in which the external load is active, in executions of the first player (rank or stream).
     pub during: std::ops::Range<u64>,
 }
 
 /// Parameters of a simulated game.
 #[derive(Copy, Clone, Debug, PartialEq)]
 pub struct Conditions {
-    /// Number of executions of the first player after which the game ends.
+    /// Number of executions of the first player (rank or stream) after which the game ends.
     pub executions: u64,
     /// Standard deviation of an execution's time, relative to its mean. In addition, one execution in 200 takes twice as long.
     pub noise: f64,
@@ -84,15 +85,15 @@ pub struct Moment {
 /// Result of a simulated game.
 #[derive(Clone, Debug)]
 pub struct Game {
-    /// History of each player.
+    /// History of each player (rank or stream).
     pub players: Vec<Trail>,
-    /// State at the start, and at the end of each execution of the first player.
+    /// State at the start of the game, and at the end of each execution of the first player (rank or stream).
     pub moments: Vec<Moment>,
     /// Best joint choice (a variant for each player) for each set of active external loads, in the order in which the sets occurred.
     pub best: Vec<Vec<u8>>,
 }
 
-/// History of one player in a simulated game.
+/// History of one player (rank or stream) in a simulated game.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     /// Number of times that the player executed each variant.
@@ -107,7 +108,8 @@ pub struct Trail {
 }
 
 impl Game {
-    /// Returns the fraction of time lost relative to the best joint choice, between two executions of the first player.
+    /// Returns the fraction of time lost relative to the best joint choice (a variant for each player), between two executions of the first
+    /// player.
     pub fn lost(&self, from: u64, to: u64) -> f64 {
         let (begin, end) = (self.moments[from as usize], self.moments[to as usize]);
         (end.best - begin.best) / (end.did - begin.did) - 1.0
@@ -147,7 +149,7 @@ struct Reference {
     model: f64,
 }
 
-/// Simulated machine with players and external loads.
+/// Simulated machine with players (ranks or streams that execute plans) and external loads.
 pub struct World {
     real: Machine,
     players: Vec<Player>,
