@@ -129,8 +129,8 @@ impl Cache {
         plan
     }
 
-    /// Returns the cached planner's result for this shape, or `None`. A hit is counted in the statistics only if `is_requested`, that is,
-    /// if the caller requested this shape and not a variant of it.
+    /// Returns the cached planner's result for transfers of these devices and sizes (`shape`), or `None`. A hit is counted in the
+    /// statistics only if `is_requested`, that is, if the caller requested these transfers and not a variant of them.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.entries.get(shape).cloned();
@@ -163,12 +163,13 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the shared choice among variants for plans of this shape, or `None` if no such plan has been made.
+    /// Returns the choice among variants that all plans of such transfers (`shape`) share, or `None` if no such plan has been made.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
         lock(&self.state).choices.entries.get(shape).cloned()
     }
 
-    /// Caches the shared choice for plans of this shape and returns the choice to use; see [`insert`](Cache::insert).
+    /// Caches the choice among variants that all plans of such transfers (`shape`) share. Returns the choice to use; see
+    /// [`insert`](Cache::insert).
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
@@ -179,7 +180,7 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the shared choice for each shape that has been planned.
+    /// Returns the choice among variants for each list of transfers (devices and sizes, without addresses) that has been planned.
     pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
         lock(&self.state).choices.entries.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
     }

@@ -36,7 +36,7 @@ pub struct Measured {
     pub plain: Option<f64>,
 }
 
-/// Measured times of plans of one shape, as kept in a file.
+/// Measured times of all plans for the same devices and sizes, as stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptShape {
     /// Hash of the machine, the library version, the transfers and the transfers' options.
@@ -63,7 +63,7 @@ pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
-/// State of the choice among variants, shared by all plans of one shape.
+/// State of the choice among variants. All plans for the same devices and sizes share it, whatever their addresses.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
     /// State of the choice for isolated executions.

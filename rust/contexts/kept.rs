@@ -2,7 +2,7 @@
 //!
 //! Plans of a later context start from these times: the fastest variant is active immediately and is still measured as usual. The file is
 //! read when a context is created. It is written when a context is destroyed or the process ends. Failures are logged and have no other
-//! effect. Processes that end at the same time write one after the other, and each preserves the entries of other shapes.
+//! effect. Processes that end at the same time write one after the other, and each preserves the entries of other plans.
 
 use super::cache::{Cache, ShapeRequest};
 use super::choosing::{KeptShape, now};
@@ -23,10 +23,11 @@ use std::time::Duration;
 /// Age beyond which measurements are ignored, because other load on the machine changes from day to day.
 const OLDEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Largest number of shapes in a file. If there are more, those that were measured last are kept.
+/// Largest number of entries in a file. Each entry is for plans with the same devices and sizes. If there are more, the entries that were
+/// measured last are kept.
 const MOST_SHAPES: usize = 256;
 
-/// Largest size in bytes of a file that is read. A file of [`MOST_SHAPES`] shapes has a tenth of this size.
+/// Largest size in bytes of a file that is read. A file of [`MOST_SHAPES`] entries has a tenth of this size.
 const MOST_BYTES: u64 = 1 << 20;
 
 #[derive(Default, Serialize, Deserialize)]
@@ -57,13 +58,13 @@ impl KeptTimes {
         Some(KeptTimes { path, machine, shapes })
     }
 
-    /// Returns the measured times of plans of this shape, if they are recent.
+    /// Returns the measured times of earlier plans for these devices and sizes (`shape`), if they are recent.
     pub fn of(&self, shape: &ShapeRequest) -> Option<&KeptShape> {
         self.shapes.get(&self.key(shape)).filter(|kept| is_recent(kept))
     }
 
-    /// Returns the key of a shape in the file. The key includes the version of the library, because it also includes debug output, which
-    /// may change between versions.
+    /// Returns the key of an entry in the file, from the devices and sizes of its transfers. The key includes the version of the library,
+    /// because it also includes debug output, which may change between versions.
     fn key(&self, shape: &ShapeRequest) -> String {
         format!("{:016x}", hash([&*self.machine, &format!("{shape:?}")]))
     }
@@ -81,8 +82,8 @@ impl KeptTimes {
         open.push((Arc::downgrade(self), Arc::downgrade(cache)));
     }
 
-    /// Writes the active variant and the medians of each shape, merged with entries that other processes have written meanwhile. Calls no
-    /// driver.
+    /// Writes one entry for each list of devices and sizes that was planned: the active variant and the median times of all variants.
+    /// Merges these with entries that other processes have written meanwhile. Calls no driver.
     pub fn write(&self, cache: &Cache) {
         let Some(now) = now() else { return };
         let new = cache.choices().into_iter().filter_map(|(shape, choice)| {
@@ -133,7 +134,7 @@ fn is_recent(shape: &KeptShape) -> bool {
     shape.age().is_some_and(|age| age <= OLDEST)
 }
 
-/// Returns the recent shapes of a file, or no shapes if the file cannot be read.
+/// Returns the recent entries of a file, or no entries if the file cannot be read.
 fn read(path: &Path) -> Vec<KeptShape> {
     let mut text = String::new();
     let read = open_regular(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text));

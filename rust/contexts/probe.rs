@@ -85,8 +85,9 @@ impl Context {
     }
 
     /// Returns a tuning for the probed machine. Host copies are tuned by the short search, because the best engine, number of chunks and
-    /// share of relays differ between machines, and the model has no term for them. All-to-alls are tuned by a search over paths only,
-    /// because the planner by itself uses only the direct paths for them, one after the other (`docs/reference/probe.md`).
+    /// part of the data that passes through other GPUs differ between machines, and the model has no term for them. All-to-alls are tuned
+    /// by a search over paths only, because the planner by itself uses only the direct paths for them, one after the other
+    /// (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
         // Excludes options of the environment and of an earlier tuning.

@@ -15,7 +15,7 @@ use crate::topology::Machine;
 /// Method of the search for the best plan.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Search {
-    /// Searches only the paths; the shares and chunks are those of the model.
+    /// Searches only the paths. The model decides which part of the data each path gets (share) and the number of chunks.
     Paths,
     /// Starts from the model's plan and varies one parameter (coordinate) at a time.
     Short,

@@ -2,15 +2,15 @@
 //!
 //! ```toml
 //! version = 1
-//! topology = "hgx-h200"          # for people
-//! digest = "502a2184def1cc6f"    # of nodes, links, shared resources and costs
-//! origin = "cuda"                # simulator, host or cuda
+//! topology = "hgx-h200"          # name, for human readers
+//! digest = "502a2184def1cc6f"    # hash of nodes, links, shared resources and costs
+//! origin = "cuda"                # of the scores: simulator, host or cuda
 //!
 //! [[class]]
 //! from = "gpu"                   # gpu or host
 //! to = "gpu"
 //! pattern = "single"             # single, both-ways, shift (ring), exchange (all to all)
-//! direct = 3.96e11               # bytes/s of the slowest direct route; 0 where there is none
+//! direct = 3.96e11               # bytes/s of the slowest direct route; 0 if there is none
 //! engine = [{ from_bytes = 524288, engine = "auto" }, { from_bytes = 33554432, engine = "graph" }]
 //! [class.graph]                  # and class.stream
 //! min_bytes = 28213248
@@ -22,10 +22,10 @@
 //!
 //! ```toml
 //! [[partitions]]
-//! shape = "8d0c5b1f6a3e9274"     # of devices, kinds of memory and bytes
-//! bytes = 268435456              # of the rank's transfers, for people
+//! shape = "8d0c5b1f6a3e9274"     # hash of devices, kinds of memory and bytes
+//! bytes = 268435456              # total of the rank's transfers, for human readers
 //! count = 32                     # partitions of each transfer, for copy engines
-//! trials = [                     # mover: copy-engine or producer; blocks: of the kernel, 0 where the program does not vary them
+//! trials = [                     # mover: copy-engine or producer; blocks: of the kernel, 0 if the program does not vary them
 //!     { mover = "copy-engine", count = 1, blocks = 0, ns = 1363000 },
 //! ]
 //! ```

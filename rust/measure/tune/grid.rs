@@ -1,5 +1,6 @@
 //! Implements the exhaustive search, which scores every combination of a grid. The papers vary the number of paths, the host path, and 1 to
-//! 16 chunks for each path. This grid also varies the weights of the shares.
+//! 16 chunks for each path. This grid also varies the shares, that is, which part of the data each path gets, by weights that multiply the
+//! model's shares.
 
 use super::error::TuneError;
 use super::score::Score;
@@ -7,13 +8,13 @@ use super::trial::{Found, Trial, Trials};
 use super::tuning::Setting;
 use crate::model::GRAIN;
 
-/// Weights by which the shares of host paths are multiplied, in thousandths. The range is wide, because host paths deviate most from the
-/// model.
+/// Weights by which the share (part of the data) of each path through host memory is multiplied, in thousandths. The range is wide, because
+/// these paths deviate most from the model.
 const HOST_SHARES: [u16; 13] = [500, 650, 750, 820, 880, 940, 1000, 1060, 1120, 1200, 1300, 1500, 2000];
-/// Weights by which the shares of paths through another GPU are multiplied, in thousandths.
+/// Weights by which the share (part of the data) of each path through another GPU is multiplied, in thousandths.
 const RELAY_SHARES: [u16; 9] = [700, 820, 900, 950, 1000, 1050, 1100, 1200, 1400];
-/// Numbers of chunks into which the largest share of a transfer is divided. 0 leaves the chunks to the model. The list contains the papers'
-/// 1 to 16 and larger numbers.
+/// Numbers of chunks into which the largest part of a transfer that one path gets is divided. 0 leaves the chunks to the model. The list
+/// contains the papers' 1 to 16 and larger numbers.
 const CHUNKS: [u64; 9] = [0, 1, 2, 4, 8, 16, 24, 32, 64];
 
 /// Scores the whole grid and returns the best plan. `progress` receives the number of scored settings and the number of settings known so
@@ -55,7 +56,7 @@ fn keep(best: &mut Trial, trial: Trial) {
     }
 }
 
-/// Returns all settings that use the paths of the outline, with other chunks and shares.
+/// Returns all settings that use the paths of the plan `outline`, with other numbers of chunks and other shares of the data.
 fn refined(outline: &Trial) -> Vec<Setting> {
     let one = [1000_u16];
     let hosts: &[u16] = if outline.staged().any(|(via, _)| via.is_host()) { &HOST_SHARES } else { &one };

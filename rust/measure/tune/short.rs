@@ -1,9 +1,10 @@
 //! Implements the search that starts from the model's plan, with a few scores for each parameter (coordinate).
 //!
 //! First the search varies the paths: it adds or removes one path at a time, and disables the host path. Each such plan is called an
-//! outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's size, and the weights of the
-//! shares. The weights are searched by bracketing and golden section on a logarithmic scale, first for all staged paths together and then
-//! for each kind of path separately. All this is repeated once if the first pass changed something.
+//! outline. Then, for the best two outlines, it varies the chunk size by factors of two from the model's size, and the share of the data
+//! that each path gets. The model's shares are multiplied by weights. These are searched by bracketing and golden section on a logarithmic
+//! scale, first for all staged paths together and then for each kind of path separately. All this is repeated once if the first pass
+//! changed something.
 //!
 //! Two outlines are searched because an outline may look poor only because of its shares: one path is faster than two if the second gets
 //! too much data. Chunks come before shares, because shares that are fitted to the wrong chunks hide the gain of better chunks.
@@ -22,8 +23,8 @@ use crate::topology::DeviceId;
 
 /// Number of passes over all coordinates.
 const ROUNDS: usize = 2;
-/// First step by which a share's weight is varied, as a fraction. It is larger than the difference between measured and modelled shares
-/// (docs/reference/model.md: 10 % compared with 11.3 %).
+/// First step, as a fraction, by which the weight of a path's share of the data is varied. It is larger than the difference between
+/// measured and modelled shares (docs/reference/model.md: 10 % compared with 11.3 %).
 const FIRST_STEP: f64 = 0.15;
 /// Number of golden-section steps inside a bracket. Four steps narrow a bracket of ± 15 % to ± 2 %.
 const SECTIONS: usize = 4;
@@ -32,10 +33,10 @@ const MARCH: usize = 6;
 /// Ratio of the golden section, 1 / φ².
 const GOLDEN: f64 = 0.381_966;
 
-/// Number of outlines (selections of paths) whose shares and chunks are searched.
+/// Number of outlines (plans with different paths) for which shares of the data and chunks are searched.
 const OUTLINES: usize = 2;
-/// Factor by which an outline may be slower than the best outline and still be searched. It is larger than the gain that shares and chunks
-/// can bring.
+/// Factor by which an outline (plan with its own selection of paths) may be slower than the best outline and still be searched. It is
+/// larger than the gain that other shares of the data and other chunks can bring.
 const NEAR: f64 = 1.5;
 
 /// Searches for a better plan, starting from the model's plan, and returns the result.
@@ -66,9 +67,9 @@ pub fn short<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::
     trials.found(start, best)
 }
 
-/// Searches only for the best paths, with a few scores; the shares are those of the model. This is for paths that are staged in host
-/// memory: their best shares depend on which host memory was allocated for staging. Too large a share of a slow path costs more than too
-/// small a share.
+/// Searches only for the best paths, with a few scores; the model decides which share of the data each path gets. This is for paths that
+/// are staged in host memory: their best shares depend on which host memory was allocated for staging. Too large a share for a slow path
+/// costs more than too small a share.
 pub fn paths<S: Score>(mut trials: Trials<'_, S>) -> Result<Found, TuneError<S::Error>> {
     let start = trials.start()?;
     let step = trials.score.least_gain() / 4.0;
@@ -140,7 +141,7 @@ impl<S: Score> Climb<'_, '_, S> {
         Ok(self.seconds(Setting { chunk_bytes: Some(bytes), ..self.best.setting })? < bound)
     }
 
-    /// Searches for the best common weight of the shares of these kinds of paths.
+    /// Searches for the best common weight by which the shares of the data of these kinds of paths are multiplied.
     fn weights(&mut self, of: &[Staged]) -> Result<(), TuneError<S::Error>> {
         let has = |&kind: &Staged| self.best.staged().any(|(via, _)| Staged::at(via) == kind);
         // If a transfer has no other paths, the weight has no effect.

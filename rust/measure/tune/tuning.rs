@@ -16,9 +16,9 @@ pub struct Setting {
     pub host_path: Option<bool>,
     /// Size in bytes of one chunk on staged paths.
     pub chunk_bytes: Option<u64>,
-    /// Weight by which the model's shares of paths through host memory are multiplied, in thousandths.
+    /// Weight, in thousandths, by which the model's share of the data of each path through host memory is multiplied.
     pub host_share: Option<u16>,
-    /// Weight by which the model's shares of paths through another GPU are multiplied, in thousandths.
+    /// Weight, in thousandths, by which the model's share of the data of each path through another GPU is multiplied.
     pub relay_share: Option<u16>,
 }
 
@@ -225,7 +225,7 @@ pub struct Advice {
     pub engine: Engine,
     /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// Setting for paths, shares and chunks.
+    /// Setting for the paths, for the share of the data of each path, and for the chunks.
     pub setting: Setting,
 }
 
