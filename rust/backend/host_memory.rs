@@ -285,8 +285,7 @@ impl PageRange {
         (self.base + mapped * page) as u64
     }
 
-    /// Returns an error if the system knows no such memory or the range is larger than the system's memory. Does not check individual
-    /// pages.
+    /// Returns an error if a page of the range is not mapped, or if the range is larger than the system's memory.
     fn check(self) -> Result<(), BackendError> {
         if !self.is_mapped() {
             return Err(BackendError::NotMapped(self.first_unmapped()));

@@ -21,8 +21,8 @@ pub struct PlanState {
     /// Id of the allocation at each end of each transfer, with destination and source alternating; 0 if it is unknown. The list is empty if
     /// no allocations were recorded.
     pub memory: Arc<[u64]>,
-    /// Allocations that other code may free, each as the number of an end inside it and the allocation's id. The first execution that must
-    /// check them computes the list.
+    /// Allocations that other code may free. Each entry holds the address of a transfer's source or destination, and the id of the
+    /// allocation that contains it. The first execution that must check these allocations computes the list.
     watched: OnceLock<Box<[(u64, u64)]>>,
 }
 
@@ -43,8 +43,8 @@ impl PlanState {
         self.memory.get(end).is_some_and(|id| *id != 0)
     }
 
-    /// Returns the ends whose allocations must be checked before an execution because the driver does not check them, each with the
-    /// allocation's id. The first call computes them by `find`.
+    /// Returns the allocations to check before an execution that the driver does not check. Each entry holds the address of a transfer's
+    /// source or destination, and the id of the allocation that contains it. The first call computes the list by `find`.
     pub fn watched(&self, find: impl FnOnce(&[u64]) -> Box<[(u64, u64)]>) -> &[(u64, u64)] {
         self.watched.get_or_init(|| find(&self.memory))
     }

@@ -364,8 +364,7 @@ impl Chooser {
         self.dense();
     }
 
-    /// Increases the frequency of measurements of the active variant to every execution, or to every fourth while another variant seems
-    /// faster.
+    /// Increases the frequency of measurements of the active variant to every execution, or to every fourth execution during an alarm.
     fn dense(&mut self) {
         (self.period, self.quiet) = (if self.alarm { 4 } else { 1 }, 0);
         self.measure_at = self.measure_at.min(self.tick + self.period - 1);
