@@ -3,7 +3,7 @@
 //! Copies of several streams take bandwidth from each other. The variant that is fastest for one isolated stream may be slow for all,
 //! because a relay's link may be another stream's direct link. So each execution of a plan learns if other streams copy, and to or from
 //! which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because
-//! programs keep several executions in flight. A wrong answer does not affect results; it only files the time of an execution under the
+//! programs keep several executions in flight. A wrong answer does not affect results; the time of an execution is then only counted as the
 //! wrong kind.
 
 use crate::backend::StreamHandle;

@@ -19,7 +19,7 @@ const ROOM: u64 = 1 << 30;
 /// Size in bytes of the destination memory and of the source memory on the host backend, whose CPU threads move every byte within a few
 /// milliseconds.
 const ROOM_ON_CPU: u64 = 16 << 20;
-/// Smallest usable size in bytes of the memory on each device. With less memory a probe would measure only start-up times.
+/// Smallest usable size in bytes of the memory on each device. With less memory a probe would measure only startup times.
 const LEAST_ROOM: u64 = 16 << 20;
 /// Size of a test pattern in bytes. It is larger than the caches between a GPU and its bus.
 const PATTERN: u64 = 4 << 20;
