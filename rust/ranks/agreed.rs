@@ -1,5 +1,5 @@
-//! Agreement of all ranks on the plan variant of each step. Ranks reach a step at different times and enqueue steps long before they run,
-//! but all must execute the same variant of it.
+//! Makes all ranks agree on the plan variant of each step (one execution of a node plan). Ranks reach a step at different times and enqueue
+//! steps long before they run, but all must execute a step in the same variant.
 //!
 //! Steps are grouped into *spans*; all steps of a span use one variant. For each span there is a word in memory that all ranks share. The
 //! word holds the span's length and the variant of the next span. The first rank that reaches the end of a span either extends or closes it
@@ -26,32 +26,33 @@ const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
 /// Distance, in 8-byte words, between data written by different ranks, so that they do not share a cache line.
 const LINE: u64 = 8;
 
-/// Value of [`Word::next`] for a span that never ends, because its variant is fixed.
+/// Value of [`Word::next`] for a span (group of successive steps) that never ends, because its variant is fixed.
 const FIXED: u64 = 0xff;
-/// Value of [`Word::next`] for a span that may still be extended or closed.
+/// Value of [`Word::next`] for a span (group of successive steps) that may still be extended or closed.
 const OPEN: u64 = 0;
 
-/// Bit of [`Word::next`] that is set if the first step of the next span is measured.
+/// Bit of [`Word::next`] that is set if the first step of the next span (group of successive steps) is measured.
 const MEASURED: u64 = 0x40;
 
 const NS_BITS: u32 = 48;
 
-/// Maximum number of steps by which one call extends a span. See [`Spans::ahead`].
+/// Maximum number of steps by which one call extends a span (group of successive steps). See [`Spans::ahead`].
 const AHEAD: u64 = 32;
 
 /// Spans (groups of successive steps with one variant) of a plan, as seen by this rank.
 #[derive(Debug)]
 pub(super) struct Spans {
     words: SharedWords,
-    /// Number of the span that contains the last step of this rank.
+    /// Number of the span (group of successive steps) that contains the last step of this rank.
     span: u64,
-    /// Number of the first step of that span.
+    /// Number of the first step of the span that contains the last step of this rank.
     begin: u64,
-    /// Number of the first step that is not yet known to belong to that span.
+    /// Number of the first step that is not yet known to belong to the current span.
     end: u64,
     choice: Choice,
-    /// Variant whose spans are extended by a growing number of steps, up to [`AHEAD`]. `None` if spans are extended step by step. Reading a
-    /// word that another rank has written costs about 1 us per step, and a step that a kernel executes takes 7.8 us in total (two H200).
+    /// Variant whose spans (groups of successive steps) are extended by a growing number of steps, up to [`AHEAD`]. `None` if spans are
+    /// extended by one step at a time. Reading a word that another rank has written costs about 1 us per step, and a step that a kernel
+    /// executes takes 7.8 us in total (two H200).
     ahead: Option<usize>,
 }
 
@@ -63,11 +64,11 @@ struct SharedWords {
     ranks: u32,
 }
 
-/// Decoded content of a span's shared word.
+/// Decoded content of the shared word of a span (group of successive steps).
 #[derive(Copy, Clone, Debug, Default)]
 struct Word {
     next: u64,
-    /// Number of steps in the span after its first step.
+    /// Number of steps that a span (group of successive steps) contains after its first step.
     more: u64,
 }
 
@@ -83,7 +84,7 @@ impl Word {
     }
 }
 
-/// Returns the tag that a span's word contains. A word with another tag belongs to an earlier span.
+/// Returns the tag in the shared word of a span (group of successive steps). A word with another tag belongs to an earlier span.
 fn tag(span: u64) -> u64 {
     span / SPANS % 0xffff + 1
 }
@@ -98,12 +99,12 @@ impl SharedWords {
         self.word(span % SPANS)
     }
 
-    /// Returns the shared word that contains the number of the span that `rank` has reached.
+    /// Returns the shared word that contains the number of the span (group of successive steps) that `rank` has reached.
     fn reached(&self, rank: u32) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS))
     }
 
-    /// Returns the shared word that contains the time that `rank` took for the measured step of a span.
+    /// Returns the shared word that contains the time that `rank` took for the measured step of a span (group of successive steps).
     fn time(&self, rank: u32, span: u64) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS) + LINE + span % SPANS)
     }
@@ -112,7 +113,8 @@ impl SharedWords {
         self.time(self.rank, span).store(tag(span) << NS_BITS | ns.clamp(1, (1 << NS_BITS) - 1), Ordering::Release);
     }
 
-    /// Returns the time that the slowest rank took for the measured step of a span, if all ranks have reported theirs.
+    /// Returns the time that the slowest rank took for the measured step of a span (group of successive steps), if all ranks have reported
+    /// theirs.
     fn slowest(&self, span: u64) -> Reading {
         let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
         let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
@@ -179,7 +181,7 @@ impl Spans {
         }
     }
 
-    /// Reads the word of the span that this rank is in. Returns the raw value and the decoded content.
+    /// Reads the word of the current span (group of successive steps). Returns the raw value and the decoded content.
     fn look(&mut self) -> (u64, Word) {
         let raw = self.words.of_span(self.span).load(Ordering::Acquire);
         let now = if raw >> 48 == tag(self.span) { Word::decode(raw) } else { Word::default() };
@@ -187,7 +189,7 @@ impl Spans {
         (raw, now)
     }
 
-    /// Replaces the word of the current span, unless another rank has changed the word since it was read.
+    /// Replaces the word of the current span (group of successive steps), unless another rank has changed the word since it was read.
     fn change(&self, from: u64, to: Word) {
         let word = self.words.of_span(self.span);
         let _ = word.compare_exchange(from, to.encode(tag(self.span)), Ordering::AcqRel, Ordering::Relaxed);
@@ -200,7 +202,7 @@ impl Spans {
         self.words.reached(self.words.rank).store(self.span, Ordering::Release);
     }
 
-    /// True if the next span may reuse a word, because all ranks have left the span to which the word belonged.
+    /// True if the next span (group of successive steps) may reuse a word, because all ranks have left the span to which the word belonged.
     fn has_room(&self) -> bool {
         (0..self.words.ranks).all(|rank| self.words.reached(rank).load(Ordering::Acquire) + SPANS >= self.span + 2)
     }
@@ -243,7 +245,8 @@ pub(super) struct StepVariants {
 enum Rule {
     /// Proposes the variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Proposes a kernel or streams, for a part that one kernel can execute. The array contains the number of steps executed by each.
+    /// Proposes a kernel or streams, for a part that one kernel can execute. The array contains the number of steps that kernels have
+    /// executed, and the number that streams have executed.
     Lateness(Lateness, [u64; 2]),
 }
 
@@ -258,7 +261,7 @@ impl StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
-    /// Returns the variant of a step, and whether the step is measured. Steps are numbered from 1.
+    /// Returns the variant of a step, and a boolean that is true if the step is measured. Steps are numbered from 1.
     pub fn next(&mut self, step: u64) -> Choice {
         let wanted = match &mut self.rule {
             Rule::Measured(choosing) => choosing.choose(),

@@ -141,7 +141,7 @@ impl Head {
         (bytes[..8] == MAGIC).then(|| Head { node: word(0), call, number: word(1), exchange: word(2), bytes: word(3) })
     }
 
-    /// True if both headers belong to the same exchange.
+    /// True if both headers belong to the same exchange of the same call.
     fn goes_with(&self, other: &Head) -> bool {
         let is_any = [self.call, other.call].contains(&Collective::FAIL);
         (is_any || self.call == other.call) && (self.node, self.number, self.exchange) == (other.node, other.number, other.exchange)
@@ -183,7 +183,7 @@ struct CallingThreads {
     waiting: u32,
 }
 
-/// One collective call of this rank, from its first exchange to its last.
+/// Collective call of this rank, which consists of one or more exchanges.
 pub(super) struct CollectiveCall<'a> {
     exchange: &'a Exchange,
     turn: MutexGuard<'a, GatherState>,

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Stream positions of the steps of one plan, on this rank and on its neighbours.
+/// Stream positions of the steps (executions) of one node plan, on this rank and on its neighbours.
 pub(super) struct PlanPlaces {
     /// Number of the plan among all plans of the node, from 1.
     pub plan: u64,
@@ -24,7 +24,7 @@ pub(super) struct PlanPlaces {
     pub neighbours: Vec<(u32, StepPlaces)>,
 }
 
-/// Pair of steps that a neighbour has enqueued in the opposite order.
+/// Pair of steps (executions of node plans) that a neighbour has enqueued in the opposite order.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misorder {
     pub rank: u32,

@@ -61,14 +61,15 @@ struct PartSegment {
     takes: Vec<u64>,
     /// Addresses of the flags to wait for before the operations, without a reset.
     awaits: Vec<u64>,
-    /// Events to wait for before the operations, as indices into [`BoundPart::marks`]. Each marks the end of a segment of another lane.
+    /// Events to wait for before the operations, as indices into [`BoundPart::marks`]. Each marks the end of a segment that another stream
+    /// of the part executes.
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     state: PlanState,
     /// Signals that set flags after the operations.
     raises: Vec<Signal>,
-    /// Index of the event that is recorded after the operations. `None` if no other lane waits for this segment.
+    /// Index of the event that is recorded after the operations. `None` if no other stream of the part waits for this segment.
     end: Option<usize>,
 }
 
@@ -142,8 +143,8 @@ pub(super) struct BoundPart {
     segments: Vec<PartSegment>,
     written: Vec<Signal>,
     ends: Vec<u64>,
-    /// Internal streams of all lanes but the first, each with the event that joins it to the caller's stream. If a kernel executes the
-    /// part, there is one internal stream, used when the caller's stream belongs to another GPU.
+    /// Internal streams that execute all lanes but the first, each with the event that joins it to the caller's stream. If a kernel
+    /// executes the part, there is one internal stream, used when the caller's stream belongs to another GPU.
     lanes: Vec<(StreamHandle, EventHandle)>,
     /// Events at the ends of segments for which other streams of the part wait.
     marks: Vec<EventHandle>,

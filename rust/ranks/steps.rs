@@ -192,8 +192,8 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Begins a step whose transfers move in partitions. It starts after all earlier work in `stream`. Enqueue the producers afterwards, in
-    /// this stream or in one that waits for it, and then call [`enqueue`](NodePlan::enqueue).
+    /// Begins a step whose transfers move in partitions. The step starts after all earlier work in `stream`. Afterwards, enqueue the
+    /// kernels that produce the data, in this stream or in one that waits for it, and then call [`enqueue`](NodePlan::enqueue).
     pub fn arm(&self, stream: StreamHandle) -> Result<(), Error> {
         let (shared, backend) = (self.node.context.state(), self.node.context.backend());
         let _open = shared.enter()?;

@@ -1,5 +1,5 @@
-//! Tuning of partitioned transfers by measurement: plans candidates on all ranks, executes each with the caller's own kernels, and keeps
-//! the fastest.
+//! Tunes partitioned transfers by measurement. Plans each candidate (an agent with a number of partitions) on all ranks, executes it with
+//! the caller's own kernels, and keeps the fastest.
 
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::group::NodeGroup;
@@ -19,9 +19,9 @@ use std::time::Instant;
 /// Options for the tuning of partitioned transfers by measurement.
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
-    /// Agents (copy engines or producing kernels) whose candidates are measured.
+    /// Agents (copy engines or producing kernels) with which transfers are measured.
     pub agents: &'a [Agent],
-    /// Number of timed steps of each candidate, after untimed ones.
+    /// Number of timed steps for each candidate (an agent with a number of partitions). Untimed steps precede them.
     pub rounds: u32,
     /// Number of blocks of the kernel that produces the data, recorded in the table of measurements. 0 if the program does not vary it.
     pub blocks: u32,
@@ -35,8 +35,9 @@ pub struct PartitionTrials<'a> {
 pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
 
 impl NodeGroup {
-    /// Measures partitionings of the transfers that [`NodeGroup::plan_partitioned`] would plan, and returns the fastest for all ranks
-    /// together. All ranks call it together. Destinations are overwritten.
+    /// Measures the transfers with several agents and numbers of partitions, and returns the best combination for all ranks together. The
+    /// transfers are those that [`NodeGroup::plan_partitioned`] would plan. All ranks call this function together. Destinations are
+    /// overwritten.
     pub fn tune_partitions(
         self: &Arc<NodeGroup>,
         windows: &[Window],
@@ -109,7 +110,7 @@ struct CandidateTrials<'a, 'n> {
     stream: StreamHandle,
     produce: Produce<'a>,
     tried: Vec<(Partitioning, f64)>,
-    /// Error of the first candidate that could not be planned.
+    /// Error of the first candidate (agent with a number of partitions) that could not be planned.
     refusal: Option<Error>,
 }
 
@@ -172,7 +173,8 @@ impl CandidateTrials<'_, '_> {
         Ok((shape, found))
     }
 
-    /// Plans a candidate on all ranks. Returns `None` if it cannot be planned; all ranks have then received the reason.
+    /// Plans a candidate (agent with a number of partitions) on all ranks. Returns `None` if it cannot be planned; all ranks have then
+    /// received the reason.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
         match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
             Ok(plan) => Ok(Some(plan)),
@@ -240,7 +242,7 @@ impl CandidateTrials<'_, '_> {
     }
 }
 
-/// Destroys the plan of a candidate. Its errors were reported before and are ignored here.
+/// Destroys the plan of a candidate (agent with a number of partitions). The plan's errors were reported before and are ignored here.
 fn end(plan: &NodePlan) {
     if let Err(error) = plan.destroy() {
         log::debug!("the plan of a candidate: {error}");

@@ -34,20 +34,20 @@ pub(super) mod code {
     pub const CONTEXT_IS_DESTROYED: Code = 709;
     pub const ALREADY_MAPPED: Code = 208;
 
-    /// True for INVALID_VALUE, NOT_PERMITTED and NOT_SUPPORTED. With these codes the driver refuses a request that it does not support, and
-    /// the choice of code depends on the driver's version.
+    /// True for the codes by which the driver refuses a request that it does not support: INVALID_VALUE, NOT_PERMITTED or NOT_SUPPORTED,
+    /// depending on the driver's version.
     pub fn says_no(code: i64) -> bool {
         matches!(code, 1 | 800 | 801)
     }
 }
 
-/// True for errors after which every call on the GPU's context in this process fails: a fault of a kernel or a link.
+/// True for errors after which every call on the GPU's context in this process fails. Faults of a kernel or a link cause such errors.
 fn is_sticky(code: Code) -> bool {
     // ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, ILLEGAL_ADDRESS, LAUNCH_TIMEOUT, ASSERT, and the hardware faults up to LAUNCH_FAILED.
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
 
-/// Wraps a driver function so that a call reaches the driver double, unless the test makes this call fail.
+/// Wraps a driver function in a test, so that a call reaches the test's substitute for the driver, unless the test makes this call fail.
 #[cfg(test)]
 macro_rules! counted {
     ($name:ident, |$inner:ident| $function:expr, ($($types:ty),*)) => {
@@ -112,7 +112,7 @@ macro_rules! driver_functions {
                 optional.into_iter().filter(|(_, missing)| *missing).map(|(name, _)| name).collect()
             }
 
-            /// Returns a driver that lacks one more of the optional functions.
+            /// Returns this driver without the optional function `function`.
             #[cfg(any(test, feature = "fault-injection"))]
             pub fn without(mut self, function: &str) -> Driver {
                 match function {
@@ -122,7 +122,7 @@ macro_rules! driver_functions {
                 self
             }
 
-            /// Wraps the driver double so that every call is counted.
+            /// Wraps a test's substitute for the driver so that every call is counted.
             #[cfg(test)]
             pub fn counted(inner: &Driver) -> Driver {
                 Driver {
@@ -133,7 +133,7 @@ macro_rules! driver_functions {
                 }
             }
 
-            /// Returns a driver whose required functions do nothing and succeed, and that has no optional function.
+            /// Returns a substitute for the driver whose required functions do nothing and succeed, and that has no optional function.
             #[cfg(test)]
             pub fn inert() -> Driver {
                 Driver {
@@ -283,7 +283,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Calls a function of the driver and converts its result to an error that names the function. Must be used in an `unsafe` block.
+/// Calls a function of the driver and converts its result code to an error that names the function. Must be used in an `unsafe` block.
 macro_rules! call {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $driver.check(stringify!($function), ($driver.$function)($($argument),*))
@@ -291,7 +291,7 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Calls a function that a driver may lack, like `call!`.
+/// Calls a function that a driver may lack, and converts its result code to an error like `call!`. A missing function is an error as well.
 macro_rules! call_optional {
     ($driver:expr, $function:ident($($argument:expr),* $(,)?)) => {
         match $driver.$function {
@@ -363,8 +363,8 @@ impl Driver {
         value
     }
 
-    /// Returns the driver's number of a stream. A default stream has the number that it has in the current context. Returns `None` if the
-    /// driver has no stream numbers.
+    /// Returns the driver's number of a stream. The number of a default stream depends on the current context. Returns `None` if the driver
+    /// has no stream numbers.
     pub fn stream_id(&self, stream: CUstream) -> Option<u64> {
         let mut id = 0;
         // SAFETY: The caller passes a valid stream. The output is a variable that outlives the call.
@@ -391,7 +391,7 @@ impl Driver {
         }
     }
 
-    /// Converts a result code to an error of the call `what`.
+    /// Returns an error that names the call `what` if the result code is not success.
     pub fn check(&self, what: &'static str, code: Code) -> Result<(), BackendError> {
         if code == 0 { Ok(()) } else { Err(self.error(what, code)) }
     }
@@ -422,7 +422,7 @@ impl Driver {
         Ok(status != 0)
     }
 
-    /// Returns the error for a function that this driver does not have.
+    /// Returns the error for a call of `what`, a function that this driver lacks.
     #[cold]
     pub fn lacks(&self, what: &str) -> BackendError {
         let version = self.version();
@@ -433,7 +433,7 @@ impl Driver {
         ))
     }
 
-    /// Returns the error of the call `what` with this result code.
+    /// Returns an error that names the call `what` and describes its result code.
     #[cold]
     pub fn error(&self, what: &str, code: Code) -> BackendError {
         let mut reason = self.text(code);
@@ -458,7 +458,7 @@ impl Driver {
     }
 }
 
-/// Guard that makes a context current, and restores the caller's context on drop.
+/// Guard that makes a context current. Dropping it restores the caller's context.
 pub(super) struct Current {
     driver: &'static Driver,
     pushed: bool,
@@ -489,7 +489,7 @@ impl Drop for Current {
     }
 }
 
-/// Converts a number to the driver handle that it stands for.
+/// Converts a number to the driver handle that it represents.
 pub(super) fn handle<T>(number: usize) -> *mut T {
     std::ptr::with_exposed_provenance_mut(number)
 }
@@ -499,8 +499,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Guard that lets this thread make calls which a capture in progress on any thread would forbid, such as creating events, allocating and
-/// querying. These are the library's own calls and do not become part of the capture.
+/// Guard that lets this thread make calls which a stream capture in progress on any thread would forbid, such as creating events,
+/// allocating and querying. These calls are the library's own and do not become part of the capture.
 pub(super) struct OutsideCapture {
     driver: &'static Driver,
     mode: c_uint,

@@ -24,7 +24,7 @@ pub(super) fn launch_host(driver: &'static Driver, raw: CUstream, work: HostFunc
     })
 }
 
-/// Calls a function without freeing it.
+/// Calls a captured host function without freeing it, because the graph may be launched again.
 unsafe extern "C" fn call_function(function: *mut c_void) {
     // SAFETY: `launch_host` created the function, and it is freed only after its last call.
     let function = unsafe { &*function.cast::<HostFunction>() };

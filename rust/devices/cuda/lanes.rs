@@ -13,11 +13,11 @@ use std::cmp::Reverse;
 /// GPU of a lane (sequence of operations), and the kind of stream that runs it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Placement {
-    /// True if the lane runs in the caller's own stream, false if it runs in an internal stream.
+    /// True if the caller's own stream runs the lane (sequence of operations), false if an internal stream runs it.
     pub is_callers_stream: bool,
-    /// True if the lane runs on the GPU of the caller's stream.
+    /// True if the lane (sequence of operations) runs on the GPU of the caller's stream.
     pub is_callers_gpu: bool,
-    /// GPU whose stream runs the lane.
+    /// GPU on which the lane (sequence of operations) runs.
     pub gpu: usize,
 }
 
@@ -41,7 +41,7 @@ pub(super) fn place(program: &Program, callers_gpu: usize, is_reached: bool) -> 
     program.lanes.iter().map(at).collect()
 }
 
-/// Changes the GPU of one lane, and updates the kind of stream that runs it.
+/// Changes the GPU of one lane (sequence of operations), and updates the kind of stream that runs it.
 pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, callers_gpu: usize) {
     let is_callers_gpu = gpu == callers_gpu;
     let is_taken = placed.iter().enumerate().any(|(other, at)| other != lane && at.is_callers_stream);
@@ -53,15 +53,18 @@ pub(super) fn move_lane(placed: &mut [Placement], lane: usize, gpu: usize, calle
 pub(super) struct LaneSchedule {
     /// Indices of operations in the order of enqueueing.
     pub order: SmallVec<[u32; 32]>,
-    /// Boolean of each lane: true if its stream must wait for the caller's stream before the lane's first operation.
+    /// Boolean of each lane (sequence of operations): true if its stream must wait for the caller's stream before the lane's first
+    /// operation.
     pub forks: SmallVec<[bool; 8]>,
-    /// Number of each lane's operation after which the caller's stream must wait for the lane. `None` if no such wait is needed.
+    /// Number of each lane's operation after which the caller's stream must wait for the lane (sequence of operations). `None` if no wait
+    /// is needed.
     pub joins: SmallVec<[Option<u32>; 8]>,
-    /// Boolean of each operation: true if an operation of another lane waits for it.
+    /// Boolean of each operation: true if an operation in another stream waits for it.
     pub awaited: SmallVec<[bool; 32]>,
 }
 
-/// Returns the order and the waits for enqueueing `program`, whose lanes are placed as in `placed`.
+/// Returns the order and the waits for enqueueing `program`. `placed` contains the GPU and the kind of stream of each lane (sequence of
+/// operations).
 ///
 /// The order alternates between all GPUs, and on each GPU between its lanes: each lane starts its first copy before any lane gets its
 /// second. An operation follows all operations that it waits for, so their events have been recorded. Among operations that could be next,

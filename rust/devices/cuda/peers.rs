@@ -4,6 +4,7 @@
 //! no data arrives. The first plan that relies on a pair of GPUs therefore tests the pair: a pattern is copied in each direction by the
 //! copy engine of either GPU, and copied back for comparison. A good result is valid for the rest of the process, and a bad one for the
 //! lifetime of the backend.
+//!
 //! The test waits for its own copies in streams of its own, for at most [`PATIENCE`]. It runs when plans are created and never when work is
 //! enqueued. Its memory stays allocated until the backend is dropped, because freeing memory waits for all work of a GPU.
 

@@ -48,13 +48,13 @@ pub(super) trait PoolJob: Debug + Send + Sync + 'static {
     fn has_begun(&self) -> bool;
     /// True once the job's stream has passed the job's execution.
     fn is_over(&self) -> bool;
-    /// True once all steps that this step waits for are done, whether streams or other lanes run them.
+    /// True once all steps for which this step waits are done, whether streams or threads run them.
     fn is_ready(&self, step: u32) -> bool;
     /// Runs a step and notifies streams and threads that wait for it. Called once for each step.
     fn run(&self, step: u32, worker: &mut Self::Worker);
 }
 
-/// Time during which a thread polls without pauses.
+/// Time after the last ready step during which a thread polls without pauses.
 #[cfg(not(shuttle))]
 const SPIN: Duration = Duration::from_micros(10);
 /// Minimum and maximum pause of a polling thread between two polls. For comparison, a copy of the largest chunk takes about 80 us.
@@ -102,7 +102,7 @@ struct PoolState<J: PoolJob> {
 struct JobEntry<J: PoolJob> {
     job: Arc<J>,
     lanes: Box<[LaneState]>,
-    /// Index of the lane that is examined first when the next step is chosen.
+    /// Index of the lane (sequence of steps) that is examined first when the next step is chosen.
     cursor: usize,
     /// Number of steps of this job that no thread has taken.
     untaken: usize,
@@ -148,7 +148,8 @@ impl<J: PoolJob> Default for CopyPool<J> {
 }
 
 impl<J: PoolJob> CopyPool<J> {
-    /// Adds a job, and starts threads until there are as many as the job has lanes. Jobs of one stream must be added in the stream's order.
+    /// Adds a job, and starts threads until there are as many as the job has lanes (sequences of steps). Jobs of one stream must be added
+    /// in the stream's order.
     /// Returns an error if no thread runs.
     pub fn give(&self, job: &Arc<J>) -> Result<(), BackendError> {
         let mut state = lock(&self.0.state);
@@ -288,7 +289,7 @@ impl<J: PoolJob> PoolState<J> {
         true
     }
 
-    /// Records that a step is done, and that its lane's next step may become ready.
+    /// Records that a step is done. The next step of its lane (sequence of steps) may then become ready.
     fn finish(&mut self, taken: &Taken<J>) {
         let Some(at) = self.find(&taken.job) else { return };
         let entry = &mut self.entries[at];

@@ -26,12 +26,12 @@ fn until(is_set: impl Fn() -> bool) {
     }
 }
 
-/// Copies through two slots: threads copy into the slots and a stream copies out of them, or the reverse.
+/// Job of a model: copies through two slots. Either threads copy into the slots and a stream copies out of them, or the reverse.
 #[derive(Debug)]
 struct Copies {
     stream: u64,
     lanes: Vec<Vec<u32>>,
-    /// True if the stream writes the slots.
+    /// True if the stream writes the slots, false if it reads them.
     is_written: bool,
     has_begun: AtomicBool,
     is_granted: AtomicBool,
@@ -39,13 +39,13 @@ struct Copies {
     by_threads: Vec<AtomicBool>,
     by_stream: Vec<AtomicBool>,
     runs: AtomicU32,
-    /// Number of the job whose copies are in the slots, which all jobs share.
+    /// Number of the job that uses the slots at present. All jobs of a model share the slots.
     owner: Arc<AtomicU32>,
     number: u32,
 }
 
 impl Copies {
-    /// Creates the copies of a stream on a number of lanes.
+    /// Creates the job of a stream, whose copies are distributed among `lanes` sequences.
     fn new(number: u32, stream: u64, lanes: u32, is_written: bool, owner: &Arc<AtomicU32>) -> Arc<Copies> {
         let flags = || (0..COPIES).map(|_| AtomicBool::new(false)).collect();
         let flag = || AtomicBool::new(false);
@@ -70,7 +70,7 @@ impl Copies {
         assert!(before == 0 || before == self.number, "{} while the slots are used by {before}", self.number);
     }
 
-    /// Runs the stream's part of the copies.
+    /// Executes the stream's operations of the job.
     fn pass(&self) {
         self.has_begun.store(true, Ordering::SeqCst);
         if self.is_written {

@@ -4,13 +4,14 @@ use crate::backend::{Allocation, Signal, StepFate};
 use crate::ipc::signal;
 use ahash::HashMap;
 
-/// Waits that are enqueued or about to be enqueued, and that may not be satisfied yet.
+/// Enqueued waits of streams for signals that may not have arrived yet, including waits that are about to be enqueued.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     pub pending: Vec<Signal>,
-    /// Waits of graphs: the highest awaited value of each counter. Reaching this value also ends the waits for lower values.
+    /// Highest awaited value of each counter for which captured graphs wait, by the counter's address. Reaching this value also ends the
+    /// waits for lower values.
     pub captured: HashMap<u64, u64>,
-    /// States of the steps that kernels abandon once a counter is set, by the counter's address.
+    /// States of the steps of node plans that kernels execute, by the address of the counter whose setting makes a kernel abandon its step.
     pub stops: HashMap<u64, StepFate>,
     /// Waits whose counters this process has set in place of an exited process. Another process that sets the same counter to a smaller
     /// value overwrites this value, and a stream that reaches its wait afterwards would wait for ever. The counters are therefore set
@@ -27,7 +28,8 @@ impl Waits {
         }
     }
 
-    /// Removes waits that the driver has refused. Waits whose counters were set in the meantime are no longer present.
+    /// Removes waits from the table that the driver has refused to enqueue. Waits whose counters were set in the meantime are no longer
+    /// present.
     pub fn take_back(&mut self, signals: &[Signal]) {
         for signal in signals {
             if let Some(index) = self.pending.iter().rposition(|pending| pending == signal) {
@@ -36,7 +38,7 @@ impl Waits {
         }
     }
 
-    /// Removes the waits in an allocation that is about to be released.
+    /// Removes the waits for counters in an allocation that is about to be released.
     pub fn forget(&mut self, allocation: &Allocation) {
         self.captured.retain(|counter, _| !allocation.has(*counter));
         self.stops.retain(|counter, _| !allocation.has(*counter));

@@ -9,7 +9,7 @@ use crate::threads::without_signals;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Yields to other threads. Time does not pass in a model.
+/// Yields to other threads, because time does not pass under the model checker.
 #[cfg(shuttle)]
 fn rest(_: u32) {
     thread::yield_now();

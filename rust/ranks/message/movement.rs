@@ -225,8 +225,9 @@ impl Messenger {
         (bytes > 0).then(plan).transpose()
     }
 
-    /// Ends both operations after all work enqueued in the stream so far. The other rank's flag is set first, because a second flag takes
-    /// 1.5 us more on an H200. Its next post is then already visible when this rank, whose stream is still busy, posts next.
+    /// Ends both operations of a match after all work enqueued in the stream so far. The other rank's flag is set before this rank's flag,
+    /// because each further flag takes 1.5 us on an H200. The other rank's next operation is then already posted when this rank, whose
+    /// stream is still busy, posts its next one.
     pub(super) fn end_in_order(&self, kept: &mut Kept, own: &MessageSlot, other: &MessageSlot, stream: StreamHandle) -> Result<(), Error> {
         let raised = self.node.context.backend().stream_raise_signals(stream, &[other, own].map(|slot| raise(&slot.moved)));
         Ok(raised.inspect_err(|_| {
