@@ -3,7 +3,7 @@
 #define MPGPU_BUFFER_HPP
 
 /// @file
-/// Buffers: memory of a device.
+/// Buffers: memory allocated on a device.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/detail/memory_owner.hpp>
@@ -14,7 +14,7 @@
 
 namespace mpgpu {
 
-/// Memory of one device for `size()` elements of `T`. It is uninitialised and aligned to at least 256 bytes; host
+/// Memory on one device, for `size()` elements of type `T`. It is uninitialised and aligned to at least 256 bytes; host
 /// memory is pinned.
 ///
 /// Owns the memory and is move-only. Like `cudaFree`, the destructor waits until all work enqueued in the context so
@@ -28,15 +28,15 @@ template <class T> class buffer : public detail::memory_owner<T, detail::freed_i
     buffer(const context &ctx, device where, std::size_t size, on_error failed = {})
         : buffer(mp_alloc, ctx, where, size, failed) {}
 
-    /// Allocates memory that other processes can map; see `mp_alloc_shared`. Throws as the constructor, and
-    /// `not_supported`.
+    /// Allocates memory that other processes can map; see `mp_alloc_shared`. Throws the exceptions of the constructor,
+    /// and `not_supported`.
     [[nodiscard]] static buffer shared(const context &ctx, device where, std::size_t size, on_error failed = {}) {
         return buffer(mp_alloc_shared, ctx, where, size, failed);
     }
 
     /// Makes the destructor free the memory after the work that is then enqueued in `stream`, without waiting.
-    /// `mp_free_async` describes when the bytes become available again. Work of other streams that uses the memory must
-    /// be ordered before that, for example by events. `stream` must outlive this buffer. While `stream` is being
+    /// `mp_free_async` describes when the bytes become available again. Work in other streams that uses the memory must
+    /// be ordered before that point, for example by events. `stream` must outlive this buffer. While `stream` is being
     /// captured the destructor waits instead.
     void set_stream(stream_view stream) noexcept {
         this->owner().stream = stream.get();

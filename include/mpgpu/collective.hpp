@@ -363,8 +363,9 @@ template <class Sources, class Destinations,
     return detail::transfers_of(detail::pieces_of(MP_ALL_TO_ALL, count, 0, sizes, failed), from, to);
 }
 
-/// Returns this rank's descriptors for a broadcast in a node, which copies `elements` of the root to `elements` of the
-/// same size on all other ranks. Pass them to `node::plan_exchange`, like those of the collectives below.
+/// Returns this rank's descriptors for a broadcast in a node, which copies the root's `elements` to the `elements` of
+/// all other ranks, which have the same size. Pass the descriptors to `node::plan_exchange`, like the descriptors for
+/// the collectives below.
 ///
 /// This and the collectives below throw `argument_error` for an empty node, a root that is not a rank, memory whose
 /// size differs from the bytes that move there, and lists of sizes that do not have one entry per rank or whose sum

@@ -178,15 +178,15 @@ class context {
         failed.report(mp_stream_synchronize(get(), stream.get()));
     }
 
-    /// Blocks the calling thread until a counter in host memory of this context has reached its value, but at most
-    /// `seconds`; with 0 it checks once. Throws `timeout`, `argument_error`, and `peer_gone` if a process that could
-    /// have set the counter has exited.
+    /// Blocks the calling thread until a counter in host memory that this context has allocated has reached its value,
+    /// but at most `seconds`; with 0 it checks once. Throws `timeout`, `argument_error`, and `peer_gone` if a process
+    /// that could have set the counter has exited.
     void synchronize(const signal_value &signal, double seconds, on_error failed = {}) const {
         failed.report(mp_signal_synchronize(get(), signal.counter, signal.value, seconds));
     }
 
-    /// Returns true if a counter in host memory of this context has reached its value, without waiting. Throws
-    /// `peer_gone` and `argument_error` as `synchronize` does.
+    /// Returns true if a counter in host memory that this context has allocated has reached its value, without waiting.
+    /// Throws `peer_gone` and `argument_error` as `synchronize` does.
     [[nodiscard]] bool is_reached(const signal_value &signal, on_error failed = {}) const {
         std::int32_t reached = 0;
         failed.report(mp_signal_test(get(), signal.counter, signal.value, &reached));
@@ -220,8 +220,8 @@ class context {
 
     /// Makes work enqueued from now on in `stream` wait until the counters of all signals have reached their values.
     /// Data that was written before they were set is visible to that work. Does not block. The counters must be in
-    /// memory of this context. Throws `argument_error`, `not_supported` for imported memory, `peer_gone` if a process
-    /// that was to set a counter has exited, `driver_error`.
+    /// memory that this context has allocated. Throws `argument_error`, `not_supported` for imported memory,
+    /// `peer_gone` if a process that was to set a counter has exited, `driver_error`.
     void wait(stream_view stream, array_view<const signal_value> signals, on_error failed = {}) const {
         failed.report(mp_stream_wait_signals(get(), stream.get(), signals.data(), signals.size()));
     }

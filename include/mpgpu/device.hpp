@@ -13,17 +13,19 @@
 
 namespace mpgpu {
 
-/// Device: a GPU or a host NUMA domain, identified by its memory. A separate type, so that a device is not confused
-/// with a size or a rank. A plain value.
+/// Device: a GPU or a host NUMA domain. A separate type, so that a device is not confused with a size or a rank. A
+/// plain value.
 class device {
   public:
-    /// Returns the GPU with this index, from 0. On CUDA it is the ordinal that `cudaSetDevice` takes in this process,
-    /// after `CUDA_VISIBLE_DEVICES`. A negative index returns a device that no machine has.
+    /// Returns the device for the GPU with this index. Indices start at 0. On CUDA it is the ordinal that
+    /// `cudaSetDevice` takes in this process, after `CUDA_VISIBLE_DEVICES`. A negative index returns a device that no
+    /// machine has.
     [[nodiscard]] static constexpr device gpu(int index) noexcept {
         return device(index >= 0 ? index : std::numeric_limits<std::int32_t>::max());
     }
 
-    /// Returns the host memory of a NUMA domain, from 0. A negative domain returns a device that no machine has.
+    /// Returns the device for the host memory of a NUMA domain. Domains are numbered from 0. A negative domain returns
+    /// a device that no machine has.
     [[nodiscard]] static constexpr device host(int domain = 0) noexcept {
         return device(domain >= 0 ? -1 - domain : std::numeric_limits<std::int32_t>::min());
     }

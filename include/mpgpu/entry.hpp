@@ -81,7 +81,8 @@ template <class T> [[nodiscard]] array_view<const std::byte> entry_arguments(con
     return {reinterpret_cast<const std::byte *>(&value), sizeof(T)};
 }
 
-/// Message that has arrived. `post` sets the destinations of its parts; `entry` finds the parts there.
+/// Message that has arrived. The function `post` sets the destinations of its parts (buffers); the function `entry` is
+/// called when the parts are there.
 class arrival {
   public:
     arrival(const arrival &) = delete;
@@ -125,7 +126,7 @@ class arrival {
     [[nodiscard]] std::uint64_t bytes(std::size_t part) const noexcept { return parts_[part].bytes; }
 
     /// Sets the destination of a part: device or host memory, written after earlier work in `stream`. Called in `post`,
-    /// once for each part. Throws `argument_error`, and as `messenger::receive`.
+    /// once for each part. Throws `argument_error`, and the exceptions of `messenger::receive`.
     arrival &into(std::size_t part, message_memory<void> to, stream_view stream) {
         if (part >= placed_.size() || placed_[part]) {
             detail::refuse_entry("part", std::to_string(part) + ": a message of " + std::to_string(parts_.size()) +
@@ -218,19 +219,21 @@ class arrival {
     std::vector<message_request> moving_;
 };
 
-/// Request of an entry message. Destroying a pending request does not stop the message.
+/// Request for a message that calls a function. Destroying a pending request does not stop the message.
 class entry_request {
   public:
     /// Constructs an empty request.
     entry_request() noexcept = default;
 
-    /// Blocks until the memory of all parts may be written again. Throws as `message_request::synchronize`.
+    /// Blocks until the memory of all parts (buffers of the message) may be written again. Throws the exceptions of
+    /// `message_request::synchronize`.
     void synchronize() {
         for (; !parts_.empty(); parts_.pop_back()) {
             parts_.back().synchronize();
         }
     }
-    /// Returns true if the memory of all parts may be written again. Never blocks. Throws as `synchronize`.
+    /// Returns true if the memory of all parts may be written again. Never blocks. Throws the exceptions of
+    /// `synchronize`.
     [[nodiscard]] bool test() {
         while (!parts_.empty() && parts_.back().test()) {
             parts_.pop_back();
@@ -244,7 +247,7 @@ class entry_request {
 };
 
 /// Functions that are called for messages of a messenger, by tag. The context and the messenger must outlive this
-/// object. One thread uses an object; other threads have their own objects, for other tags. Messages that are
+/// object. Only one thread may use an object; other threads need their own objects, for other tags. Messages that are
 /// incomplete when this object is destroyed are not received.
 class entries {
   public:
@@ -266,7 +269,7 @@ class entries {
     }
 
     /// Sends arguments, which are read during the call, and buffers, after earlier work in `stream` has written them.
-    /// The buffers must stay unchanged until the request has ended. Throws as `messenger::send`.
+    /// The buffers must stay unchanged until the request has ended. Throws the exceptions of `messenger::send`.
     [[nodiscard]] entry_request send(std::uint32_t rank, std::uint64_t tag, array_view<const std::byte> arguments,
                                      const std::vector<message_memory<const void>> &parts, stream_view stream) {
         entry_request made;

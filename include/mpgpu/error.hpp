@@ -118,7 +118,7 @@ inline constexpr const char *is_empty = " is empty: make one and move it there f
 
 } // namespace detail
 
-/// Returns the details of the last failed call of the library on the calling thread. Throws only `std::bad_alloc`.
+/// Returns the details of the last failed call to the library on the calling thread. Throws only `std::bad_alloc`.
 [[nodiscard]] inline error_details last_error() {
     mp_error_info_t last = MP_ERROR_INFO_INIT;
     error_details details;
@@ -309,7 +309,7 @@ class on_error {
     /// Writes the outcome to `code`, which must live until the call returns.
     constexpr on_error(std::error_code &code) noexcept : code_(&code) {}
 
-    /// Reports the outcome of a call of the C API.
+    /// Reports the outcome of a call to the C API.
     void report(mp_status_t outcome) const {
         if (code_ != nullptr) {
             *code_ = make_error_code(static_cast<status>(outcome));

@@ -78,8 +78,8 @@ class current_device {
     int before_ = 0;
 };
 
-/// Returns the number of blocks of a kernel that can run simultaneously in this process's part of a GPU, which must be
-/// current. Throws if it is less than `least`.
+/// Returns the number of blocks of a kernel that can run simultaneously on the GPU that is current, if processes that
+/// share the GPU get equal parts of it. Throws if it is less than `least`.
 template <class Kernel>
 unsigned blocks_at_once(const char *form, Kernel *kernel, unsigned threads, device where, int sharing, unsigned least) {
     int resident = 0;
@@ -142,7 +142,7 @@ class waiting_blocks {
     unsigned count_ = 0;
 };
 
-/// Lets kernels of the current device write to messages in memory of other GPUs of this process. Memory of other
+/// Lets kernels on the current device write messages into the memory of this process's other GPUs. The memory of other
 /// processes is already mapped for the device, and needs no context on their GPUs.
 inline void reach(const pushed_messages &messages, device where) {
     for (const pushed_message &m : messages.sent) {
@@ -170,7 +170,7 @@ inline void reach(const pushed_messages &messages, device where) {
     }
 }
 
-/// Copies a list to memory of a device. The memory is freed with the last copy of the pointer, after enqueued work has
+/// Copies a list to device memory. The memory is freed with the last copy of the pointer, after enqueued work has
 /// finished.
 template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, device where, array_view<const T> list) {
     const auto kept = std::make_shared<buffer<T>>(ctx, where, list.size());
@@ -184,7 +184,7 @@ template <class T> std::shared_ptr<buffer<T>> on_device(const context &ctx, devi
     return kept;
 }
 
-/// Lists of a `persistent_work` in memory of a device.
+/// Lists of a `persistent_work` in device memory.
 class lists_on_device {
   public:
     lists_on_device(const context &ctx, device where, const persistent_lists &lists)
@@ -239,9 +239,9 @@ inline void check_persistent(stream_view stream) {
 }
 
 /// Returns the kernel for `options::persistent`, for arrays on GPUs of the CUDA backend. It launches as many blocks as
-/// the form can use, but no more than this process's part of the GPU can run simultaneously, because blocks wait for
-/// each other and for other ranks. Processes that share a GPU get equal parts; their kernels run concurrently only
-/// under MPS.
+/// the kind of kernel (`options::persistent`) can use, but no more than this process's part of the GPU can run
+/// simultaneously, because blocks wait for each other and for other ranks. Processes that share a GPU get equal parts;
+/// their kernels run concurrently only under MPS.
 [[nodiscard]] inline persistent_copier cuda_persistent() {
     return [](const context &ctx, device where, const detail::persistent_lists &lists, std::uint32_t sent,
               notifier tell, persistent_form form, int sharing) -> persistent_kernel {

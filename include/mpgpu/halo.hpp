@@ -19,19 +19,20 @@
 /// halo.start(stream);  interior(stream);  halo.finish(stream);  boundary(stream);
 /// @endcode
 ///
-/// A rank's array of a variable has `array_extents(grid, rank)` elements including ghost cells, without padding, x
-/// fastest. Each exchange copies the outermost computed cells of every neighbour into the ghost cells on that side.
-/// Cells that form few contiguous pieces are copied directly. All other cells are packed into one message per pair of
-/// ranks, which moves as one transfer and is unpacked by the receiver. The maximum number of directly copied pieces is
-/// measured when the plan is made (`options::direct_pieces`).
+/// The array that a rank has for each variable contains `array_extents(grid, rank)` elements including ghost cells,
+/// without padding. Elements that are adjacent in x are adjacent in memory. Each exchange copies the outermost computed
+/// cells of every neighbour into the ghost cells on that side. Cells that form few contiguous pieces are copied
+/// directly. All other cells are packed into one message per pair of ranks, which moves as one transfer and is unpacked
+/// by the receiver. The maximum number of directly copied pieces is measured when the plan is made
+/// (`options::direct_pieces`).
 ///
-/// On the host backend, CPU loops pack and unpack in stream order. On CUDA a kernel does, which the caller's nvcc
-/// compiles: the kernel of mpgpu/halo.cuh, or the caller's own (`copier`). Without a kernel nothing is packed, and a
-/// plan that would need packing fails.
+/// On the host backend, CPU loops pack and unpack in stream order. On CUDA, this is done by a kernel, which the
+/// caller's nvcc compiles: the kernel of mpgpu/halo.cuh, or the caller's own (`copier`). Without a kernel nothing is
+/// packed, and a plan that would need packing fails.
 ///
 /// mpgpu/halo_mpi.hpp adds plans with one process per rank.
 ///
-/// Errors are thrown, as in mpgpu.hpp.
+/// Errors are thrown as described in mpgpu.hpp.
 
 #include <mpgpu/halo/measure.hpp>
 #include <mpgpu/halo/mesh.hpp>

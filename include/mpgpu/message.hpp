@@ -33,8 +33,8 @@ namespace mpgpu {
 /// Rank number that matches messages from any rank. No function returns it.
 inline constexpr std::int32_t any_rank = MP_ANY_RANK;
 
-/// Descriptor of a buffer that another rank may fetch. A plain value that can travel inside a message of the program.
-/// The C struct.
+/// Descriptor of a buffer that another rank may fetch. A plain value that the program can send to another rank. The C
+/// struct.
 using message_descriptor = mp_message_descriptor_t;
 
 /// Message that a receiver gets. A plain value.

@@ -16,9 +16,9 @@
 /// @endcode
 ///
 /// Errors. A function that can fail throws `mpgpu::error` or a class derived from it. If a `std::error_code` is passed
-/// as the last argument, the function reports there instead (`on_error`), and a constructor that fails leaves the
-/// object empty. In both cases `mpgpu::last_error()` returns the details. Destructors never throw. Without exceptions
-/// (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
+/// as the last argument, the function stores the error there instead (`on_error`), and a constructor that fails leaves
+/// the object empty. In both cases `mpgpu::last_error()` returns the details. Destructors never throw. Without
+/// exceptions (`-fno-exceptions`) the throwing form prints the error to `stderr` and calls `std::abort`.
 ///
 /// Ownership. A `context`, `node`, `messenger`, `plan`, `request`, `stream`, `event`, `buffer`, `signal_counters`,
 /// `imported_memory` or `registered_memory` owns one object each and can be moved, not copied. Moved-from and
@@ -26,7 +26,7 @@
 /// object may be destroyed, assigned to and tested; calls on it report `status::invalid_handle`. Objects made from a
 /// context may outlive it. They are then invalid; calls report an error and never dereference them.
 ///
-/// Waiting. `synchronize` blocks the calling thread. `wait` never blocks; it makes later work of a stream wait.
+/// Waiting. `synchronize` blocks the calling thread. `wait` never blocks; it makes later work in a stream wait.
 ///
 /// Threads. The library may be called from any thread. As in the standard library, `const` functions of one object may
 /// run concurrently, and other functions need external synchronisation.

@@ -29,7 +29,7 @@
 /// others and does not make them wait.
 ///
 /// If ranks of a node are in different collective calls, they get `rank_failed` with the names of both calls and do not
-/// wait for each other. Ranks of other nodes wait in MPI, as in any of its collective calls.
+/// wait for each other. Ranks on other nodes wait in MPI, as in any collective MPI call.
 ///
 /// The communicator's error handler handles MPI errors. If it returns, they are thrown as `mpgpu::driver_error` with
 /// MPI's code, or as `rank_failed` in communication between ranks of a node.
@@ -127,7 +127,7 @@ namespace detail {
 
 } // namespace detail
 
-/// Returns the UUID of a device of a context. Two processes get equal UUIDs if and only if the device is the same GPU.
+/// Returns the UUID of a device in a context. Two processes get equal UUIDs if and only if the device is the same GPU.
 /// Throws `argument_error`, `driver_error`.
 [[nodiscard]] inline device_uuid uuid_of(const context &ctx, device which) {
     return detail::uuid_of(ctx.get(), which);

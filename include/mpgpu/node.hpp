@@ -275,7 +275,8 @@ class node {
 
     /// Returns the rank of this process in the node.
     [[nodiscard]] int rank() const noexcept { return static_cast<int>(rank_); }
-    /// Returns the number of ranks of the node, even if a communicator has more (`mpi::node`). 0 if the node is empty.
+    /// Returns the number of ranks in the node, even if the communicator of an `mpi::node` contains more. 0 if the node
+    /// is empty.
     [[nodiscard]] int size() const noexcept { return static_cast<int>(ranks_); }
     /// Returns the first GPU that this rank uses. Throws `argument_error` if there is none, because there are more
     /// ranks than GPUs or another rank has listed the same GPU.

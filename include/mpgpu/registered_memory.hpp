@@ -3,7 +3,7 @@
 #define MPGPU_REGISTERED_MEMORY_HPP
 
 /// @file
-/// Host memory of the program, registered so that copies access it directly.
+/// Host memory that the program has allocated, registered so that copies access it directly.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/detail/memory_owner.hpp>
@@ -13,8 +13,8 @@
 
 namespace mpgpu {
 
-/// Host memory of the program that is pinned for as long as this object exists: `size()` elements of `T`, as one end of
-/// transfers.
+/// Host memory that the program has allocated and that is pinned for as long as this object exists. It consists of
+/// `size()` elements of type `T` and can be the source or destination of transfers.
 ///
 /// @code
 /// std::vector<double> cells(n);
@@ -29,8 +29,8 @@ template <class T> class registered_memory : public detail::memory_owner<T, deta
     /// Constructs an empty registration.
     registered_memory() noexcept = default;
     /// Pins `own`, in huge pages if `huge_pages` is true and the system supports them. Blocks while threads make its
-    /// pages resident; see `mp_memory_register`. Throws `argument_error` for memory of a device, memory that is already
-    /// pinned and unmapped addresses, `not_supported`, `out_of_memory`, `driver_error`.
+    /// pages resident; see `mp_memory_register`. Throws `argument_error` for device memory, for memory that is already
+    /// pinned, and for unmapped addresses, `not_supported`, `out_of_memory`, `driver_error`.
     registered_memory(const context &ctx, array_view<T> own, bool huge_pages = false, on_error failed = {}) {
         const mp_status_t outcome =
             mp_memory_register(ctx.get(), own.data(), own.size() * sizeof(T), huge_pages ? 1 : 0);

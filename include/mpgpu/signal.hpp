@@ -3,8 +3,8 @@
 #define MPGPU_SIGNAL_HPP
 
 /// @file
-/// Signals between the processes of a node: counters in memory. Streams set and wait for them with `context::raise` and
-/// `context::wait`. The calling thread uses `context::raise_from_host`, `context::is_reached` and
+/// Signals between processes on one machine: 64-bit counters in memory. Streams set and wait for them with
+/// `context::raise` and `context::wait`. The calling thread uses `context::raise_from_host`, `context::is_reached` and
 /// `context::synchronize`.
 
 #include <mpgpu/detail/cpp17.hpp>

@@ -3,7 +3,7 @@
 #define MPGPU_SIGNAL_COUNTERS_HPP
 
 /// @file
-/// Memory for signals.
+/// Memory for the counters of signals.
 
 #include <mpgpu/buffer.hpp>
 

@@ -15,9 +15,9 @@
 
 namespace mpgpu {
 
-/// Non-owning view of a contiguous sequence of elements: the part of `std::span` that C++17 lacks. Constructed from an
-/// array or from any type with `data()` and `size()`, including `std::span`, and convertible to `std::span`. Sizes are
-/// in elements. A plain value.
+/// Non-owning view of a contiguous sequence of elements, in place of `std::span`, which C++17 lacks. Constructed from
+/// an array or from any type with `data()` and `size()`, including `std::span`, and convertible to `std::span`. Sizes
+/// are in elements. A plain value.
 template <class T> class array_view {
     template <class C>
     using element_of = std::remove_pointer_t<decltype(std::declval<C &>().data(), std::declval<C &>().size(),
@@ -34,7 +34,7 @@ template <class T> class array_view {
 
     /// Constructs an empty view.
     constexpr array_view() noexcept = default;
-    /// Views `size` elements from `data` on.
+    /// Views `size` elements that begin at `data`.
     constexpr array_view(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
     /// Views the elements of an array.
     template <std::size_t N> constexpr array_view(T (&array)[N]) noexcept : data_(array), size_(N) {}
@@ -69,7 +69,7 @@ template <class T> class array_view {
         return data_[index];
     }
 
-    /// Returns a view of `count` elements from `offset` on, which must be inside this view.
+    /// Returns a view of the `count` elements that begin at index `offset`. They must be inside this view.
     [[nodiscard]] constexpr array_view subspan(std::size_t offset, std::size_t count) const {
         assert(offset <= size_ && count <= size_ - offset);
         return array_view(data_ + offset, count);
@@ -80,7 +80,8 @@ template <class T> class array_view {
     std::size_t size_ = 0;
 };
 
-/// View of elements and the device of their memory: one end of a transfer. Owns nothing; a plain value.
+/// View of elements in memory, and the device of that memory. It can be the source or destination of a transfer. Owns
+/// nothing; a plain value.
 template <class T> class device_span {
     static_assert(std::is_trivially_copyable_v<T>, "mpgpu: a transfer copies bytes, so the elements must allow that");
 
@@ -88,7 +89,7 @@ template <class T> class device_span {
     /// Element type `T`.
     using element_type = T;
 
-    /// Views elements in memory of the device `location`.
+    /// Views elements in memory that belongs to the device `location`.
     constexpr device_span(array_view<T> elements, device location) noexcept
         : elements_(elements), location_(location) {}
 
@@ -106,7 +107,7 @@ template <class T> class device_span {
     /// Returns the device of the memory.
     [[nodiscard]] constexpr device location() const noexcept { return location_; }
 
-    /// Returns a span of `count` elements from `offset` on, which must be inside this span.
+    /// Returns a span of the `count` elements that begin at index `offset`. They must be inside this span.
     [[nodiscard]] constexpr device_span subspan(std::size_t offset, std::size_t count) const {
         return device_span(elements_.subspan(offset, count), location_);
     }

@@ -3,7 +3,7 @@
 #define MPGPU_STREAM_HPP
 
 /// @file
-/// Streams of a device.
+/// Streams, in which work on a device runs in order.
 
 #include <mpgpu/context.hpp>
 #include <mpgpu/event.hpp>
@@ -22,7 +22,7 @@ class stream {
     /// `stream_view`, which would otherwise name the default stream.
     stream() noexcept = default;
 
-    /// Creates a stream of the device `where`. Throws `argument_error`, `driver_error`.
+    /// Creates a stream on the device `where`. Throws `argument_error`, `driver_error`.
     stream(const context &ctx, device where, on_error failed = {}) {
         mp_stream_t made = nullptr;
         const mp_status_t outcome = mp_stream_create(ctx.get(), where.id(), &made);
@@ -48,8 +48,8 @@ class stream {
     /// Enqueues a call of `task()` on a CPU thread after all earlier work in this stream. Later work waits for the
     /// call.
     ///
-    /// The library keeps a copy of `task` until then. While the stream is being captured, the graph owns the copy: it
-    /// is called at every launch, and kept until the graph and all of its executables are destroyed. As with
+    /// The library keeps a copy of `task` until the call. While the stream is being captured, the graph owns the copy:
+    /// it is called at every launch, and kept until the graph and all of its executables are destroyed. As with
     /// `cudaLaunchHostFunc`, neither `task` nor its destructor may call this library or CUDA, and an exception that
     /// leaves it ends the program. Throws `argument_error`, `driver_error`, `not_supported` in a capture if the driver
     /// is older than CUDA 11.3.

@@ -3,7 +3,7 @@
 #define MPGPU_STREAM_VIEW_HPP
 
 /// @file
-/// Non-owning views of streams.
+/// Non-owning views that refer to streams.
 
 #include <mpgpu/detail/cpp17.hpp>
 #include <mpgpu/mpgpu.h>

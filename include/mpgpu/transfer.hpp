@@ -3,7 +3,7 @@
 #define MPGPU_TRANSFER_HPP
 
 /// @file
-/// Transfers: the copies of a plan.
+/// Transfers: the copies that a plan executes.
 
 #include <mpgpu/detail/memory_owner.hpp>
 #include <mpgpu/error.hpp>

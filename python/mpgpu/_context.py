@@ -382,7 +382,7 @@ class Buffer(_library.Owner):
         raise BufferError("DLPack for memory of a GPU goes through CuPy or torch: import one of them, or use __cuda_array_interface__")
 
     def _tensor(self) -> Any:
-        """Returns a tensor of torch, for a type that NumPy lacks."""
+        """Returns a torch tensor, for a type that NumPy lacks."""
         torch: Any = sys.modules.get("torch")
         dtype = getattr(torch, self.dtype, None)
         if dtype is None:

@@ -293,8 +293,8 @@ class Messenger(_library.Owner):
             x: any object with memory that :class:`Plan` accepts. It must stay unchanged until the message has ended.
             rank: the receiving rank, which may be this one.
             tag: the tag that a receive matches, below 2**63.
-            stream: the stream whose earlier work writes the bytes, as for :meth:`Plan.execute`. ``None`` selects the current torch or CuPy
-                stream if ``x`` is a torch or CuPy array in GPU memory, otherwise mpgpu's own stream for the device.
+            stream: the stream whose earlier work writes the bytes, in any form that :meth:`Plan.execute` accepts. ``None`` selects the
+                current torch or CuPy stream if ``x`` is a torch or CuPy array in GPU memory, otherwise mpgpu's own stream for the device.
             metadata: up to 256 bytes that arrive with the message; any object with the buffer protocol.
 
         Raises:

@@ -309,7 +309,8 @@ class Node(_library.Owner):
             source: the memory that is distributed; read on the root only, ``None`` on other ranks.
             destination: this rank's part.
             root: the rank that sends. Errors are those of :meth:`broadcast`.
-            sizes: bytes of each rank's part, equal on all ranks; ``None`` if all parts have the size of this one.
+            sizes: size of each rank's part in bytes, as a list that is equal on all ranks; ``None`` if all parts have the size of this
+                rank's part.
         """
         return self._halves("scatter", root, source, destination, sizes)
 
@@ -321,7 +322,7 @@ class Node(_library.Owner):
             source: this rank's part.
             destination: the memory that receives all parts; written on the root only, ``None`` on other ranks.
             root: the rank that receives.
-            sizes: as for :meth:`scatter`.
+            sizes: size of each rank's part, in the same form as for :meth:`scatter`.
         """
         return self._halves("gather", root, source, destination, sizes)
 
@@ -332,7 +333,7 @@ class Node(_library.Owner):
         Args:
             source: this rank's part. It is not copied if it is already at its position in ``destination``.
             destination: memory of the size of all parts together.
-            sizes: as for :meth:`scatter`.
+            sizes: size of each rank's part, in the same form as for :meth:`scatter`.
         """
         return self._halves("all_gather", 0, source, destination, sizes)
 

@@ -260,11 +260,12 @@ def _check_memory(context: Context, memory: Memory, name: str) -> None:
 
 
 class Plan(_library.Owner):
-    """Plan for a batch of copies, made once and executed any number of times.
+    """Plan for a batch of copies. It is made once and executed any number of times.
 
-    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into its ``dst``. Both have the same type and shape. Raw bytes, as from
-    :func:`empty` without a type, have neither and match everything. The copies of a batch run in no particular order, so no destination may
-    overlap another destination or a source. The plan keeps the memory of all its arrays alive. Their contents are read at each execution.
+    ``Plan([(dst, src), …])`` copies all bytes of each ``src`` into its ``dst``. Both must have the same type and shape. Raw bytes, for
+    example from :func:`empty` without a type, have neither and match everything. The copies of a batch run in no particular order, so no
+    destination may overlap another destination or a source. The plan keeps the memory of all its arrays alive. Their contents are read at
+    each execution.
 
     Args:
         transfers: pairs of objects with ``__dlpack__``, ``__cuda_array_interface__``, ``__array_interface__`` or the buffer protocol.

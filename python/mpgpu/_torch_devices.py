@@ -19,7 +19,7 @@ TorchDevice = Union[Device, torch.device]
 
 
 def torch_device(device: Any) -> Any:
-    """Returns torch's device object of the CPU, or of a CUDA device that torch sees, with its number.
+    """Returns the ``torch.device`` for the CPU, or for a CUDA device that torch sees, and its device number.
 
     Raises:
         ArgumentError: it is another device.

@@ -29,7 +29,8 @@ template <class T, class Owner> class memory_owner {
     [[nodiscard]] std::size_t size() const noexcept { return handle_.owner().size; }
     /// Returns the number of bytes.
     [[nodiscard]] std::size_t size_bytes() const noexcept { return size() * sizeof(T); }
-    /// Returns the device of the memory, as this process numbers devices. Meaningless if the object is empty.
+    /// Returns the device of the memory, with the device number that it has in this process. Meaningless if the object
+    /// is empty.
     [[nodiscard]] device location() const noexcept { return device::from_id(handle_.owner().device); }
     /// True if this object owns memory.
     explicit operator bool() const noexcept { return static_cast<bool>(handle_); }

@@ -3,7 +3,7 @@
 #define MPGPU_HALO_MESSAGES_HPP
 
 /// @file
-/// Messages to ranks of other nodes. Part of mpgpu/halo_mpi.hpp; include that header.
+/// MPI messages to and from ranks on other nodes. Part of mpgpu/halo_mpi.hpp; include that header.
 
 #include <mpgpu/halo/persistent.hpp>
 #include <mpgpu/halo/plan.hpp>
@@ -51,7 +51,8 @@ namespace mpgpu::halo::detail {
     return static_cast<int>(std::count(uuids.begin(), uuids.end(), own));
 }
 
-/// Part of a message between two ranks: some of its pieces.
+/// Part of a message between two ranks, sent as one MPI message. It contains some of the message's pieces (boxes of
+/// cells).
 struct message_part {
     std::uint64_t offset; ///< offset in the message
     std::uint64_t bytes;
@@ -104,7 +105,7 @@ class mpi_requests : public off_node {
     }
 
   protected:
-    /// One send or receive of MPI: bytes of the rank's outbox or inbox, or of their staging buffers.
+    /// One MPI send or receive: bytes in the rank's outbox or inbox, or in their staging buffers.
     struct message {
         const rank_pair *of; ///< pair of the schedule, valid in constructors only
         message_part part;

@@ -213,7 +213,7 @@ constexpr unsigned message_bits = 32;
 /// Value that replaces an arrival if nothing will arrive any more. The kernel then ends.
 constexpr std::uint64_t given_up = ~std::uint64_t{0};
 
-/// Copies a message, by the threads of one block or of all blocks.
+/// Copies a message with the threads of one block or of all blocks.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const persistent_work &work,
                                            std::uint32_t message, direction way) {
@@ -231,7 +231,8 @@ MPGPU_NOTIFY_BOTH inline void copy_message(const notify_block &block, const pers
     }
 }
 
-/// Returns true for the last block if each message has its own block. That block polls for all others.
+/// Returns true if the calling block only polls for all others. It is the last block, if each message has its own
+/// block.
 template <persistent_form Form> [[nodiscard]] MPGPU_NOTIFY_BOTH inline bool polls(const notify_block &block) {
     return Form == persistent_form::block_each && block.index == block.blocks - 1;
 }
@@ -280,7 +281,7 @@ MPGPU_NOTIFY_BOTH inline bool unpack_messages(const notify_block &block, const p
     return true;
 }
 
-/// Performs the part of each block of the kernel in an exchange.
+/// Performs the work of the calling block in an exchange.
 template <persistent_form Form>
 MPGPU_NOTIFY_BOTH inline void exchange_messages(const notify_block &block, const persistent_work &work,
                                                 std::uint64_t exchange) {
@@ -323,8 +324,9 @@ void run_as_threads(const persistent_lists &lists, std::uint32_t sent, notifier 
 
 namespace mpgpu::halo {
 
-/// Argument of the program's own kernel that performs exchanges besides its own work. A plain value. All threads of all
-/// blocks of the grid call the functions below, and all blocks must run simultaneously (docs/guide/halo.md).
+/// Argument for a kernel of the program that performs exchanges in addition to its computation. A plain value. All
+/// threads of all blocks of the grid call the functions below, and all blocks must run simultaneously
+/// (docs/guide/halo.md).
 using kernel_work = detail::persistent_work;
 
 /// Begins an exchange: packs all messages to ranks of other nodes, and notifies the thread of each. All blocks must

@@ -37,16 +37,17 @@ enum class direction : std::int32_t {
     unpack ///< from the message into the cells
 };
 
-/// Function that enqueues the copies of a set of pieces, as a kernel or a host function. Called once per exchange.
+/// Function that enqueues the copies for a set of pieces, as a kernel or a host function. It is called once per
+/// exchange.
 using launch_function = std::function<void(stream_view)>;
 
 /// Function that creates a `launch_function` for pieces of one device. It is called when a plan is made, at most three
 /// times per rank for each method that is tried. The list of pieces is in host memory and is invalid after the call, so
-/// a copier for CUDA copies it to the device. Pieces do not overlap. The launch function is called with a stream of the
+/// a copier for CUDA copies it to the device. Pieces do not overlap. The launch function is called with a stream on the
 /// device.
 using copier = std::function<launch_function(const context &, device, array_view<const piece>, direction)>;
 
-/// Copies pieces on the calling thread, for arrays and messages that the CPU can access.
+/// Copies pieces (boxes of cells) on the calling thread, for arrays and messages that the CPU can access.
 inline void copy_on_cpu(array_view<const piece> pieces, direction way) noexcept {
     for (const piece &p : pieces) {
         const std::uint64_t bytes = p.count[0] * p.element_bytes;
@@ -109,7 +110,7 @@ enum class mpi_memory : std::int32_t {
 enum class progress_by {
     start,  ///< thread that calls `start` and `finish`; `start` waits for packing, `finish` for arrival
     caller, ///< threads that call `plan::progress`; `start` does not wait, and `finish` does the rest
-    thread  ///< thread of the plan, which polls from `start` on; requires MPI_THREAD_MULTIPLE
+    thread  ///< thread that the plan creates, which polls from `start` on; requires MPI_THREAD_MULTIPLE
 };
 
 /// Progress of an exchange with ranks of other nodes. A large message counts as several.

@@ -45,7 +45,7 @@ class off_node {
     virtual void arrived(stream_view order) = 0;
 };
 
-/// Memory of other processes that a plan with one process per rank has mapped.
+/// Memory owned by other processes that a plan with one process per rank has mapped.
 class imports {
   public:
     imports() = default;
@@ -89,7 +89,7 @@ class departure {
         return stands != 0;
     }
 
-    /// Ends the waits of the other ranks' kernels for messages of this rank. The other ranks receive no error.
+    /// Ends the waits of the other ranks' kernels for messages from this rank. The other ranks receive no error.
     void give_up() const noexcept {
         for (std::uint64_t *const counter : there_) {
             static_cast<void>(mp_signal_raise(context_, counter, any_exchange));
@@ -247,7 +247,7 @@ class plan {
         return now;
     }
 
-    /// Makes later work in `stream` wait for the last started exchange on the ranks of this process. May be called for
+    /// Makes later work in `stream` wait for the last started exchange of this process's ranks. May be called for
     /// several streams. Blocks with ranks on other nodes until their messages have arrived, and otherwise never. Throws
     /// `argument_error`, `driver_error`.
     void finish(stream_view stream) {
@@ -263,8 +263,8 @@ class plan {
     /// Bytes that the ranks of this process pack and send in one exchange, including messages to themselves.
     [[nodiscard]] std::uint64_t packed_bytes() const noexcept { return packed_bytes_; }
 
-    /// Value of `options::direct_pieces` that the plan uses: passed by the caller, or chosen by measurement. 0 if
-    /// memory of other processes could not be written directly.
+    /// Value of `options::direct_pieces` that the plan uses: passed by the caller, or chosen by measurement. 0 if other
+    /// processes' memory could not be written directly.
     [[nodiscard]] std::uint64_t direct_pieces() const noexcept { return direct_pieces_; }
     /// Value of `options::pushed` that the plan uses.
     [[nodiscard]] bool pushed() const noexcept { return pushed_; }

@@ -71,8 +71,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Returns true if `step()`, part of an exchange method, succeeds on all ranks. If it fails on one, the method is
-    /// excluded on all.
+    /// Returns true if `step()`, which is part of creating an exchange method, succeeds on all ranks. If it fails on
+    /// one, the method is excluded on all.
     template <class Step>
     static bool attempt(const mpi::node &node, form which, std::vector<refused_form> &out, const Step &step) {
         std::optional<refused_form> own;
@@ -128,7 +128,7 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Returns the memory of a rank. Throws if it is not mapped or smaller than `bytes`.
+    /// Returns a rank's memory. Throws if it is not mapped or is smaller than `bytes`.
     template <class T> static imported_memory<T> &mapped(mpi::shared_memory<T> &memory, int rank, std::uint64_t bytes) {
         imported_memory<T> *found = memory.of(rank);
         if (found == nullptr || found->size_bytes() < bytes) {
@@ -203,7 +203,7 @@ template <> struct processes<mpi::node> {
         return std::move(forms[best]);
     }
 
-    /// Returns the largest value of all ranks.
+    /// Returns the largest of the values that all ranks pass.
     static double greatest(const mpi::node &node, double value) {
         double most = 0;
         mpi::detail::check(MPI_Allreduce(&value, &most, 1, MPI_DOUBLE, MPI_MAX, node.everyone()), "MPI_Allreduce");
@@ -229,8 +229,8 @@ template <> struct processes<mpi::node> {
         }
     }
 
-    /// Makes an exchange by one plan for all ranks of the node, which also orders the ranks. Empty on all ranks if it
-    /// fails on one.
+    /// Creates an exchange that uses one plan for all ranks of the node. The plan also orders the ranks. The result is
+    /// empty on all ranks if the creation fails on one rank.
     static std::optional<plan> make_planned(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                             const rank_arrays &arrays, const options &how, std::uint64_t limit,
                                             std::vector<refused_form> &out) {
@@ -271,8 +271,8 @@ template <> struct processes<mpi::node> {
         return std::nullopt;
     }
 
-    /// Makes an exchange by one kernel, which writes directly into the inboxes of other ranks. Empty on all ranks if it
-    /// fails on one.
+    /// Creates an exchange that uses one kernel per rank, which writes directly into the inboxes (message memory) of
+    /// other ranks. The result is empty on all ranks if the creation fails on one rank.
     static std::optional<plan> make_pushed(const context &ctx, const mpi::node &node, const grid &g, int rank,
                                            const rank_arrays &arrays, const options &how,
                                            std::vector<refused_form> &out) {

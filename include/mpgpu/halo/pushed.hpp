@@ -54,7 +54,7 @@ struct pushed_message {
     std::uint64_t *flag = nullptr; ///< flag at the receiver; null if streams order the ranks
 };
 
-/// All messages of a rank.
+/// All messages that a rank sends and receives.
 struct pushed_messages {
     std::vector<pushed_message> sent;
     std::vector<pushed_message> received;
@@ -109,7 +109,7 @@ struct tile_range {
     return {work.starts[message], work.starts[message + 1]};
 }
 
-/// Copies tiles of one message, by the threads of one block.
+/// Copies tiles of one message with the threads of one block.
 MPGPU_NOTIFY_BOTH inline void copy_tiles(const notify_block &block, const pushed_work &work, tile_range some,
                                          direction way, std::uint64_t half) {
     constexpr std::uint32_t warp = 32;
@@ -167,8 +167,8 @@ MPGPU_NOTIFY_BOTH inline std::uint32_t wait_for_any(const notify_block &block, c
 #endif
 }
 
-/// Performs the part of each block of the kernel in an exchange. Blocks wait for other ranks, whose blocks wait for all
-/// blocks of this rank, so all blocks must run simultaneously.
+/// Performs the work of the calling block in an exchange. Blocks wait for other ranks, whose blocks wait for all blocks
+/// of this rank, so all blocks must run simultaneously.
 MPGPU_NOTIFY_BOTH inline void push_messages(const notify_block &block, const pushed_work &work) {
     const std::uint64_t exchange = work.state->exchange + 1; // the state is updated when all blocks have ended
     const std::uint64_t half = exchange % 2;

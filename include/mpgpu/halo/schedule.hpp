@@ -54,7 +54,7 @@ struct rank_pair {
     std::vector<region> packed;
     bool on_node = true;             ///< both are on this node, or neither is
     std::uint64_t bytes = 0;         ///< size of the message
-    std::uint64_t outbox_offset = 0; ///< of the message in the sender's outbox
+    std::uint64_t outbox_offset = 0; ///< offset of the message in the sender's outbox, bytes
     std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; messages to itself stay in the outbox
 };
 
