@@ -4,7 +4,7 @@
 //! because a relay's link may be another stream's direct link. So each execution of a plan learns if other streams copy, and to or from
 //! which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because
 //! programs keep several executions in flight. A wrong answer does not affect results; the time of an execution is then only counted as the
-//! wrong kind.
+//! wrong kind of timing.
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
