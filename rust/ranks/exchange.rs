@@ -158,7 +158,7 @@ const PIECES: usize = 4 << 20;
 pub(super) struct Exchange {
     pub rank: u32,
     pub ranks: u32,
-    /// Random number that identifies the node among all that use the same allgather. 0 until the ranks have agreed on it.
+    /// Number that identifies the node among all that use the same allgather. 0 until the ranks have agreed on it.
     pub node: u64,
     generation: u32,
     turn: Mutex<GatherState>,

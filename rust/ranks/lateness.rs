@@ -13,10 +13,12 @@ use std::ptr::with_exposed_provenance;
 
 /// Variant number of the form of a step in which a kernel executes the part.
 pub(super) const BY_KERNEL: usize = 0;
+/// Variant number of the form of a step in which streams execute the part.
 pub(super) const BY_STREAMS: usize = 1;
 
-/// Number of steps that streams execute after a kernel's first long wait. The next constant is the maximum number.
+/// Number of steps that streams execute after a kernel's first long wait.
 const FIRST: u32 = 8;
+/// Maximum number of steps that streams execute after a kernel's long wait.
 const MOST: u32 = 1024;
 
 /// Number of steps by kernels without a report after which a late step again causes the shortest series of steps by streams.

@@ -106,9 +106,9 @@ impl Gpus {
         Ok(known)
     }
 
-    /// True if `gpu` may read and write this range of a pool or of mappings of `owner`. A GPU always has access to its own pools and
-    /// mappings, and the program grants access to other GPUs. A range may be mapped from several chunks (PyTorch's expandable segments),
-    /// and different GPUs may have access to each chunk.
+    /// True if `gpu` may read and write this range of memory of a pool or of the virtual memory API, which GPU `owner` owns. A GPU always
+    /// has access to its own memory of this kind, and the program may give access to other GPUs. A range may be mapped from several chunks
+    /// (PyTorch's expandable segments), and different GPUs may have access to each chunk.
     pub fn is_let_in(&self, gpu: usize, address: u64, bytes: u64, owner: usize) -> Result<bool, BackendError> {
         let _current = self.peered(gpu)?.enter()?;
         let end = address.saturating_add(bytes.max(1));

@@ -45,7 +45,7 @@ impl Core {
         freed
     }
 
-    /// Implements [`register`](crate::backend::Backend::register).
+    /// Registers memory of the program. Implements [`register`](crate::backend::Backend::register).
     pub fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         self.gpus.check_alive()?;
         let not_there = || BackendError::NotMapped(address.saturating_add(bytes));
@@ -146,9 +146,9 @@ impl Core {
         }
     }
 
-    /// True if this range may be an end of a copy that `gpu` makes. The driver stages copies of memory that kernels cannot reach. The
-    /// exceptions are memory of pools and mappings to which the GPU has no access, and memory of another process, whose address differs on
-    /// this GPU.
+    /// True if this range may be the source or destination of a copy that `gpu` makes. The driver stages copies of memory that kernels
+    /// cannot reach. The exceptions are memory of pools and mappings to which the GPU has no access, and memory of another process, whose
+    /// address differs on this GPU.
     pub fn copies_reach(&self, gpu: usize, address: u64, bytes: u64, known: &Attributes) -> Result<bool, BackendError> {
         let is_staged = || self.sharing.opened_for(&self.gpus, gpu, address).is_none() && (!known.is_device() || known.plain != 0);
         Ok(self.kernel_reaches(gpu, address, bytes, known)? || is_staged())

@@ -1,4 +1,4 @@
-//! Implements event operations of streams.
+//! Implements the stream operations on events: recording an event, and making a stream or the calling thread wait for an event.
 
 use super::driver::{OutsideCapture, call, handle};
 use super::event::{Recording, is_ours, raw_event};

@@ -28,9 +28,9 @@ pub(super) struct Pools {
 #[derive(Debug)]
 struct Exported {
     number: u64,
-    /// First addresses of the shared allocations, by id.
+    /// First addresses of the allocations that were shared, by allocation id.
     shared: BTreeMap<u64, u64>,
-    /// Number of shared allocations at which those that were freed are removed.
+    /// Number of shared allocations at which freed allocations are removed from the table.
     sweep_at: usize,
 }
 
@@ -38,11 +38,11 @@ struct Exported {
 #[derive(Debug)]
 struct Imported {
     pool: usize,
-    /// Number of open allocations of the pool.
+    /// Number of open allocations of the imported pool.
     open: usize,
 }
 
-/// Handle type of the driver for file descriptors.
+/// Handle type by which the driver shares a pool as a file descriptor.
 pub(super) const POSIX_FILE_DESCRIPTOR: c_uint = 1;
 
 const SWEEP_FROM: usize = 64;
@@ -162,7 +162,7 @@ impl Pools {
     }
 }
 
-/// Imports a pool of another process, and gives every GPU that can reach its memory access.
+/// Imports a pool of another process, gives access to every GPU that can reach the pool's memory, and returns the pool's handle.
 fn import(gpus: &Gpus, descriptor: &OwnedFd, owner: usize) -> Result<usize, BackendError> {
     let driver = gpus.driver;
     let mut pool: CUmemoryPool = std::ptr::null_mut();

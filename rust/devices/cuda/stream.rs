@@ -18,7 +18,8 @@ use crate::plan::Mechanism;
 use smallvec::SmallVec;
 
 impl Core {
-    /// Enqueues the copies on streams. On an error, the work that was already enqueued has finished when the function returns.
+    /// Enqueues the copies of an execution on streams. On an error, the work that was already enqueued has finished when the function
+    /// returns.
     #[inline(never)]
     pub fn enqueue_lanes(
         &self,
@@ -87,16 +88,17 @@ impl Core {
         enqueued
     }
 
-    /// True if the execution is a single operation of plain copies in the caller's stream, whose GPU is known to reach all memory at the
-    /// addresses of the execution. This is the case for most small plans and messages.
+    /// True if the execution consists of one operation of plain copies in the caller's stream, and the stream's GPU is known to reach all
+    /// memory at the addresses of the execution. This is the case for most small plans and messages.
     fn is_plain(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> bool {
         matches!((&execution.program.lanes[..], &execution.program.ops[..]), ([_], [op]) if op.mechanism == Mechanism::Copy)
             && state.is_reached(callers_gpu)
             && self.own_ends(execution, callers_gpu).is_none()
     }
 
-    /// Determines the GPU and stream of each lane. The boolean is true if the lanes are on the GPUs that the program chose, and these can
-    /// access all memory of the plan. Returns an error for copies that no GPU may make, and for freed memory.
+    /// Returns the GPU and stream of each lane (sequence of operations), and a boolean. The boolean is true if the lanes are on the GPUs
+    /// that the program chose, and these can access all memory of the plan. Returns an error for copies that no GPU may make, and for freed
+    /// memory.
     fn placed(
         &self,
         execution: &Execution<'_>,
@@ -124,7 +126,7 @@ impl Core {
         Ok((placed, is_reached))
     }
 
-    /// Creates the streams, events and kernels that [`enqueue_lanes`](Core::enqueue_lanes) needs.
+    /// Creates the streams, events and kernels that a later call of [`enqueue_lanes`](Core::enqueue_lanes) needs.
     pub fn prepare_lanes(&self, execution: &Execution<'_>, callers_gpu: usize, state: &PlanState) -> Result<(), BackendError> {
         let program = execution.program;
         let (placed, _) = self.placed(execution, callers_gpu, state)?;
@@ -153,7 +155,7 @@ impl Core {
         Ok(())
     }
 
-    /// Enqueues the operations in the order and with the events determined by `lanes`.
+    /// Enqueues the operations of an execution in the order and with the events that the module `lanes` determines.
     ///
     /// With `in_context` each operation is enqueued while the context of its lane's GPU is current. Captures need this, because each node
     /// of a graph has a context. It is also needed if the caller's GPU does not reach all memory of the plan, because the driver checks the
