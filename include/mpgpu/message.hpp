@@ -37,14 +37,14 @@ inline constexpr std::int32_t any_rank = MP_ANY_RANK;
 /// struct.
 using message_descriptor = mp_message_descriptor_t;
 
-/// Message that a receiver gets. A plain value.
+/// Properties of a message that a receive gets: source, tag, size and metadata. A plain value.
 class message_info {
   public:
     /// Returns the rank that sent the message.
     [[nodiscard]] std::uint32_t rank() const noexcept { return info_.rank; }
     /// Returns the tag of the message.
     [[nodiscard]] std::uint64_t tag() const noexcept { return info_.tag; }
-    /// Returns the size of the message without metadata, bytes.
+    /// Returns the size of the message without its metadata, in bytes.
     [[nodiscard]] std::uint64_t bytes() const noexcept { return info_.bytes; }
     /// Returns the metadata. The view is valid for as long as this object exists.
     [[nodiscard]] array_view<const std::byte> metadata() const noexcept {
@@ -168,7 +168,7 @@ class message_request : public request {
 /// Descriptor of a buffer, and the request that ends when the buffer has been fetched.
 struct described_buffer {
     message_descriptor descriptor; ///< for the rank that fetches
-    message_request released;      ///< ends when the memory may be reused
+    message_request released;      ///< completes when the buffer has been fetched and may be reused
 };
 
 /// Options of a new messenger. 0 selects the default. All ranks pass the same options.

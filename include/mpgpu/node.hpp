@@ -117,7 +117,7 @@ template <class Memory,
 /// Mechanism that moves the partitions of a transfer as soon as they are ready: copy engines or the producing kernel.
 enum class agent : std::int32_t {
     automatic = MP_AGENT_AUTO,          ///< chosen by the library
-    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; uses no multiprocessor
+    copy_engine = MP_AGENT_COPY_ENGINE, ///< copy engines, over all paths; they use no multiprocessor
     producer = MP_AGENT_PRODUCER,       ///< producing kernels, which store their bytes at the destination
 };
 

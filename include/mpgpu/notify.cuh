@@ -207,8 +207,8 @@ class notifier {
         return wait_passed_on(block, index, least);
     }
 
-    /// Performs the polling part of `wait`, for grids in which one block only polls: one thread polls host memory and
-    /// passes the value on to the other blocks.
+    /// Performs the polling part of `wait`, for grids in which one block does nothing but poll. One thread of the block
+    /// polls host memory and passes the value on to the other blocks.
     MPGPU_NOTIFY_BOTH void pass_on(std::size_t index, std::uint64_t least) const {
         const std::uint64_t found = detail::poll<detail::reach::system>(&counters_[index].value, least);
         detail::store<detail::reach::device>(&mirrors_[index].value, found);

@@ -35,7 +35,7 @@ inline void call_request_function(void *user, mp_status_t outcome) {
 
 } // namespace detail
 
-/// Request of one execution of a plan.
+/// Request for one execution of a plan, which can be waited for.
 ///
 /// Move-only. Destroying a pending request does not wait and does not stop the copies, as with `MPI_Request_free`. The
 /// copies continue in stream order. A destructor that waited would add a hidden host synchronisation to time loops that

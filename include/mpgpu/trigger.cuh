@@ -144,7 +144,7 @@ class trigger {
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION void *destination() const {
         return step_ != nullptr ? reinterpret_cast<void *>(step_[0]) : nullptr;
     }
-    /// Returns the size of the transfer, bytes.
+    /// Returns the size of the transfer in bytes.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint64_t bytes() const { return bytes_; }
     /// Returns the number of partitions.
     [[nodiscard]] MPGPU_TRIGGER_FUNCTION std::uint32_t partitions() const { return partitions_; }
@@ -193,7 +193,7 @@ class trigger {
         ready_rows(all, transfers, first, bytes, 1, 0);
     }
 
-    /// Returns true if a partition has arrived in this step, so that its bytes may be read. Only for a rank that
+    /// Returns true if a partition has arrived in this step, so that its bytes may be read. Call it only on a rank that
     /// receives the transfer, after `mp_plan_arm`. Always false if the plan does not notify of arrivals. One thread of
     /// the block checks, and all threads get the same result. If the sender has died or left the step, all partitions
     /// arrive and the stream gets `MP_ERROR_PEER_GONE`.

@@ -95,7 +95,7 @@ struct form {
 struct refused_form {
     form which;
     std::string why;
-    std::exception_ptr error; ///< null if it occurred in another process
+    std::exception_ptr error; ///< reason; null if the error occurred in another process
 };
 
 /// Calls `step()`, which is part of a method. If the method is not possible, because it exceeds a limit, is not

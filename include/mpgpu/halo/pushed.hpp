@@ -92,7 +92,7 @@ struct tile_range {
     std::uint32_t end;
 };
 
-/// Returns the tiles of a block if all blocks divide them evenly.
+/// Returns the tiles that a block copies if all blocks divide the tiles evenly.
 [[nodiscard]] MPGPU_NOTIFY_BOTH inline tile_range share_of(tile_range all, std::uint32_t block, std::uint32_t blocks) {
     const std::uint64_t count = all.end - all.first;
     return {all.first + static_cast<std::uint32_t>(quotient(count * block, blocks)),

@@ -22,8 +22,8 @@ namespace mpgpu::halo::detail {
 
 /// Cells of one array that become ghost cells of another, with the same number of cells in each dimension.
 struct region {
-    std::array<std::int64_t, 3> source; ///< first cell, in the sender's array
-    std::array<std::int64_t, 3> ghost;  ///< first cell, in the receiver's array
+    std::array<std::int64_t, 3> source; ///< first cell to send, in the sender's array
+    std::array<std::int64_t, 3> ghost;  ///< first ghost cell, in the receiver's array
     std::array<std::int64_t, 3> cells;
 };
 
@@ -52,7 +52,7 @@ struct rank_pair {
     int to;
     std::vector<region> direct;
     std::vector<region> packed;
-    bool on_node = true;             ///< both are on this node, or neither is
+    bool on_node = true;             ///< true if both ranks are on this node, or neither is
     std::uint64_t bytes = 0;         ///< size of the message
     std::uint64_t outbox_offset = 0; ///< offset of the message in the sender's outbox, bytes
     std::uint64_t inbox_offset = 0;  ///< of the message in the receiver's inbox; messages to itself stay in the outbox
