@@ -61,13 +61,13 @@ typedef struct CUevent_st *mp_event_t;
 /// the library recognises destroyed contexts.
 typedef struct mp_context *mp_context_t;
 
-/// Plan for a batch of transfers between fixed addresses. The handle is a number, not an address.
+/// Plan for a batch of transfers between fixed addresses. A number, not an address.
 typedef struct mp_plan_s *mp_plan_t;
 
-/// Node: ranks that plan together. The handle is a number, not an address.
+/// Node: ranks that plan together. A number, not an address.
 typedef struct mp_node_s *mp_node_t;
 
-/// Endpoint of one rank for the messages of a node. The handle is a number, not an address.
+/// Endpoint of one rank for the messages of a node. A number, not an address.
 typedef struct mp_messenger_s *mp_messenger_t;
 
 /// Rank number that matches messages from any rank. Receives and probes accept it; no function returns it, and no
@@ -86,7 +86,7 @@ typedef struct mp_messenger_s *mp_messenger_t;
 /// offset.
 #define MP_BY_TAG 0xFFFFFFFF
 
-/// Execution of a plan, or a send or receive, that can be waited for. The handle is a number, not an address.
+/// Execution of a plan, or a send or receive, that can be waited for. A number, not an address.
 typedef struct mp_request *mp_request_t;
 
 /// Major version of this header. Increases with incompatible changes.
