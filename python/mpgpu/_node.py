@@ -70,8 +70,7 @@ class HalfTransfer(NamedTuple):
 
 
 def send_to(rank: int, memory: Array, tag: int = 0) -> HalfTransfer:
-    """Returns a descriptor that sends all of ``memory`` to a rank. That rank passes :func:`receive_from` with this rank and the same tag.
-    """
+    """Returns a descriptor that sends ``memory`` to a rank. That rank passes :func:`receive_from` with this rank and the same tag."""
     return HalfTransfer(memory, rank, tag, True)
 
 

@@ -118,8 +118,7 @@ def identity_of(tensor: Any) -> object:
 
 
 def twin_of(tree: Any, make: Callable[[list[Any]], list[Any]], *, allows_meta: bool = False) -> Any:
-    """Returns the tree with other tensors in place of its own. ``make`` gets each tensor once, even if it occurs several times in the tree.
-    """
+    """Returns the tree with its tensors replaced. ``make`` gets each tensor once, even if it occurs several times in the tree."""
     places: dict[object, int] = {}
     distinct: list[Any] = []
     for tensor in tensors_of(tree, allows_meta=allows_meta):

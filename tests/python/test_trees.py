@@ -129,7 +129,9 @@ def test_copies_of_tensors_without_memory_are_refused_by_name(make, text):
 @pytest.mark.parametrize("value", [None, 7, "model.pt", b"bytes", 1.5])
 def test_what_has_no_tensors_is_no_tree_alone(value):
     for call in CALLS:
-        with pytest.raises(mpgpu.ArgumentError, match=r"which is not a tree of tensors: pass a tensor, or a dict, list or tuple of tensors"):
+        with pytest.raises(
+            mpgpu.ArgumentError, match=r"which is not a tree of tensors: pass a tensor, or a dict, list or tuple of tensors"
+        ):
             call(value)
 
 
