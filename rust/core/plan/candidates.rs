@@ -39,17 +39,17 @@ pub enum Reason {
     },
     /// The split gives it nothing, or less than one hand-over of chunks is worth.
     NoShare,
-    /// The plan with several paths is not faster than one path for each transfer.
+    /// The plan with several paths is not faster than without.
     NotFaster {
-        /// Modelled seconds with it.
+        /// Simulated seconds with them.
         seconds: f64,
-        /// Modelled seconds of one path.
+        /// Simulated seconds without.
         one_path: f64,
     },
-    /// Copies of one GPU go to several others by turns, which last as long as each other only while all are of one size. With parts of
-    /// some elsewhere the turns of different GPUs meet at one destination: in the simulator that makes an all-to-all of eight GPUs take up to
-    /// 1.7 times as long, against a modelled gain of a few per cent.
+    /// Copies of one GPU go to several others by turns, which last as long as each other while each goes whole.
     Turns,
+    /// The plan is faster without what the paths pass.
+    Slower(&'static str),
     /// Its staging slots don't fit into the bound.
     Staging {
         /// Bytes that each staging ring on the device may have.

@@ -1,4 +1,4 @@
-//! Which paths a batch takes: one for each transfer, or several where the model finds that faster.
+//! Which paths a batch may take: one for each transfer, or several.
 
 use super::candidates::{Candidate, Reason};
 use super::selection::{Assignment, PathShare, Selection};
@@ -34,9 +34,19 @@ impl Selection<'_> {
         self.stage(shares.collect())
     }
 
-    /// Several paths for each transfer; `None` where no second path is worth having. `without` is the time of [`Selection::one_path`].
-    pub(super) fn several_paths(&mut self, without: f64) -> Option<Assignment> {
+    /// Several paths for each transfer, but for those that `closes` gives a reason to close; `None` where no second path is worth having. `without` is the
+    /// time of the best plan without them.
+    pub(super) fn several_paths(&mut self, without: f64, closes: impl Fn(&Self, usize) -> Option<Reason>) -> Option<Assignment> {
+        self.closed.fill(None);
         self.close_slow(without);
+        for at in 0..self.candidates.len() {
+            if self.closed[at].is_none() {
+                self.closed[at] = closes(self, at);
+            }
+        }
+        if self.of.iter().any(|of| self.open(of).next().is_none()) {
+            return None;
+        }
         if self.of.iter().all(|of| self.open(of).count() < 2) {
             return None;
         }

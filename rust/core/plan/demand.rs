@@ -9,7 +9,7 @@ use crate::topology::DeviceId;
 use crate::topology::MemoryKind;
 
 /// Batches of more transfers are aggregated. Below, each for itself takes 10 ms at most.
-const MANY: usize = 256;
+pub(super) const MANY: usize = 256;
 
 /// Bytes that go from one memory to another.
 pub(super) struct Demand {

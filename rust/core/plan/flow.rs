@@ -18,6 +18,8 @@ const STEEP: f64 = 12.0;
 /// (`CLOSE`).
 const MOST_TURNS: usize = 24;
 const CLOSE: f64 = 2e-3;
+/// Least price of a resource in the linear program, as a part of the largest.
+const LEAST_PRICE: f64 = 1e-9;
 /// Largest number of prices and commodities of a linear program together. Its time grows with more than the square of their number.
 const MOST_VARIABLES: usize = 400;
 /// Largest number of nonzero entries of a linear program: pairs of a tree and a resource that it uses.
@@ -170,7 +172,10 @@ impl Search<'_> {
             if self.known.iter().map(|(_, work)| work.len()).sum::<usize>() > MOST_DRAWS {
                 break;
             }
-            let Some((reached, prices)) = self.solve(scale) else { break };
+            let Some((reached, mut prices)) = self.solve(scale) else { break };
+            // Any prices prove a bound. If copies in a circle cost something, no cheapest way goes round it.
+            let least = LEAST_PRICE * largest(&prices);
+            prices.iter_mut().for_each(|price| *price = price.max(least));
             let (cost, trees) = self.network.cheapest(self.flows, &prices);
             self.prove(cost, &prices);
             if self.found.seconds >= reached * (1.0 - CLOSE) {

@@ -17,7 +17,7 @@
 use super::candidates::Candidate;
 use super::lower::{DirectOp, Piece, copying_device};
 use super::options::Options;
-use super::selection::PathShare;
+use super::selection::{Assignment, PathShare, Selection};
 use crate::model::{BOTH_WAYS, Flow, Issue, PathModel, finish};
 use crate::program::{Engine, Gpus, Lane, Mechanism, Shape};
 use crate::topology::MemoryKind;
@@ -569,20 +569,51 @@ fn shop_time(order: &[ShopCopy], ends: usize) -> f64 {
     now
 }
 
-/// Whether long copies of one GPU go to different GPUs, by turns.
-pub(super) fn are_turns(machine: &Machine, batch: &[Shape], launches: &[Launch]) -> bool {
-    let busy = busy_exits(machine, batch, launches.iter().map(|launch| &launch.op));
-    let mut to: Vec<(Exit, DeviceId)> = Vec::new();
-    launches.iter().filter(|launch| launch.op.also.is_empty()).filter_map(|launch| launch.between).any(|pair| {
-        let Some(exit) = exit(machine, pair).filter(|exit| busy.contains(exit)) else { return false };
-        match to.iter().find(|first| first.0 == exit) {
-            Some(first) => first.1 != pair.1,
-            None => {
-                to.push((exit, pair.1));
-                false
-            }
+/// For each demand of a selection whether its copy is long and leaves its GPU by a link by which others go to other GPUs.
+pub(super) fn turns(selection: &Selection<'_>) -> Vec<bool> {
+    let Selection { machine, demands, .. } = selection;
+    let long = |shape: &Shape| {
+        let route = machine.route(shape.src_device, shape.dst_device)?;
+        (shape.bytes as f64 / route.bandwidth > machine.costs().copy).then(|| exit(machine, pair(shape)))?
+    };
+    let exits: Vec<Option<(Exit, DeviceId)>> = demands.iter().map(|demand| Some((long(&demand.shape)?, demand.shape.dst_device))).collect();
+    let mut to: BTreeMap<Exit, Option<DeviceId>> = BTreeMap::new();
+    for (exit, dst) in exits.iter().flatten() {
+        to.entry(*exit).and_modify(|known| *known = known.filter(|known| known == dst)).or_insert(Some(*dst));
+    }
+    exits.iter().map(|own| own.is_some_and(|(exit, _)| to[&exit].is_none())).collect()
+}
+
+/// Seconds that shares take at least if this engine moves the direct ones: issuing, and the last of them after that. Infinite where that is no plan of
+/// its own.
+pub(super) fn least(selection: &Selection<'_>, assignment: &Assignment, engine: Engine) -> f64 {
+    let costs = selection.machine.costs();
+    let mut devices: SmallVec<[DeviceId; 16]> = SmallVec::new();
+    let mut direct = 0_usize;
+    for share in assignment.shares.iter().filter(|share| selection.candidates[share.candidate].via.is_none()) {
+        let shape = &selection.batch[share.transfer as usize];
+        let src = shape.src_device;
+        // As in `choose`: beside pipelines no kernel writes or reads host memory.
+        if engine == Engine::Kernel && !assignment.rings.is_empty() && !is_in_device_memory(shape) {
+            return f64::INFINITY;
         }
-    })
+        if !devices.contains(&src) {
+            devices.push(src);
+        }
+        direct += 1;
+    }
+    // Where each GPU has one copy there is nothing to batch or to fuse.
+    if direct <= devices.len() && engine == Engine::Batch && direct < assignment.shares.len() {
+        return f64::INFINITY;
+    }
+    let Some(others) = direct.checked_sub(1) else { return f64::INFINITY };
+    // Of what all GPUs fuse, one has as many as the mean at least.
+    let each = direct.div_ceil(2 * devices.len()) as f64;
+    match engine {
+        Engine::Batch => costs.batch + costs.batch_segment * each,
+        Engine::Kernel => costs.kernel + costs.kernel_segment * each,
+        _ => costs.copy + costs.issue.min(costs.graph_node) * others as f64,
+    }
 }
 
 /// Lets either end issue copies between two GPUs. From a stream of the reading GPU they then need no events across GPUs.

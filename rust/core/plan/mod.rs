@@ -2,19 +2,22 @@
 //!
 //! | file | one idea |
 //! | --- | --- |
-//! | `planner` | plans a batch: one path for each transfer or several, whichever the model finds faster |
+//! | `planner` | plans a batch: complete plans are proposed, and the fastest is taken |
+//! | `canonical` | the order of devices and transfers in which batches are planned |
+//! | `apart` | transfers that share nothing, planned by themselves |
+//! | `judge` | plays what is proposed in the simulator |
 //! | `options`, `planned` | what goes in; what comes out |
 //! | `demand` | transfers that are planned as one |
 //! | `candidates` | the paths that a transfer could take, and why others can't help |
 //! | `selection` | the candidates of a batch that are still open |
-//! | `choose` | which of them carry bytes, and how many |
+//! | `choose` | which of them may carry bytes, and how many |
 //! | `split` | bytes for each path, by linear program |
 //! | `balance` | bytes with which paths end together where links are shared fairly |
 //! | `shares` | whole bytes for each transfer and path |
 //! | `staging` | rings, slots and the size of chunks |
-//! | `alternative` | shares with their operations and modelled times |
+//! | `alternative` | shares with their operations |
 //! | `mechanism` | plain copies, a batched call or a kernel, and who issues them |
-//! | `executor` | streams or a graph |
+//! | `executor` | what issuing costs while it is open who issues |
 //! | `pageable` | ordinary host memory, which threads copy to and from |
 //! | `lower` | shares to a [`Program`] |
 //! | `trees` | bytes that several devices pass on: one source for many destinations, and paths over several relays |
@@ -28,15 +31,18 @@
 //! Pure: no backend, no driver, no clock. The same machine, transfers and options give the same plan.
 
 mod alternative;
+mod apart;
 mod balance;
 mod bound;
 mod candidates;
+mod canonical;
 mod choose;
 mod demand;
 mod describe;
 mod executor;
 mod flow;
 mod json;
+mod judge;
 mod lower;
 mod mechanism;
 mod network;

@@ -77,6 +77,7 @@ impl Reason {
             Reason::NoShare => "no_share",
             Reason::NotFaster { .. } => "not_faster",
             Reason::Turns => "turns",
+            Reason::Slower(_) => "slower",
             Reason::Staging { .. } => "staging",
         }
     }
@@ -108,9 +109,10 @@ pub(super) fn sentence(machine: &Machine, shape: &Shape, rejection: &Rejection, 
             _ => "what it could carry is not worth its fixed cost".into(),
         },
         (Reason::NotFaster { seconds, one_path }, _) => {
-            format!("several paths would take {}, one path {}: too little gain to risk it", time(*seconds), time(*one_path))
+            format!("with more paths the batch would take {}, without {}", time(*seconds), time(*one_path))
         }
         (Reason::Turns, _) => "copies of one GPU go to several others by turns, which parts of uneven size would upset".into(),
+        (Reason::Slower(what), _) => format!("the plan is faster without paths through {what}"),
         (Reason::Staging { ring_bytes }, _) => {
             format!("the staging bound leaves its ring {}; more staging_bytes would admit it", size(*ring_bytes))
         }

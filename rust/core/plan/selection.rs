@@ -60,11 +60,11 @@ pub(super) struct Selection<'a> {
     /// The largest chunk that rings in host memory have room for, two at a time.
     pub host_chunk: u64,
     /// How many times fewer chunks there are than is best for each path alone.
-    coarser: u32,
+    pub coarser: u32,
 }
 
 impl<'a> Selection<'a> {
-    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options, coarser: u32) -> Result<Self, PlanError> {
+    pub fn new(machine: &'a Machine, batch: &'a [Shape], options: &'a Options) -> Result<Self, PlanError> {
         let Demands { all: demands, of: demand_of, aggregated } = Demands::new(batch);
         let (mut found, mut of, mut rejected) = (Vec::new(), Vec::with_capacity(demands.len()), Vec::with_capacity(demands.len()));
         for (number, demand) in (0..).zip(&demands) {
@@ -93,7 +93,7 @@ impl<'a> Selection<'a> {
             rejected,
             closed,
             host_chunk: u64::MAX,
-            coarser,
+            coarser: 1,
         })
     }
 

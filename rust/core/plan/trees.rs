@@ -11,29 +11,23 @@
 //! draws on the resources of all its copies, and the trees of all groups, and what the rest of the batch moves, share them. Whether it is done at all
 //! is the simulator's word: it plays both programs, because a chain of chunks is what the planner's model of single paths does not have.
 
-use super::candidates::{Reason, Rejection};
+use super::canonical::renamed;
 use super::executor;
+use super::judge::Judge;
 use super::lower::copying_device;
 use super::network::{Commodity, Draws, Network, Tree};
 use super::options::{Options, Passing};
 use super::planned::{PathPlan, Plan, TransferPlan};
-use super::planner::LEAST_GAIN;
+use super::planner::Origin;
 use super::split::{Column, split};
-use crate::model::simulate::{Executor, Scenario};
 use crate::model::{GRAIN, HOST_RINGS, PathModel, SLOTS};
 use crate::program::{Copy, Lane, LaneId, Mechanism, Op, OpId, Place, Program, Ring, RingId, Shape};
 use crate::topology::{DeviceId, LinkId, LinkKind, Machine, MemoryKind};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
-/// Smaller sources are copied to each destination: what passing on costs is two hand-overs at least.
+/// Smaller sources need no number ([`Shape::source`]): what passing on costs is two hand-overs at least.
 pub const LEAST_BYTES: u64 = 1 << 20;
-
-/// Smaller transfers alone keep to one relay: what two cost in chunks is more.
-pub(super) const LEAST_ALONE: u64 = 8 << 20;
-
-/// The least gain for which bytes pass several relays.
-const LEAST_GAIN_ALONE: f64 = 0.1;
 
 /// What the simulator judges: more trees are nearer to what links carry, fewer and larger chunks wait less for each other.
 struct Try {
@@ -56,21 +50,26 @@ enum Candidates {
     Hubs,
     /// One tree, in which each passes all on to one other.
     Chain,
+    /// Two trees as deep as the logarithm of the members: each member passes half of the bytes on to two others and takes the other half for itself
+    /// (Sanders, Speck and Träff 2009), so that what comes before the last chunk hardly grows with their number.
+    Pair,
 }
 
 /// Each is the best of some presets and random machines.
-const TRIES: [Try; 5] = [
+const TRIES: [Try; 7] = [
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 1.0, lanes: 2 },
     Try { trees: Candidates::Priced, least_share: 0.02, chunks: 0.5, lanes: 2 },
     Try { trees: Candidates::Priced, least_share: 0.05, chunks: 1.5, lanes: 2 },
     Try { trees: Candidates::Hubs, least_share: 0.02, chunks: 1.0, lanes: 1 },
     Try { trees: Candidates::Chain, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 1.0, lanes: 1 },
+    Try { trees: Candidates::Pair, least_share: 0.0, chunks: 2.0, lanes: 1 },
 ];
 
-/// Behind an NVSwitch copy engines that send chunks to several GPUs, and receive from several, come to this part of what the simulator says, those of
-/// a chain to what it says: from one of four H200 to the others 1 GiB took 4.8 ms scattered and exchanged, 3.07 in a chain, 16 MiB 0.255 and 0.140
-/// (2026-11-28).
-const SCATTERED: f64 = 0.6;
+/// Devices of a machine up to which prices are sought for trees, times the flows: what that takes grows with the cube of the former. Beyond are racks
+/// behind switches, where trees that need no search are as good.
+const MOST_PRICED: usize = 20;
+const MOST_FLOWS: usize = 64;
 
 /// So near to what capacities allow, in parts of it, nothing else is tried: lists of hundreds of tensors are simulated once and not five times.
 const ENOUGH: f64 = 1.02;
@@ -80,12 +79,10 @@ const MOST_ISSUED: f64 = 1.1;
 
 /// Chunks of a tree's bytes.
 const MOST_CHUNKS: u64 = 128;
-const LEAST_CHUNK: u64 = 256 << 10;
-/// Of those that pass a ring.
-const MOST_STAGED: u64 = 4 << 20;
 
 /// Sources on one device, each of which goes to the same devices: what there is to be known of them as of one.
-pub(super) struct SourceGroup {
+#[derive(Clone)]
+struct SourceGroup {
     src: DeviceId,
     /// All different, and none of them `src`.
     members: Vec<DeviceId>,
@@ -93,13 +90,14 @@ pub(super) struct SourceGroup {
 }
 
 /// Transfers with the same source: one for each member.
+#[derive(Clone)]
 struct Source {
     bytes: u64,
     transfers: Vec<u32>,
 }
 
 /// The groups of a batch of which several transfers can pass on what they have. Members that cannot are left to the rest of the batch.
-pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
+fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     if options.max_paths < 2 || options.passing == Passing::Off {
         return Vec::new();
     }
@@ -111,7 +109,7 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     let mut found: Vec<Found> = Vec::new();
     let mut numbers: ahash::HashMap<u32, usize> = ahash::HashMap::default();
     for (transfer, shape) in (0..).zip(batch) {
-        if shape.source == 0 || shape.bytes < LEAST_BYTES.max(options.min_bytes.unwrap_or(0)) || shape.dst_kind == MemoryKind::Pageable {
+        if shape.source == 0 || shape.bytes < options.min_bytes.unwrap_or(1).max(1) || shape.dst_kind == MemoryKind::Pageable {
             continue;
         }
         let at = *numbers.entry(shape.source).or_insert(found.len());
@@ -137,19 +135,18 @@ pub(super) fn groups(batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     groups
 }
 
-/// Adds transfers of so many bytes between GPUs that no NVLink joins, on a machine with NVLinks: each pair of GPUs as a group of its own. For other
-/// transfers one relay is enough: more would take links that other processes want.
-pub(super) fn with_unjoined(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], least: u64) -> Vec<SourceGroup> {
-    let gpus = || (0..machine.gpu_count()).map(DeviceId::gpu);
-    let is_joined = |from: DeviceId, to: DeviceId| nvlinks(machine, from, to).is_some();
-    if !gpus().any(|from| gpus().any(|to| from != to && is_joined(from, to))) {
-        return groups;
-    }
+/// Adds other transfers, all of the same two devices as a group: those that no copy brings there, and those that take longer than two hand-overs. Not
+/// these where measurements say how paths over one relay are divided.
+fn with_pairs(mut groups: Vec<SourceGroup>, machine: &Machine, batch: &[Shape], options: &Options) -> Vec<SourceGroup> {
     let many = groups.len();
     for transfer in rest_of(batch, &groups) {
         let shape = &batch[transfer as usize];
         let (src, dst) = (shape.src_device, shape.dst_device);
-        if shape.bytes < least || src == dst || src.is_host() || dst.is_host() || is_joined(src, dst) {
+        let is_long = |bandwidth: f64| shape.bytes as f64 / bandwidth > 2.0 * machine.costs().chunk_via_gpu;
+        let is_pageable = [shape.src_kind, shape.dst_kind].contains(&MemoryKind::Pageable);
+        let may_gain = |bandwidth| options.tuned.is_none() && is_long(bandwidth) && shape.bytes >= options.min_bytes.unwrap_or(0);
+        let gains = machine.route(src, dst).is_none_or(|route| may_gain(route.bandwidth));
+        if shape.bytes == 0 || src == dst || src.is_host() && dst.is_host() || is_pageable || !gains {
             continue;
         }
         let source = Source { bytes: shape.bytes, transfers: vec![transfer] };
@@ -250,137 +247,103 @@ struct Problem<'a> {
     /// The program of the rest, and the seconds that it keeps each resource busy.
     rest: Program,
     busy: Vec<f64>,
+    /// Seconds below which no trees move the batch; 0 if no bound is known.
+    bound: f64,
 }
 
-/// The plan of a batch whose groups move by trees, and all else as in `rest`, the plan of the batch without these transfers; `star` is the plan without
-/// trees, where there is one. `None` where the simulator finds too little gain.
-pub(super) fn plan(
+/// Proposes plans in which bytes are passed on: by destinations of the same source, and then over several relays as well. `plan` plans what is of no
+/// group. Seconds below which the batch cannot be done by any, as far as that is known.
+pub(super) fn propose(
+    machine: &Machine,
+    batch: &[Shape],
+    options: &Options,
+    judge: &mut Judge<'_, Origin>,
+    plan: impl Fn(&[Shape], &Options) -> Option<Plan>,
+) -> f64 {
+    let mut bound = 0.0;
+    let groups = groups(batch, options);
+    let many = groups.iter().map(|group| group.sources.len()).sum::<usize>();
+    let pairs = with_pairs(groups.clone(), machine, batch, options);
+    let all = pairs.iter().map(|group| group.sources.len()).sum::<usize>();
+    // Each taker by itself as well: what is passed on is not always faster.
+    let apart = if many > 0 { with_pairs(Vec::new(), machine, batch, options) } else { Vec::new() };
+    let is_some = !apart.is_empty();
+    for (groups, is_new) in [(groups, many > 0), (pairs, all > many), (apart, is_some)] {
+        if !is_new {
+            continue;
+        }
+        let rest = rest_of(batch, &groups);
+        let shapes: Vec<Shape> = rest.iter().map(|transfer| batch[*transfer as usize]).collect();
+        let rest_plan = if rest.is_empty() { None } else { plan(&shapes, &Options { passing: Passing::Off, ..*options }) };
+        if rest.is_empty() || rest_plan.is_some() {
+            bound = propose_trees(machine, batch, options, &groups, rest_plan.as_ref(), judge).unwrap_or(0.0);
+        }
+    }
+    bound
+}
+
+/// Proposes that groups move by trees, and all else as in `rest`, the plan of the batch without these transfers.
+fn propose_trees(
     machine: &Machine,
     batch: &[Shape],
     options: &Options,
     groups: &[SourceGroup],
     rest: Option<&Plan>,
-    star: Option<&Plan>,
-) -> Option<Plan> {
+    judge: &mut Judge<'_, Origin>,
+) -> Option<f64> {
     let network = Network::new(machine, |device| if device.is_host() { options.host_path } else { options.relays.has(device) });
     let flows: Vec<Commodity> = groups.iter().map(|group| group.flow(&network)).collect::<Option<_>>()?;
     let of_rest = rest_of(batch, groups);
-    let program = rest.map_or_else(Program::default, |rest| renamed(&rest.program, &of_rest));
+    let program = rest.map_or_else(Program::default, |rest| renamed(Program::clone(&rest.program), &of_rest));
     let busy = load(machine, &program, batch);
-    let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy };
-    let Problem { network, flows, .. } = &problem;
-    let play = |program: &Program, executor| {
-        let mut scenario = Scenario::new(machine, options.staging_bytes);
-        let bound = scenario.bind(program, batch).ok()?;
-        scenario.execute(bound, Executor::of(executor), 0);
-        Some(scenario.seconds())
-    };
-    let explored = network.explore(flows, &problem.busy);
-    let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
-    let is_slowed = |attempt: &Try| is_behind_switch && options.passing == Passing::CopyEngines && attempt.trees != Candidates::Chain;
-    let with = |attempt: &Try| {
-        let mut shares = problem.shares(attempt, &explored.trees)?;
-        // No transfer takes more paths than it may.
-        let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
-        if shares.iter().all(|share| depth(&share.tree) < 2) || (0..groups.len()).any(|group| paths(group) > options.max_paths as usize) {
-            return None;
-        }
-        problem.give_chunks(&mut shares, attempt)?;
-        let copies = shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>() as f64;
-        let issued = copies * executor::issue(options, machine.costs()) / (MOST_ISSUED * explored.seconds);
-        if issued > 1.0 {
-            shares.iter_mut().for_each(|share| share.chunks.clear());
-            problem.give_chunks(&mut shares, &Try { chunks: attempt.chunks / issued, ..*attempt })?;
-        }
-        let program = problem.lowered(&shares, attempt.lanes);
-        let executor = executor::executor(machine, batch, options, &program);
-        let seconds = play(&program, executor)?;
-        Some((if is_slowed(attempt) { seconds / SCATTERED } else { seconds }, program, executor, shares))
-    };
-    let mut best: Option<(f64, _, _, _)> = None;
-    for made in TRIES.iter().filter_map(with) {
-        let is_enough = made.0 <= explored.seconds * ENOUGH;
-        if best.as_ref().is_none_or(|best| made.0 < best.0) {
-            best = Some(made);
-        }
-        if is_enough {
-            break;
-        }
-    }
-    let (trees, program, executor, shares) = best?;
-    let before = match star {
-        Some(star) => play(&star.program, star.executor)?,
-        None => trees,
-    };
-    let is_alone = groups.iter().any(|group| group.members.len() == 1);
-    let least_gain = if is_alone { LEAST_GAIN_ALONE } else { LEAST_GAIN };
-    if star.is_some() && trees > before * (1.0 - least_gain) {
+    let is_priced = network.devices.len() <= MOST_PRICED && flows.len() <= MOST_FLOWS;
+    if !is_priced && groups.iter().all(|group| group.members.len() == 1) {
         return None;
     }
-    let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Arc::default(), rejected: Arc::default() };
-    let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
-    for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&of_rest) {
-        transfers[transfer as usize] = own.clone();
+    let explored = is_priced.then(|| network.explore(&flows, &busy));
+    let (trees, bound) = explored.map_or((Vec::new(), 0.0), |explored| (explored.trees, explored.seconds));
+    let problem = Problem { machine, batch, options, groups, network, flows, rest: program, busy, bound };
+    let is_behind_switch = groups.len() == 1 && groups[0].members.iter().all(|member| nvlinks(machine, groups[0].src, *member) > Some(1));
+    for attempt in &TRIES {
+        // So near to the bound nothing is gained.
+        if judge.is_beaten(bound * ENOUGH) {
+            break;
+        }
+        // Each of many members would be the hub of a tree.
+        if matches!(attempt.trees, Candidates::Priced | Candidates::Hubs) && !is_priced {
+            continue;
+        }
+        let scatters = matches!(attempt.trees, Candidates::Priced | Candidates::Hubs);
+        let is_slowed = is_behind_switch && options.passing == Passing::CopyEngines && scatters;
+        problem.offer(attempt, &trees, if is_slowed { machine.costs().scattered } else { 1.0 }, rest, judge);
     }
-    for share in &shares {
-        let (group, flow) = (&groups[share.group], &flows[share.group]);
-        for chunks in share.chunks.chunk_by(|a, b| a.source == b.source) {
-            for (member, &transfer) in group.sources[chunks[0].source].transfers.iter().enumerate() {
-                let before = |device: usize| share.tree.iter().find(|hop| hop.1 == device).map_or(flow.src, |hop| hop.0);
-                let from = before(flow.to[member]);
-                let is_relay = |device: &usize| *device != flow.src && !flow.to.contains(device);
-                let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
-                let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
-                earlier.reverse();
-                Arc::make_mut(&mut transfers[transfer as usize].paths).push(PathPlan {
-                    via: (from != flow.src).then(|| network.devices[from]),
-                    earlier,
-                    offset: chunks[0].offset,
-                    bytes: chunks.iter().map(|chunk| chunk.bytes).sum(),
-                    chunks: chunks.len() as u32,
-                    chunk_bytes: share.chunk_bytes,
-                    slots: if is_relay(&from) { SLOTS } else { 0 },
-                    mechanism: Mechanism::Copy,
-                    seconds: trees,
-                });
-            }
+    Some(bound)
+}
+
+/// Two trees from the first of some devices to all others, each of which is a leaf of one.
+fn pair_of_trees(order: &[usize]) -> Vec<Tree> {
+    let members = order.len() - 1;
+    // Between two places of a row the one whose number has most factors of two is above the others: even numbers pass on.
+    fn join(tree: &mut Tree, from: usize, (first, last): (usize, usize), name: &impl Fn(usize) -> usize) {
+        if let Some(top) = (first..=last).max_by_key(|place| (place.trailing_zeros(), std::cmp::Reverse(*place))) {
+            tree.push((from, name(top)));
+            join(tree, name(top), (first, top - 1), name);
+            join(tree, name(top), (top + 1, last), name);
         }
     }
-    // Where no copy goes stays so, but for devices that bytes now pass in a row.
-    for group in groups.iter().filter(|group| group.members.len() == 1) {
-        for &transfer in group.sources.iter().flat_map(|source| &source.transfers) {
-            let plan = &mut transfers[transfer as usize];
-            let is_passed = |device: DeviceId| plan.paths.iter().any(|path| path.via == Some(device) || path.earlier.contains(&device));
-            let before = star.into_iter().flat_map(|star| star.transfers[transfer as usize].rejected.iter());
-            let stays = |rejection: &&Rejection| rejection.reason == Reason::NoRoute && !rejection.via.is_some_and(is_passed);
-            plan.rejected = Arc::new(before.filter(stays).cloned().collect());
-        }
-    }
-    // The simulator and the model differ in what they leave out: a plan's time is the model's.
-    let predicted = star.map_or(trees, |star| star.predicted * trees / before);
-    let one_path = star.map_or(predicted, |star| star.one_path);
-    Some(Plan { transfers, program: Arc::new(program), options: *options, executor, threads: None, predicted, one_path })
+    let (mut even, mut odd) = (Tree::new(), Tree::new());
+    join(&mut even, order[0], (1, members), &|place| order[place]);
+    // The other way round even numbers are odd, or one further where they are not.
+    join(&mut odd, order[0], (1, members), &|place| order[if members % 2 == 0 { members + 1 - place } else { place % members + 1 }]);
+    vec![even, odd]
 }
 
 /// The transfers that are of no group.
-pub(super) fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
+fn rest_of(batch: &[Shape], groups: &[SourceGroup]) -> Vec<u32> {
     let mut is_member = vec![false; batch.len()];
     let members = groups.iter().flat_map(|group| &group.sources).flat_map(|source| &source.transfers);
     members.for_each(|transfer| is_member[*transfer as usize] = true);
     (0..batch.len() as u32).filter(|transfer| !is_member[*transfer as usize]).collect()
-}
-
-/// A program of some of the batch's transfers, as one of the batch.
-fn renamed(program: &Program, transfers: &[u32]) -> Program {
-    let mut program = program.clone();
-    for copy in program.ops.iter_mut().flat_map(|op| &mut op.copies) {
-        for place in [&mut copy.from, &mut copy.to] {
-            if let Place::Source { transfer, .. } | Place::Destination { transfer, .. } = place {
-                *transfer = transfers[*transfer as usize];
-            }
-        }
-    }
-    program
 }
 
 impl Share {
@@ -391,6 +354,75 @@ impl Share {
 }
 
 impl Problem<'_> {
+    /// Proposes what an attempt makes, which machines do at this part of the simulated rate.
+    fn offer(&self, attempt: &Try, trees: &[Vec<Tree>], part: f64, rest: Option<&Plan>, judge: &mut Judge<'_, Origin>) -> Option<()> {
+        let mut shares = self.shares(attempt, trees)?;
+        // No transfer takes more paths than it may.
+        let paths = |group: usize| shares.iter().filter(|share| share.group == group).count();
+        if shares.iter().all(|share| depth(&share.tree) < 2)
+            || (0..self.groups.len()).any(|group| paths(group) > self.options.max_paths as usize)
+        {
+            return None;
+        }
+        self.give_chunks(&mut shares, attempt)?;
+        let copies = |shares: &[Share]| shares.iter().map(|share| share.chunks.len() * share.tree.len()).sum::<usize>();
+        let issued = copies(&shares) as f64 * executor::issue(self.options, self.machine.costs()) / (MOST_ISSUED * self.bound);
+        if issued > 1.0 && issued.is_finite() {
+            shares.iter_mut().for_each(|share| share.chunks.clear());
+            self.give_chunks(&mut shares, &Try { chunks: attempt.chunks / issued, ..*attempt })?;
+        }
+        if judge.is_too_much(copies(&shares) as u64) {
+            return None;
+        }
+        let program = self.lowered(&shares, attempt.lanes);
+        judge.offer_at(part, program, || Origin::Transfers(self.transfers(&shares, rest)));
+        Some(())
+    }
+
+    /// The paths of all transfers.
+    fn transfers(&self, shares: &[Share], rest: Option<&Plan>) -> Vec<TransferPlan> {
+        let Problem { batch, groups, network, flows, .. } = self;
+        let plan_of = |shape: &Shape| TransferPlan { shape: *shape, paths: Arc::default(), rejected: Arc::default() };
+        let mut transfers: Vec<TransferPlan> = batch.iter().map(plan_of).collect();
+        for (own, &transfer) in rest.into_iter().flat_map(|rest| &rest.transfers).zip(&rest_of(batch, groups)) {
+            transfers[transfer as usize] = own.clone();
+        }
+        for share in shares {
+            let (group, flow) = (&groups[share.group], &flows[share.group]);
+            for chunks in share.chunks.chunk_by(|a, b| a.source == b.source) {
+                for (member, &transfer) in group.sources[chunks[0].source].transfers.iter().enumerate() {
+                    let before = |device: usize| share.tree.iter().find(|hop| hop.1 == device).map_or(flow.src, |hop| hop.0);
+                    let from = before(flow.to[member]);
+                    let is_relay = |device: &usize| *device != flow.src && !flow.to.contains(device);
+                    let relays = std::iter::successors(Some(from), |device| Some(before(*device))).take_while(is_relay);
+                    let mut earlier: SmallVec<[DeviceId; 1]> = relays.skip(1).map(|device| network.devices[device]).collect();
+                    earlier.reverse();
+                    let bytes = chunks.iter().map(|chunk| chunk.bytes).sum::<u64>();
+                    Arc::make_mut(&mut transfers[transfer as usize].paths).push(PathPlan {
+                        via: (from != flow.src).then(|| network.devices[from]),
+                        earlier,
+                        offset: chunks[0].offset,
+                        bytes,
+                        chunks: chunks.len() as u32,
+                        chunk_bytes: share.chunk_bytes,
+                        slots: if is_relay(&from) { SLOTS } else { 0 },
+                        mechanism: Mechanism::Copy,
+                        seconds: self.alone(share, bytes),
+                    });
+                }
+            }
+        }
+        transfers
+    }
+
+    /// Seconds for so many bytes of a share if its tree had its links to itself.
+    fn alone(&self, share: &Share, bytes: u64) -> f64 {
+        let (costs, flow) = (self.machine.costs(), &self.flows[share.group]);
+        let slowest = share.tree.iter().flat_map(|hop| self.network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
+        let before = f64::from(depth(&share.tree) - 1) * (costs.chunk_via_gpu + share.chunk_bytes.min(bytes) as f64 * slowest);
+        costs.copy + before + bytes as f64 * slowest
+    }
+
     /// Which trees there are, and how many bytes of its group each moves. Chunks are given to them afterwards.
     fn shares(&self, Try { trees, least_share, .. }: &Try, priced: &[Vec<Tree>]) -> Option<Vec<Share>> {
         let Problem { machine, groups, network, flows, busy, .. } = self;
@@ -409,12 +441,16 @@ impl Problem<'_> {
             let chain: Tree = order.windows(2).map(|hop| (hop[0], hop[1])).collect();
             let fixed: Vec<Tree> = match trees {
                 Candidates::Chain => vec![chain],
+                Candidates::Pair => pair_of_trees(&order),
                 _ => flow.to.iter().map(hub).chain([star]).collect(),
             };
             for tree in fixed {
                 if tree.iter().all(|(from, to)| network.joins(*from, *to)) && !found.contains(&tree) {
                     found.push(tree);
                 }
+            }
+            if *trees == Candidates::Pair && found.len() < 2 {
+                return None;
             }
             // No copy engine copies between host memories.
             let is_host = |device: usize| network.devices[device].is_host();
@@ -506,15 +542,18 @@ impl Problem<'_> {
             let own = left / (rings[device] * u64::from(SLOTS));
             if network.devices[device].is_host() { own.min(HOST_RINGS / (hosts * u64::from(SLOTS))) } else { own }
         };
+        let mut users: ahash::HashMap<(usize, usize), u32> = ahash::HashMap::default();
+        shares.iter().flat_map(|share| &share.tree).for_each(|hop| *users.entry(*hop).or_default() += 1);
         // Bytes of each group that are still to be given out: of which source, from where on.
         let mut begin = vec![(0, 0); groups.len()];
         for share in shares {
             let (group, flow) = (&groups[share.group], &flows[share.group]);
-            let most = share.relays(flow).map(|device| room(device).min(MOST_STAGED)).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
-            if most < LEAST_CHUNK {
+            let most = share.relays(flow).map(room).min().unwrap_or(u64::MAX) / GRAIN * GRAIN;
+            if most == 0 {
                 return None;
             }
-            share.chunk_bytes = self.chunk_bytes(share, by).min(most);
+            let is_alone = share.tree.len() == 1 && users[&share.tree[0]] == 1;
+            share.chunk_bytes = self.chunk_bytes(share, by, is_alone).min(most);
             let (source, offset) = &mut begin[share.group];
             let mut left = share.bytes;
             while left > 0 {
@@ -533,24 +572,21 @@ impl Problem<'_> {
         Some(())
     }
 
-    /// Bytes of a chunk: the root of what the copies before the last take over what each further chunk costs them.
-    fn chunk_bytes(&self, share: &Share, by: &Try) -> u64 {
+    /// Bytes of a chunk, all where what it moves passes nothing and `is_alone` between its devices: the root of what the copies before the last take over what each further chunk costs them.
+    fn chunk_bytes(&self, share: &Share, by: &Try, is_alone: bool) -> u64 {
         let Problem { machine, options, network, flows, .. } = self;
         let (Share { tree, bytes, .. }, flow) = (share, &flows[share.group]);
         let hops = depth(tree).saturating_sub(1).max(by.lanes as u32 - 1);
-        if hops == 0 {
+        if hops == 0 || is_alone {
             return *bytes;
         }
         let slowest = tree.iter().flat_map(|hop| network.work_of(flow, *hop)).map(|work| work.1).fold(0.0, f64::max);
         let seconds = *bytes as f64 * slowest;
         let best = ((f64::from(hops) * seconds / machine.costs().chunk_via_gpu).sqrt() * by.chunks) as u64;
-        let chunk = bytes.div_ceil(best.clamp(2, MOST_CHUNKS)).max(LEAST_CHUNK);
-        let passes_host = share.relays(flow).any(|device| network.devices[device].is_host());
-        let chunk = match if passes_host { options.host_chunks } else { options.relay_chunks } {
-            Some(count) => bytes.div_ceil(u64::from(count)),
-            None => options.chunk_bytes.map_or(chunk, |asked| chunk.min(asked)),
-        };
-        chunk.div_ceil(GRAIN).saturating_mul(GRAIN).min(*bytes)
+        let chunk = bytes.div_ceil(best.clamp(1, MOST_CHUNKS)).next_multiple_of(GRAIN);
+        let relays = || share.relays(flow).map(|device| network.devices[device]);
+        let via = relays().find(|device| device.is_host()).or_else(|| relays().next()).unwrap_or(DeviceId::gpu(0));
+        options.chunk(via, *bytes).unwrap_or(chunk).min(*bytes)
     }
 
     /// The program: that of the rest of the batch, and the chunks of all trees, which go on together.

@@ -110,18 +110,25 @@ impl<'n> Ways<'n> {
 
     /// Returns the ways for bytes that begin in `src`.
     pub fn from(&self, src: usize, prices: &[f64]) -> WaysFrom<'_> {
-        let Ways { network, last, passing, .. } = self;
+        let Ways { network, last, .. } = self;
         if !network.devices[src].is_host() {
             return WaysFrom { ways: self, src, own: None };
         }
         let count = network.devices.len();
+        let is_host = |device: usize| network.devices[device].is_host();
         let direct = |to: usize| if network.joins(src, to) && to != src { network.price(src, to, false, prices) } else { f64::INFINITY };
-        let first: Vec<f64> = (0..count).map(|to| if network.devices[to].is_host() { f64::INFINITY } else { direct(to) }).collect();
-        let mut to_pass = Table::new(first.clone(), |to| to as u32);
-        to_pass.price[src] = 0.0;
-        for by in (0..count).filter(|by| self.may_pass[*by] && first[*by].is_finite()) {
-            (0..count).for_each(|to| to_pass.improve(to, first[by] + passing.price[by * count + to], by as u32));
+        let first = (0..count).map(|to| if is_host(to) { f64::INFINITY } else { direct(to) }).collect();
+        let mut to_pass = Table::new(first, |_| src as u32);
+        // The nearest device first (Dijkstra 1959). No way passes the source again, even if staged bytes leave it at a lower price.
+        let mut left: Vec<usize> = (0..count).filter(|device| *device != src && self.may_pass[*device]).collect();
+        while let Some(at) = (0..left.len()).min_by(|a, b| to_pass.price[left[*a]].total_cmp(&to_pass.price[left[*b]])) {
+            let by = left.swap_remove(at);
+            let reached = to_pass.price[by];
+            for &to in left.iter().filter(|to| reached.is_finite() && network.joins(by, **to) && !(is_host(by) && is_host(**to))) {
+                to_pass.improve(to, reached + network.price(by, to, is_host(by) || is_host(to), prices), by as u32);
+            }
         }
+        to_pass.price[src] = 0.0;
         (0..count).filter(|to| *to != src && !self.may_pass[*to]).for_each(|to| to_pass.price[to] = f64::INFINITY);
         let mut to_end = Table::new((0..count).map(direct).collect(), |_| src as u32);
         to_end.price[src] = 0.0;
@@ -157,10 +164,11 @@ impl WaysFrom<'_> {
         }
     }
 
-    fn pass(&self, from: usize, to: usize) -> (f64, usize) {
+    /// Returns the price of a way to a device that passes the bytes on.
+    fn pass(&self, from: usize, to: usize) -> f64 {
         match &self.own {
-            Some((passing, _)) if from == self.src => passing.get(to),
-            _ => self.ways.passing.get(from * self.devices() + to),
+            Some((passing, _)) if from == self.src => passing.price[to],
+            _ => self.ways.passing.price[from * self.devices() + to],
         }
     }
 
@@ -169,8 +177,16 @@ impl WaysFrom<'_> {
     }
 
     fn way_passing(&self, mut from: usize, to: usize, steps: &mut Tree) {
+        if let Some((passing, _)) = self.own.as_ref().filter(|_| from == self.src) {
+            let before = |device: &usize| passing.device[*device] as usize;
+            let first = steps.len();
+            let way = std::iter::successors(Some(to), |device| Some(before(device))).take_while(|device| *device != from);
+            steps.extend(way.map(|device| (before(&device), device)));
+            steps[first..].reverse();
+            return;
+        }
         while from != to {
-            let next = self.pass(from, to).1;
+            let next = self.ways.passing.device[from * self.devices() + to] as usize;
             steps.push((from, next));
             from = next;
         }
@@ -261,7 +277,7 @@ impl WaysFrom<'_> {
             }
             for from in 0..count {
                 for (at, (price, one)) in split.iter().enumerate() {
-                    let price = self.pass(from, at).0 + price;
+                    let price = self.pass(from, at) + price;
                     if price < best[set * count + from].0 {
                         best[set * count + from] = (price, at, *one);
                     }

@@ -99,6 +99,20 @@ impl Machine {
         machine
     }
 
+    /// Returns this machine with other numbers of GPUs: GPU `n` is the former `gpus[n]`. `gpus` names each GPU once. The topology stays unchanged.
+    pub fn renumbered(&self, gpus: &[u32]) -> Machine {
+        let mut machine = self.clone();
+        let count = self.devices.len();
+        let old = |at: usize| gpus.get(at).map_or(at, |gpu| *gpu as usize);
+        for from in 0..count {
+            machine.devices[from] = self.devices[old(from)];
+            for to in 0..count {
+                machine.routes[from * count + to].clone_from(&self.routes[old(from) * count + old(to)]);
+            }
+        }
+        machine
+    }
+
     /// Returns this machine with each resource's capacity multiplied by `factor`, which must be more than 0. The routes stay unchanged,
     /// because copy engines use their route however slow it is. The topology stays unchanged too.
     pub fn scaled(&self, factor: impl Fn(ResourceId) -> f64) -> Machine {

@@ -12,8 +12,9 @@
 //! - The first byte moves after issue and `copy`, `batch + batch_segment·segments` or `kernel + kernel_segment·segments`, then each hop's
 //!   latency.
 //! - Lanes run in order. An operation that waits for another lane, or that another lane waits for, starts `chunk_via_host` after the last
-//!   operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's stream; the others
-//!   fork from it and join it, `fork_join_staged/2` each.
+//!   operation that it waits for. Other operations start `issue` after the previous one, in a graph `graph_gap`. The first lane is the
+//!   caller's stream. The others fork from it and join it, half of `fork_join_staged` each if chunks are handed over, half of `fork_join_gpus`
+//!   between GPUs, and at no cost within one GPU.
 //! - Rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2` apart. Of
 //!   all rings in use, of any process, 32 MiB stay in the cache and draw `staged`; the rest draws like plain copies.
 //! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A kernel draws `1/kernel_efficiency`
