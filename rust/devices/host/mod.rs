@@ -166,24 +166,27 @@ impl HostBackend {
             fate: execution.fate.cloned(),
         };
         let node = Node::new(HostWork::Run(Box::new(run)), &self.queue);
+        let bytes: RingBytes =
+            (execution.rings.iter().zip(&execution.program.rings)).map(|(base, ring)| *base..base + ring.bytes()).collect();
+        let claim = (!bytes.is_empty()).then(|| Node::new(HostWork::Claim(Arc::clone(&self.rings), Arc::clone(&node), bytes), &self.queue));
+        // An execution that holds rings waits for nothing: earlier executions may still have to claim the same rings.
+        let first = claim.as_ref().unwrap_or(&node);
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
                 what: "submit".into(),
                 reason: "an execution can only come after executions of its own backend".into(),
                 code: 0,
             })?;
-            earlier.precede(&node);
+            earlier.precede(first);
         }
-        let bytes: RingBytes =
-            (execution.rings.iter().zip(&execution.program.rings)).map(|(base, ring)| *base..base + ring.bytes()).collect();
         self.streams.with(execution.stream, |stream| {
-            if bytes.is_empty() {
-                stream.chain.append(&node);
-            } else {
-                let claim = Node::new(HostWork::Claim(Arc::clone(&self.rings), Arc::clone(&node), bytes), &self.queue);
-                let end = Node::new(HostWork::GiveBack(Arc::clone(&self.rings), Arc::clone(&node)), &self.queue);
-                node.precede(&end);
-                stream.chain.append_row(&claim, Some(&end));
+            let end = claim.as_ref().map(|_| Node::new(HostWork::GiveBack(Arc::clone(&self.rings), Arc::clone(&node)), &self.queue));
+            match &end {
+                None => stream.chain.append(&node),
+                Some(end) => {
+                    node.precede(end);
+                    stream.chain.append_row(first, Some(end));
+                }
             }
             Ok(())
         })?;
