@@ -46,8 +46,8 @@ std::uintptr_t find(const link_map *object, const char *name) {
     for (const char *at = name; *at != 0; ++at) {
         hash = hash * 33 + static_cast<unsigned char>(*at);
     }
-    // Table layout: number of buckets, first symbol, number of 64-bit filter words, filter shift; filter, buckets,
-    // hashes.
+    // The table has a header of four words, then the filter, the buckets and the hashes. The header holds the number of
+    // buckets, the first symbol, the number of 64-bit filter words and the filter shift.
     const std::uint32_t *buckets = words + 4 + std::size_t{2} * words[2];
     const std::uint32_t *hashes = buckets + words[0];
     for (std::uint32_t i = buckets[hash % words[0]]; i >= words[1]; ++i) {

@@ -15,7 +15,7 @@ struct settings {
     bool on = true;
     /// `MPGPU_PRELOAD_MIN_BYTES`: smaller copies are passed through.
     std::size_t min_bytes = std::size_t{1} << 20;
-    /// `MPGPU_PRELOAD_GPUS`: a bit for each GPU that mpgpu may use; empty for the GPUs that the program uses.
+    /// Bit mask of the GPUs that mpgpu may use (`MPGPU_PRELOAD_GPUS`). Empty for the GPUs that the program uses.
     std::optional<std::uint64_t> gpus;
     /// True if `MPGPU_RELAY_GPUS` is set, which the library reads.
     bool names_relays = false;
