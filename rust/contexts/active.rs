@@ -1,17 +1,17 @@
-//! Tracks which streams of a context copy now, as far as is known without querying a device.
+//! Estimates which streams of a context are copying now, without querying a device.
 //!
-//! Copies of several streams take bandwidth from each other. The variant that is fastest for one isolated stream may be slow for all,
-//! because a relay's link may be another stream's direct link. So each execution of a plan learns if other streams copy, and to or from
-//! which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the duration of its last execution, because
-//! programs keep several executions in flight. A wrong answer does not affect results; the time of an execution is then only counted as the
-//! wrong kind of timing.
+//! Copies of several streams take bandwidth from each other. The variant of a plan that is fastest for an isolated stream may slow down all
+//! streams, because the link to a relay GPU may be the direct link of another stream. So each execution of a plan first asks this module if
+//! other streams are copying, and to or from which GPUs ([`choosing`](super::choosing)). A stream counts as active for several times the
+//! duration of its last execution, because programs keep several executions in flight. A wrong estimate never affects results: the measured
+//! time of an execution is then only filed under the wrong kind of timing (isolated, or while other streams copy).
 
 use crate::backend::StreamHandle;
 use crate::sync::{AtomicU64, Ordering};
 use crate::topology::DeviceId;
 use std::time::{Duration, Instant};
 
-/// Largest number of streams that are tracked. If more streams copy, those that have not copied for the longest time are forgotten.
+/// Maximum number of streams that are tracked. If more streams copy, the streams whose copies end first are forgotten.
 const STREAMS: usize = 16;
 
 /// Time for which a stream counts as active, as a multiple of the duration of its last execution.
@@ -23,14 +23,14 @@ pub(super) struct ActiveStreams {
     streams: [ActiveStream; STREAMS],
 }
 
-/// Copies of other streams that are in progress.
+/// Copies of other streams that were in progress when an execution was enqueued.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OtherCopies {
     pub any: bool,
     pub ends: GpuEnds,
 }
 
-/// Sets of the GPUs that copies write to and read from.
+/// GPUs at the two ends of one or several copies: the GPUs that are written to, and the GPUs that are read from.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GpuEnds {
     pub to: GpuSet,
@@ -58,15 +58,15 @@ impl GpuSet {
     }
 }
 
-/// Entry for one stream, written by the executing thread. If two threads claim the same entry at the same time, the entry of one of them is
-/// lost.
+/// Entry of the table of active streams: one stream and the GPUs of its last execution. The thread that enqueues the execution writes the
+/// entry. If two threads claim the same entry at the same time, the data of one of them is lost.
 #[derive(Debug, Default)]
 struct ActiveStream {
     handle: AtomicU64,
-    /// Bit mask of the GPUs that the stream's last execution writes to.
+    /// Bit mask ([`GpuSet`]) of the GPUs that the stream's last execution writes to.
     to: AtomicU64,
     from: AtomicU64,
-    /// Time up to which the stream counts as active, in nanoseconds since `since`; 0 for a free entry.
+    /// Time until which the stream counts as active, in nanoseconds after [`ActiveStreams::since`]; 0 if the entry is free.
     until: AtomicU64,
 }
 
@@ -75,8 +75,8 @@ impl ActiveStreams {
         ActiveStreams { since: Instant::now(), streams: Default::default() }
     }
 
-    /// Records that an execution between these GPUs, which takes about the duration `takes`, is enqueued in `stream`. Returns the copies of
-    /// other streams that are in progress.
+    /// Records that an execution is enqueued in `stream`. `takes` is its expected duration, and `ends` holds the GPUs between which it
+    /// copies. Returns the copies that other streams have in progress.
     pub fn enters(&self, stream: StreamHandle, takes: Duration, ends: GpuEnds) -> OtherCopies {
         self.enters_at(self.since.elapsed(), stream.0 as u64, takes, ends)
     }
@@ -88,7 +88,7 @@ impl ActiveStreams {
         for stream in &self.streams {
             let its = stream.until.load(Ordering::Relaxed);
             if its == 0 {
-                // Entries are used in order, so all entries after this one are free too.
+                // Entries are filled in order, so all entries after this free one are free too.
                 oldest = (stream, 0);
                 break;
             }

@@ -1,4 +1,4 @@
-//! Decides which transfers are accepted, and describes them to the planner.
+//! Checks the transfers that a caller requests, and describes them to the planner.
 
 use super::error::{End, Error};
 use crate::backend::{Allocation, Backend, BackendError, MemoryKind};
@@ -19,33 +19,34 @@ pub struct Transfer {
     pub src: u64,
     /// Device whose memory holds the source, or [`Transfer::AUTO`].
     pub src_device: DeviceId,
-    /// Size of the transfer in bytes. 0 is allowed; the addresses are then ignored.
+    /// Size of the transfer in bytes. If it is 0, nothing is copied and both addresses are ignored.
     pub bytes: u64,
 }
 
 impl Transfer {
-    /// Selects the device from the address: the backend looks up the allocation. An address that the backend does not know is pageable host
-    /// memory.
+    /// Value for a device field that lets the library determine the device from the address, by looking up the allocation that contains it.
+    /// An address that the backend does not know is taken as pageable host memory.
     pub const AUTO: DeviceId = DeviceId::AUTO;
 }
 
-/// Transfer with the backend's description of its source and destination. Two equal values describe the same request. Memory that was freed
-/// and allocated again at the same address belongs to another allocation, so the values then differ.
+/// Transfer with the allocations, devices and memory kinds that the backend found for its source and destination. Two equal values describe
+/// the same request. If memory is freed and allocated again at the same address, the new allocation has a different number, so the values
+/// differ.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Address of the first destination byte.
     pub dst: u64,
     /// Address of the first source byte.
     pub src: u64,
-    /// Allocation that contains the destination, if the backend knows it.
+    /// Number of the allocation that contains the destination; `None` if the backend does not know the memory.
     pub dst_allocation: Option<NonZeroU64>,
-    /// Allocation that contains the source, if the backend knows it.
+    /// Number of the allocation that contains the source; `None` if the backend does not know the memory.
     pub src_allocation: Option<NonZeroU64>,
-    /// Devices and memory kinds of the transfer, and its size.
+    /// Devices, memory kinds and size of the transfer, as the planner receives them.
     pub shape: Shape,
 }
 
-/// The hash covers only addresses and size, because they distinguish almost all requests. Equality also compares the other fields.
+/// Hashes only the addresses and the size, because they distinguish almost all requests. Equality also compares the other fields.
 impl Hash for Located {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u128(u128::from(self.dst) << 64 | u128::from(self.src ^ self.shape.bytes.rotate_left(32)));
@@ -55,7 +56,7 @@ impl Hash for Located {
 /// Located transfers of one request. Up to four need no heap allocation.
 pub type Batch = SmallVec<[Located; 4]>;
 
-/// Result of looking up one end of a transfer.
+/// Device, memory kind and allocation of one endpoint (source or destination) of a transfer.
 #[derive(Copy, Clone)]
 struct Place {
     device: DeviceId,
@@ -64,8 +65,8 @@ struct Place {
 }
 
 impl Place {
-    /// True if the range lies inside this allocation. False if the allocation's end is unknown: such an allocation is taken to extend to
-    /// the end of the address space.
+    /// True if the `bytes` bytes at `address` lie inside this allocation. False if the backend does not know where the allocation ends.
+    /// Such an allocation is treated as extending to the end of the address space.
     fn holds(&self, address: u64, bytes: u64) -> bool {
         self.allocation.is_some_and(|Allocation { base, bytes: size, .. }| {
             let is_inside = || base <= address && bytes <= size && address - base <= size - bytes;
@@ -74,11 +75,12 @@ impl Place {
     }
 }
 
-/// Function that looks up the allocation that contains an address.
+/// Function that looks up the allocation that contains an address. It returns `None` if the address is unknown.
 type Find<'a> = &'a dyn Fn(u64) -> Result<Option<Allocation>, BackendError>;
 
-/// Looks up the source and the destination of every transfer and appends the results to `batch`. Refuses transfers that cannot be planned.
-/// [`check`] makes further checks, which are needed only for the first of several equal requests.
+/// Looks up the source and the destination of every transfer and appends the results to `batch`. Returns an error for a transfer that
+/// cannot be planned. Further checks are made by [`check`]. They are needed only when a request is planned, not when its plan is found in
+/// the cache.
 pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: &mut Batch) -> Result<(), Error> {
     if u32::try_from(transfers.len()).is_err() {
         return Err(Error::TooManyTransfers(transfers.len()));
@@ -109,11 +111,12 @@ pub fn locate(transfers: &[Transfer], machine: &Machine, find: Find<'_>, batch: 
     Ok(())
 }
 
-/// Result of the last look-up for each device. Pieces of one array often follow each other, even if devices alternate, so reusing the
-/// result saves look-ups.
+/// Result of the last look-up on each device. Consecutive transfers often copy parts of the same array, even if they alternate between
+/// devices, so reusing these results avoids most look-ups.
 type LastPlaces = SmallVec<[(DeviceId, Place); 2]>;
 
-/// Returns the last look-up's result for this device if these bytes lie in the same allocation; otherwise calls `look`.
+/// Returns the result of the last look-up on this device if the `bytes` bytes at `address` lie in the same allocation. Otherwise calls
+/// `look`.
 #[inline]
 fn near(
     last: &mut LastPlaces,
@@ -139,7 +142,7 @@ fn near(
 
 fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, machine: &Machine, find: Find<'_>) -> Result<Place, Error> {
     let inferred = device == Transfer::AUTO;
-    // Default for an inferred device whose allocation is unknown.
+    // A device that is to be inferred is the host if no allocation is known at the address.
     let device = if inferred { DeviceId::HOST } else { device };
     if !machine.contains(device) {
         return Err(Error::UnknownDevice { transfer, end, device: device.0, gpus: machine.gpu_count(), hosts: machine.host_count() });
@@ -151,7 +154,7 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     if address == 0 {
         return Err(Error::NullPointer { transfer, end, bytes });
     }
-    // The end of the range may be one past the last address of the address space, but not more.
+    // A range may end exactly at the last address of the address space, but not beyond it.
     if address.checked_add(bytes - 1).is_none() {
         return Err(Error::AddressOverflow { transfer, end, address, bytes });
     }
@@ -182,8 +185,8 @@ fn place(transfer: usize, end: End, address: u64, device: DeviceId, bytes: u64, 
     Ok(Place { device: allocation.device, kind: allocation.kind, allocation: Some(allocation) })
 }
 
-/// Assigns a common source number to the descriptions of transfers that read the same source. Small sources get no number, because they are
-/// copied to each destination separately.
+/// Gives the transfers that read the same source a common source number in `shapes`. Small sources get no number, because they are copied
+/// to each destination separately.
 pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     let mut found: ahash::HashMap<(u64, u64), (u32, usize)> = ahash::HashMap::default();
     for (at, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes >= LEAST_SHARED_BYTES) {
@@ -195,8 +198,8 @@ pub fn number_sources(batch: &[Located], shapes: &mut [Shape]) {
     }
 }
 
-/// Refuses pageable host memory that extends into an allocation of the backend, and destinations that overlap another transfer or their own
-/// source.
+/// Returns an error if pageable host memory extends into an allocation of the backend, or if a destination overlaps another transfer or its
+/// own source.
 pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
     for (transfer, t) in batch.iter().enumerate().filter(|(_, t)| t.shape.bytes > 0) {
         for (end, first, allocation) in [(End::Destination, t.dst, t.dst_allocation), (End::Source, t.src, t.src_allocation)] {
@@ -224,11 +227,11 @@ pub fn check(batch: &[Located], backend: &dyn Backend) -> Result<(), Error> {
     first_overlap(written, read).map_or(Ok(()), |(a, b)| Err(overlap(batch, a, b)))
 }
 
-/// Range of bytes that a transfer reads or writes.
+/// Range of bytes that one transfer of a batch reads or writes.
 #[derive(Copy, Clone)]
 pub struct ByteRange {
-    /// Number of the address space. Equal addresses in different spaces are different memory. The value is a rank of the node, so it is far
-    /// below 2^24.
+    /// Number of the address space in which the addresses are valid. Equal addresses in different spaces are different memory. The number
+    /// is a rank of the node, so it is below 2^24.
     pub space: u32,
     /// First address of the range.
     pub first: u64,
@@ -236,16 +239,18 @@ pub struct ByteRange {
     pub last: u64,
     /// Index in the batch of the transfer that accesses the range.
     pub transfer: usize,
-    /// End of the transfer to which the range belongs: source or destination.
+    /// Endpoint of the transfer to which the range belongs: source or destination.
     pub end: End,
 }
 
-/// Finds two overlapping ranges, at least one of which is written. Returns the range of the earlier transfer first. Takes O(n log n) time.
+/// Finds two overlapping ranges of which at least one is written. Returns the range of the earlier transfer first, or `None` if no such
+/// ranges overlap. Takes O(n log n) time.
 pub fn first_overlap(
     written: impl Iterator<Item = ByteRange> + Clone,
     read: impl Iterator<Item = ByteRange>,
 ) -> Option<(ByteRange, ByteRange)> {
-    // Sources that lie outside the hull of all destinations need no sorting. This halves the work for long lists.
+    // A source outside the hull (smallest range that contains all destinations) overlaps no destination, so it need not be sorted. This
+    // halves the work for long lists.
     let mut hulls: SmallVec<[ByteRange; 2]> = SmallVec::new();
     let (mut last, mut in_order) = (None, true);
     for range in written.clone() {
@@ -262,11 +267,12 @@ pub fn first_overlap(
         return None;
     }
     let ranges: SmallVec<[ByteRange; 8]> = written.chain(near).collect();
-    // Sorting moves integers instead of ranges. Each integer packs the space (below 2^24), the first byte and the index in the list.
+    // The sort moves integers instead of ranges. Each integer packs the number of the address space (below 2^24), the first address and the
+    // index in the list.
     let number = |(at, range): (usize, &ByteRange)| u128::from(range.space) << 104 | u128::from(range.first) << 40 | at as u128;
     let mut order: SmallVec<[u128; 8]> = ranges.iter().enumerate().map(number).collect();
     order.sort_unstable();
-    // In a list sorted by first byte, a range overlaps some earlier range exactly if it overlaps the earlier range with the greatest end.
+    // In a list that is sorted by first address, a range overlaps an earlier range exactly if it overlaps the earlier range that ends last.
     let mut reach: Option<&ByteRange> = None;
     let mut most_written: Option<&ByteRange> = None;
     for range in order.into_iter().map(|number| &ranges[(number as u64 & ((1 << 40) - 1)) as usize]) {
@@ -314,7 +320,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
 
-        /// The test uses consecutive pieces with gaps, as in paged caches, and some pieces at random places.
+        /// The test uses consecutive ranges with gaps, as in paged caches, and some ranges at random addresses.
         #[test]
         fn an_overlap_is_found_where_one_is_and_nowhere_else(
             gaps in prop::collection::vec((0_u64..3, 1_u64..20), 0..40),

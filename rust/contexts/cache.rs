@@ -1,11 +1,13 @@
-//! Bounded cache of plans: a repeated request is a look-up.
+//! Bounded cache of plans, in which a repeated request is found instead of planned again.
 //!
-//! The cache has two levels. Both are bounded by the number of plans and by the number of transfers in all entries; the least recently used
-//! entries are evicted.
+//! The cache has two levels. On each level, the number of entries and the total number of transfers in all entries are bounded. The least
+//! recently used entries are evicted.
 //!
-//! - By request: addresses, devices, sizes, memory kinds, allocation identities and options. A hit returns the same plan.
-//! - By shape, that is, without addresses: for each transfer in order its devices, memory kinds and size, and the transfers with which it
-//!   shares its source. A hit returns the planner's result and its measured times; only the addresses are checked and bound again.
+//! - The first level is keyed by the whole request: addresses, devices, sizes, memory kinds, allocation numbers and options. A hit returns
+//!   the same plan.
+//! - The second level is keyed by the request without addresses: for each transfer in order its devices, memory kinds and size, and the
+//!   other transfers that read the same source. A hit returns the planner's result with its measured times. Only the new addresses are then
+//!   checked and bound.
 //!
 //! Complete keys are compared, never hashes alone. No lock is held while planning.
 
@@ -19,34 +21,34 @@ use smallvec::SmallVec;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-/// All values that determine a plan; key of the cache's first level.
+/// All values on which a plan depends. Key of the cache's first level.
 #[derive(Clone, Debug, Eq)]
 pub struct Request {
     /// Transfers of the request, with their allocations.
     pub batch: Batch,
-    /// Options with which the planner makes the plan.
+    /// Options with which the planner is called.
     pub options: Options,
     /// True if executions of the plan choose among its variants by measured times.
     pub adapt: bool,
 }
 
-/// All values that determine the planner's result; key of the cache's second level.
+/// All values on which the planner's result depends. Key of the cache's second level.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShapeRequest {
-    /// Descriptions of the transfers, without addresses.
+    /// Devices, memory kinds and size of each transfer, without addresses.
     pub batch: SmallVec<[Shape; 4]>,
-    /// Options with which the planner makes the plan.
+    /// Options with which the planner is called.
     pub options: Options,
 }
 
-/// The hash excludes the options, because few programs use one batch with many options. Equality does compare them.
+/// Hashes the request without its options, because few programs use one batch with many options. Equality compares the options too.
 impl Hash for Request {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.batch.hash(state);
     }
 }
 
-/// Pointers are compared first: eviction looks up an entry by the entry's own key, which may be long.
+/// Compares pointers first, because eviction looks up an entry by the entry's own key, which may be long.
 impl PartialEq for Request {
     fn eq(&self, other: &Request) -> bool {
         std::ptr::eq(self, other) || (self.adapt, self.options) == (other.adapt, other.options) && self.batch == other.batch
@@ -60,19 +62,20 @@ pub struct CacheStatistics {
     pub hits: u64,
     /// Number of requests that were not in the cache.
     pub misses: u64,
-    /// Number of requests that were not in the cache, but whose transfers had been planned before at other addresses.
+    /// Number of misses for which the planner's result was cached, because transfers of the same sizes between the same devices had been
+    /// planned before at other addresses.
     pub shape_hits: u64,
-    /// Number of plans that were evicted to stay within the bound.
+    /// Number of plans that were evicted to stay within the bounds of the cache.
     pub evictions: u64,
-    /// Number of plans that are in the cache now.
+    /// Number of plans in the cache now.
     pub entries: u64,
 }
 
-/// Largest total number of transfers in all entries. A program with a paged cache sends a different long list each time, and the limit
-/// keeps about ten such lists instead of hundreds. Each transfer takes about 90 bytes.
+/// Maximum total number of transfers in all entries of one level. A program with a paged cache sends a different long list of transfers
+/// each time; with this limit about ten such lists are cached instead of hundreds. Each transfer takes about 90 bytes.
 const MOST_TRANSFERS: usize = 1 << 20;
 
-/// Entries in order of use, from which the least recently used are evicted.
+/// Map that evicts its least recently used entries.
 #[derive(Debug)]
 struct Lru<K: Key, V> {
     entries: LruCache<K, Arc<V>, ahash::RandomState>,
@@ -95,7 +98,7 @@ impl Key for ShapeRequest {
     }
 }
 
-/// Bounded store of plans and of planner results.
+/// Cache of plans and of planner results, with bounded size.
 #[derive(Debug)]
 pub struct Cache {
     bound: usize,
@@ -111,7 +114,7 @@ struct CacheState {
 }
 
 impl Cache {
-    /// Creates a cache of at most `bound` plans and `bound` planner results. With 0 the cache stores nothing.
+    /// Creates a cache of at most `bound` plans and `bound` planner results. If `bound` is 0, the cache stores nothing.
     pub fn new(bound: usize) -> Self {
         let state = CacheState { plans: Lru::new(), shapes: Lru::new(), choices: Lru::new(), statistics: CacheStatistics::default() };
         Cache { bound, state: Mutex::new(state) }
@@ -129,8 +132,9 @@ impl Cache {
         plan
     }
 
-    /// Returns the cached planner's result for transfers of these devices and sizes (`shape`), or `None`. A hit is counted in the
-    /// statistics only if `is_requested`, that is, if the caller requested these transfers and not a variant of them.
+    /// Returns the cached planner's result for transfers with these devices and sizes (`shape`), or `None`. A hit is counted in the
+    /// statistics only if `is_requested` is true, that is, if the caller requested these transfers and the library does not plan a variant
+    /// of them.
     pub fn get_shape(&self, shape: &ShapeRequest, is_requested: bool) -> Option<Arc<plan::Plan>> {
         let mut state = lock(&self.state);
         let planned = state.shapes.entries.get(shape).cloned();
@@ -138,8 +142,8 @@ impl Cache {
         planned
     }
 
-    /// Caches a plan and returns the plan to use. If another thread has cached a plan of this request meanwhile, the plan of that thread is
-    /// returned.
+    /// Adds a plan to the cache and returns the plan that the caller must use. If another thread has added a plan of the same request
+    /// meanwhile, that plan is returned instead of `plan`.
     pub fn insert(&self, request: Request, plan: Arc<Plan>) -> Arc<Plan> {
         // The list is declared before the guard, so that evicted plans are dropped after the lock is released.
         let evicted;
@@ -152,7 +156,8 @@ impl Cache {
         kept.value
     }
 
-    /// Caches the planner's result and returns the result to use; see [`insert`](Cache::insert).
+    /// Adds a planner's result to the cache and returns the result that the caller must use. If another thread has added a result for the
+    /// same key meanwhile, that result is returned instead of `planned`.
     pub fn insert_shape(&self, shape: ShapeRequest, planned: Arc<plan::Plan>) -> Arc<plan::Plan> {
         let evicted;
         let mut state = lock(&self.state);
@@ -163,13 +168,15 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the choice among variants that all plans of such transfers (`shape`) share, or `None` if no such plan has been made.
+    /// Returns the state from which executions choose among variants, for transfers with these devices and sizes (`shape`). All plans of
+    /// such transfers share this state. Returns `None` if there is none yet.
     pub(super) fn get_choice(&self, shape: &ShapeRequest) -> Option<Arc<SharedChoice>> {
         lock(&self.state).choices.entries.get(shape).cloned()
     }
 
-    /// Caches the choice among variants that all plans of such transfers (`shape`) share. Returns the choice to use; see
-    /// [`insert`](Cache::insert).
+    /// Adds the state from which executions choose among variants, for transfers with these devices and sizes (`shape`). All plans of such
+    /// transfers share this state. Returns the state that the caller must use: that of another thread if it was added earlier, otherwise
+    /// `choice`.
     pub(super) fn insert_choice(&self, shape: ShapeRequest, choice: SharedChoice) -> Arc<SharedChoice> {
         let evicted;
         let mut state = lock(&self.state);
@@ -180,7 +187,8 @@ impl Cache {
         kept.value
     }
 
-    /// Returns the choice among variants for each list of transfers (devices and sizes, without addresses) that has been planned.
+    /// Returns all states from which executions choose among variants, each with its list of transfers (devices and sizes, without
+    /// addresses).
     pub(super) fn choices(&self) -> Vec<(ShapeRequest, Arc<SharedChoice>)> {
         lock(&self.state).choices.entries.iter().map(|(shape, choice)| (shape.clone(), choice.clone())).collect()
     }
@@ -191,7 +199,7 @@ impl Cache {
         CacheStatistics { entries: state.plans.entries.len() as u64, ..state.statistics }
     }
 
-    /// Drops all entries. The counters are not reset.
+    /// Removes all entries. Does not reset the counters.
     pub fn clear(&self) {
         let mut state = lock(&self.state);
         let plans = std::mem::replace(&mut state.plans, Lru::new());
@@ -213,15 +221,15 @@ impl<K: Key, V> Lru<K, V> {
         Lru { entries: LruCache::unbounded_with_hasher(ahash::RandomState::new()), transfers: 0 }
     }
 
-    /// Inserts an entry and evicts others to stay within the bounds. The newest entry is never evicted, however many transfers it has.
+    /// Inserts an entry and evicts others so that the bounds are kept. Never evicts the newest entry, however many transfers it has.
     fn keep(&mut self, bound: usize, key: K, value: Arc<V>) -> Insertion<K, V> {
         let mut evicted = SmallVec::new();
         if bound == 0 {
             return Insertion { value, evicted };
         }
-        // The transfers are counted first, because the key is moved below.
+        // Count the transfers now, because the key is moved below.
         let transfers = key.transfers();
-        // Only one look-up is made, because the key may be long.
+        // `put` inserts and finds an earlier entry by a single look-up, which matters because the key may be long.
         if let Some(earlier) = self.entries.put(key, value.clone()) {
             self.entries.iter_mut().take(1).for_each(|(_, newest)| *newest = earlier.clone());
             return Insertion { value: earlier, evicted };

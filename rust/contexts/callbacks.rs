@@ -1,4 +1,5 @@
-//! Calls functions when work has finished. Each context has one thread for these calls, from the first request until the context closes.
+//! Calls the caller's functions when work has finished. Each context has one thread for these calls, which runs from the first request
+//! until the context closes.
 
 use super::error::Error;
 use crate::backend::{BackendError, Completion, panics};
@@ -11,10 +12,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Function that is called once, with the result of the work.
+/// Function that is called once when work has finished, with the result of the work.
 pub type Callback = Box<dyn FnOnce(Result<(), BackendError>) + Send>;
 
-/// Callback and the work that it waits for. The work is `None` if it has already finished.
+/// Callback with the work for which it waits. The work is `None` if it has already finished.
 pub(super) struct Awaited {
     pub completion: Option<Completion>,
     pub callback: Callback,
@@ -22,15 +23,15 @@ pub(super) struct Awaited {
 
 #[derive(Default)]
 struct CallbackState {
-    /// Entries that the callback thread has not taken yet.
+    /// Callbacks that were added and that the callback thread has not picked up yet.
     new: Vec<Awaited>,
     is_ending: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 thread_local! {
-    /// Address of the state of the queue that this callback thread serves; 0 on all other threads. `std::thread::current` is not used
-    /// because it would allocate memory on the caller's threads that is never freed.
+    /// Address of the [`CallbackState`] of the queue that this callback thread serves; 0 on all other threads. `std::thread::current` is
+    /// not used for this, because it would allocate memory on the caller's threads that is never freed.
     static SERVED: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -41,7 +42,7 @@ pub(super) struct CallbackQueue {
 }
 
 impl CallbackQueue {
-    /// Adds an entry to the queue, and starts the callback thread if necessary.
+    /// Adds a callback to the queue, and starts the callback thread if it does not run yet.
     pub fn add(&self, awaited: Awaited) -> Result<(), Error> {
         let (state, changed) = &*self.shared;
         let mut state = lock(state);
@@ -67,8 +68,8 @@ impl CallbackQueue {
         Ok(())
     }
 
-    /// Calls all remaining callbacks, whose work has finished, and ends the thread. Does not wait for the thread if a callback calls this
-    /// function.
+    /// Calls all remaining callbacks, whose work must have finished, and ends the callback thread. If a callback calls this function, the
+    /// function does not wait for the thread.
     pub fn end(&self) {
         let (state, changed) = &*self.shared;
         let thread = {
@@ -85,7 +86,7 @@ impl CallbackQueue {
     }
 }
 
-/// Body of the callback thread.
+/// Body of the callback thread: polls the work of all queued callbacks, and calls each callback when its work has finished.
 fn serve(state: &Mutex<CallbackState>, changed: &Condvar) {
     let mut awaited: Vec<Awaited> = Vec::new();
     let mut round = 0;

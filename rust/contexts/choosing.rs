@@ -1,13 +1,16 @@
-//! Chooses the variant of a plan that an execution uses, by measured times. [`adapt`](crate::adapt) implements the rule.
+//! Chooses the variant of a plan that an execution uses, from measured times. The rule of the choice is implemented in
+//! [`adapt`](crate::adapt).
 //!
 //! Some executions are measured by two timestamps ("moments") in the caller's stream, before and after the execution. A later execution
-//! reads them without waiting. So if a program enqueues far ahead of its streams, the times arrive later. All plans of a context that move
-//! the same sizes between the same devices share measurements and choice, whatever their addresses. So a program that uses other buffers at
-//! each step still benefits. Other activity of the stream or the machine is part of the measured time, because the caller waits for it too.
-//! Captured executions use the variant that is active at capture.
+//! reads these timestamps without waiting. So if a program enqueues far ahead of its streams, measured times become known late.
 //!
-//! The context knows which of its other streams copy at the same time (`active`). So timings taken while other streams copy are kept
-//! separately from timings of isolated executions, and each kind has its own choice.
+//! All plans of a context that move the same sizes between the same devices share their measurements and their choice, whatever their
+//! addresses. So the choice also works for a program that uses other buffers in each time step. A measured time includes the effects of
+//! other activity of the stream and the machine, because the caller waits for that too. Captured executions use the variant that is active
+//! at the time of capture.
+//!
+//! The context estimates which of its other streams are copying at the same time (`active`). Times measured while other streams copy are
+//! kept separately from times of isolated executions, and a separate choice is made from each.
 
 use crate::adapt::{Choice, Chooser, MAX_VARIANTS};
 use crate::backend::{Backend, BackendError, Moment, StreamHandle};
@@ -17,100 +20,101 @@ use serde::{Deserialize, Serialize};
 use std::hash::BuildHasher;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Number of executions between two measured executions in the steady state. Recording and reading two timestamps takes about 2 us of host
-/// time, so this adds 0.03 us per execution.
+/// Number of executions from one measured execution to the next once the choice has settled. Recording and reading two timestamps takes
+/// about 2 us of host time, so this adds 0.03 us per execution.
 pub const STEADY: u32 = 64;
 
-/// Largest number of measured executions whose times are not known yet.
+/// Maximum number of measured executions whose times are not known yet. At this number, no further execution is measured.
 const MOST_UNDER_WAY: usize = 8;
 
-/// Largest number of executions between two polls for a time that is not available yet.
+/// Maximum number of executions between two polls for a measured time that is not available yet.
 const MOST_PATIENCE: u32 = 16;
 
-/// Median times of the last measured executions, in seconds; `None` if nothing was measured.
+/// Median times of a plan's last measured executions, in seconds. A field is `None` if nothing was measured.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Median time of the active variant in seconds.
+    /// Median time in seconds of the active variant, which executions use except for trials.
     pub in_force: Option<f64>,
-    /// Median time of the plain copies in seconds.
+    /// Median time in seconds of the variant that consists of plain copies.
     pub plain: Option<f64>,
 }
 
-/// Measured times of all plans for the same devices and sizes, as stored in a file.
+/// Measured times of all plans for the same devices and sizes, as stored in a file for later runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptShape {
-    /// Hash of the machine, the library version, the transfers and the transfers' options.
+    /// Hash of the machine, the library version, the transfers (devices and sizes) and the planner's options.
     pub key: String,
     /// Total size of all transfers in bytes. It is stored only for human readers of the file.
     pub bytes: u64,
-    /// Time at which the measurement was made, in seconds since 1970.
+    /// Time at which the measurements were stored, in seconds since 1970-01-01 UTC.
     pub at: u64,
-    /// Index of the variant that was active. It is stored only for human readers of the file.
+    /// Index of the variant that was active when the measurements were stored. It is stored only for human readers of the file.
     pub in_force: usize,
-    /// Median time of each variant in nanoseconds; `None` if the variant was not measured.
+    /// Median time of each variant in nanoseconds; `None` for a variant that was not measured.
     pub medians: Vec<Option<u64>>,
 }
 
 impl KeptShape {
-    /// Returns the age of the measurement, or `None` if the measurement lies in the future.
+    /// Returns the time since the measurements were stored, or `None` if the stored time lies in the future.
     pub fn age(&self) -> Option<Duration> {
         now()?.checked_sub(Duration::from_secs(self.at))
     }
 }
 
-/// Returns the time since 1970, or `None` if the clock is set to an earlier time.
+/// Returns the time since 1970-01-01 UTC, or `None` if the clock is set to an earlier time.
 pub(super) fn now() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }
 
-/// State of the choice among variants. All plans for the same devices and sizes share it, whatever their addresses.
+/// State from which executions choose among variants. All plans for the same devices and sizes share one such state, whatever their
+/// addresses.
 #[derive(Debug)]
 pub(super) struct SharedChoice {
-    /// State of the choice for isolated executions.
+    /// Choice for isolated executions.
     pub(super) alone: Mutex<Choosing<Moments>>,
-    /// State of the choice for executions while other streams copy.
+    /// Choice for executions that run while other streams copy.
     pub(super) beside: Mutex<Choosing<Moments>>,
-    /// Expected duration of an execution in nanoseconds.
+    /// Expected duration of an execution in nanoseconds: predicted at first, later measured.
     pub(super) takes: AtomicU64,
-    /// Measurements of an earlier run from which this choice has started, if any.
+    /// Measurements of an earlier run with which this choice started; `None` if there were none.
     pub(super) kept: Option<KeptShape>,
 }
 
-/// Choice among variants, with its measurements in flight. `M` is the type of a measurement.
+/// Choice among the variants of a plan, with the measurements that are not complete yet. `M` is the type of a measurement.
 #[derive(Debug)]
 pub struct Choosing<M> {
     pub(super) chooser: Chooser,
     executions: [u64; MAX_VARIANTS],
     measured: [u64; MAX_VARIANTS],
     under_way: Vec<M>,
-    /// Number of executions until the measurements in flight are polled again, and the interval between polls that was used last.
+    /// Number of executions until the incomplete measurements are polled again, and the number of executions between the last two polls.
     patience: (u32, u32),
-    /// True if the backend can measure executions.
+    /// True if the backend can measure executions. If false, executions always use the active variant.
     is_timed: bool,
 }
 
-/// Measurement of one execution.
+/// Measurement of one execution, whose result may become available later.
 pub trait Measurement {
-    /// Returns the variant that the execution used.
+    /// Returns the index of the variant that the execution used.
     fn variant(&self) -> usize;
-    /// Returns the execution's time if it is available. Does not wait.
+    /// Returns the execution's time in nanoseconds if it is available. Does not wait.
     fn read(&mut self) -> Result<Reading, BackendError>;
 }
 
-/// Result of reading a [`Measurement`].
+/// Result of polling a [`Measurement`].
 pub enum Reading {
-    /// The execution took this time in nanoseconds.
+    /// The execution is complete and took this time in nanoseconds.
     Known(u64),
     /// The time is not available yet.
     Later,
-    /// The time will never be available.
+    /// The time will never become available.
     Never,
 }
 
 /// Timestamps before and after an execution.
 #[derive(Debug)]
 pub struct Moments {
-    /// Variant that the execution used.
+    /// Index of the variant that the execution used.
     pub variant: usize,
     /// Timestamp before the execution.
     pub begin: Moment,
@@ -119,8 +123,8 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Calls `run`, which enqueues a variant in `stream`, between two timestamps. Returns the result of `run`. Also returns the timestamps
-    /// if the backend can record them.
+    /// Records a timestamp in `stream`, calls `run`, which enqueues the plan's variant with index `variant`, and records a second
+    /// timestamp. Returns the result of `run`, and the timestamps or the error of recording them.
     pub fn around<T, E: From<BackendError>>(
         variant: usize,
         backend: &dyn Backend,
@@ -144,27 +148,28 @@ impl Measurement for Moments {
     }
 }
 
-/// Description of one variant and its measured times.
+/// Description of one variant of a plan, with its measured times.
 pub struct Known {
-    /// Name of the variant, for example for messages.
+    /// Name of the variant, as shown in messages.
     pub name: &'static str,
-    /// Time of an execution of the variant according to the model, in seconds.
+    /// Time of one execution of the variant that the model predicts, in seconds.
     pub predicted: f64,
     /// Median time of the last measured executions of the variant, in seconds; `None` if none was measured.
     pub median: Option<f64>,
     /// Number of executions that used the variant.
     pub executions: u64,
-    /// Number of executions of the variant whose time is known.
+    /// Number of executions of the variant whose measured time is known.
     pub measured: u64,
-    /// True if this is the active variant. Executions use it, except for trials of the other variants.
+    /// True if this is the active variant, which executions use except for trials of the other variants.
     pub is_in_force: bool,
 }
 
 impl SharedChoice {
-    /// Creates the choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the modelled time of the first variant in
-    /// seconds. `kept` holds measurements of an earlier run and is used if it has the same number of variants.
+    /// Creates the state of a choice among `variants` variants, at most [`MAX_VARIANTS`]. `predicted` is the time in seconds that the model
+    /// predicts for the first variant. `kept` holds measurements of an earlier run, which are used only if they cover the same number of
+    /// variants.
     pub fn new(variants: usize, predicted: f64, kept: Option<&KeptShape>) -> SharedChoice {
-        // Contexts and processes that share a machine must not try their variants at the same moments.
+        // A random seed, so that contexts and processes on one machine do not try other variants at the same moments.
         let seed = std::hash::RandomState::new().hash_one(variants);
         let kept = kept.filter(|kept| kept.medians.len() == variants).cloned();
         let known = kept.as_ref().map_or_else(|| vec![None; variants], |kept| kept.medians.clone());
@@ -180,7 +185,8 @@ impl SharedChoice {
         if is_beside { &self.beside } else { &self.alone }
     }
 
-    /// Returns the active variant and the known medians of all variants for isolated executions, or `None` if nothing was measured.
+    /// Returns the values to store for later runs: the index of the active variant, and the median time of each variant in nanoseconds.
+    /// Both are for isolated executions. Returns `None` if nothing was measured in this run.
     pub fn to_keep(&self) -> Option<(usize, Vec<Option<u64>>)> {
         let state = lock(&self.alone);
         let is_measured = state.measured.iter().any(|times| *times > 0);
@@ -189,20 +195,20 @@ impl SharedChoice {
 }
 
 impl<M: Measurement> Choosing<M> {
-    /// Creates the state of a choice that starts with the knowledge of `chooser` and has no measurements in flight.
+    /// Creates a choice that starts with the times that `chooser` knows and has no incomplete measurements.
     pub fn new(chooser: Chooser) -> Choosing<M> {
         let (executions, measured) = ([0; MAX_VARIANTS], [0; MAX_VARIANTS]);
         Choosing { chooser, executions, measured, under_way: Vec::new(), patience: (0, 0), is_timed: true }
     }
 
-    /// Returns the variant for the next execution, and whether that execution is to be measured.
+    /// Returns the variant that the next execution must use, and whether to measure that execution.
     pub fn choose(&mut self) -> Choice {
         self.read();
         if !self.is_timed {
             return Choice { variant: self.in_force(), measure: false };
         }
         let choice = self.chooser.next_execution();
-        // A variant that is not active is tried only if its time can be measured.
+        // A variant other than the active one is tried only if its time can be measured.
         if choice.measure && self.under_way.len() < MOST_UNDER_WAY {
             choice
         } else {
@@ -215,12 +221,12 @@ impl<M: Measurement> Choosing<M> {
         self.chooser.variants()
     }
 
-    /// Returns the active variant, which executions use except for trials.
+    /// Returns the index of the active variant, which executions use except for trials.
     pub fn in_force(&self) -> usize {
         self.chooser.in_force()
     }
 
-    /// Returns the medians of the active variant and of the plain copies, from the measurements read so far.
+    /// Returns the median times of the active variant and of the plain copies, from the times read so far.
     pub fn medians(&self) -> Measured {
         Measured { in_force: self.median(self.in_force()), plain: self.median(self.variants() - 1) }
     }
@@ -234,13 +240,13 @@ impl<M: Measurement> Choosing<M> {
         self.executions.iter().sum()
     }
 
-    /// Counts an execution that uses `variant`.
+    /// Counts one execution that uses the variant with index `variant`.
     pub fn takes(&mut self, variant: usize) {
         self.executions[variant] += 1;
     }
 
-    /// Reads the times that are available and returns a description of each variant. `named` yields the name and the modelled time in
-    /// seconds of each variant.
+    /// Reads the measured times that are available, then returns a description of each variant. `named` yields the name of each variant and
+    /// its predicted time in seconds.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         self.patience.0 = 0;
         self.read();
@@ -255,7 +261,7 @@ impl<M: Measurement> Choosing<M> {
         known.collect()
     }
 
-    /// Adds the measurement of an execution to those in flight. If it could not be made, records that executions cannot be measured.
+    /// Adds a measurement that is not complete yet. If `measurement` is an error, stops measuring executions of these plans.
     pub fn measure(&mut self, measurement: Result<M, BackendError>) {
         match measurement {
             Ok(measurement) => self.under_way.push(measurement),
@@ -263,7 +269,8 @@ impl<M: Measurement> Choosing<M> {
         }
     }
 
-    /// Reads the times that are available from the measurements in flight.
+    /// Polls the incomplete measurements, and passes the times that are available to the chooser. Skips most polls while no time becomes
+    /// available.
     fn read(&mut self) {
         if self.under_way.is_empty() {
             return;
@@ -303,7 +310,7 @@ impl<M: Measurement> Choosing<M> {
 }
 
 impl Known {
-    /// Returns a human-readable description of the variant in one line, without a newline.
+    /// Returns a human-readable description of the variant and its times in one line, without a newline.
     pub fn sentence(&self) -> String {
         let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
         let measured = self.median.map_or("not measured".into(), |median| format!("measured {}, {}", time(median), times(self.measured)));
@@ -311,7 +318,7 @@ impl Known {
         format!("{}: modelled {}, {measured}; executed {}{in_force}", self.name, time(self.predicted), times(self.executions))
     }
 
-    /// Returns a description of the variant as JSON.
+    /// Returns a description of the variant and its times as JSON.
     pub fn to_json(&self) -> serde_json::Value {
         serde_json::json!({
             "name": self.name,

@@ -1,7 +1,7 @@
-//! Reads the environment once, when a context is created, and parses it into a plain value.
+//! Reads the configuration of a context from environment variables. The environment is read once, when the context is created.
 //!
-//! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not touch the process environment.
-//! Precedence: the options of a call, then the environment, then the tuning file, then the model.
+//! [`Config::from_pairs`] is a pure function of (name, value) pairs, so that tests need not change the process environment. The options of
+//! a call take precedence over the environment, the environment over the tuning file, and the tuning file over the model's choice.
 
 use super::error::Error;
 use crate::backend::{SignalWait, USUAL_GRAPHS};
@@ -19,34 +19,35 @@ use std::sync::{Mutex, PoisonError};
 /// Backend that a context uses.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// CUDA if this build and this machine support it, otherwise the host backend.
+    /// The CUDA backend if this build and this machine support it, otherwise the host backend.
     #[default]
     Auto,
-    /// Virtual devices on CPU threads.
+    /// The host backend, which emulates GPUs by CPU threads.
     Host,
-    /// NVIDIA GPUs.
+    /// The CUDA backend, which uses NVIDIA GPUs.
     Cuda,
 }
 
 /// Checks that are made on every execution of a plan.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verify {
-    /// Release builds check nothing; debug builds check the program.
+    /// Release builds check nothing. Debug builds check the program (list of operations) of the plan.
     #[default]
     Off,
-    /// The plan validator checks the program of the plan before each execution.
+    /// The plan validator checks the program (list of operations) of the plan before each execution.
     Program,
-    /// The program is checked before each execution, and every destination byte afterwards.
+    /// The program is checked before each execution, and every destination byte is compared with its source byte afterwards.
     Bytes,
 }
 
-/// Configuration of a context, from the environment and the context's options. Fields that are `None` leave the choice to the model unless
-/// stated otherwise.
+/// Configuration of a context, from the environment and the context's options. A field that is `None` leaves the choice to the model unless
+/// its description states otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `MPGPU_BACKEND`: backend that the context uses.
     pub backend: BackendChoice,
-    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file.
+    /// `MPGPU_TOPOLOGY`: name of a preset, or path of a topology file. On CUDA, `None` selects the kept probe of these GPUs, or the
+    /// topology that the driver reports if there is no probe. On the host backend, `None` selects a default preset.
     pub topology: Option<String>,
     /// `MPGPU_ENGINE`: executor that runs plans.
     pub engine: Engine,
@@ -66,12 +67,12 @@ pub struct Config {
     pub min_bytes: Option<u64>,
     /// `MPGPU_STAGING_BYTES`: size in bytes of the staging arena of each device that needs one.
     pub staging_bytes: u64,
-    /// `MPGPU_CACHE_PLANS`: number of plans kept for repeated requests, or 0 for none.
+    /// `MPGPU_CACHE_PLANS`: maximum number of plans in the cache, or 0 to cache none.
     pub cache_plans: usize,
-    /// `MPGPU_CACHE_GRAPHS`: number of programs whose graphs are kept, 1 or more.
+    /// `MPGPU_CACHE_GRAPHS`: maximum number of programs whose graphs are cached, 1 or more.
     pub cache_graphs: usize,
-    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. `None`
-    /// selects the tuning that is kept with the probe, if the context uses a kept probe.
+    /// `MPGPU_TUNING_FILE`: path of a file that `mpgpu tune` wrote, or [`NO_TUNING`]. The file is read when a context is created. If the
+    /// value is `None` and the context uses a kept probe, the tuning that is stored with the probe is used.
     pub tuning_file: Option<String>,
     /// `MPGPU_ADAPT`: true if executions choose among the variants of their plan by measured times.
     pub adapt: bool,
@@ -83,20 +84,20 @@ pub struct Config {
     /// `MPGPU_HOST_THREADS`: number of threads that may copy between pageable host memory and pinned memory of the library. If 0, the
     /// driver makes these copies.
     pub host_threads: u32,
-    /// `MPGPU_NODE_BLOCKS`: largest number of thread blocks of a kernel that executes a rank's part of a step. `None` selects a quarter of
-    /// the GPU's multiprocessors.
+    /// `MPGPU_NODE_BLOCKS`: maximum number of thread blocks of the kernel that copies a rank's data in a communication step of a node plan.
+    /// `None` selects a quarter of the GPU's multiprocessors.
     pub node_blocks: Option<u32>,
-    /// `MPGPU_HOST_VISIBLE_DEVICES`: GPUs of the topology that are visible to this process on the host backend, in this order. `None` makes
-    /// all GPUs visible.
+    /// `MPGPU_HOST_VISIBLE_DEVICES`: on the host backend, the GPUs of the topology that this process sees, in this order. `None` makes all
+    /// GPUs visible.
     pub visible: Option<Vec<u32>>,
-    /// `MPGPU_CHECK_PEERS`: true if pairs of GPUs that report peer access are tested before a plan relies on it.
+    /// `MPGPU_CHECK_PEERS`: true if each pair of GPUs with peer access is tested for correct copies before a plan relies on it.
     pub check_peers: bool,
     /// `MPGPU_LOG`: most detailed level of messages that are written to standard error.
     pub log: Option<LevelFilter>,
-    /// Directory in which probes are kept: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` if neither variable is an absolute
-    /// path.
+    /// Directory in which probes (measurements of the machine) are stored: `mpgpu` in `XDG_CACHE_HOME`, or in `.cache` of `HOME`. `None` if
+    /// neither variable is an absolute path.
     pub cache_dir: Option<PathBuf>,
-    /// One line for each variable that starts with `MPGPU_` and is not recognised. Contexts warn about them.
+    /// Warnings about variables that start with `MPGPU_` and are not recognised, one line each. Contexts log them.
     pub unknown: Vec<String>,
 }
 
@@ -131,7 +132,7 @@ impl Default for Config {
     }
 }
 
-/// Value of `MPGPU_TUNING_FILE` that disables tuning, including the tuning that is kept with a probe.
+/// Value of `MPGPU_TUNING_FILE` that disables tuning, including the tuning that is stored with a probe.
 pub const NO_TUNING: &str = "none";
 
 const SWITCH: [(&str, bool); 4] = [("0", false), ("1", true), ("on", true), ("off", false)];
@@ -162,7 +163,7 @@ pub const VARIABLES: [&str; 22] = [
     "MPGPU_LOG",
 ];
 
-/// Variables of the interposer (`cpp/preload`), which reads them itself when it is loaded. Contexts ignore these variables.
+/// Environment variables of the interposer (`cpp/preload`), which reads them itself when it is loaded. Contexts ignore these variables.
 pub const PRELOAD: [&str; 5] =
     ["MPGPU_PRELOAD", "MPGPU_PRELOAD_GPUS", "MPGPU_PRELOAD_MIN_BYTES", "MPGPU_PRELOAD_REPORT", "MPGPU_PRELOAD_SUMS"];
 
@@ -171,15 +172,15 @@ pub const PRELOAD: [&str; 5] =
 pub const IGNORED: [&str; 2] = ["MPGPU_ROOT", "MPGPU_DIR"];
 
 impl Config {
-    /// Returns the configuration that the environment of this process specifies.
+    /// Returns the configuration that the environment of this process specifies. Fails if a variable has an invalid value.
     pub fn from_environment() -> Result<Config, Error> {
         Config::from_pairs(std::env::vars_os())
     }
 
-    /// Returns the configuration that a list of variables specifies. Names that do not start with `MPGPU_` are ignored, except
+    /// Returns the configuration that a list of (name, value) pairs specifies. Names that do not start with `MPGPU_` are ignored, except
     /// `XDG_CACHE_HOME` and `HOME`. Any other name that is not in [`VARIABLES`], [`PRELOAD`] or [`IGNORED`] is recorded as unknown, because
-    /// a misspelt variable without effect is hard to find. It is not an error, because programs whose environment module sets `MPGPU_HOME`
-    /// must run.
+    /// a misspelt variable would otherwise have no visible effect. Such a name is not an error, because an environment module may set a
+    /// variable such as `MPGPU_HOME`.
     pub fn from_pairs<N: Into<OsString>, V: Into<OsString>>(pairs: impl IntoIterator<Item = (N, V)>) -> Result<Config, Error> {
         let mut config = Config::default();
         let (mut cache, mut home) = (None, None);
@@ -206,7 +207,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Warns about unknown variables, once per variable in each process.
+    /// Logs a warning for each unknown variable, once in each process.
     pub(super) fn warn_of_unknown(&self) {
         static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         for line in &self.unknown {
@@ -288,19 +289,20 @@ impl Config {
     }
 }
 
-/// Largest number of threads that `MPGPU_HOST_THREADS` accepts.
+/// Maximum number of threads that `MPGPU_HOST_THREADS` accepts.
 pub const MOST_THREADS: u32 = 256;
 
-/// Returns the default of `MPGPU_HOST_THREADS`. It is the number of CPUs that affinity and control group allow; if there are more than
-/// four, one is left to the program's own thread. It is at most 16, about the number that fills two links (two H200: 57 GB/s to a GPU with
-/// 12 threads; from a GPU 46 GB/s with 12 and 57 GB/s with 20).
+/// Returns the default of `MPGPU_HOST_THREADS`: the number of CPUs that affinity and control group allow to this process. If there are more
+/// than four, one CPU is left to the program's own thread. The default is at most 16, because about 16 threads saturate two links (two
+/// H200: 57 GB/s to a GPU with 12 threads; from a GPU 46 GB/s with 12 threads and 57 GB/s with 20).
 fn usual_threads() -> u32 {
     const MOST: usize = 16;
     let allowed = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     (if allowed > 4 { allowed - 1 } else { allowed }).min(MOST) as u32
 }
 
-/// Options of one planning call. A field that is `None` uses the environment's value, then the model's.
+/// Options of one planning call. If a field is `None`, the value from the environment applies. If the environment has none, the tuning file
+/// or the model decides.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Executor that runs the plan.
@@ -319,14 +321,15 @@ pub struct PlanOptions {
     pub host_chunks: Option<u32>,
     /// Size in bytes below which a transfer uses one path.
     pub min_bytes: Option<u64>,
-    /// Largest amount of staging memory on each device in bytes; at most the amount of the context.
+    /// Maximum amount of staging memory on each device in bytes. It must not exceed the amount of the context.
     pub staging_bytes: Option<u64>,
     /// True if executions choose among the variants of the plan by measured times.
     pub adapt: Option<bool>,
 }
 
 impl PlanOptions {
-    /// Returns the planner's options: the values of this call, then those of the environment, then the defaults.
+    /// Returns the planner's options: the values of this call, then those of the environment, then the defaults. Fails if `staging_bytes`
+    /// exceeds the amount of the context.
     pub fn resolve(&self, config: &Config) -> Result<Options, Error> {
         self.resolve_tuned(config, None)
     }
@@ -336,10 +339,11 @@ impl PlanOptions {
         self.engine.unwrap_or(config.engine)
     }
 
-    /// Returns the planner's options: the values of this call, then those of the environment, then those of the tuning, then the defaults.
+    /// Returns the planner's options: the values of this call, then those of the environment, then those of the tuning file (`advice`),
+    /// then the defaults.
     ///
-    /// The values of a tuning were measured together. If one of them is overridden, the others still apply. An exception is the finding
-    /// that several paths are faster than one: the model decides that again.
+    /// The values of a tuning were measured together. If the call or the environment overrides one of them, the others still apply, with
+    /// one exception: the tuning's finding that several paths are faster than one no longer counts, and the model decides that again.
     pub fn resolve_tuned(&self, config: &Config, advice: Option<&Advice>) -> Result<Options, Error> {
         let (max_paths, host_path) = (self.max_paths.or(config.max_paths), self.host_path.or(config.host_path));
         let (chunk_bytes, min_bytes) = (self.chunk_bytes.or(config.chunk_bytes), self.min_bytes.or(config.min_bytes));
@@ -379,14 +383,15 @@ impl PlanOptions {
     }
 }
 
-/// Returns the cache directory according to the XDG base directory specification. A path that is not absolute is ignored.
+/// Returns mpgpu's cache directory according to the XDG base directory specification, from the values of `XDG_CACHE_HOME` and `HOME`. A
+/// path that is not absolute is ignored. Returns `None` if neither is usable.
 fn cache_dir(cache: Option<&OsStr>, home: Option<&OsStr>) -> Option<PathBuf> {
     let absolute = |path: &OsStr| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let base = cache.and_then(absolute).or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
     Some(base.join("mpgpu"))
 }
 
-/// Returns the value whose name is `text`. If there is none, returns the error that `must` makes from the list of all names.
+/// Returns the value whose name is `text`. If there is none, returns the error that `must` makes from a list of all accepted names.
 fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -> Error) -> Result<T, Error> {
     accepted.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<&str> = accepted.iter().map(|(name, _)| *name).collect();
@@ -394,15 +399,15 @@ fn one_of<T: Copy>(text: &str, accepted: &[(&str, T)], must: impl FnOnce(&str) -
     })
 }
 
-/// Returns the known variable that the user probably meant by the misspelt `name`, or `None`.
+/// Returns the known variable that is most similar to the unknown `name`, or `None` if no variable is similar.
 fn nearest(name: &str) -> Option<&'static str> {
     let upper = name.to_ascii_uppercase();
     let (distance, near) = VARIABLES.iter().chain(&PRELOAD).map(|v| (edits(&upper, v), *v)).min()?;
-    // All names start with "MPGPU_"; a third of the remaining characters may differ.
+    // All names start with "MPGPU_". Up to a third of the remaining characters may differ, or three if the name is short.
     (distance * 3 <= near.len().saturating_sub("MPGPU_".len()).max(3)).then_some(near)
 }
 
-/// Returns the Levenshtein distance of two strings.
+/// Returns the Levenshtein distance of two strings (number of characters to insert, delete or replace).
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,7 +1,7 @@
-//! Memory that the caller has freed, but that is passed back to the backend only later.
+//! Keeps memory that the caller has freed until it can be freed in the backend.
 //!
-//! For the caller the memory is freed as soon as the call to free it returns. A driver's free waits for the whole device, but a free in
-//! stream order must not wait. Freeing the memory of a node plan must not wait either, because other ranks may use that memory for some
+//! For the caller, the memory is freed as soon as the call to free it returns. The driver's own free waits for the whole device, but a free
+//! in stream order must not wait. Freeing the memory of a node plan must not wait either, because other ranks may use that memory for some
 //! time.
 
 use super::peer_memory::PeerMemory;
@@ -11,10 +11,10 @@ use crate::sync::{Mutex, lock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Memory of one context that is waiting until the backend can free it.
+/// Memory of one context that the caller has freed and that the backend cannot free yet.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Number of entries. If it is 0, the lock need not be acquired.
+    /// Number of allocations in `freed`. If it is 0, readers need not acquire the lock.
     count: AtomicUsize,
     freed: Mutex<Vec<Freed>>,
 }
@@ -26,32 +26,32 @@ struct Freed {
     used_by: UsedBy,
 }
 
-/// Users that freed memory may still have.
+/// Users that freed memory may still have. The memory is freed in the backend when they no longer use it.
 #[derive(Debug)]
 pub(super) enum UsedBy {
-    /// Work of this process that ends with this completion.
+    /// Work of this process, which has ended when this completion is done.
     Work(Completion),
-    /// Other ranks that have the memory mapped and may use it.
+    /// Other ranks, which have the memory mapped and may use it.
     Peers,
-    /// No user. Other ranks may still have the memory mapped, but they do not use it.
+    /// No user. Other ranks may still have the memory mapped, but do not use it.
     Nobody,
 }
 
 impl Deferred {
-    /// Keeps an allocation until all its users have finished.
+    /// Adds an allocation that the caller has freed. It is kept until the users given by `used_by` have finished.
     pub fn add(&self, base: u64, bytes: u64, used_by: UsedBy) {
         let mut freed = lock(&self.freed);
         freed.push(Freed { base, bytes, used_by });
         self.count.store(freed.len(), Ordering::Release);
     }
 
-    /// True if an address lies in memory that was freed but not yet passed back to the backend.
+    /// True if an address lies in memory that the caller has freed and the backend has not.
     pub fn contains(&self, address: u64) -> bool {
         self.count.load(Ordering::Acquire) > 0 && lock(&self.freed).iter().any(|freed| address.wrapping_sub(freed.base) < freed.bytes)
     }
 
-    /// Frees remaining memory when the context closes (see [`reclaim`](Deferred::reclaim)). Waits for at most `patience` until other ranks
-    /// have unmapped the memory.
+    /// Frees all remaining memory when the context closes. Waits until other ranks have unmapped the memory, for at most `patience`, and
+    /// then frees the memory in any case.
     pub fn reclaim_all(&self, backend: &dyn Backend, sharing: &PeerMemory, patience: Duration) {
         let until = Instant::now() + patience;
         let mut round = 0;
@@ -76,14 +76,15 @@ impl Deferred {
         }
     }
 
-    /// Frees memory that is no longer used. Returns true if there was any; the caller then counts a free.
+    /// Frees in the backend all memory that is no longer used. Returns true if there was any; the caller then increments the count of
+    /// frees.
     pub fn reclaim(&self, backend: &dyn Backend, sharing: &PeerMemory) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
         }
         let mut freed = lock(&self.freed);
         let is_unused = |freed: &Freed| match &freed.used_by {
-            // Work that failed has ended too.
+            // Work that failed has ended too, so an error counts as done.
             UsedBy::Work(after) => after.is_done().unwrap_or(true),
             UsedBy::Peers => !sharing.is_mapped(freed.base, backend),
             UsedBy::Nobody => true,

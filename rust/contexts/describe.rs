@@ -51,7 +51,7 @@ impl Context {
     }
 }
 
-/// Returns name and value of each active setting; `auto` stands for the model's choice.
+/// Returns the name and the value of each active setting. The value `auto` means that the model chooses.
 fn settings(config: &Config) -> [(&'static str, Value); 17] {
     fn or_auto<T: Into<Value>>(value: Option<T>) -> Value {
         value.map_or_else(|| "auto".into(), Into::into)

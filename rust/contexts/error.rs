@@ -1,4 +1,4 @@
-//! Errors of contexts. Every message states the wrong value and, if there is one, the remedy.
+//! Errors of contexts. Every message states the invalid value and, if there is one, the remedy.
 
 use crate::backend::BackendError;
 use crate::ipc;
@@ -40,13 +40,13 @@ pub enum Error {
     /// The requested feature is not supported by this build, backend or machine.
     #[error("{0}")]
     NotSupported(String),
-    /// A transfer names a device that does not exist.
+    /// A transfer specifies a device that does not exist.
     #[error("transfer {transfer}: {end} {} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     UnknownDevice { transfer: usize, end: End, device: i32, gpus: u32, hosts: u32 },
-    /// A call names a device that does not exist.
+    /// A call specifies a device that does not exist.
     #[error("{} does not exist: this context has {}", DeviceId(*device).in_words(), devices(*gpus, *hosts))]
     NoSuchDevice { device: i32, gpus: u32, hosts: u32 },
-    /// The batch has more transfers than a program can number.
+    /// The batch has more transfers than can be numbered with 32 bits.
     #[error("{0} transfers: one batch holds at most {max}", max = u32::MAX)]
     TooManyTransfers(usize),
     /// A transfer of at least one byte has a null address.
@@ -61,7 +61,7 @@ pub enum Error {
         DeviceId(*device).in_words()
     )]
     NotDeviceMemory { transfer: usize, end: End, address: u64, bytes: u64, device: i32 },
-    /// The address of a transfer is in memory of another device than the one that the transfer names.
+    /// The address of a transfer is in memory of another device than the transfer specifies.
     #[error(
         "transfer {transfer}: {end} {address:#x} ({bytes} bytes) lies in memory of {} (allocation {base:#x}, {size} bytes), not of {}",
         DeviceId(*actual).in_words(), DeviceId(*device).in_words()
@@ -70,7 +70,7 @@ pub enum Error {
     /// The range of a transfer extends beyond the end of its allocation.
     #[error("transfer {transfer}: {end} {address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfAllocation { transfer: usize, end: End, address: u64, bytes: u64, base: u64, size: u64 },
-    /// Two transfers of the batch access the same bytes, and at least one of them writes these bytes.
+    /// Two transfers of one batch access the same bytes, and at least one of them writes these bytes.
     #[error(
         "transfer {first} and transfer {second}: the {first_end} of the one ({first_address:#x}, {first_bytes} bytes) overlaps the \
          {second_end} of the other ({second_address:#x}, {second_bytes} bytes); transfers of a batch run in no particular order, so \
@@ -97,16 +97,16 @@ pub enum Error {
     /// The context did not allocate memory at this address.
     #[error("{0:#x} was not allocated in this context, or was freed already")]
     NotAllocated(u64),
-    /// The memory cannot be registered.
+    /// The host memory cannot be registered (pinned).
     #[error("{address:#x} ({bytes} bytes) cannot be registered: {reason}")]
     NotRegistrable { address: u64, bytes: u64, reason: String },
     /// No memory is registered at this address.
     #[error("{0:#x} was not registered with this context, or was unregistered already")]
     NotRegistered(u64),
-    /// The destination is registered memory that must not be written.
+    /// The destination of a transfer is registered memory that must not be written.
     #[error("transfer {transfer}: {end} {address:#x} is registered memory that may not be written; map it writable")]
     ReadOnly { transfer: usize, end: End, address: u64 },
-    /// The address is not in memory that the backend knows.
+    /// The address is not in memory of a device that the backend knows.
     #[error(
         "{address:#x} ({bytes} bytes) is not memory of a device that this context knows; allocate it in this context, or on CUDA with cudaMalloc"
     )]
@@ -114,16 +114,16 @@ pub enum Error {
     /// A range of memory extends beyond the end of its allocation.
     #[error("{address:#x} ({bytes} bytes) extends past the end of its allocation ({base:#x}, {size} bytes)")]
     OutOfMemoryRange { address: u64, bytes: u64, base: u64, size: u64 },
-    /// The address was not returned by an import, or was already closed as often as it was returned.
+    /// The address was not returned by an import, or has already been closed as often as it was returned.
     #[error("{0:#x} was not imported by this context, or was closed already")]
     NotImported(u64),
-    /// The address of a signal is not the address of a counter.
+    /// The address of a signal is not the address of a counter to which a signal can be sent.
     #[error("signal {index}: {counter:#x} {reason}")]
     BadSignal { index: usize, counter: u64, reason: &'static str },
     /// A counter did not reach the expected value in time.
     #[error("the signal at {counter:#x} has the value {now} and has not reached {value} in {seconds} s")]
     SignalTimeout { counter: u64, now: u64, value: u64, seconds: f64 },
-    /// Partitions of a plan were not marked ready or did not arrive in time.
+    /// Partitions of a plan were not marked ready, or did not arrive, within the time limit.
     #[error("{missing}, after {seconds} s{}", if *.is_ended { ": their plan ends without them, and the contents of its destinations are undefined" } else { "" })]
     PartitionTimeout { missing: String, seconds: f64, is_ended: bool },
     /// Memory of another process could not be mapped, or memory could not be exported.
@@ -132,16 +132,16 @@ pub enum Error {
     /// The context has been destroyed.
     #[error("the context was destroyed")]
     ContextDestroyed,
-    /// The context was created before a `fork`, by the parent of this process.
+    /// The context was created by the parent of this process, before `fork`. A child process cannot use it.
     #[error(
         "this is a child of fork, and the context belongs to its parent: a child has neither the threads nor the GPUs of its parent; \
          create a context in the child, fork before the first context is created, or start the child as a program of its own (exec)"
     )]
     Forked,
-    /// Another rank failed in a collective.
+    /// Another rank failed in a collective call.
     #[error("rank {rank}: {reason}")]
     RankFailed { rank: u32, reason: String },
-    /// The allgather function of the caller failed.
+    /// The allgather function that the caller supplied failed.
     #[error("allgather: {0}")]
     Allgather(String),
     /// An argument of a collective call is not accepted.
@@ -150,7 +150,7 @@ pub enum Error {
     /// A queue is full and cannot accept another operation or message.
     #[error("{0}")]
     QueueFull(String),
-    /// The ranks' parts of a program are inconsistent. Nothing was executed.
+    /// The parts of a program that the ranks contribute are inconsistent with each other. Nothing was executed.
     #[error("internal error: the ranks' parts are invalid and were not executed: {0}")]
     InvalidParts(#[from] PartViolation),
     /// The machine's topology is invalid or could not be read.
@@ -159,16 +159,16 @@ pub enum Error {
     /// The tuning file cannot be used.
     #[error("{0}")]
     Tuning(#[from] TuningError),
-    /// No plan could be made.
+    /// The planner could not make a plan.
     #[error("{0}")]
     Plan(#[from] PlanError),
-    /// The backend failed.
+    /// The backend reported an error.
     #[error("{0}")]
     Backend(#[from] BackendError),
     /// An execution of a plan needs more staging memory than the plan's bound allows. Nothing was executed.
     #[error("internal error: a plan needs more than {bound} bytes of staging on {}", DeviceId(*device).in_words())]
     StagingBound { device: i32, bound: u64 },
-    /// The planner made a program that the plan validator refuses. Nothing was executed.
+    /// The planner made a program that the plan validator rejects. Nothing was executed.
     #[error("internal error: the program is invalid and was not executed: {0}")]
     InvalidProgram(#[from] Violation),
 }

@@ -1,4 +1,4 @@
-//! A plan that is bound to addresses, and its executions.
+//! Implements plans that are bound to addresses, and their execution.
 
 use super::active::{ActiveStreams, GpuEnds, GpuSet, OtherCopies};
 use super::batch::Located;
@@ -30,19 +30,19 @@ use std::time::Duration;
 #[repr(C)] // Fields that every execution reads come first and together: in a time loop the application evicts them from the near caches.
 pub struct Plan {
     context: Arc<ContextState>,
-    /// Program of the planner's result `planned`.
+    /// Program (list of operations) of the planner's result `planned`.
     program: Arc<plan::Program>,
     endpoints: Arc<[Endpoints]>,
     rings: Arc<[u64]>,
     regions: Regions,
     /// Total size of all transfers in bytes.
     bytes: u64,
-    /// The context's count of frees at the time when the plan's memory was last found to be allocated.
+    /// Number of frees that the context had counted when the plan's memory was last found to be allocated.
     alive_at: AtomicU64,
-    /// Imported memory that the plan uses. The references are weak, because a cached plan must not keep a connection to another process
+    /// Imported memory that the plan uses. The references are weak, because a cached plan must not keep the connection to another process
     /// open.
     imports: Box<[Weak<Import>]>,
-    /// Variants of the plan from which executions choose by measured times.
+    /// Variants of the plan among which executions choose by measured times; `None` if there is only the plan itself.
     variants: Option<Box<Variants>>,
     /// Executor that runs the plan.
     executor: plan::Engine,
@@ -51,24 +51,24 @@ pub struct Plan {
     /// State that the backend keeps for the plan.
     state: PlanState,
     planned: Arc<plan::Plan>,
-    /// Staging bound in bytes per device for which the plan was made.
+    /// Maximum staging memory in bytes per device with which the plan was made.
     staging_bytes: u64,
     allocations: Box<[UsedAllocation]>,
 }
 
-/// Bytes of host memory that one execution takes for each operation of the plan. Backends list the operations with their order.
+/// Host memory in bytes that the backend needs for each operation of a plan during one execution.
 const OPERATION_BYTES: usize = 96;
 
-/// Times of one execution, measured by [`Plan::trace`].
+/// Times of the operations of one execution, measured by [`Plan::trace`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// Times of the operations, counted from the moment at which the execution could start.
+    /// Start and end times of the operations, relative to the moment at which the execution could start.
     pub timeline: Timeline,
-    /// Uncertainty in seconds when times of different devices are compared.
+    /// Uncertainty in seconds when times of operations on different devices are compared.
     pub precision: f64,
 }
 
-/// Allocation of the backend that the plan uses, with the first source or destination that lies in it.
+/// Allocation of the backend that the plan uses, with the first source or destination in it.
 struct UsedAllocation {
     transfer: usize,
     end: End,
@@ -77,10 +77,10 @@ struct UsedAllocation {
 }
 
 impl Plan {
-    /// Binds a planner's result to addresses. `endpoints` holds the transfers in the pieces in which they are copied
-    /// ([`Registrations::cut`](super::registered::Registrations::cut)), and `batch` the original transfers. `alive_at` is the context's
-    /// count of frees from before the batch was located. If `of` is a plan, the new plan is a variant of it and uses its staging memory if
-    /// that is large enough.
+    /// Binds a planner's result to addresses. `endpoints` holds the addresses of the transfers as they are copied, that is, split at the
+    /// boundaries of pinned memory ([`Registrations::cut`](super::registered::Registrations::cut)). `batch` holds the original transfers.
+    /// `alive_at` is the number of frees that the context had counted before it located the batch. If `of` is a plan, the new plan is a
+    /// variant of it and uses its staging memory if that is large enough.
     pub(super) fn new(
         context: &Arc<ContextState>,
         planned: Arc<plan::Plan>,
@@ -124,35 +124,38 @@ impl Plan {
         })
     }
 
-    /// Returns the plan with variants from which each execution chooses.
+    /// Returns this plan with `variants`, among which each execution chooses.
     pub(super) fn with_variants(self, variants: Option<Variants>) -> Plan {
         Plan { variants: variants.map(Box::new), ..self }
     }
 
-    /// Enqueues one execution in `stream`. It starts after all earlier work in the stream, and later work in the stream starts after it.
-    /// Does not wait.
+    /// Enqueues one execution in `stream` and returns its completion. The execution starts after all earlier work in the stream, and later
+    /// work in the stream starts after the execution. Does not wait.
     ///
-    /// In a captured stream the execution becomes part of the graph. If the plan uses staging memory, a captured execution has staging
-    /// memory of its own. The completion then cannot be waited for, and the caller must order launches of the captured graph.
+    /// In a captured stream the execution becomes part of the graph. If the plan uses staging memory, the captured execution gets separate
+    /// staging memory. The completion of a captured execution cannot be waited for, and the caller must ensure that launches of the
+    /// captured graph do not overlap.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::End)?.ok_or_else(|| no_completion().into())
     }
 
-    /// Enqueues one execution and returns no completion. Only the order of the stream shows when the execution has finished.
+    /// Enqueues one execution in `stream` without creating a completion. Only work that follows in the stream shows when the execution has
+    /// finished.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         self.submit(stream, Report::Nothing).map(drop)
     }
 
-    /// Executes the plan once in `stream`, isolated, and returns the times of each operation. The times come from device timestamps on
-    /// CUDA, and from the clock on the host backend. Waits for earlier work in the stream and for the execution.
+    /// Executes the plan once in `stream` and returns the start and end times of each operation. Waits for earlier work in the stream
+    /// first, and then for the execution. The times come from device timestamps on CUDA, and from the clock on the host backend.
     ///
-    /// Operations are timed one by one. So a plan that normally runs as a graph runs on streams here, and each operation takes about a
-    /// microsecond longer. Use the trace for the order of operations, and `execute` for their total time.
+    /// Operations are enqueued one by one, so that each can be timed. A plan that normally runs as a graph therefore takes about a
+    /// microsecond longer per operation. Use the trace to see the order and overlap of operations, and time `execute` for the total
+    /// duration.
     pub fn trace(&self, stream: StreamHandle) -> Result<Trace, Error> {
         self.context.backend.synchronize_stream(stream)?;
-        // Backends do not check a traced execution for freed memory.
+        // Check this here, because backends do not check a traced execution for freed memory.
         self.look_for_freed()?;
         let times = self.submit(stream, Report::Times)?.ok_or_else(no_completion)?.times()?;
         let name = format!("{} on the {} backend, measured", self.context.machine.topology().name, self.context.backend.name());
@@ -160,7 +163,7 @@ impl Plan {
     }
 
     /// Creates everything that the first execution in `stream` would otherwise create, so that the first execution takes no longer than
-    /// later ones. Enqueues nothing and moves no data.
+    /// later ones. Enqueues nothing and copies no data.
     pub fn prepare(&self, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.begin()?;
         let prepare =
@@ -171,7 +174,7 @@ impl Plan {
         })
     }
 
-    /// Returns the description of one execution for the backend.
+    /// Returns the description of one execution in `stream` for the backend. The execution runs after the completions in `after`.
     fn execution<'a>(&'a self, stream: StreamHandle, after: &'a [Completion], report: Report) -> Execution<'a> {
         Execution {
             program: &self.program,
@@ -190,7 +193,7 @@ impl Plan {
     fn submit(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         let _open = self.begin()?;
         let submitted = match &self.variants {
-            // A traced execution uses the plan as described, without variants.
+            // A traced execution uses the plan itself, so that the times match the plan's description.
             Some(variants) if report != Report::Times => variants.run(self, &*self.context.backend, &self.context.active, stream, report),
             _ => self.run(stream, report),
         };
@@ -199,8 +202,8 @@ impl Plan {
         Ok(completion)
     }
 
-    /// Submits one execution to the backend. If the plan has no staging memory, this happens immediately; otherwise it waits until no other
-    /// thread is submitting an execution that shares staging memory.
+    /// Submits one execution of exactly this plan to the backend. If the plan uses staging memory, first waits until no other thread is
+    /// submitting an execution that shares this memory.
     pub(super) fn run(&self, stream: StreamHandle, report: Report) -> Result<Option<Completion>, Error> {
         headroom(self.program.ops.len(), OPERATION_BYTES).map_err(BackendError::no_headroom)?;
         self.validate()?;
@@ -211,14 +214,15 @@ impl Plan {
             }
             submit(&[], report)
         } else {
-            // Executions that share staging memory run one after the other, so each needs a completion.
+            // Executions that share staging memory run one after the other, so each execution needs a completion for the next one to wait
+            // for.
             let report = if report == Report::Nothing { Report::End } else { report };
             self.context.staging.in_turn(&self.regions, |after| submit(after, report)?.ok_or_else(no_completion)).map(Some)
         };
         submitted.map_err(|error| self.cause(error))
     }
 
-    /// Makes the checks that precede every execution. The context stays open as long as the returned guard lives.
+    /// Makes the checks that precede every execution. Returns a guard that keeps the context open until it is dropped.
     fn begin(&self) -> Result<impl Drop + '_, Error> {
         let context = &*self.context;
         let open = context.enter()?;
@@ -241,7 +245,7 @@ impl Plan {
         self.context.count(self.bytes);
     }
 
-    /// Refuses a plan whose memory this context has freed. Costs one comparison if nothing has been freed since the last check.
+    /// Returns an error if this context has freed memory of the plan. Costs one comparison if nothing has been freed since the last check.
     fn check_alive(&self) -> Result<(), Error> {
         let frees = self.context.holdings.frees();
         if self.alive_at.load(Ordering::Relaxed) == frees {
@@ -262,11 +266,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns the cause of a failed execution. Memory that this context did not allocate may have been freed without the backend's
-    /// knowledge.
+    /// Returns the error to report for a failed execution. Memory that this context did not allocate may have been freed without notice to
+    /// the backend; the error then reports that the plan's memory was freed.
     #[cold]
     fn cause(&self, error: BackendError) -> Error {
-        /// CUDA_ERROR_CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller has to see the reset as the cause.
+        /// CUDA_ERROR_CONTEXT_IS_DESTROYED: the device was reset, which frees all memory. The caller must see the reset as the cause.
         const RESET: i64 = 709;
         match self.look_for_freed() {
             Err(freed @ Error::MemoryFreed { .. }) if !matches!(error, BackendError::Driver { code: RESET, .. }) => freed,
@@ -279,23 +283,23 @@ impl Plan {
         &self.planned
     }
 
-    /// Returns the total size of all transfers in bytes.
+    /// Returns the total size of the plan's transfers in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the total number of paths of all transfers.
+    /// Returns the total number of paths over all transfers of the plan.
     pub fn paths(&self) -> usize {
         self.planned.transfers.iter().map(|t| t.paths.len()).sum()
     }
 
-    /// Returns the size in bytes of the plan's staging memory on the device that needs the most.
+    /// Returns the staging memory in bytes that the plan uses on the device on which it uses the most.
     pub fn staging_bytes(&self) -> u64 {
         let program = &self.planned.program;
         program.rings.iter().map(|r| program.staging_bytes(r.device)).max().unwrap_or(0)
     }
 
-    /// Returns the medians of the execution times that have been read so far, if the plan has variants.
+    /// Returns the median times of executions that were measured so far. The fields are `None` if the plan has no variants.
     pub fn measured(&self) -> Measured {
         self.variants.as_ref().map_or(Measured::default(), |variants| variants.measured())
     }
@@ -339,8 +343,8 @@ impl Plan {
     }
 }
 
-/// Places the staging rings of a program. Returns their base addresses, and the regions by which its executions are ordered. On each device
-/// these regions lie inside the regions of the plan `of` if they fit there.
+/// Assigns staging memory to the rings of a program. Returns the base address of each ring, and the regions whose executions must not
+/// overlap. On each device these regions lie inside the regions of the plan `of` if they fit there.
 fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> Result<(Arc<[u64]>, Regions), Error> {
     let backend = &*context.backend;
     let within = of.map(|of| (&of.program.rings[..backend.ordered_rings(&of.program)], &of.regions));
@@ -350,25 +354,27 @@ fn place(context: &ContextState, program: &plan::Program, of: Option<&Plan>) -> 
     Ok((bases.into(), regions))
 }
 
-/// Variants of a plan from which executions choose.
+/// Variants of a plan among which executions choose, with the GPUs that the plan uses.
 ///
-/// While other streams copy, a plan starts with the plain copies, because they use only the direct links, and every trial of another
-/// variant counts as cost. In some cases only the plain copies are used and nothing is tried, because one stream would gain what another
-/// loses. This is so if another stream copies to or from a GPU that is a relay of this plan. It is also so if this plan copies from or to
-/// host memory, and another stream reads a GPU that this plan writes or writes a GPU that this plan reads. The copies of the other stream
-/// then already use all bandwidth of host memory.
+/// While other streams copy, the active variant is at first the plain copies, because they use only the direct links. In two cases
+/// executions use only the plain copies and try nothing else, because one stream would gain the bandwidth that another stream loses:
+///
+/// 1. Another stream copies to or from a GPU that is a relay of this plan.
+/// 2. This plan copies from or to host memory, and another stream reads a GPU that this plan writes, or writes a GPU that this plan reads.
+///    The two streams then already use all bandwidth of host memory.
 pub(super) struct Variants {
-    /// GPUs that the transfers write to and read from.
+    /// Variants of the plan other than the plan itself. The last one consists of plain copies.
     others: Box<[Plan]>,
     choice: Arc<SharedChoice>,
-    /// GPUs that the transfers write to and read from, true if any end is in host memory, and the relay GPUs.
+    /// GPUs that the plan's transfers write to and read from, without relay GPUs.
     ends: GpuEnds,
     has_host_end: bool,
     relays: GpuSet,
 }
 
 impl Variants {
-    /// Creates the variants of the plan `all` for `batch`: the plan itself and `others`. `choice` must have the same number of variants.
+    /// Returns the variants of the plan `all`, which copies `batch`: the plan itself and `others`. `choice` must have the same number of
+    /// variants.
     pub fn new(all: &plan::Plan, batch: &[Located], others: Vec<Plan>, choice: Arc<SharedChoice>) -> Variants {
         let (to, from) = (batch.iter().map(|t| t.shape.dst_device), batch.iter().map(|t| t.shape.src_device));
         Variants {
@@ -380,13 +386,13 @@ impl Variants {
         }
     }
 
-    /// True if other streams would lose the bandwidth that this plan gains by using several paths.
+    /// True if other streams would lose the bandwidth that this plan gains by using several paths. `others` describes their copies.
     fn takes_from(&self, others: OtherCopies) -> bool {
         let meets = self.ends.to.meets(others.ends.from) || self.ends.from.meets(others.ends.to);
         self.relays.meets(others.ends.all()) || self.has_host_end && meets
     }
 
-    /// Returns an iterator over all variants, starting with `described`, the plan itself.
+    /// Returns an iterator over all variants. The first is `described`, the plan itself.
     pub fn all<'a>(&'a self, described: &'a Plan) -> impl Iterator<Item = &'a Plan> {
         [described].into_iter().chain(&self.others)
     }
@@ -395,7 +401,8 @@ impl Variants {
         variant.checked_sub(1).map_or(described, |other| &self.others[other])
     }
 
-    /// Executes one variant of the plan. `active` tracks the copies of the context's other streams.
+    /// Chooses a variant of the plan `described`, and submits one execution of it in `stream`. `active` tracks the copies of the context's
+    /// other streams.
     pub fn run(
         &self,
         described: &Plan,
@@ -424,7 +431,7 @@ impl Variants {
         if !measure {
             return self.get(described, variant).run(stream, report);
         }
-        // The time at which a graph runs is unknown, so captured executions are not measured.
+        // A captured execution runs later, when its graph is launched, so it cannot be measured here.
         if backend.is_capturing(stream)? {
             let in_force = lock(state).in_force();
             return self.get(described, in_force).run(stream, report);
@@ -434,20 +441,21 @@ impl Variants {
         Ok(completion)
     }
 
-    /// Returns the [medians](Choosing::medians) of isolated executions. If more executions ran while other streams copied, returns the
-    /// medians of those executions instead.
+    /// Returns the [median times](Choosing::medians) of isolated executions. If more executions ran while other streams copied, returns the
+    /// median times of those executions instead.
     pub fn measured(&self) -> Measured {
         let (alone, beside) = (lock(&self.choice.alone), lock(&self.choice.beside));
         if beside.all_executions() > alone.all_executions() { beside.medians() } else { alone.medians() }
     }
 
-    /// Returns the age of the earlier run's measurements from which the choice started, or `None` if there were none.
+    /// Returns the age of the measurements with which the choice started, if they come from an earlier run. Returns `None` if there were
+    /// none.
     pub fn began_with(&self) -> Option<Duration> {
         self.choice.kept.as_ref()?.age()
     }
 
-    /// Returns a description of each variant with the times that are available now: for isolated executions, and for executions while other
-    /// streams copied, if there were any.
+    /// Returns a description of each variant with the times that are available now. The first list is for isolated executions. The second
+    /// list is for executions while other streams copied, or `None` if there were none.
     pub fn known(&self, described: &Plan) -> (Vec<Known>, Option<Vec<Known>>) {
         let count = self.others.len() + 1;
         let known = |state: &mut Choosing<Moments>| {
