@@ -1,4 +1,4 @@
-//! Declares the private bridge to the C++ kernels in `cpp/`. It is never part of the C ABI.
+//! Declares the private interface between Rust and the C++ kernels in `cpp/`. It is never part of the C ABI.
 
 pub use mpgpu_backend::Segment;
 
@@ -11,18 +11,19 @@ mod cpp {
 
         /// # Safety
         ///
-        /// `segments` points to `count` segments. Each has a readable source and a writable destination of its size, and no segment
-        /// overlaps a destination. `tile_shift` lies in 4..=30; `blocks` and `lanes` are 1 or more.
+        /// `segments` points to `count` segments. The source of each segment is readable and its destination is writable for the segment's
+        /// number of bytes. No destination overlaps another segment's source or destination. `tile_shift` is in 4..=30. `blocks` and
+        /// `lanes` are 1 or more.
         unsafe fn copy_segments_on_cpu(segments: *const Segment, count: usize, tile_shift: u32, blocks: u32, lanes: u32);
 
         include!("actions.hpp");
 
         /// # Safety
         ///
-        /// `actions` points to `count` actions, at most 120. The requirements of `copy_segments_on_cpu` hold for copies. Flags live until
-        /// the call returns, and threads access them only through atomics. The same holds for the words at the three `addresses`: the
-        /// counters that the blocks share (used only if there are several blocks), the counter `stop`, and the word `turn`, whose address
-        /// may be 0. Each of the `blocks` blocks runs once. `tile_shift` lies in 4..=30.
+        /// `actions` points to `count` actions, at most 120. For copies, the requirements of `copy_segments_on_cpu` hold. Flags and the
+        /// words at the three `addresses` live until the call returns, and threads access them only through atomics. The three words are
+        /// the counters that the blocks share (used only if there are several blocks), the counter `stop`, and the word `turn`, whose
+        /// address may be 0. Each of the `blocks` blocks runs once. `tile_shift` is in 4..=30.
         unsafe fn run_actions_on_cpu(
             actions: *const Segment,
             count: usize,

@@ -1,4 +1,4 @@
-//! Compiles the CPU build of the kernels in `cpp/` and the private bridge through which this crate launches them.
+//! Compiles the CPU build of the kernels in `cpp/`, and the private interface through which this crate calls it.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ fn main() {
         .pic(true)
         .warnings(true)
         .extra_warnings(true)
-        // The archive is linked into unrelated programs, which must not see these symbols.
+        // The archive is linked into unrelated programs, and its symbols must not be visible to them.
         .flag_if_supported("-fvisibility=hidden")
-        // Nothing in cpp/ uses exceptions or run-time type information. Without both, no C++ run-time library is needed.
+        // The code in cpp/ uses neither exceptions nor run-time type information. Without both, no C++ run-time library is needed.
         .flag_if_supported("-fno-exceptions")
         .flag_if_supported("-fno-rtti")
         .compile("mpgpu-kernels");

@@ -1,9 +1,10 @@
-//! Copies pageable host memory and returns an error if the memory is missing, where a plain load would kill the process.
+//! Copies pageable host memory and returns an error if the memory does not exist. A plain memory access would kill the process in this
+//! case.
 //!
-//! The program may unmap such memory before an execution, and a mapped file can become shorter while it is copied. In these cases the
-//! system copies the bytes (`process_vm_readv`). It reports missing memory, but reaches at most half the rate of a copy in the process.
-//! Private memory is copied in the process: it exists until the program unmaps it, which the program must not do before the execution has
-//! completed.
+//! The program may unmap pageable memory before an execution, and a mapped file may be truncated while it is copied. Memory that may be
+//! affected is therefore copied by a system call (`process_vm_readv` or `process_vm_writev`). The call reports missing memory, but reaches
+//! at most half the rate of a copy without a system call. Private memory is copied without a system call. It exists until the program
+//! unmaps it, and the program must not do so before the execution has completed.
 
 use crate::backend::BackendError;
 use crate::backend::host_memory::PageRange;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Access to host memory that failed, because the memory is not mapped or its file is too short.
+/// Failed access to host memory. The memory is not mapped, or the file behind it is too short.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub address: u64,
@@ -23,7 +24,7 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
-    /// Converts the fault to the error of an execution. `transfer` is the index of the transfer that was copied.
+    /// Converts the failed access to the error of an execution. `transfer` is the index of the transfer whose copy failed.
     pub fn error(&self, transfer: u32) -> BackendError {
         BackendError::Driver {
             what: format!("transfer {transfer}: {} host memory at {:#x}", if self.is_source { "reading" } else { "writing" }, self.address),
@@ -33,18 +34,19 @@ impl Fault {
     }
 }
 
-/// Address ranges of the process that are not backed by a file, in ascending order: begin, end, and true if the range is writable.
+/// Readable address ranges of the process that are not backed by a file, in ascending order. Each entry contains the begin, the end, and a
+/// boolean that is true if the range is writable.
 #[derive(Debug, Default)]
 pub(crate) struct PrivateRanges(Vec<(u64, u64, bool)>);
 
 impl PrivateRanges {
-    /// Returns the ranges as they are now, read from the operating system.
+    /// Reads the private address ranges of the process from the operating system.
     pub fn look() -> PrivateRanges {
         PrivateRanges::parse(&std::fs::read("/proc/self/maps").unwrap_or_default())
     }
 
-    /// Returns ranges that were read recently: at most 10 ms ago, or a hundred times the duration of reading them. Reading takes a
-    /// millisecond or more in a process with a GPU.
+    /// Returns private address ranges that were read recently. They are at most 10 ms old, or 100 times the duration of reading them if that
+    /// is longer. Reading takes a millisecond or more in a process with a GPU.
     pub fn recent() -> Arc<PrivateRanges> {
         type Seen = (Instant, Duration, Arc<PrivateRanges>);
         static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
@@ -69,7 +71,7 @@ impl PrivateRanges {
             let (Some(range), Some(access), Some(inode)) = (words.next(), words.next(), words.nth(2)) else { continue };
             let number = |text: &str| u64::from_str_radix(text, 16).ok();
             let Some((begin, end)) = range.split_once('-').and_then(|(begin, end)| Some((number(begin)?, number(end)?))) else { continue };
-            // Names in brackets denote the heap, stacks, and pages of the system.
+            // Names in brackets denote the heap, stacks, and pages of the system. Of these, only pages of the system are excluded.
             let is_own = words.next().is_none_or(|name| name == "[heap]" || name.starts_with("[stack") || name.starts_with("[anon"));
             if inode != "0" || !access.starts_with('r') || !is_own {
                 continue;
@@ -83,7 +85,7 @@ impl PrivateRanges {
         PrivateRanges(found)
     }
 
-    /// True if the whole range is private memory that can be read, and also written if `written` is true.
+    /// True if the whole range is private memory that can be read. If `written` is true, the range must also be writable.
     pub fn has(&self, address: u64, bytes: u64, written: bool) -> bool {
         let after = self.0.partition_point(|range| range.0 <= address);
         let before = after.checked_sub(1).map(|at| self.0[at]);
@@ -91,12 +93,12 @@ impl PrivateRanges {
     }
 }
 
-/// Copies between two address ranges. `is_pageable` contains two booleans, which are true if the destination and the source are in pageable
-/// memory.
+/// Copies `bytes` bytes from the address `from` to the address `to`. `is_pageable` contains two booleans. The first is true if the
+/// destination is in pageable memory, and the second is true if the source is.
 ///
 /// # Safety
 ///
-/// If an end of the copy is not pageable, it is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
+/// A source or destination that is not pageable is valid for `bytes` bytes. The ranges do not overlap, and no other thread accesses them.
 pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 2]) -> Result<(), Fault> {
     let ranges = PrivateRanges::recent();
     let is_there = |address: u64, written: bool| {
@@ -113,7 +115,7 @@ pub(crate) unsafe fn copy(to: u64, from: u64, bytes: usize, is_pageable: [bool; 
     unsafe { copy_by_system(to, from, bytes, from_is_pageable) }
 }
 
-/// Copies bytes by instructions of this process, without a system call.
+/// Copies bytes by memory accesses of this process, without a system call.
 ///
 /// # Safety
 ///
@@ -124,13 +126,13 @@ pub(crate) unsafe fn copy_in_process(to: u64, from: u64, bytes: usize) {
     unsafe { to.copy_from_nonoverlapping(from, bytes) };
 }
 
-/// Copies bytes by a system call, which reports missing memory of one end: of the source if `reads` is true, and of the destination
-/// otherwise. The operating system can access the other end in any case, even if a device has mapped it.
+/// Copies bytes by a system call that returns an error for missing memory. If `reads` is true, the call checks the source, otherwise it
+/// checks the destination. The operating system can access the other range in any case, even if a device has mapped it.
 ///
 /// # Safety
 ///
-/// The ranges do not overlap, and no other thread accesses them. If the system call is not available, the caller guarantees that both ends
-/// are valid.
+/// The ranges do not overlap, and no other thread accesses them. If the system call is not available, the caller guarantees that source and
+/// destination are valid.
 pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: bool) -> Result<(), Fault> {
     static HAS_CALL: AtomicBool = AtomicBool::new(true);
     let mut done = 0;
@@ -144,21 +146,24 @@ pub(crate) unsafe fn copy_by_system(to: u64, from: u64, bytes: usize, reads: boo
             Ok(moved) => done += moved,
             Err(_) => match std::io::Error::last_os_error().raw_os_error().unwrap_or(0) {
                 libc::EINTR => {}
-                // The call is denied to this process, for example by a filter of system calls.
+                // This process is not permitted to make the system call, for example because of a seccomp filter.
                 libc::ENOSYS | libc::EPERM => HAS_CALL.store(false, Ordering::Relaxed),
                 code => return Err(fault(to, from, done, reads, code)),
             },
         }
     }
-    // SAFETY: the system call, which would check the ranges, is not available. The caller of `execute` guarantees its buffers until
+    // SAFETY: the system call, which would check the ranges, is not available. The caller of `execute` keeps its buffers valid until
     // completion.
     unsafe { copy_in_process(to + done as u64, from + done as u64, bytes - done) };
     Ok(())
 }
 
+/// Copies between the local range `own` and the range `other`, which the operating system checks. If `reads` is true, `other` is the
+/// source, otherwise it is the destination. Returns the number of bytes copied, or -1 on an error.
+///
 /// # Safety
 ///
-/// No other thread accesses those parts of the ranges that are mapped in the process.
+/// No other thread accesses the mapped parts of the two ranges.
 unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize {
     let process = std::process::id() as libc::pid_t;
     // SAFETY: each list has one range and is valid for the call. The system checks the ranges themselves.
@@ -167,7 +172,7 @@ unsafe fn transfer(own: &libc::iovec, other: &libc::iovec, reads: bool) -> isize
     }
 }
 
-/// Returns the fault of a copy that failed after `done` bytes, with the end that was missing.
+/// Returns the description of a copy that failed after `done` bytes, with the missing range.
 #[cold]
 fn fault(to: u64, from: u64, done: usize, reads: bool, code: i32) -> Fault {
     let mut byte = 0_u8;
@@ -210,7 +215,8 @@ mod tests {
         // SAFETY: the range consists of whole pages of the mapping just made.
         unsafe {
             ordinary.cast::<u8>().write_bytes(7, 4 * page);
-            // The page is not unmapped, because another thread could map memory into the gap, which would then be overwritten.
+            // The page is made inaccessible instead of being unmapped, because another thread could map memory into the gap, which the test
+            // would then overwrite.
             libc::mprotect(ordinary.byte_add(3 * page), page, libc::PROT_NONE);
         }
         let mut own = vec![0_u8; 4 * page];
@@ -220,7 +226,7 @@ mod tests {
         unsafe {
             assert_eq!(copy_by_system(to, from, 3 * page, true), Ok(()));
             assert_eq!(copy_by_system(to, from, 4 * page, true), Err(Fault { address: end, is_source: true, code }));
-            // The destination is reported, whichever end the system checks.
+            // The destination is reported as missing, whichever range the system call checks.
             for reads in [false, true] {
                 assert_eq!(copy_by_system(from, to, 4 * page, reads), Err(Fault { address: end, is_source: false, code }));
             }

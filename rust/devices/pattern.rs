@@ -1,10 +1,10 @@
-//! Writes and checks a test pattern in host memory that a backend has allocated.
+//! Writes and checks a test pattern in host memory.
 
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-/// Range of host memory in which a test pattern is written or checked, with the position of its first word in the pattern. The value cannot
-/// outlive the owner of the memory.
+/// Range of host memory for a test pattern, with the position in the pattern of the range's first 8-byte word. The value cannot outlive the
+/// owner of the memory.
 pub struct Words<'a> {
     address: u64,
     first: u64,
@@ -12,7 +12,8 @@ pub struct Words<'a> {
     arena: PhantomData<&'a ()>,
 }
 
-/// Returns the word at position `place` of the pattern (SplitMix64's finaliser). All words differ, so that misplaced data is detected.
+/// Returns the word at position `place` of the pattern (the finaliser of SplitMix64). No two words are equal, so that misplaced data is
+/// detected.
 fn word(place: u64) -> u64 {
     let mut z = place.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -22,8 +23,9 @@ fn word(place: u64) -> u64 {
 
 impl<'a> Words<'a> {
     /// # Safety
-    /// `address` is the start of `count` 8-byte words of host memory, aligned to 8 bytes. The words live as long as `'a`, and no other code
-    /// uses them while this value exists.
+    ///
+    /// `address` is the start of `count` 8-byte words of host memory, and is a multiple of 8. The words live as long as `'a`, and no other
+    /// code uses them while this value exists.
     pub unsafe fn new(address: u64, first: u64, count: u64) -> Words<'a> {
         Words { address, first, count, arena: PhantomData }
     }

@@ -1,14 +1,14 @@
-//! Calls the CPU build of the fused copy kernel (`cpp/segment_copy.hpp`) and of the kernel that executes a list of actions
-//! (`cpp/actions.hpp`), which only tests run.
+//! Calls the CPU builds of two kernels: the fused copy kernel (`cpp/segment_copy.hpp`), and the kernel that executes a list of actions
+//! (`cpp/actions.hpp`). Only tests run the second one on the CPU.
 
 pub use crate::bridge::Segment;
 
 use crate::bridge::{copy_segments_on_cpu, run_actions_on_cpu};
 
-/// Launch dimensions of the copy kernel. On the CPU, every choice copies the same data; only the order differs.
+/// Launch dimensions of the copy kernel. On the CPU, all launch dimensions copy the same data. They affect only the order of the copies.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Tile size in bytes as a power of two, 4 to 30. Other values are clamped.
+    /// Binary logarithm of the tile size in bytes. The range is 4 to 30, and other values are clamped to it.
     pub tile_shift: u32,
     /// Number of thread blocks; 0 is treated as 1.
     pub blocks: u32,
@@ -17,7 +17,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Launch dimensions with one thread that copies tile after tile, which is fastest on a CPU.
+    /// Launch dimensions for a single thread that copies one tile after another. These are the fastest on a CPU.
     pub const SEQUENTIAL: Grid = Grid { tile_shift: 14, blocks: 1, lanes: 1 };
 }
 
@@ -25,8 +25,8 @@ impl Grid {
 ///
 /// # Safety
 ///
-/// Each segment's source is readable and its destination writable for its number of bytes. No destination overlaps a source or another
-/// destination of the list. No other thread accesses them during the call.
+/// Each segment's source is readable and its destination is writable for the segment's number of bytes. No destination overlaps a source or
+/// another destination of the list. No other thread accesses this memory during the call.
 pub unsafe fn copy_segments(segments: &[Segment], grid: Grid) {
     // SAFETY: pointer and length are those of a slice. The caller guarantees the addresses. The layout is clamped to its valid range.
     unsafe {
@@ -34,14 +34,14 @@ pub unsafe fn copy_segments(segments: &[Segment], grid: Grid) {
     }
 }
 
-/// Runs block number `block` of a kernel that executes a list of actions ([`Action::segment`](mpgpu_backend::Action::segment)) on the
-/// calling thread. The kernel has `blocks` blocks.
+/// Runs block number `block` of a kernel that executes a list of actions ([`Action::segment`](mpgpu_backend::Action::segment)). The kernel
+/// consists of `blocks` blocks. The block runs on the calling thread.
 ///
 /// # Safety
 ///
-/// The requirements of [`copy_segments`] hold for copies. Flags live until the call returns, and threads access them only through atomics.
-/// The same holds for the words at the three `addresses`: the counters that the blocks share (used only if there are several blocks), the
-/// counter `stop`, and the word `turn`, whose address may be 0. Each block runs once.
+/// For copies, the requirements of [`copy_segments`] hold. Flags and the words at the three `addresses` live until the call returns, and
+/// threads access them only through atomics. The three words are the counters that the blocks share (used only if there are several
+/// blocks), the counter `stop`, and the word `turn`, whose address may be 0. Each block runs once.
 pub unsafe fn run_actions(actions: &[Segment], addresses: &[u64; 3], tile_shift: u32, block: u32, blocks: u32) {
     // SAFETY: the pointers are those of a slice with its length and of an array of three. The caller guarantees the rest.
     unsafe { run_actions_on_cpu(actions.as_ptr(), actions.len(), addresses.as_ptr(), tile_shift.clamp(4, 30), block, blocks) }

@@ -1,5 +1,6 @@
-//! Tests the release of waits under the model checker `shuttle`: the loss of a party ends the waits for its flags and no others, a flag that
-//! was raised before the loss is not lost, and no wake-up is lost.
+//! Tests under the model checker `shuttle` how the loss of a process ends the waits for its flags. A *party* is a process that sets flags.
+//! The tests check three properties: the loss of a party ends the waits for its flags and no other waits, a flag that was set before the
+//! loss stays set, and no wake-up is lost.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
@@ -21,14 +22,14 @@ const SCHEDULES: usize = 2000;
 const LOST: u32 = 1;
 const LIVES: u32 = 2;
 
-/// Flags of two parties: the lost party sets the first, and the live party sets the others.
+/// Three flags of two parties (processes that set flags). The lost party sets the first flag, and the live party sets the other two.
 struct Flags {
     memory: Arc<HostMemory>,
     failed_waits: Arc<FailedWaits>,
     allocation: Allocation,
     /// True once the live party has granted access to the memory that its flags protect.
     is_granted: Arc<AtomicBool>,
-    /// Number of waits that have continued as if all of their flags had been set.
+    /// Number of communication steps that accessed the memory, because their waits ended without being abandoned.
     passed: Arc<AtomicU32>,
 }
 
@@ -54,7 +55,8 @@ impl Flags {
         self.memory.fail_waits(&self.allocation, Some(LOST), LostPeer::of(41, None), note);
     }
 
-    /// Appends the work of a step to a stream: it waits for flags and accesses the memory that they protect, unless it is abandoned.
+    /// Appends the work of a communication step to a stream. The step waits for flags and then accesses the memory that the flags protect,
+    /// unless the step was abandoned.
     fn step(&self, stream: u64, flags: &[u64], queues: &Queues) -> (Chain<HostWork>, StepFate) {
         let (chain, fate) = (Chain::new(), StepFate::default());
         let signals: Signals = flags.iter().map(|flag| self.flag(*flag, 1)).collect();
@@ -73,7 +75,7 @@ impl Flags {
         (chain, fate)
     }
 
-    /// Waits for a step like `mp_stream_synchronize`.
+    /// Waits for the communication step in `chain` and reports failed waits, like `mp_stream_synchronize`.
     fn end(&self, stream: u64, chain: &Chain<HostWork>) -> Result<(), BackendError> {
         let began = self.failed_waits.begin();
         if let Some(tail) = chain.tail() {
@@ -102,7 +104,7 @@ impl Queues {
     }
 }
 
-/// Moment at which the lost party sets its flag: before its loss, after it, or never.
+/// Time at which the lost party sets its flag, relative to its loss.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum Raise {
     Before,
@@ -147,7 +149,7 @@ fn lose_a_party(raise: Raise) {
     queues.end();
 }
 
-// Random schedules only: those of the PCT algorithm let a polling thread starve the others.
+// The tests below use only random schedules, because schedules of the PCT algorithm let a polling thread starve the others.
 
 #[test]
 fn shuttle_a_flag_that_is_raised_before_its_party_is_lost_is_taken() {

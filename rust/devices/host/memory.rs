@@ -1,5 +1,5 @@
-//! Allocates memory of the virtual devices, which is host memory with an assigned device. Other processes can map this memory, except host
-//! allocations that are not marked as shared.
+//! Manages the memory of virtual devices, which is host memory that is assigned to a device. Other processes can map this memory, except
+//! host allocations that are not marked as shared.
 
 use crate::backend::host_memory::PageRange;
 use crate::backend::{
@@ -15,17 +15,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Id of the next allocation. Ids are unique in the process, across all backends.
+/// Identifier of the next allocation. Identifiers are unique in the process, across all backends.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Bit that is set in the ids of memory that the program has registered. The program may unmap such memory, and its file may become
-/// shorter.
+/// Bit that is set in the identifiers of memory that the program has registered. The program may unmap such memory or truncate its file at
+/// any time.
 const REGISTERED: u64 = 1 << 62;
 
-/// Value that denotes sharing by a memory file, the only form of sharing of this backend.
+/// Number by which an exported description denotes sharing by a memory file (`memfd`). This backend has no other form of sharing.
 const MEMORY_FILE: u32 = 1;
 
-/// Allocations of this backend that have not been freed, by first address. Dropping the table frees them.
+/// Table of the memory that this backend has allocated, mapped or registered, by first address. Dropping the table frees the allocated
+/// memory and unmaps the mapped memory.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
     entries: RwLock<BTreeMap<u64, Entry>>,
@@ -35,24 +36,24 @@ pub(super) struct HostMemory {
 struct Entry {
     allocation: Allocation,
     pages: Pages,
-    /// Processes or ranks that set counters in this allocation.
+    /// Processes or contexts that set counters in this allocation.
     signallers: Signallers,
-    /// Signals in this allocation for which kernels wait.
+    /// Counters in this allocation for which kernels wait, each with the highest value for which a kernel waits.
     kernel_waits: Vec<Signal>,
 }
 
 /// Origin of the pages of an allocation.
 #[derive(Debug)]
 enum Pages {
-    /// Memory that this context has allocated and other processes can map.
+    /// Memory that this context has allocated and that other processes can map.
     Own(SharedRegion),
-    /// Memory that this context has allocated and other processes cannot map, with the reason.
+    /// Memory that this context has allocated and that other processes cannot map. The string contains the reason.
     Private(#[allow(dead_code, reason = "unmapped when dropped")] Private, String),
-    /// Memory that another process has shared and this process has mapped.
+    /// Memory that another process has shared and that this process has mapped.
     Mapped(#[allow(dead_code, reason = "unmapped when dropped")] Mapping),
     /// Memory that another context of this process has allocated.
     Borrowed,
-    /// Memory of the program that the program has registered.
+    /// Memory that the program has allocated itself and registered with the backend.
     Registered,
 }
 
@@ -69,8 +70,9 @@ impl Pages {
 }
 
 impl HostMemory {
-    /// Allocates zeroed memory of `device`, aligned to a page, so that devices share no page. 0 bytes count as 1, so that every allocation
-    /// has its own address. Returns an error if `is_shared` is set and other processes could not map the memory.
+    /// Allocates zeroed memory of `device` and returns its address. The memory is aligned to a page, so that two devices never share a
+    /// page. A size of 0 is treated as 1 byte, so that every allocation has its own address. Returns an error if `is_shared` is true but
+    /// other processes could not map the memory.
     pub(super) fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool) -> Result<u64, BackendError> {
         let out_of_memory = |_| BackendError::OutOfMemory { device: device.0, bytes };
         let private = |why| Private::new(bytes).map(|pages| Pages::Private(pages, why)).map_err(out_of_memory);
@@ -83,8 +85,8 @@ impl HostMemory {
                 Err(reason) if is_shared => {
                     return Err(BackendError::NotSupported(format!("{bytes} bytes of {device} cannot be shared: {}", why_none(reason))));
                 }
-                // Memory files are unavailable (in a sandbox, without free descriptors, or by `ulimit -f`). Private memory does not need
-                // them.
+                // Memory files are unavailable, for example in a sandbox, without free file descriptors, or because of `ulimit -f`. Private
+                // memory does not need them.
                 Err(reason) => private(why_none(reason).to_string())?,
             }
         };
@@ -105,7 +107,7 @@ impl HostMemory {
         allocation.base
     }
 
-    /// Registers memory of the program. Returns true if the memory may be written.
+    /// Registers memory that the program has allocated. Returns true if all of the memory is writable.
     pub(super) fn register(&self, address: u64, bytes: u64, huge: bool) -> Result<bool, BackendError> {
         let pages = usize::try_from(bytes).ok().and_then(|bytes| PageRange::around(address as usize, bytes));
         let is_written = AtomicBool::new(true);
@@ -155,49 +157,51 @@ impl HostMemory {
         self.at(address, |entry| entry.allocation)
     }
 
-    /// True if `id` denotes memory that this library has allocated, in this process or another. Such memory stays mapped at its full size
-    /// until it is freed.
+    /// True if `id` is the identifier of memory that this library has allocated, in this process or another. Such memory stays mapped at
+    /// its full size until it is freed. False for 0, which denotes pageable memory, and for `None`.
     pub(super) fn is_kept(id: Option<u64>) -> bool {
         id.is_some_and(|id| id != 0 && id & REGISTERED == 0)
     }
 
-    /// Returns the ids of the allocations that contain the transfers' destinations and sources, alternating. Pageable memory has id 0.
+    /// Returns the identifiers of the allocations that contain each transfer's destination and source, in this order. Pageable memory has
+    /// the identifier 0.
     pub(super) fn of_ends(&self, ends: &[Endpoints]) -> Arc<[u64]> {
         ends.iter().flat_map(|ends| [ends.dst, ends.src]).map(|end| self.locate(end).map_or(0, |allocation| allocation.id)).collect()
     }
 
-    /// Returns the number of bytes currently allocated on `device`.
+    /// Returns the number of bytes that this backend has allocated on `device` and not freed.
     pub(super) fn allocated_bytes(&self, device: DeviceId) -> u64 {
         let entries = held(self.entries.read());
         entries.values().filter(|entry| entry.allocation.device == device && entry.pages.is_own()).map(|entry| entry.allocation.bytes).sum()
     }
 
-    /// Calls `look` with the table's entry that contains `address`, and returns the result. The entry cannot be freed during the call.
+    /// Calls `look` with the table entry whose memory contains `address`, and returns the result. Returns `None` if there is no such entry.
+    /// The entry cannot be freed during the call.
     fn at<T>(&self, address: u64, look: impl FnOnce(&Entry) -> T) -> Option<T> {
         let entries = held(self.entries.read());
         let (_, entry) = entries.range(..=address).next_back()?;
         (address - entry.allocation.base < entry.allocation.bytes).then(|| look(entry))
     }
 
-    /// Returns the value of the counter at an address.
+    /// Returns the value of the counter at the address `counter`.
     pub(super) fn read_signal(&self, counter: u64) -> Result<u64, BackendError> {
         // SAFETY: the engine has checked alignment and range, and the entry keeps the pages mapped.
         self.at(counter, |_| unsafe { signal::load(counter) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// Sets a counter to a value.
+    /// Sets the counter of a signal to the signal's value.
     pub(super) fn raise_signal(&self, Signal { counter, value }: Signal) -> Result<(), BackendError> {
         // SAFETY: as in `read_signal`. All pages are writable.
         self.at(counter, |_| unsafe { signal::store(counter, value) }).ok_or(BackendError::InvalidPointer(counter))
     }
 
-    /// True if the counter has reached the signal's value.
+    /// True if the counter of the signal has reached the signal's value.
     pub(super) fn is_reached(&self, wanted: &Signal) -> Result<bool, BackendError> {
         Ok(signal::reached(self.read_signal(wanted.counter)?, wanted.value))
     }
 
-    /// Returns the failed wait for a signal that may never be reached, because a peer was lost. `None` if the signal is reached or may
-    /// still be reached.
+    /// Returns the failed wait for a signal if the peer that should set it was lost before setting it. Returns `None` if the signal has
+    /// been set or may still be set.
     pub(super) fn failed_wait(&self, wanted: &Signal) -> Option<FailedWait> {
         let peer = self.lost_peer(*wanted)?;
         // The counter is read after the loss is known, because the peer may have set it before it exited.
@@ -205,7 +209,7 @@ impl HostMemory {
         (!signal::reached(now, wanted.value)).then_some(FailedWait { wanted: *wanted, now, peer })
     }
 
-    /// Calls `change` with the table's entry of an allocation, unless the allocation was freed.
+    /// Calls `change` with the table entry of an allocation, unless the allocation has been freed.
     fn change(&self, allocation: &Allocation, change: impl FnOnce(&mut Entry)) {
         let mut entries = held(self.entries.write());
         if let Some(entry) = entries.get_mut(&allocation.base).filter(|entry| entry.allocation.id == allocation.id) {
@@ -217,8 +221,9 @@ impl HostMemory {
         self.change(allocation, |entry| entry.signallers.name(by_address));
     }
 
-    /// Fails the waits for counters of this allocation that the lost party `party` should have set. Counters for which kernels wait are set
-    /// here, because a kernel observes nothing else. Each failed wait is recorded first.
+    /// Fails the waits for counters of this allocation that a lost party (process or context) should have set. `party` is the number of the
+    /// party, and `peer` describes its loss. If kernels wait for such a counter, this function sets the counter, because a kernel cannot be
+    /// notified in any other way. Before that, it passes each failed wait to `note`.
     pub(super) fn fail_waits(&self, allocation: &Allocation, party: Option<u32>, peer: LostPeer, note: impl Fn(Line, FailedWait)) {
         self.change(allocation, |entry| {
             entry.signallers.lose(party, peer);
@@ -235,13 +240,14 @@ impl HostMemory {
         });
     }
 
-    /// Returns the allocation that contains a counter, and the party that sets the counter (a `Line`). `None` if the counter is in no
-    /// allocation.
+    /// Returns the group of counters to which a counter belongs: its allocation, and the party (process or context) that sets it. Returns
+    /// `None` if the counter is in no allocation.
     pub(super) fn line_of(&self, counter: u64) -> Option<Line> {
         self.at(counter, |entry| entry.line_of(counter))
     }
 
-    /// Records that kernels wait for a counter until its memory is freed. Only the wait for the highest value of each counter is kept.
+    /// Records that kernels wait for a counter to reach a value. The record lasts until the counter's memory is freed. For each counter,
+    /// only the wait for the highest value is kept.
     pub(super) fn kernel_wait_signal(&self, wanted: Signal) -> Result<(), BackendError> {
         let now = self.read_signal(wanted.counter)?;
         let mut entries = held(self.entries.write());
@@ -257,12 +263,12 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Returns the lost peer because of which a counter may never reach a value. `None` if there is no such peer.
+    /// Returns the lost peer that should have set a counter to a value. Returns `None` if no peer of this counter was lost.
     pub(super) fn lost_peer(&self, wanted: Signal) -> Option<LostPeer> {
         self.at(wanted.counter, |entry| entry.signallers.lost_peer(wanted)).flatten()
     }
 
-    /// Returns the information that another process needs to map an allocation.
+    /// Returns the description that another process needs to map an allocation.
     pub(super) fn export(&self, allocation: &Allocation) -> Result<Shared, BackendError> {
         let entries = held(self.entries.read());
         let entry = entries.get(&allocation.base).filter(|entry| entry.allocation.id == allocation.id);
@@ -281,7 +287,7 @@ impl HostMemory {
         }
     }
 
-    /// Maps memory that another process has shared.
+    /// Maps memory that another process or context has exported, and returns its address.
     pub(super) fn map(&self, shared: &Shared, allocation: &Allocation) -> Result<u64, BackendError> {
         let (base, pages) = match (shared.form, &shared.descriptor) {
             (Shared::SAME_PROCESS, _) => (shared.offset, Pages::Borrowed),
@@ -305,7 +311,7 @@ impl HostMemory {
     }
 }
 
-/// Returns a function that converts a system error of the call `what` to a [`BackendError`].
+/// Returns a function that converts an error number of the system call `what` to a [`BackendError`].
 fn refused(what: &'static str) -> impl Fn(Errno) -> BackendError {
     move |errno| BackendError::Driver {
         what: what.into(),

@@ -1,17 +1,19 @@
-//! Implements virtual devices on CPU threads, which execute real copies in CUDA's order without a GPU.
+//! Implements virtual devices on CPU threads. They make real copies in CUDA's stream order without a GPU.
 //!
-//! Each virtual GPU and each host NUMA domain has its own memory, which is host memory with an assigned device. Streams and events order
-//! work as in CUDA: work of one stream runs in order, streams run concurrently, and events join them. Streams created here behave like
-//! CUDA's non-blocking streams: they are not ordered with the default stream, which is one more stream of the context.
+//! Each virtual GPU and each host NUMA domain has its own memory, which is host memory that is assigned to the device. Streams and events
+//! order work as in CUDA: the work of one stream runs in order, different streams run concurrently, and events order streams. Streams
+//! created here behave like CUDA's non-blocking streams. They are not ordered with the default stream, which is one more stream of the
+//! context.
 //!
-//! Enqueued work is a graph of nodes that count their unfinished predecessors. A queue with a bounded number of threads runs the ready
-//! nodes. One separate thread polls for signals set by other processes, so a waiting stream occupies no thread of the queue. Host functions
-//! may block, so each stream that has any runs them on its own thread. Threads start when they are first needed.
+//! Enqueued work is a graph of nodes that count their unfinished predecessors. A queue with a limited number of threads runs the ready
+//! nodes. One separate thread polls for signals that other processes set, so a waiting stream occupies no thread of the queue. Host
+//! functions may block, so each stream with host functions runs them on a thread of its own. Threads start when they are first needed.
 //!
-//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged and reported by its completion. It
-//! does not stop the stream: later work runs.
+//! An error of an execution (`BackendError::DataCorruption`, or a failure inside an operation) is logged, and the completion of the
+//! execution reports it. The error does not stop the stream, and later work runs.
 //!
-//! A host function may enqueue work. It must not wait for work of this backend that follows it, nor drop the backend.
+//! A host function may enqueue work. It must neither wait for work of this backend that follows the function in its stream, nor drop the
+//! backend.
 
 mod chain;
 pub mod kernel;
@@ -53,23 +55,23 @@ use ahash::RandomState;
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, RwLock};
 
-/// Last recording of an event.
+/// Most recent recording of an event.
 #[derive(Clone, Debug, Default)]
 struct Recorded {
-    /// Node whose end completes the event, or `None` if all work before the event had finished when it was recorded.
+    /// Graph node whose end completes the event. `None` if all work before the event had finished when the event was recorded.
     end: Option<Arc<Node<HostWork>>>,
-    /// Waits that precede the event in its stream and may have failed.
+    /// Waits for signals that precede the event in its stream and may have failed.
     behind: Behind,
 }
 
-/// Maximum number of threads that run executions. More threads would not help, because a few saturate the node's memory, and a program
-/// rarely has more internal streams.
+/// Maximum number of threads that run executions. More threads would not help, because a few threads saturate the memory bandwidth of the
+/// node, and a program rarely uses more streams.
 const MOST_THREADS: usize = 16;
 
-/// Backend whose devices are CPU threads. Dropping it waits for all enqueued work, ends its threads, and frees its memory.
+/// Backend whose devices are CPU threads. Dropping the backend waits for all enqueued work, ends the threads, and frees the memory.
 #[derive(Debug)]
 pub struct HostBackend {
-    /// Number in the whole machine of each visible virtual GPU.
+    /// Number of each visible virtual GPU, counted over all virtual GPUs of the machine.
     gpus: Vec<u32>,
     hosts: u32,
     memory: Arc<HostMemory>,
@@ -77,21 +79,22 @@ pub struct HostBackend {
     queue: Arc<Queue<HostWork>>,
     /// Queue whose thread polls the counters for which streams wait.
     waits: Arc<Queue<HostWork>>,
-    /// Use of staging rings by executions, one at a time for each byte range.
+    /// Byte ranges of staging rings that executions use or wait for. One execution at a time may use a byte range.
     rings: Arc<Rings<HostWork>>,
     failed_waits: Arc<FailedWaits>,
     streams: StreamTable<HostWork>,
-    /// Last recording of each event, by event handle.
+    /// Most recent recording of each event, by event handle.
     events: RwLock<HashMap<usize, Mutex<Recorded>, RandomState>>,
 }
 
 impl HostBackend {
-    /// Creates a backend for a node of `gpus` virtual GPUs and `hosts` NUMA domains. Does not start a thread yet.
+    /// Creates a backend for a node with `gpus` virtual GPUs and `hosts` NUMA domains. No thread starts yet.
     pub fn new(gpus: u32, hosts: u32) -> HostBackend {
         HostBackend::showing((0..gpus).collect(), hosts)
     }
 
-    /// Creates a backend for a node of which only the GPUs in `gpus` are visible, in this order. `hosts` is the number of NUMA domains.
+    /// Creates a backend for a node on which only the GPUs with the numbers in `gpus` are visible, in this order. `hosts` is the number of
+    /// NUMA domains of the node.
     pub fn showing(gpus: Vec<u32>, hosts: u32) -> HostBackend {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(MOST_THREADS);
         HostBackend {
@@ -112,24 +115,25 @@ impl HostBackend {
         if exists { Ok(()) } else { Err(BackendError::InvalidDevice(device.0)) }
     }
 
-    /// Calls `work` with the last recording of an event, and returns the result.
+    /// Calls `work` with the most recent recording of an event, and returns the result of `work`.
     fn with_event<T>(&self, handle: EventHandle, work: impl FnOnce(&mut Recorded) -> T) -> Result<T, BackendError> {
         let events = held(self.events.read());
         let event = events.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "event"))?;
         Ok(work(&mut lock(event)))
     }
 
-    /// Returns the waits in a stream that precede its future work and may have failed.
+    /// Returns the waits for signals that precede all future work of a stream and may have failed.
     fn behind(&self, stream: StreamHandle) -> Behind {
         self.failed_waits.behind(|| stream.0 as u64)
     }
 
-    /// Enqueues a wait of a stream for signals. If `takes` is true, the signals are reset after the wait.
+    /// Enqueues a wait of a stream for signals. If `takes` is true, the stream resets the signals' counters to 0 after the wait. `fate` is
+    /// the state of the communication step to which the signals belong, or `None` if they belong to no step.
     fn wait(&self, stream: StreamHandle, signals: Signals, takes: bool, fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.waits.start()?;
         self.queue.start()?;
         self.streams.with(stream, |found| {
-            // A reached signal stays reached, so a wait for it cannot fail.
+            // A signal that has arrived stays set, so a wait for it cannot fail.
             let may_fail = |wanted: &&Signal| fate.is_some() || !self.memory.is_reached(wanted).unwrap_or(false);
             let lines = signals.iter().filter(may_fail).filter_map(|wanted| self.memory.line_of(wanted.counter));
             self.failed_waits.wait(stream.0 as u64, lines);
@@ -140,8 +144,8 @@ impl HostBackend {
         })
     }
 
-    /// Enqueues the setting of signals after the stream's earlier work. If the signals belong to a step that is abandoned, they are not
-    /// set.
+    /// Enqueues an operation that sets signals after the stream's earlier work. `fate` is the state of the communication step to which the
+    /// signals belong, or `None` if they belong to no step. The signals of an abandoned step are not set.
     fn raise(&self, stream: StreamHandle, signals: &[Signal], fate: Option<&StepFate>) -> Result<(), BackendError> {
         self.queue.start()?;
         self.streams.with(stream, |stream| {
@@ -169,7 +173,8 @@ impl HostBackend {
         let bytes: RingBytes =
             (execution.rings.iter().zip(&execution.program.rings)).map(|(base, ring)| *base..base + ring.bytes()).collect();
         let claim = (!bytes.is_empty()).then(|| Node::new(HostWork::Claim(Arc::clone(&self.rings), Arc::clone(&node), bytes), &self.queue));
-        // An execution that holds rings waits for nothing: earlier executions may still have to claim the same rings.
+        // If the execution uses staging rings, its claim waits for the earlier executions instead of the execution itself. An execution
+        // that has exclusive use of rings must not wait, because the earlier executions may still need the same rings.
         let first = claim.as_ref().unwrap_or(&node);
         for completion in execution.after {
             let earlier = completion.as_any().downcast_ref::<Node<HostWork>>().ok_or_else(|| BackendError::Driver {
@@ -299,7 +304,8 @@ impl Backend for HostBackend {
     }
 
     fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), BackendError> {
-        // The event stays locked while the stream is read, so that of two recording threads the later one stores the later state.
+        // The event stays locked while the stream is read. If two threads record the event at the same time, the later one therefore stores
+        // the later state.
         self.with_event(event, |recorded| {
             let behind = self.behind(stream);
             *recorded = Recorded { end: self.streams.with(stream, |stream| Ok(stream.chain.tail()))?, behind };
@@ -431,7 +437,7 @@ impl Backend for HostBackend {
 
 impl Drop for HostBackend {
     fn drop(&mut self) {
-        // No other reference exists, so nothing more is enqueued.
+        // Nothing more is enqueued, because no other reference to the backend exists.
         self.streams.end();
         self.waits.join();
         self.queue.join();

@@ -1,12 +1,12 @@
-//! Tests the dependency graph, its queues and chains with the model checker `shuttle`. The production code runs on the checker's primitives
-//! under thousands of random schedules, and under schedules with few, well-placed preemptions.
+//! Tests the dependency graph, the queues and the chains of the host backend with the model checker `shuttle`. The production code runs on
+//! the checker's primitives. The checker tries thousands of random schedules, and schedules with few, well-placed preemptions.
 //!
 //! ```text
 //! RUSTFLAGS="--cfg shuttle" cargo test --lib --target-dir target/shuttle shuttle_
 //! ```
 //!
-//! A lost wake-up appears as a deadlock, which `shuttle` reports. All other properties are checked on a trace of the steps that began and
-//! ended.
+//! A lost wake-up appears as a deadlock, which `shuttle` reports. All other properties are checked on a trace of the steps (units of work
+//! of a graph node) that began and ended.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -29,8 +29,8 @@ fn check(test: fn()) {
     shuttle::check_pct(test, SCHEDULES, 3);
 }
 
-/// Record of the order in which steps began and ended. The lock is one of the standard library, because it is not part of the model and
-/// never held across a switch.
+/// Record of the order in which the steps of graph nodes began and ended. The lock comes from the standard library, because it is not part
+/// of the tested model and no thread switch happens while it is held.
 #[derive(Clone, Debug, Default)]
 struct Trace(Arc<std::sync::Mutex<Vec<Moment>>>);
 
@@ -46,7 +46,7 @@ impl Trace {
         self.0.lock().unwrap().push(moment);
     }
 
-    /// Returns the position of `moment` in the trace. Asserts that it happened exactly once.
+    /// Returns the index of `moment` in the trace. Asserts that `moment` occurs exactly once.
     fn at(&self, moment: Moment) -> usize {
         let trace = self.0.lock().unwrap();
         let times: Vec<_> = (0..trace.len()).filter(|&i| trace[i] == moment).collect();
@@ -54,7 +54,8 @@ impl Trace {
         times[0]
     }
 
-    /// Asserts that step `later` of a node began after step `earlier` had ended, and that both ran exactly once.
+    /// Asserts that the step `later` began after the step `earlier` had ended, and that both ran exactly once. A step is given as the
+    /// numbers of its node and of the step in the node.
     fn assert_order(&self, earlier: (u32, u32), later: (u32, u32)) {
         self.at(Moment::Begin(earlier.0, earlier.1));
         self.at(Moment::End(later.0, later.1));
@@ -62,7 +63,8 @@ impl Trace {
         assert!(end < begin, "{later:?} began before {earlier:?} ended: {:?}", self.0.lock().unwrap());
     }
 
-    /// Returns the nodes in the trace in the order in which they ran. Asserts that no two of them overlapped. All must have one step.
+    /// Returns the numbers of the nodes in the trace, in the order in which they ran. Asserts that no two nodes overlapped. Every node must
+    /// have exactly one step.
     fn sequence(&self) -> Vec<u32> {
         let trace: Vec<_> = self.0.lock().unwrap().iter().copied().filter(|moment| !matches!(moment, Moment::Conclude(_))).collect();
         let pair = |pair: &[Moment]| match *pair {
@@ -73,13 +75,13 @@ impl Trace {
     }
 }
 
-/// Work that records its steps in a trace.
+/// Work of a test node, which records in a trace when its steps begin and end.
 #[derive(Debug)]
 struct Probe {
     node: u32,
     schedule: Schedule,
     trace: Trace,
-    /// Number of the step that fails, or `None` if no step fails.
+    /// Number of the step that returns an error, or `None` if no step does.
     fails: Option<u32>,
 }
 
@@ -113,7 +115,8 @@ impl Work for Probe {
     }
 }
 
-/// Creates a program from the lane and the predecessors of each operation. Only the order of the operations matters.
+/// Creates a test program. For each operation, `ops` contains the lane (sequence of operations) and the indices of the operations that it
+/// must follow. Only this order matters for the tests.
 fn program(ops: &[(u32, &[u32])]) -> Program {
     let place = Place::Source { transfer: 0, offset: 0 };
     let ops = ops.iter().map(|(lane, after)| Op {
@@ -125,7 +128,7 @@ fn program(ops: &[(u32, &[u32])]) -> Program {
     Program { lanes: vec![Lane::new(DeviceId::gpu(0)); 4], ops: ops.collect(), ..Program::default() }
 }
 
-/// Queue of the model, with the trace of the nodes that it serves.
+/// Test fixture: a queue, and the trace of the nodes that run on it.
 struct Fixture {
     queue: Arc<Queue<Probe>>,
     trace: Trace,
@@ -136,7 +139,7 @@ impl Fixture {
         Self::beside(&Trace::default(), threads)
     }
 
-    /// Creates a fixture with another queue and the same trace.
+    /// Creates a fixture with a new queue and an existing trace.
     fn beside(trace: &Trace, threads: usize) -> Self {
         let queue = Queue::new("modelled", threads);
         queue.start().unwrap();
@@ -147,12 +150,12 @@ impl Fixture {
         Node::new(Probe { node, schedule: Schedule::new(program), trace: self.trace.clone(), fails }, &self.queue)
     }
 
-    /// Creates a node of one step.
+    /// Creates a graph node with one step.
     fn step(&self, node: u32) -> Arc<Node<Probe>> {
         self.node(node, &program(&[(0, &[])]), None)
     }
 
-    /// Creates a node without steps, which only orders other nodes.
+    /// Creates a graph node without steps, which only orders other nodes.
     fn join(&self, node: u32) -> Arc<Node<Probe>> {
         self.node(node, &program(&[]), None)
     }
@@ -225,7 +228,7 @@ fn shuttle_two_threads_append_to_one_chain() {
                 let (fixture, chain) = (Arc::clone(&fixture), Arc::clone(&chain));
                 thread::spawn(move || {
                     for node in first..first + 3 {
-                        // Every second node only orders.
+                        // Nodes with an odd number have no steps and only order other nodes.
                         chain.append(&if node % 2 == 0 { fixture.step(node) } else { fixture.join(node) });
                     }
                 })
@@ -277,7 +280,8 @@ fn shuttle_chains_of_different_queues_join() {
 fn shuttle_executions_on_two_chains_come_after_each_other() {
     check(|| {
         let fixture = Arc::new(Fixture::new(2));
-        // The engine orders executions that share staging in this way: each follows the previous one, whatever its thread and stream.
+        // The engine orders executions that share staging memory in this way: each execution follows the previous one, on whatever thread
+        // and stream it was submitted.
         let last = Arc::new(shuttle::sync::Mutex::new(None::<Arc<Node<Probe>>>));
         let threads: Vec<_> = [0, 1]
             .map(|thread| {
@@ -327,7 +331,7 @@ fn shuttle_a_closed_queue_runs_what_it_holds() {
         let fixture = Fixture::new(2);
         let nodes: Vec<_> = (0..3).map(|node| fixture.step(node)).collect();
         nodes.iter().for_each(Node::release);
-        // The threads may not have started yet.
+        // The queue's threads may not have started yet when the queue is closed.
         fixture.end();
         assert!(nodes.iter().all(|node| node.is_done().unwrap()));
         (0..3).for_each(|node| _ = fixture.trace.at(Moment::End(node, 0)));
@@ -408,7 +412,7 @@ impl Work for Awaiting {
     }
 }
 
-/// Uses random schedules only: those of the PCT algorithm let a polling thread starve the others.
+/// Uses only random schedules, because schedules of the PCT algorithm let a polling thread starve the others.
 #[test]
 fn shuttle_waits_run_in_any_order_once_their_counters_are_raised_or_given_up() {
     shuttle::check_random(

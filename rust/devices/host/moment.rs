@@ -1,18 +1,18 @@
-//! Records the time at which a stream reached a point, by the clock of this machine.
+//! Records the time at which a stream reaches a point of its work, by the clock of this machine.
 
 use crate::backend::{BackendError, MomentState};
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-/// Time at which a stream reached a point. Empty until then.
+/// Time at which a stream reached a point of its work. Empty until the stream reaches it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passed(Arc<OnceLock<Instant>>);
 
 impl Passed {
-    /// Records the current time as the time at which the stream reached this point.
+    /// Records the current time as the time at which the stream reached the point.
     pub(super) fn note(&self) {
-        // A node runs once, so the value is not set yet.
+        // A graph node runs once, so the time is not set yet.
         let _ = self.0.set(Instant::now());
     }
 }

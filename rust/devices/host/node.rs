@@ -1,10 +1,12 @@
-//! Implements the dependency graph: nodes that count their unfinished predecessors and start when the last one finishes.
+//! Implements the dependency graph of the host backend. Its nodes count their unfinished predecessors and start when the last predecessor
+//! finishes.
 //!
-//! A stream is a chain of nodes, an event is a reference to one, and an execution is a node with several steps. No thread waits for a
-//! predecessor: the last predecessor to finish pushes the node's first steps to a [`Queue`]. Only callers wait, in [`Node::wait`].
+//! A stream is a chain of nodes. An event is a reference to a node. The execution of a program is a node with several steps. No thread
+//! waits for a predecessor: the thread that finishes a node's last predecessor pushes the node's first steps to a [`Queue`]. Only callers
+//! wait, in [`Node::wait`].
 //!
-//! A node owns its successors, never its predecessors, and releases them when it finishes. A finished chain is therefore freed node by
-//! node, and a long one causes no recursion.
+//! A node owns its successors, never its predecessors, and drops them when it finishes. A finished chain is therefore freed node by node,
+//! and a long chain causes no recursion.
 
 use super::queue::{Queue, Step};
 use crate::backend::{BackendError, CompletionState, OpTimes};
@@ -16,44 +18,45 @@ use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Work of a node: steps, numbered from 0, which depend on each other. The steps run between the end of the node's last predecessor and the
-/// end of the node.
+/// Work of a graph node. It consists of steps that are numbered from 0 and may depend on each other. The steps begin after the node's last
+/// predecessor has finished, and the node finishes after its last step.
 pub(super) trait Work: Debug + Send + Sync + Sized + 'static {
-    /// Returns the steps without predecessors. A node without steps only orders other nodes, and finishes as soon as its predecessors have
-    /// finished.
+    /// Returns the numbers of the steps that depend on no other step of the node. A node without steps only orders other nodes, and
+    /// finishes as soon as its predecessors have finished.
     fn roots(&self) -> impl Iterator<Item = u32>;
-    /// Runs one step. Called once for each step, after all predecessors of the step. An error or a panic fails the node, and steps that
-    /// have not begun are then skipped.
+    /// Runs one step. Called once for each step, after the steps on which it depends have finished. If a step returns an error or panics,
+    /// the node fails, and steps that have not begun are skipped.
     fn run(&self, step: u32) -> Result<(), BackendError>;
-    /// True if `step`, whose predecessors have finished, may run. Only a watching queue calls this, and repeats it until it returns true.
+    /// True if `step`, whose predecessors have finished, may run. Only a polling queue calls this function. It repeats the call until the
+    /// function returns true.
     fn may_run(&self, step: u32) -> bool {
         let _ = step;
         true
     }
-    /// Records that `step` has finished. Yields the steps that are ready as a result.
+    /// Records that `step` has finished. Returns the numbers of the steps that may run now.
     fn finished(&self, step: u32) -> impl Iterator<Item = u32>;
-    /// Returns true if `step` was the node's last unfinished step. Called once for each finished step, after [`Work::finished`].
+    /// Returns true if all steps of the node have finished. Called exactly once after each call of [`Work::finished`].
     fn was_last(&self) -> bool;
-    /// Ends the node's work. Called once, after the last step of a node that has not failed.
+    /// Performs the final part of the node's work. Called once, after the last step of a node that has not failed.
     fn conclude(&self) -> Result<(), BackendError>;
-    /// Returns a further error for threads that wait for the node, if there is one. Called after the last step.
+    /// Returns an error for threads that wait for the node, in addition to the errors of its steps. Called after the last step.
     fn tell(&self) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Returns the times of the steps, if requested. Called after the last step.
+    /// Returns the start and end times of the steps, or `None` if they were not requested. Called after the last step.
     fn times(&self) -> Option<OpTimes> {
         None
     }
-    /// Returns a description of `step` for an error text.
+    /// Returns a description of `step` for an error message.
     fn describe(&self, step: u32) -> String;
 }
 
-/// Unit of work in the dependency graph, with its completion.
+/// Node of the dependency graph, with its work and its completion state.
 #[derive(Debug)]
 pub(super) struct Node<W: Work> {
-    /// Number of predecessors that have not finished, plus one until [`Node::release`] is called.
+    /// Number of predecessors that have not finished, plus 1 until [`Node::release`] is called.
     pending: AtomicUsize,
-    /// True once the node has finished and `outcome` is final. Read without the lock.
+    /// True once the node has finished and `outcome` is final. Threads read this field without the lock of `outcome`.
     done: AtomicBool,
     /// True if a step of the node has failed.
     failed: AtomicBool,
@@ -67,14 +70,14 @@ pub(super) struct Node<W: Work> {
 #[derive(Debug)]
 struct Outcome<W: Work> {
     done: bool,
-    /// True if a thread sleeps in [`Node::wait`] until the node has finished.
+    /// True if a thread sleeps in [`Node::wait_finished`] until the node has finished.
     awaited: bool,
     error: Option<Box<BackendError>>,
     successors: SmallVec<[Arc<Node<W>>; 1]>,
 }
 
 impl<W: Work> Node<W> {
-    /// Creates a node that cannot start before [`Node::release`].
+    /// Creates a node that does not start before [`Node::release`] is called.
     pub(super) fn new(work: W, queue: &Arc<Queue<W>>) -> Arc<Self> {
         Arc::new(Node {
             pending: AtomicUsize::new(1),
@@ -100,7 +103,7 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Allows the node to start as soon as its predecessors have finished. Called once.
+    /// Allows the node to start as soon as its predecessors have finished. Must be called once.
     pub(super) fn release(self: &Arc<Self>) {
         if self.arrive() {
             let mut ready = Ready::keeping_none();
@@ -113,7 +116,7 @@ impl<W: Work> Node<W> {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Blocks until the node has finished, with or without an error.
+    /// Blocks the calling thread until the node has finished, with or without an error.
     pub(super) fn wait_finished(&self) {
         if self.is_finished() {
             return;
@@ -132,19 +135,19 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Decrements the number of unfinished predecessors. Returns true if it was the last.
+    /// Decrements the number of unfinished predecessors. Returns true if the number has become 0.
     fn arrive(&self) -> bool {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Starts the steps without predecessors, or finishes a node without steps.
+    /// Starts the steps that depend on no other step. Finishes the node if it has no steps.
     fn begin(self: &Arc<Self>, ready: &mut Ready<'_, W>) {
         if !self.hand_out_roots(ready) {
             self.finish(ready);
         }
     }
 
-    /// Passes the steps without predecessors to `ready`. Returns false if there are none.
+    /// Passes the steps that depend on no other step to `ready`. Returns false if the node has no steps.
     fn hand_out_roots(self: &Arc<Self>, ready: &mut Ready<'_, W>) -> bool {
         let mut roots = self.work.roots().peekable();
         let any = roots.peek().is_some();
@@ -152,12 +155,12 @@ impl<W: Work> Node<W> {
         any
     }
 
-    /// True if `step` of this node may run; see [`Work::may_run`].
+    /// True if `step` of this node may run. See [`Work::may_run`].
     pub(super) fn may_run(&self, step: u32) -> bool {
         self.work.may_run(step)
     }
 
-    /// Runs a step and passes the steps that become ready to `ready`. Ends the node after its last step.
+    /// Runs a step, and passes the steps that become ready to `ready`. After its last step, the node finishes.
     pub(super) fn run(self: &Arc<Self>, step: u32, ready: &mut Ready<'_, W>) {
         if !self.failed.load(Ordering::Relaxed) {
             self.guard(|| self.work.run(step), || self.work.describe(step));
@@ -168,9 +171,10 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Runs `work`. The first error or panic becomes the node's error.
+    /// Runs `work`. The first error or panic becomes the error of the node. `what` returns the description of the work for the error
+    /// message.
     fn guard(&self, work: impl FnOnce() -> Result<(), BackendError>, what: impl FnOnce() -> String) {
-        // After a panic the work is not used any further, apart from counts that stay correct.
+        // After a panic, only the counts of the work are still used, and they stay correct.
         let error = match catch_unwind(AssertUnwindSafe(work)) {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error,
@@ -181,8 +185,8 @@ impl<W: Work> Node<W> {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Ends this node and every node without steps that becomes ready as a result. The loop avoids recursion, because chains of such nodes
-    /// may be long.
+    /// Finishes this node, and every node without steps that becomes ready as a result. The function uses a loop instead of recursion,
+    /// because chains of such nodes may be long.
     fn finish(self: &Arc<Self>, ready: &mut Ready<'_, W>) {
         let mut ended: SmallVec<[Arc<Self>; 4]> = smallvec![Arc::clone(self)];
         while let Some(node) = ended.pop() {
@@ -197,7 +201,7 @@ impl<W: Work> Node<W> {
         }
     }
 
-    /// Publishes the end of the node and returns its successors.
+    /// Marks the node as finished, wakes the waiting threads, and returns the node's successors.
     fn close(&self) -> SmallVec<[Arc<Node<W>>; 1]> {
         let mut outcome = lock(&self.outcome);
         outcome.done = true;
@@ -230,19 +234,22 @@ impl<W: Work> CompletionState for Node<W> {
     }
 }
 
-/// Destination for steps that become ready. The steps go to their queues, except one that the current thread may keep for itself.
+/// Receiver of steps that become ready. It pushes them to the queues of their nodes, except one step that the current thread may keep for
+/// itself.
 pub(super) struct Ready<'a, W: Work> {
     own: Option<&'a Arc<Queue<W>>>,
     kept: Option<Step<W>>,
 }
 
 impl<'a, W: Work> Ready<'a, W> {
-    /// Creates a destination for a thread that serves `queue` and continues with [`Ready::kept`].
+    /// Creates a receiver for a thread of `queue`, which keeps one step of this queue for itself. The thread then runs the step that
+    /// [`Ready::kept`] returns.
     pub(super) fn keeping_one_of(queue: &'a Arc<Queue<W>>) -> Self {
         Ready { own: Some(queue), kept: None }
     }
 
-    /// Creates a destination for a thread that runs no steps, or that must check its queue first.
+    /// Creates a receiver that pushes all steps to their queues. It is for threads that run no steps, or that must first take steps from
+    /// their queue.
     pub(super) fn keeping_none() -> Self {
         Ready { own: None, kept: None }
     }

@@ -1,4 +1,4 @@
-//! Queues ready steps for the threads that run them.
+//! Implements queues of steps that are ready to run, with the threads that run the steps.
 
 use super::node::{Node, Ready, Work};
 use crate::backend::BackendError;
@@ -9,34 +9,34 @@ use crate::threads::without_signals;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Yields to other threads, because time does not pass under the model checker.
+/// Yields to other threads instead of pausing, because time does not pass under the model checker.
 #[cfg(shuttle)]
 fn rest(_: u32) {
     thread::yield_now();
 }
 
-/// Maximum number of steps that a thread runs back to back without going through the queue. Each of them is made ready by the step before.
-/// This saves the queue's lock and a wake-up for every step of a chain. The bound prevents a chain that a caller extends without end from
-/// starving other streams.
+/// Maximum number of steps that a thread runs back to back without putting them into the queue. Each of these steps is made ready by the
+/// step before it. This saves the queue's lock and a wake-up for every step of a chain. Without a maximum, a chain to which a caller keeps
+/// appending would starve other streams.
 ///
-/// Under the model checker, the bound is lower, so that its short chains exceed the bound.
+/// Under the model checker, the maximum is lower, so that the short chains of the tests exceed it.
 const STEPS_IN_A_ROW: u32 = if cfg!(shuttle) { 2 } else { 64 };
 
-/// Step of a node whose predecessors have all finished.
+/// Step of a graph node that is ready to run: all of its predecessors have finished.
 #[derive(Debug)]
 pub(super) struct Step<W: Work> {
     pub(super) node: Arc<Node<W>>,
     pub(super) index: u32,
 }
 
-/// First-in, first-out queue of ready steps, served by a limited number of threads. Threads start as work arrives.
+/// First-in, first-out queue of steps that are ready to run. A limited number of threads serve the queue. They start when work arrives.
 ///
 /// No step waits for another step. Steps of a queue therefore cannot block each other, whatever the number of threads.
 #[derive(Debug)]
 pub(super) struct Queue<W: Work> {
     name: String,
     limit: usize,
-    /// True if the queue's thread polls each step until the step may run ([`Work::may_run`]).
+    /// True if this is a polling queue. Its only thread calls [`Work::may_run`] for each step until the step may run.
     watches: bool,
     state: Mutex<State<W>>,
     changed: Condvar,
@@ -45,20 +45,20 @@ pub(super) struct Queue<W: Work> {
 #[derive(Debug)]
 struct State<W: Work> {
     ready: VecDeque<Step<W>>,
-    /// Number of threads that wait for a step, including threads that were woken and do not run yet.
+    /// Number of threads that wait for a step. It includes threads that were woken and are not running yet.
     idle: usize,
     threads: Vec<thread::JoinHandle<()>>,
     closed: bool,
 }
 
 impl<W: Work> Queue<W> {
-    /// Creates a queue without threads. `limit` is 1 or more.
+    /// Creates a queue that has no threads yet. `limit` is the maximum number of threads, 1 or more.
     pub(super) fn new(name: impl Into<String>, limit: usize) -> Arc<Self> {
         Self::with(name, limit, false)
     }
 
-    /// Creates a queue whose only thread polls all steps and runs each one as soon as [`Work::may_run`] returns true. Such a queue runs
-    /// steps that wait for other processes.
+    /// Creates a polling queue. Its only thread polls all steps and runs each step as soon as [`Work::may_run`] returns true. Such a queue
+    /// runs steps that wait for other processes.
     pub(super) fn watching(name: impl Into<String>) -> Arc<Self> {
         Self::with(name, 1, true)
     }
@@ -68,8 +68,8 @@ impl<W: Work> Queue<W> {
         Arc::new(Queue { name: name.into(), limit, watches, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// Starts the first thread. Must be called before the first node of this queue is enqueued: a failure to start a thread when a step
-    /// becomes ready could not be reported to a caller.
+    /// Starts the queue's first thread if the queue has none. Must be called before the first node of this queue is enqueued. Later, when a
+    /// step becomes ready, a failure to start a thread could not be reported to any caller.
     pub(super) fn start(self: &Arc<Self>) -> Result<(), BackendError> {
         let mut state = lock(&self.state);
         if state.threads.is_empty() { self.spawn(&mut state) } else { Ok(()) }
@@ -84,12 +84,13 @@ impl<W: Work> Queue<W> {
             code: i64::from(e.raw_os_error().unwrap_or(0)),
         })?;
         state.threads.push(thread);
-        // The thread counts as waiting from here on, as if it had been woken, so each ready step starts at most one thread.
+        // The new thread counts as a waiting thread from now on, as if it had been woken. Each ready step therefore starts at most one
+        // thread.
         state.idle += 1;
         Ok(())
     }
 
-    /// Appends `steps`. Iterating over them must not lock this queue.
+    /// Appends `steps` to the queue and starts threads for them if necessary. The iterator must not lock this queue.
     pub(super) fn push(self: &Arc<Self>, steps: impl IntoIterator<Item = Step<W>>) {
         let mut steps = steps.into_iter().peekable();
         if steps.peek().is_none() {
@@ -102,14 +103,14 @@ impl<W: Work> Queue<W> {
         }
         while state.ready.len() > state.idle && state.threads.len() < self.limit {
             if let Err(error) = self.spawn(&mut state) {
-                // `start` has ensured that at least one thread runs, and the running threads will execute the steps.
+                // `start` has ensured that at least one thread runs. The running threads will execute the steps.
                 log::warn!("{error}; continuing with {} threads", state.threads.len());
                 break;
             }
         }
     }
 
-    /// Runs ready steps on a thread of this queue until the queue is closed and empty.
+    /// Runs ready steps on the calling thread, which belongs to this queue. Returns once the queue is closed and empty.
     fn serve(self: Arc<Self>) {
         lock(&self.state).idle -= 1;
         if self.watches {
@@ -127,7 +128,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Polls the steps of a watching queue on its thread, and runs them, until the queue is closed and empty.
+    /// Polls the steps of a polling queue on the calling thread, and runs those that may run. Returns once the queue is closed and empty.
     fn watch(&self) {
         let mut watched: Vec<Step<W>> = Vec::new();
         let mut looks = 0;
@@ -151,7 +152,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Blocks until a step is ready, and returns it. Returns `None` once the queue is closed and empty.
+    /// Blocks until a step is ready, and returns the step. Returns `None` once the queue is closed and empty.
     fn next(&self) -> Option<Step<W>> {
         let mut state = lock(&self.state);
         loop {
@@ -167,7 +168,7 @@ impl<W: Work> Queue<W> {
         }
     }
 
-    /// Closes the queue, and waits until its threads have run all steps and ended. No step may be pushed afterwards.
+    /// Closes the queue, and waits until its threads have run all steps and have ended. No step may be pushed after this call.
     pub(super) fn join(&self) {
         let threads = {
             let mut state = lock(&self.state);

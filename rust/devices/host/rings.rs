@@ -1,7 +1,9 @@
-//! Allows one execution at a time to use a range of a staging ring, in the order in which streams reach the executions.
+//! Gives executions exclusive use of byte ranges of staging rings (ring buffers of staging memory), in the order in which streams reach the
+//! executions.
 //!
-//! The order of submission could deadlock: the stream of an execution that was submitted earlier may wait for work behind a later execution
-//! in another stream. An execution gets all of its ranges at the same time, and waits for no other execution after that.
+//! The order of submission could cause a deadlock, because an execution that was submitted first may be in a stream that waits for work
+//! behind an execution submitted later. An execution gets all of its byte ranges at the same time, and waits for no other execution after
+//! that.
 
 use super::node::{Node, Work};
 use crate::sync::{Mutex, lock};
@@ -10,10 +12,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Byte ranges of staging rings that an execution uses.
+/// Byte ranges of staging rings that one execution uses.
 pub(super) type RingBytes = SmallVec<[Range<u64>; 4]>;
 
-/// Executions that use staging rings: those that their streams have reached and that have not ended, in the order of arrival.
+/// Queue of the executions that use staging rings. It contains the executions that their streams have reached and that have not ended, in
+/// the order of arrival.
 #[derive(Debug)]
 pub(super) struct Rings<W: Work>(Mutex<VecDeque<Claim<W>>>);
 
@@ -29,13 +32,14 @@ impl<W: Work> Rings<W> {
         Rings(Mutex::new(VecDeque::new()))
     }
 
-    /// Releases `node` as soon as no earlier execution uses any of these byte ranges. `node` must not have been released before.
+    /// Requests exclusive use of byte ranges for the execution of `node`. Releases `node`, that is, allows it to start, as soon as no
+    /// earlier execution uses any of these ranges. `node` must not have been released before.
     pub(super) fn claim(&self, node: &Arc<Node<W>>, bytes: &RingBytes) {
         lock(&self.0).push_back(Claim { node: Arc::clone(node), bytes: bytes.clone(), is_granted: false });
         self.grant();
     }
 
-    /// Ends the use of byte ranges by an execution, and releases the executions that can use them next.
+    /// Ends an execution's exclusive use of its byte ranges, and allows the executions that are next in the queue to start.
     pub(super) fn give_back(&self, node: &Arc<Node<W>>) {
         lock(&self.0).retain(|claim| !Arc::ptr_eq(&claim.node, node));
         self.grant();
@@ -51,7 +55,7 @@ impl<W: Work> Rings<W> {
                 claims[at].is_granted = true;
             }
         }
-        // The lock is released first, because a node may end immediately and then take it.
+        // The lock is released first, because a node may end immediately and then acquire the lock.
         drop(claims);
         granted.iter().for_each(Node::release);
     }

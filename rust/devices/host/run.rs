@@ -1,5 +1,5 @@
-//! Defines the work of nodes in the host backend's dependency graph: running a program, calling a host function, or only ordering other
-//! nodes.
+//! Defines the kinds of work that nodes of the host backend's dependency graph do. Examples are the execution of a program and the call of
+//! a host function.
 
 use super::kernel::{Grid, Segment, copy_segments};
 use super::memory::HostMemory;
@@ -20,40 +20,41 @@ use std::sync::{Arc, OnceLock};
 
 /// Work of a node in the host backend's dependency graph.
 pub(super) enum HostWork {
-    /// No work. The node only waits for its predecessors.
+    /// No work. The node only orders other nodes.
     Join,
-    /// Call of a host function, which is removed when it is called.
+    /// Call of a host function. The function is removed from this field when it is called.
     Function(Mutex<Option<HostFunction>>),
     /// Execution of a program in a stream.
     Run(Box<Run>),
-    /// Arrival of a stream at an execution that uses staging rings. The execution starts when it may use its byte ranges.
+    /// Arrival of a stream at an execution that uses staging rings. The execution, which is the given node, starts when it may use these
+    /// byte ranges.
     Claim(Arc<Rings<HostWork>>, Arc<Node<HostWork>>, RingBytes),
-    /// End of an execution that uses staging rings. Other executions may use the byte ranges afterwards.
+    /// End of an execution that used staging rings. Afterwards, other executions may use the byte ranges.
     GiveBack(Arc<Rings<HostWork>>, Arc<Node<HostWork>>),
-    /// Recording of the time at which a stream reaches this point.
+    /// Recording of the time at which the stream reaches this node.
     Moment(Passed),
-    /// Wait of a stream for counters. The watching queue polls it.
+    /// Wait of a stream for counters to reach their values. The thread of the polling queue checks the counters.
     Wait(Wait),
-    /// Setting of counters. It is skipped if the step of a node plan to which the counters belong was abandoned.
+    /// Setting of counters. If the counters belong to a communication step that was abandoned, they are not set.
     Raise(Signals, Option<StepFate>),
 }
 
-/// Counters with the values to wait for or to set.
+/// Counters, each with the value that a stream waits for or sets.
 pub(super) type Signals = SmallVec<[Signal; 4]>;
 
 /// Wait of a stream for counters to reach their values.
 #[derive(Debug)]
 pub(super) struct Wait {
     pub(super) signals: Signals,
-    /// True if the counters are flags, which are reset to 0 after the wait.
+    /// True if the counters are flags that the stream resets to 0 after the wait.
     pub(super) takes: bool,
-    /// State of the node plan's step to which the flags belong. The step is abandoned if the process that should set a flag is lost. `None`
-    /// for counters that belong to no step.
+    /// State of the communication step to which the flags belong. The step is abandoned if a process that should set one of its flags is
+    /// lost. `None` for counters that belong to no step.
     pub(super) fate: Option<StepFate>,
-    /// Failed wait because of which this node has abandoned the step.
+    /// Failed wait that made this node abandon the communication step. Empty if there is none.
     pub(super) lost: OnceLock<FailedWait>,
     pub(super) memory: Arc<HostMemory>,
-    /// Record of all failed waits of the backend.
+    /// Table of all failed waits of the backend.
     pub(super) failed_waits: Arc<FailedWaits>,
 }
 
@@ -63,16 +64,17 @@ pub(super) struct Run {
     pub(super) program: Arc<Program>,
     pub(super) endpoints: Arc<[Endpoints]>,
     pub(super) rings: Arc<[u64]>,
-    /// Allocation ids of the transfers' destinations and sources, alternating. Pageable memory has id 0.
+    /// Identifiers of the allocations that contain each transfer's destination and source, in this order. Pageable memory has the
+    /// identifier 0.
     pub(super) memory: Arc<[u64]>,
     pub(super) schedule: Schedule,
     pub(super) verify: bool,
     /// Start and end times of each operation. `None` if they were not requested.
     pub(super) times: Option<Times>,
     pub(super) failed_waits: Arc<FailedWaits>,
-    /// Waits that preceded the execution in its stream and may have failed.
+    /// Waits for signals that preceded the execution in its stream and may have failed.
     pub(super) behind: Behind,
-    /// State of the node plan's step to which the execution belongs. `None` if it belongs to no step.
+    /// State of the communication step to which the execution belongs. `None` if the execution belongs to no step.
     pub(super) fate: Option<StepFate>,
 }
 
@@ -90,7 +92,7 @@ impl Work for HostWork {
         match self {
             HostWork::Join | HostWork::Claim(..) | HostWork::GiveBack(..) => {}
             HostWork::Function(function) => {
-                // The function is removed first, because it may run for long and the lock must not be held during that time.
+                // The function is removed before the call, because the call may take long and the lock must not be held during that time.
                 let function = lock(function).take();
                 if let Some(function) = function {
                     function();
@@ -171,14 +173,14 @@ impl Work for HostWork {
 }
 
 impl Run {
-    /// Makes the copies of one operation.
+    /// Makes the copies of operation number `step` of the program.
     fn copy(&self, step: u32) -> Result<(), BackendError> {
         let op = &self.program.ops[step as usize];
         let is_fused = matches!(op.mechanism, Mechanism::Batch | Mechanism::Kernel);
         if !is_fused || op.copies.iter().any(|copy| self.is_pageable(copy.to) || self.is_pageable(copy.from)) {
             return op.copies.iter().try_for_each(|copy| self.copy_alone(copy));
         }
-        // Copies are split into parts whose list needs no heap allocation, because an allocation could fail here.
+        // The copies are processed in groups whose list fits on the stack, because a heap allocation could fail here.
         for copies in op.copies.chunks(32) {
             let segments: SmallVec<[Segment; 32]> =
                 copies.iter().map(|copy| Segment { dst: self.address(copy.to), src: self.address(copy.from), bytes: copy.bytes }).collect();
@@ -205,7 +207,7 @@ impl Run {
         })
     }
 
-    /// True if a place is not in memory of the library. Only memory of the library is guaranteed to exist while the execution runs.
+    /// True if the memory at `place` was not allocated by the library. Such memory is not guaranteed to exist while the execution runs.
     fn is_pageable(&self, place: Place) -> bool {
         transfer_of(place).is_some_and(|(transfer, end)| !HostMemory::is_kept(self.memory.get(2 * transfer as usize + end).copied()))
     }
@@ -214,7 +216,7 @@ impl Run {
         address(&self.program, &self.endpoints, &self.rings, place)
     }
 
-    /// Compares every destination with its source. Returns an error if they differ.
+    /// Compares every destination of the execution with its source. Returns an error if they differ.
     fn verify(&self) -> Result<(), BackendError> {
         let transfers = || (0_u32..).zip(self.program.transfers.iter().zip(&*self.endpoints));
         for (transfer, (&bytes, endpoints)) in transfers() {
@@ -241,8 +243,8 @@ impl Run {
     }
 }
 
-/// Returns the index of the transfer to which a place belongs, and 0 for its destination or 1 for its source. `None` for a place in a
-/// staging ring.
+/// Returns the index of the transfer whose memory contains `place`, and an index that is 0 for the transfer's destination and 1 for its
+/// source. Returns `None` for a place in a staging ring.
 fn transfer_of(place: Place) -> Option<(u32, usize)> {
     match place {
         Place::Destination { transfer, .. } => Some((transfer, 0)),
@@ -251,7 +253,7 @@ fn transfer_of(place: Place) -> Option<(u32, usize)> {
     }
 }
 
-/// Number of bytes that are compared at a time.
+/// Number of bytes that [`Run::verify`] compares at a time.
 const BLOCK: usize = 16 << 10;
 
 impl fmt::Debug for HostWork {
@@ -274,9 +276,9 @@ fn is_abandoned(fate: &Option<StepFate>) -> bool {
 }
 
 impl Wait {
-    /// True if each counter has reached its value or can no longer reach it because a process was lost. In a step one lost counter is
-    /// enough, because the others are then not used. The loss is recorded: if the counter is set late, the others may still not have
-    /// reached their values.
+    /// True if the wait may end, because each counter has reached its value or can no longer reach it since a process was lost. In a
+    /// communication step, a single lost counter ends the wait, because the step is then abandoned. The loss is recorded, because the lost
+    /// counter may still be set late, when other counters of the step have not reached their values.
     fn may_end(&self) -> bool {
         let is_reached = |wanted: &Signal| self.memory.is_reached(wanted).unwrap_or(true);
         let failed = |wanted: &Signal| self.memory.failed_wait(wanted);
@@ -290,7 +292,7 @@ impl Wait {
         self.signals.iter().all(|wanted| is_reached(wanted) || failed(wanted).is_some())
     }
 
-    /// Ends the wait: records failures, abandons the step, or resets flags.
+    /// Ends the wait. Records failed waits and abandons their communication step, or resets flags.
     fn conclude(&self) -> Result<(), BackendError> {
         if is_abandoned(&self.fate) {
             return Ok(());
@@ -306,8 +308,8 @@ impl Wait {
                 && let Some(line) = self.memory.line_of(wanted.counter)
             {
                 is_lost = true;
-                // The failure is recorded before the step is abandoned, so that a thread that sees the end of the step also sees the
-                // failure.
+                // The failure is recorded before the communication step is abandoned. A thread that sees the end of the step therefore also
+                // sees the failure.
                 self.failed_waits.note(line, wait);
             }
         }

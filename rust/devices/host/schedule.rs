@@ -1,14 +1,16 @@
-//! Tracks the order of operations inside one execution: the successors of each operation and its number of unfinished predecessors.
+//! Tracks the order of the operations of one execution. For each operation it stores the successors and the number of unfinished
+//! predecessors.
 
 use crate::plan::Program;
 use crate::sync::{AtomicU32, Ordering};
 use smallvec::SmallVec;
 
-/// Dependencies between a program's operations, with the number of unfinished predecessors of each. Small programs need no heap allocation.
+/// Dependencies between the operations of a program, with the number of unfinished predecessors of each operation. Small programs need no
+/// heap allocation.
 #[derive(Debug)]
 pub(super) struct Schedule {
     steps: SmallVec<[StepState; 2]>,
-    /// Indices of the successors of all operations, concatenated in the order of the operations.
+    /// Indices of the successors of all operations. The successors of operation 0 come first, then those of operation 1, and so on.
     successors: SmallVec<[u32; 4]>,
     roots: SmallVec<[u32; 2]>,
     unfinished: AtomicU32,
@@ -16,17 +18,17 @@ pub(super) struct Schedule {
 
 #[derive(Debug)]
 struct StepState {
-    /// Number of this operation's predecessors that have not finished.
+    /// Number of predecessors of this operation that have not finished.
     pending: AtomicU32,
-    /// Index in [`Schedule::successors`] after this operation's last successor. Its first successor is at the previous operation's end.
+    /// End of this operation's range in [`Schedule::successors`], exclusive. The range starts at the end of the previous operation's range.
     successors_end: u32,
 }
 
 impl Schedule {
-    /// Returns the dependencies of the operations of `program`: those of one lane run in order, and each runs after the operations in
-    /// [`Op::after`](crate::plan::Op::after).
+    /// Returns the dependencies between the operations of `program`. The operations of one lane (sequence of operations) run in order. Each
+    /// operation also runs after the operations in its field [`Op::after`](crate::plan::Op::after).
     pub(super) fn new(program: &Program) -> Self {
-        // Last operation of each lane so far, which precedes the next one on that lane.
+        // Most recent operation of each lane so far. It precedes the next operation of that lane.
         let mut tails: SmallVec<[Option<u32>; 8]> = SmallVec::new();
         let mut predecessors_on_lane: SmallVec<[Option<u32>; 8]> = SmallVec::with_capacity(program.ops.len());
         tails.resize(program.lanes.len(), None);
@@ -35,7 +37,7 @@ impl Schedule {
         }
         let predecessors = |index: usize| predecessors_on_lane[index].into_iter().chain(program.ops[index].after.iter().map(|op| op.0));
 
-        // Count each step's successors, turn the counts into the ends of ranges, and fill the ranges from their ends downwards.
+        // Count the successors of each operation, turn the counts into the ends of ranges, and fill each range from its end downwards.
         let mut ends: SmallVec<[u32; 8]> = SmallVec::new();
         ends.resize(program.ops.len(), 0);
         let mut total = 0;
@@ -69,12 +71,13 @@ impl Schedule {
         Schedule { unfinished: AtomicU32::new(ends.len() as u32), steps, successors, roots }
     }
 
-    /// Returns the steps without predecessors.
+    /// Returns the indices of the operations without predecessors.
     pub(super) fn roots(&self) -> impl Iterator<Item = u32> {
         self.roots.iter().copied()
     }
 
-    /// Records that `step` has finished. Yields the steps whose last unfinished predecessor it was. Called once for each step.
+    /// Records that operation `step` has finished. Returns the indices of the operations that have no unfinished predecessor any more as a
+    /// result. Must be called once for each operation.
     pub(super) fn finished(&self, step: u32) -> impl Iterator<Item = u32> {
         let step = step as usize;
         let begin = if step == 0 { 0 } else { self.steps[step - 1].successors_end as usize };
@@ -82,7 +85,7 @@ impl Schedule {
         self.successors[begin..end].iter().copied().filter(|&s| self.steps[s as usize].pending.fetch_sub(1, Ordering::AcqRel) == 1)
     }
 
-    /// Returns true if all steps have finished. Called once for each finished step.
+    /// Returns true if all operations have finished. Must be called once for each operation that finishes.
     pub(super) fn was_last(&self) -> bool {
         self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
     }

@@ -1,4 +1,4 @@
-//! Stores the streams of a host backend: streams that callers have created, and destroyed streams whose work still runs.
+//! Stores the streams of a host backend: the streams that callers have created, and destroyed streams whose work is not finished.
 
 use super::chain::Chain;
 use super::node::{Node, Work};
@@ -11,11 +11,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Returns a number for a stream or an event that is unique among all backends of the process. A handle that belongs to another context or
-/// was destroyed is therefore detected.
+/// Returns a new handle for a stream or an event. No other stream or event of the process has or had this handle, so a handle that belongs
+/// to another context or was destroyed is detected.
 pub(super) fn next_handle() -> usize {
     const _: () = assert!(size_of::<usize>() == 8, "handles need 64 bits");
-    // Small numbers denote CUDA's predefined streams. The counter is one of the standard library, because it is not part of the model.
+    // Small numbers denote CUDA's predefined streams. The counter comes from the standard library, because it is not part of the model that
+    // `shuttle` checks.
     static NEXT: AtomicUsize = AtomicUsize::new(1 << 32);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -25,7 +26,7 @@ pub(super) struct Stream<W: Work> {
     /// Device for which the stream was created, or `None` for the default stream.
     pub device: Option<DeviceId>,
     pub chain: Chain<W>,
-    /// Queue of the stream's host functions, created with the first one.
+    /// Queue of the stream's host functions. It is created when the first function is enqueued.
     pub functions: OnceLock<Arc<Queue<W>>>,
 }
 
@@ -34,17 +35,17 @@ impl<W: Work> Stream<W> {
         Stream { device, chain: Chain::new(), functions: OnceLock::new() }
     }
 
-    /// Ends the stream's threads. All work of the stream must have finished.
+    /// Ends the threads of the stream. All work of the stream must have finished.
     fn end(&self) {
         self.functions.get().into_iter().for_each(|queue| queue.join());
     }
 }
 
-/// All streams of a host backend.
+/// Table of all streams of a host backend.
 #[derive(Debug)]
 pub(super) struct StreamTable<W: Work> {
     default: Stream<W>,
-    /// Streams other than the default stream. One lock protects existing and destroyed streams, so that a thread that visits all streams
+    /// All streams except the default stream. One lock protects existing and destroyed streams, so that a thread that visits all streams
     /// also finds a stream that is being destroyed.
     others: RwLock<Others<W>>,
 }
@@ -68,7 +69,7 @@ impl<W: Work> StreamTable<W> {
         StreamHandle(handle)
     }
 
-    /// Destroys a stream. Work enqueued before still finishes.
+    /// Destroys a stream. Work that was enqueued before the call still finishes.
     pub fn destroy(&self, handle: StreamHandle) -> Result<(), BackendError> {
         let mut others = held(self.others.write());
         let stream = others.held.remove(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?;
@@ -79,7 +80,8 @@ impl<W: Work> StreamTable<W> {
         Ok(())
     }
 
-    /// Calls `work` with a stream. The stream cannot be destroyed during the call, so nothing is appended after its destruction.
+    /// Calls `work` with a stream, and returns the result of `work`. The stream cannot be destroyed during the call, so that nothing is
+    /// appended to a destroyed stream.
     pub fn with<T>(&self, handle: StreamHandle, work: impl FnOnce(&Stream<W>) -> Result<T, BackendError>) -> Result<T, BackendError> {
         if handle.0 == 0 {
             return work(&self.default);
@@ -88,12 +90,12 @@ impl<W: Work> StreamTable<W> {
         work(others.held.get(&handle.0).ok_or(BackendError::InvalidHandle(handle.0, "stream"))?)
     }
 
-    /// Returns the number of streams that were created for `device` and not destroyed.
+    /// Returns the number of streams that were created for `device` and have not been destroyed.
     pub fn count(&self, device: DeviceId) -> u64 {
         held(self.others.read()).held.values().filter(|stream| stream.device == Some(device)).count() as u64
     }
 
-    /// Blocks until all work enqueued so far has finished, including that of destroyed streams.
+    /// Blocks until all work that was enqueued before the call has finished, including the work of destroyed streams.
     pub fn wait_finished(&self) {
         let tails: Vec<Arc<Node<W>>> = {
             let others = held(self.others.read());
@@ -103,7 +105,7 @@ impl<W: Work> StreamTable<W> {
         tails.iter().for_each(|tail| tail.wait_finished());
     }
 
-    /// Waits for the work of all streams, and ends their threads.
+    /// Waits for the work of all streams, and ends the threads of the streams.
     pub fn end(&mut self) {
         self.wait_finished();
         let others = held(self.others.get_mut());

@@ -1,10 +1,10 @@
-//! Records the start and end times of an execution's operations, by the clock of this machine.
+//! Records the start and end times of the operations of an execution, by the clock of this machine.
 
 use crate::backend::OpTimes;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Start and end times of each operation. Each is written once, by the thread that runs the operation.
+/// Start and end times of the operations of one execution. The thread that runs an operation writes its times once.
 #[derive(Debug)]
 pub(super) struct Times {
     enqueued: Instant,
@@ -12,7 +12,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Creates a record for a program of `ops` operations. The times are relative to this call.
+    /// Creates a record for an execution of `ops` operations. All times are relative to the time of this call.
     pub(super) fn new(ops: usize) -> Times {
         Times { enqueued: Instant::now(), ops: (0..ops).map(|_| OnceLock::new()).collect() }
     }
@@ -21,13 +21,13 @@ impl Times {
     pub(super) fn note<T>(&self, op: u32, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let done = work();
-        // An operation runs once, so the value is not set yet.
+        // An operation runs once, so its times are not set yet.
         let _ = self.ops[op as usize].set((begin, Instant::now()));
         done
     }
 
-    /// Returns the times of all operations, relative to the time of enqueueing. Must be called after the last operation. Operations that
-    /// were skipped because of an error have times of 0. All devices share one clock.
+    /// Returns the start and end times of all operations, relative to the time at which the execution was enqueued. Must be called after
+    /// the last operation. Operations that were skipped because of an error have times of 0. All devices share one clock.
     pub(super) fn read(&self) -> OpTimes {
         let since = |at: Instant| at.saturating_duration_since(self.enqueued).as_secs_f64();
         let ops = self.ops.iter().map(|op| op.get().map_or((0.0, 0.0), |&(begin, end)| (since(begin), since(end)))).collect();
