@@ -3,13 +3,13 @@
 //! Participants are devices of a process, or ranks of a node. Each sends from one buffer and receives into another. Blocks of several
 //! participants are contiguous, in the order of the participants, as in MPI.
 //!
-//! | collective | send buffer of a participant | receive buffer |
+//! | collective | send buffer of a participant | receive buffer of a participant |
 //! | --- | --- | --- |
-//! | broadcast | the root: a block | a block |
-//! | scatter | the root: a block for each participant | its block |
-//! | gather | its block | the root: a block of each participant |
-//! | all-gather | its block | a block of each participant |
-//! | all-to-all | a block for each participant | a block of each participant |
+//! | broadcast | one block (root only) | one block |
+//! | scatter | one block for each participant (root only) | one block |
+//! | gather | one block | one block from each participant (root only) |
+//! | all-gather | one block | one block from each participant |
+//! | all-to-all | one block for each participant | one block from each participant |
 //!
 //! These collectives copy only: they contain no reductions.
 
@@ -50,8 +50,8 @@ pub struct BlockCopy {
 pub enum Sizes<'a> {
     /// Size that all blocks have.
     Equal(u64),
-    /// Individual size of each block. An all-to-all has one size for each pair of participants, ordered by sender. A broadcast has one
-    /// size, for the root's block. The other collectives have one size for each participant.
+    /// Individual size of each block. An all-to-all has one size for each pair of participants, ordered by sender and then by receiver. A
+    /// broadcast has one size, for the root's block. The other collectives have one size for each participant.
     Each(&'a [u64]),
 }
 

@@ -1,15 +1,15 @@
 //! Checks that the system has enough memory for lists whose length a caller determines. If the system refuses memory to a growing list, the
 //! process ends. A function that is about to fill many lists therefore first allocates their total size and frees it again.
 
-/// Number of list items up to which available memory is not checked. So few items need about 10 KiB.
+/// Maximum number of list items for which available memory is not checked. This many items need about 10 KiB.
 const FEW: usize = 64;
 
-/// Minimum size of the trial allocation, bytes. The C library maps blocks of more than 32 MiB separately and unmaps them when they are
-/// freed. When a smaller mapped block is freed, the C library raises its threshold and then keeps that much memory in the heap of each
-/// thread.
+/// Minimum size of the trial allocation in bytes. The C library allocates each block of more than 32 MiB by `mmap` and returns it to the
+/// system when it is freed. Freeing a smaller block that was allocated by `mmap` raises the threshold from which the C library uses `mmap`.
+/// The C library then keeps that much memory in the heap of each thread.
 const LEAST: usize = (32 << 20) + 4096;
 
-/// Error: the system cannot provide the memory at present.
+/// Error returned if the system cannot currently provide the requested memory.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct NoHeadroom {
     /// Size of the refused allocation, bytes.
@@ -24,7 +24,7 @@ pub fn headroom(count: usize, each: usize) -> Result<(), NoHeadroom> {
     let bytes = count.checked_mul(each).ok_or(NoHeadroom { bytes: u64::MAX })?;
     let mut all: Vec<u8> = Vec::new();
     let got = all.try_reserve_exact(bytes.max(LEAST));
-    // A compiler may otherwise remove the unused allocation.
+    // Without this call, the compiler could remove the unused allocation.
     std::hint::black_box(&all);
     got.map_err(|_| NoHeadroom { bytes: bytes as u64 })
 }

@@ -1,25 +1,25 @@
 //! Special numbers that callers may pass instead of a rank of a node.
 
-/// Number that a caller of a receive passes to accept messages from any rank. No function returns this number.
+/// Number that a caller passes to a receive instead of a rank, to accept a message from any rank. No function returns this number.
 pub const ANY: i32 = -i32::MAX;
 
 /// Number that stands for rank 0 of a communicator if that rank is on another node. Rank `n` on another node has the number `ELSEWHERE -
 /// n`.
 const ELSEWHERE: i32 = -0x4000_0000;
 
-/// Returns the number that stands for a rank of a communicator that is on another node.
+/// Returns the number that stands for rank `rank` of a communicator if this rank is on another node.
 pub const fn elsewhere(rank: u32) -> i32 {
     ELSEWHERE.wrapping_sub_unsigned(rank)
 }
 
-/// Returns the text of an error if `number` stands for a rank on another node, and `None` otherwise.
+/// Returns an error message if `number` stands for a rank on another node, and `None` otherwise.
 pub fn refuse_elsewhere(number: u32) -> Option<String> {
     let number = number.cast_signed();
     (ANY < number && number <= ELSEWHERE).then(|| format!("rank {} is on another node: use MPI, or mpgpu's halo::plan", ELSEWHERE - number))
 }
 
-/// Returns the text of an error if `number` is not one of the node's `ranks` ranks, and `None` if it is. The text calls the argument
-/// `name`.
+/// Returns an error message if `number` is not a rank of a node with `ranks` ranks, and `None` if it is. In the message, `name` is the name
+/// of the invalid argument.
 pub fn refuse(name: &str, number: u32, ranks: u32) -> Option<String> {
     if number < ranks {
         return None;

@@ -30,15 +30,16 @@ const PROMISING: u64 = 12;
 /// Minimum mean interval between tries of a slower variant, in multiples of the interval between measurements of the active variant.
 const SELDOM: u64 = 4;
 
-/// Number of executions after which the chooser stops waiting for the measured time of a try. In the first executions of a plan, as many as
-/// this number, tries of unmeasured variants do not count against the budget, because that loss occurs only once.
+/// Number of executions after which the chooser stops waiting for the measured time of a try. It is also the number of first executions of
+/// a plan in which tries of unmeasured variants do not count against the budget, because that loss occurs only once.
 const OVERDUE: u64 = 32;
 
 /// Ratio of measured to expected time of the active variant above which the chooser raises an alarm, before a second measured time confirms
 /// the change.
 const ALARM: f64 = 1.25;
 
-/// Number of successive times as expected of the active variant after which the interval between its measurements is doubled.
+/// Number of successive measured times of the active variant that must be as expected before the interval between its measurements is
+/// doubled.
 const QUIET: u32 = 8;
 
 /// Number of recent changes of the active variant ("switches") up to which the next one is not delayed.
@@ -91,9 +92,9 @@ pub struct Chooser {
     /// True if the last measured time of the active variant was much longer than expected. Until the change is confirmed or rejected, the
     /// variant that seems fastest is executed.
     alarm: bool,
-    /// Number of changes of the active variant that are not forgotten yet. `recent_since` is the execution at which the last one was
-    /// forgotten.
+    /// Number of changes of the active variant that are not forgotten yet.
     recent: u32,
+    /// Number of the execution from which the [`FORGOTTEN`] executions until the next change is forgotten are counted.
     recent_since: u64,
     /// Variant that becomes active if it is still faster at the execution with the given number.
     intent: Option<(usize, u64)>,
@@ -199,13 +200,13 @@ impl Chooser {
         self.variants
     }
 
-    /// Returns the active variant, which all executions except tries use.
+    /// Returns the index of the active variant, which all executions except tries use.
     pub fn in_force(&self) -> usize {
         self.in_force
     }
 
-    /// Returns the variant for an execution that should be measured but cannot be. While no time is known, it is the variant of plain
-    /// copies, because many executions may start before the first time is reported.
+    /// Returns the index of the variant for an execution that should be measured but cannot be. While no time is known, it is the variant
+    /// of plain copies, because many executions may start before the first time is reported.
     pub fn unmeasured(&self) -> usize {
         if self.alarm { self.seems_fastest() } else { self.in_force }
     }
@@ -258,7 +259,7 @@ impl Chooser {
         choice
     }
 
-    /// Returns the variant that this execution tries, if one is due and the budget allows it.
+    /// Returns the inactive variant that this execution tries, or `None` if no try is due or the budget does not allow one.
     fn try_now(&mut self) -> Option<usize> {
         let due = (0..self.variants).filter(|&v| v != self.in_force && self.pending[v].is_none() && self.due[v] <= self.tick);
         let variant = due.min_by_key(|&v| self.due[v])?;

@@ -16,8 +16,9 @@
 //! - **Before the first measured time** is known, every execution that is not measured uses the plain copies, because a program that keeps
 //!   several copies in flight starts many executions in that time.
 //! - **Tries.** A try is an execution of an inactive variant. Each execution adds 1/128 of its time to a budget. A try takes from the
-//!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If a
-//!   change makes them cost more, the excess is saved afterwards. The slower a variant was when last measured, the less often it is tried.
+//!   budget the time that it loses compared with the active variant. After the first executions, tries cost less than 1 % of the time. If
+//!   tries cost more because of a change, later tries are made less often until their mean cost is below 1 % again. The slower a variant
+//!   was when last measured, the less often it is tried.
 //! - **Changes.** A change is detected by two successive times outside of the noise, on the same side, of the active variant or of another
 //!   variant that has become faster. All earlier times are then obsolete. Every variant is tried soon, and these tries may exceed the
 //!   budget by the time of six executions. A single new time confirms the old times of a variant or replaces them. If a single time of the
@@ -45,8 +46,9 @@
 //!   of this variant when last measured (0.5 means that it took 1.5 times as long), and `g` its relative gain now. With three variants it
 //!   is tried every `256 · r` executions. The loss until then is the time of `256 · r · g` executions, which is 5 % of 500 executions if
 //!   `r · g` is 0.1. Tries would have to cost more to make this loss smaller.
-//! - A slowdown of the active variant is seen at most `steady` executions later, when their time is reported. With `steady` 16 and reports
-//!   two executions late, 500 executions lose 5 % if the variant takes twice as long, and more if it is slower than that.
+//! - A slowdown of the active variant is detected when the time of the next measured execution is reported. This execution is at most
+//!   `steady` executions later. With `steady` 16 and reports two executions late, 500 executions lose 5 % if the variant takes twice as
+//!   long, and more if it is slower than that.
 //! - A chooser knows only its own times. It cannot distinguish a gain at the expense of other choosers from another gain, so the
 //!   equilibrium may be slower than a joint optimum.
 

@@ -1,6 +1,6 @@
 //! Recent measured times of one variant: their median, their noise, and detection of changes.
 
-/// Number of measured times that are kept for each variant. The median of 15 times is off by a third of the noise.
+/// Number of measured times that are kept for each variant. The standard error of the median of 15 times is about a third of the noise.
 const KEPT: usize = 15;
 
 /// Minimum relative difference from the median at which a time is outside of the noise.

@@ -1,10 +1,11 @@
-//! Finishing time of a set of flows that start together. All modelled times of plans are computed here.
+//! Computes the finishing time of a set of flows that start at the same time. All predicted times of plans are computed here.
 
 use super::path::PathModel;
 use crate::topology::{Costs, Machine, ResourceId};
 use smallvec::SmallVec;
 
-/// Data that moves along a path: one flow, or several flows that start together and differ only in size.
+/// Data that moves along a path. An object represents one flow, or several flows on the same path that start together and differ only in
+/// size.
 #[derive(Clone, Debug)]
 pub struct Flow<'a> {
     /// Path along which the data moves.
@@ -22,18 +23,18 @@ pub struct Flow<'a> {
 }
 
 impl<'a> Flow<'a> {
-    /// Returns a single flow that uses the full rate of its path.
+    /// Returns a single flow that uses the full rate of its path. `head` is the startup time of its first operation in seconds.
     pub fn new(path: &'a PathModel, bytes: u64, chunks: u32, head: f64) -> Self {
         Flow { path, bytes, alike: (1, bytes as f64), chunks, head, efficiency: 1.0 }
     }
 
-    /// Adds a flow of `bytes` that starts together with the flows already combined.
+    /// Combines this flow with another flow of `bytes` bytes that uses the same path and starts at the same time.
     pub fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.max(bytes);
         self.alike = (self.alike.0 + 1, self.alike.1 + bytes as f64);
     }
 
-    /// Returns the finishing time that the flow, or the largest of several, would have with its path to itself, in seconds.
+    /// Returns the finishing time in seconds of this flow, or of the largest combined flow, if no other flow uses its path.
     pub fn alone(&self, costs: &Costs) -> f64 {
         self.head + self.path.overhead(costs, self.bytes, self.chunks) + self.bytes as f64 / (self.path.rate * self.efficiency)
     }
@@ -111,11 +112,12 @@ impl Default for Work {
     }
 }
 
-/// Returns the idle time of a shared resource while only some of its flows use it, in seconds at full capacity. A pipeline starts to use
-/// its second hop when its first chunk has arrived, and stops using its first hop while its last chunk is on the second.
+/// Returns the time for which a shared resource is partly idle because only some of its flows use it. The result is in seconds at full
+/// capacity. A pipelined flow starts to use its second hop when its first chunk has arrived, and no longer uses its first hop while its
+/// last chunk is on the second hop.
 fn idle(flows: &[Flow<'_>], resource: ResourceId, capacity: f64, costs: &Costs) -> f64 {
-    // For each flow: the time at which it starts to use the resource, the time before its end at which it stops, and the most capacity that
-    // it draws.
+    // For each flow: the time at which it starts to use the resource, the time before its end at which it stops, and the maximum capacity
+    // that it uses.
     let mut draws: SmallVec<[(f64, f64, f64); 16]> = SmallVec::new();
     for flow in flows {
         let Ok(at) = flow.path.weights.binary_search_by_key(&resource, |weight| weight.0) else { continue };

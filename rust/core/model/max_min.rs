@@ -1,4 +1,4 @@
-//! Computes max-min fair rates: no flow can be faster without slowing another flow that is no faster.
+//! Computes max-min fair rates: the rate of a flow can increase only if the rate of another flow that is not faster decreases.
 //!
 //! The algorithm is progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2). The rates of all flows rise together until
 //! a resource is full. The flows on that resource then keep their rates, and the rates of the others continue to rise.

@@ -1,19 +1,19 @@
-//! Cost model: predicts the time of a path, and of a set of paths that are used concurrently, in seconds.
+//! Cost model: predicts the time in seconds of a transfer along one path, and of transfers along several paths at the same time.
 //!
 //! The model has three terms, each backed by a measurement (`docs/reference/model.md` has the derivation and the sources):
 //!
-//! - Path alone. One plain copy takes `copy + latency + bytes / rate`. A staged path cuts its data into `n` chunks and pipelines two hops.
-//!   The slower hop sets the rate. The time of the first chunk on the faster hop and `n + 1` synchronisations are added: `head + latency +
-//!   bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`. Here `head` is the startup time of the path's first operation, and `chunk`
-//!   the time of a synchronisation.
-//! - Resource. All data that uses a resource shares its capacity, so the resource is busy until at least `head + Σ weight · bytes /
-//!   capacity`.
-//! - Issuing thread. It needs `issue` seconds for each operation. The transfer of the last chunk follows after that.
+//! - Single path without other traffic. A direct copy takes `copy + latency + bytes / rate`. A staged path cuts its data into `n` chunks
+//!   and pipelines two hops. The slower hop sets the rate. The time of the first chunk on the faster hop and `n + 1` synchronisations are
+//!   added: `head + latency + bytes / slowest + (bytes / n) / fastest + (n + 1) · chunk`. Here `head` is the startup time of the path's
+//!   first operation, and `chunk` the time of a synchronisation.
+//! - Resource. All data that passes through a resource shares its capacity, so the resource is busy until at least `head + Σ weight · bytes
+//!   / capacity`.
+//! - Host thread. It needs `issue` seconds to issue each operation. The last chunk is transferred after its operations were issued.
 //!
-//! A set of flows finishes when the last of these terms does. If any flow is staged, `fork_join_staged` seconds are added, because the
-//! caller's stream waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two flows on
-//! one link are assumed to share it without loss. [`simulate`] contains the simulator, and [`timeline`] the form in which simulated runs
-//! are drawn.
+//! The predicted time of a set of flows is the largest of these terms. If any flow is staged, `fork_join_staged` seconds are added, because
+//! the caller's stream waits for internal streams. The result is a lower bound that the planner minimises. It is not a simulation: two
+//! flows on one link are assumed to share it without loss. [`simulate`] contains the simulator, and [`timeline`] the form in which
+//! simulated runs are drawn.
 //!
 //! The model is pure: it uses no backend and no clock.
 

@@ -7,22 +7,24 @@ use smallvec::SmallVec;
 /// time, while each further chunk still costs two operations.
 pub const MAX_CHUNKS: u64 = 128;
 
-/// Size in bytes of which automatic chunk sizes and the bytes of each path are multiples. It keeps the pieces of aligned buffers
-/// page-aligned.
+/// Granularity in bytes. Automatically chosen chunk sizes, and the number of bytes that each path of a transfer moves, are multiples of it.
+/// Chunks of page-aligned buffers are therefore page-aligned.
 pub const GRAIN: u64 = 4096;
 
-/// Number of slots of a staging ring. With two, the second hop of a chunk overlaps the first hop of the next. Two more keep the internal
-/// streams of both hops busy while events travel between devices.
+/// Number of slots of a staging ring. With two slots, the second hop of a chunk overlaps the first hop of the next chunk. Two more slots
+/// keep the internal streams of both hops busy while events propagate between devices.
 pub const SLOTS: u32 = 4;
 
 /// Largest total size of a plan's staging rings in host memory, bytes. Data that copy engines write stays in a part of the processor's
 /// cache, from which the next copy reads it. If the rings exceed that part, data goes to memory and back. On a host with 300 MiB of cache,
-/// opposite pipelines between two GPUs were equally fast with rings of 8 to 48 MiB, and took 4 % longer with 64 MiB. Plans of several
-/// processes may exceed the limit together. Then this amount stays in the cache, and the rest passes through memory like plain copies.
+/// opposite pipelines between two GPUs were equally fast with rings of 8 to 48 MiB, and took 4 % longer with 64 MiB. Together, the plans of
+/// several processes may exceed the limit. Data of this size then stays in the cache, and all other data passes through memory as in plain
+/// copies.
 pub const HOST_RINGS: u64 = 32 << 20;
 
-/// Fraction of its one-way rate that a kernel reaches in each direction if it pushes and pulls at the same time. Measured on two H200: 4, 8
-/// and 16 MiB in both directions pass at 287, 285 and 284 GB/s each way. In one direction, 4 and 16 MiB pass at 367 and 371 GB/s.
+/// Fraction of its one-way rate that a copy kernel reaches in each direction if it writes to another GPU and reads from it at the same
+/// time. Measured on two H200: 4, 8 and 16 MiB in both directions pass at 287, 285 and 284 GB/s each way. In one direction, 4 and 16 MiB
+/// pass at 367 and 371 GB/s.
 pub const BOTH_WAYS: f64 = 0.78;
 
 /// Model of a path: one hop, or two hops with staging between them.
@@ -32,8 +34,8 @@ pub struct PathModel {
     pub hops: SmallVec<[f64; 2]>,
     /// Sum of the latencies of all links of the path, seconds.
     pub latency: f64,
-    /// Resources that the path uses, each with the capacity that one byte of the transfer uses on it, summed over the hops. Sorted by
-    /// resource.
+    /// Resources that the path uses, sorted by number. Each entry also holds the weight of the resource: the number of bytes of its
+    /// capacity that one byte of the transfer uses, summed over the hops.
     pub weights: SmallVec<[(ResourceId, f64); 8]>,
     /// Hop that uses the resource of each entry of `weights`: `Some(true)` for the first hop only, `Some(false)` for the second only,
     /// `None` for both.
@@ -87,7 +89,7 @@ impl PathModel {
         self.hops.len() > 1
     }
 
-    /// Returns the time per byte of the first chunk on all hops but the slowest, in seconds.
+    /// Returns the time to fill the pipeline, in seconds per byte of the first chunk: the time on all hops except the slowest one.
     fn fill(&self) -> f64 {
         let slowest = self.hops.iter().map(|rate| rate.recip()).fold(0.0, f64::max);
         self.hops.iter().map(|rate| rate.recip()).sum::<f64>() - slowest
@@ -100,14 +102,15 @@ impl PathModel {
             return 1;
         }
         let most = bytes.div_ceil(GRAIN).min(MAX_CHUNKS);
-        // Idle time that other paths use is not lost, but the two operations of each chunk still have to be issued.
+        // Idle time in which other paths use the resource is not lost. The two operations of each chunk still have to be issued.
         let gap = self.chunk_gap(costs);
         let gap = (gap * (1.0 - self.overlap)).max(gap.min(2.0 * costs.graph_node));
         let best = if gap > 0.0 { (bytes as f64 * self.fill() / gap).sqrt() } else { f64::INFINITY };
         (best.round().min(most as f64) as u32).max(1)
     }
 
-    /// Returns the fixed time of the path in seconds and its time per byte in seconds, if data is cut into this number of chunks.
+    /// Returns the cost of the path as a linear function of the size, for data cut into `chunks` chunks: the fixed time in seconds, and the
+    /// time per byte in seconds.
     pub fn line(&self, costs: &Costs, chunks: u32) -> (f64, f64) {
         if !self.is_staged() {
             return (self.latency, self.rate.recip());
@@ -123,7 +126,7 @@ impl PathModel {
         fixed + bytes as f64 * (each - self.rate.recip())
     }
 
-    /// Returns the time from issue to completion of a transfer of `bytes` that has this path to itself, in seconds.
+    /// Returns the time in seconds from issue to completion of a transfer of `bytes` bytes on this path without other traffic.
     pub fn seconds(&self, costs: &Costs, bytes: u64, chunks: u32) -> f64 {
         costs.copy + self.overhead(costs, bytes, chunks) + bytes as f64 / self.rate
     }

@@ -195,7 +195,7 @@ pub struct Op {
 pub struct Program {
     /// Size of each transfer of the batch, bytes.
     pub transfers: Vec<u64>,
-    /// Number of the source of each transfer ([`Shape::source`]). The list is empty if no two transfers share a source.
+    /// Source number of each transfer ([`Shape::source`]). The list is empty if no two transfers share a source.
     pub sources: Vec<u32>,
     /// Lanes (internal streams) on which the operations run.
     pub lanes: Vec<Lane>,
@@ -227,8 +227,8 @@ impl Program {
         }
     }
 
-    /// Returns the pairs of GPUs between which peer access is needed, without duplicates: each GPU that performs a copy with each end of
-    /// the copy, and the two ends with each other.
+    /// Returns the pairs of GPUs between which peer access is needed, without duplicates: the GPU that performs a copy with the source and
+    /// with the destination GPU of the copy, and these two GPUs with each other.
     pub fn pairs(&self, batch: &[Shape]) -> Vec<(DeviceId, DeviceId)> {
         let device = |place| self.device(batch, place);
         let mut copies = BTreeSet::new();

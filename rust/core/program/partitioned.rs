@@ -1,14 +1,14 @@
-//! Implements partitioned transfers. Flags tell each step when a partition of its input is ready and notify receivers when a partition has
-//! arrived.
+//! Implements partitioned transfers, which send each part (partition) of a buffer as soon as it has been computed. Flags signal to the
+//! copies that a partition is ready, and to the receiver that it has arrived.
 //!
-//! Each partition of a transfer has a ready flag. Its producer sets the flag, and every lane (internal stream) that reads the partition
-//! waits for the flag. If arrivals are signalled, the partition also has one arrival flag for every lane that writes to the transfer's
-//! destination. All these flags stay set until the next step begins. A receiver may therefore read them any number of times, and an unset
-//! flag means that data are missing.
+//! Each partition of a transfer has a ready flag. The producer, that is, the kernel that computes the partition, sets the flag. Every lane
+//! (internal stream) that reads the partition waits for the flag. If arrivals are signalled, the partition also has one arrival flag for
+//! every lane that writes to the transfer's destination. All these flags stay set until the next step begins. A receiver may therefore read
+//! them any number of times, and an unset flag means that data are missing.
 //!
-//! All partitions of a transfer have the same number of arrival flags. If a lane moves no byte of a partition, another lane sets the flag
-//! in its place. If producers store the data at the destination themselves, the ready flag serves as the arrival flag, and without arrival
-//! signals there are no flags. If all partitions move after their producers, in stream order, there are no flags either.
+//! All partitions of a transfer have the same number of arrival flags. If a lane moves no byte of a partition, another lane sets its flag.
+//! If producers store the data at the destination themselves, there is only the arrival flag, which they set; there is no flag at all if
+//! arrivals are not signalled. There are no flags either if all partitions move after their producers, in stream order.
 
 use super::ranks::{FlagId, Parts, RankedBatch};
 use super::{Copy, Place};
@@ -59,9 +59,9 @@ impl Partitions {
 /// Flags of the partitions of one transfer.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct PartitionFlags {
-    /// Index of the ready flag of partition 0. The ready flags of the other partitions follow.
+    /// Index of the ready flag of partition 0 in [`Parts::flags`]. The ready flags of the other partitions follow.
     pub ready: u32,
-    /// Index of the first arrival flag of partition 0. The arrival flags of all partitions are contiguous.
+    /// Index of the first arrival flag of partition 0 in [`Parts::flags`]. The arrival flags of all partitions are contiguous.
     pub arrived: u32,
     /// Number of arrival flags of each partition, or 0 if arrivals are not signalled. A partition has arrived when all its arrival flags
     /// are set.
@@ -76,8 +76,8 @@ impl PartitionFlags {
     }
 }
 
-/// Error: the program lets a rank read a transfer whose source belongs to another rank. The producer could not signal that rank's internal
-/// streams.
+/// Error: the program makes a rank read the source of a transfer that belongs to another rank. The kernels that compute the data could not
+/// signal the internal streams of the reading rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct ReadElsewhere {
     /// Number of the transfer in the batch.
@@ -90,14 +90,15 @@ pub struct ReadElsewhere {
 /// among the streams of the transfer.
 type Lanes = BTreeMap<(u32, u32), u32>;
 
-/// Method by which partitions reach their destinations. The last variant must have the largest number.
+/// Method by which partitions reach their destinations. The last variant must have the largest number, because code computes the number of
+/// methods from it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum PartitionMove {
     /// The program moves each partition as soon as it is ready.
     Early,
     /// The program moves all partitions after their producers, in stream order. Arrivals are not signalled.
     After,
-    /// Producers store the data at the destination, and the program does not move them.
+    /// The kernels that compute the data (producers) store it at the destination, so the program copies nothing.
     Stored,
 }
 
@@ -129,7 +130,7 @@ fn writers(parts: &Parts, transfers: usize) -> Vec<Lanes> {
 
 /// Adds the flags of partitions to a program that was divided among ranks, and returns the flags of each transfer. `partitions` has one
 /// entry for each transfer; `tells` is true if arrivals are signalled. Each copy waits for all partitions that it reads, unless all
-/// partitions move after their producers.
+/// partitions move after their producers. Returns an error if a rank reads the source of another rank.
 pub fn add_partition_flags(
     parts: &mut Parts,
     batch: &RankedBatch<'_>,
@@ -158,7 +159,7 @@ pub fn add_partition_flags(
         }
         first
     };
-    // All flags of one kind come first, so that the flags in the memory of one rank are contiguous.
+    // All ready flags come before all arrival flags, so that the flags in the memory of one rank are contiguous.
     for (transfer, (partitions, ends)) in all().filter(|_| !is_stored) {
         flags[transfer].ready = add(partitions.count, ends.src, ends.src);
     }
@@ -206,8 +207,8 @@ pub fn add_partition_flags(
     Ok(flags)
 }
 
-/// Adds the signals of arrivals: for each partition and each internal stream that writes to it, the last such step sets the stream's
-/// arrival flag. One of these steps also sets the flags of internal streams that write nothing to the partition.
+/// Makes steps set the arrival flags. For each partition and each internal stream that writes to the partition, the last writing step of
+/// this stream sets its arrival flag. One of these steps also sets the flags of internal streams that write nothing to the partition.
 fn raise_arrivals(parts: &mut Parts, partitions: &[Partitions], flags: &[PartitionFlags], writers: &[Lanes]) {
     // Last step that writes to the partition of each arrival flag: rank and index of the step.
     let mut last: BTreeMap<u32, (u32, u32)> = BTreeMap::new();

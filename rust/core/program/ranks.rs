@@ -31,7 +31,7 @@ pub struct FlagId(pub u32);
 pub struct EndRanks {
     /// Rank that owns the source. It reads the source, or permits other ranks to read it.
     pub src: u32,
-    /// Rank that owns the destination, where the data are after the step.
+    /// Rank that owns the destination.
     pub dst: u32,
 }
 
@@ -44,7 +44,7 @@ pub struct Flag {
     pub taker: u32,
 }
 
-/// Operation that one rank executes in each step.
+/// Operation that one rank executes in each communication step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartStep {
     /// Operation of the program that this step executes, entirely or in part.
@@ -66,7 +66,7 @@ pub struct PartStep {
     pub raises: SmallVec<[FlagId; 2]>,
 }
 
-/// Part of a program that one rank executes in each step.
+/// Part of a program that one rank executes in each communication step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Part {
     /// Flags that the rank sets in the caller's stream at the start of the step.
@@ -301,8 +301,9 @@ pub enum PartViolation {
 /// Event in the history of two successive steps: the start or end of a step on one rank, or one of its operations.
 #[derive(Copy, Clone)]
 struct HistoryEvent {
+    /// Chain of the event: the sequence of events of one internal stream, or of the starts and ends of the steps on one rank.
     chain: usize,
-    /// Position of the event in its sequential chain of events, from 1.
+    /// Position of the event in its chain, from 1.
     position: u32,
 }
 

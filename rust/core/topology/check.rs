@@ -1,4 +1,5 @@
-//! Checks the rules that a topology must satisfy before it is compiled, and names its parts in errors.
+//! Checks that a topology satisfies all rules before it is compiled. The errors name the node, link or shared resource that violates a
+//! rule.
 
 use super::error::refuse;
 use super::file::shorten;
@@ -23,8 +24,8 @@ pub const MAX_TIME: f64 = 1.0;
 const MAX_NAME: usize = 64;
 
 impl Topology {
-    /// Checks this topology against the rules of `docs/reference/topology.md`. [`super::parse`] and [`super::Machine::new`] call it
-    /// themselves.
+    /// Checks this topology against the rules of `docs/reference/topology.md`. [`super::parse`] and [`super::Machine::new`] call this
+    /// function.
     pub fn check(&self) -> Result<(), TopologyError> {
         self.check_counts()?;
         self.check_nodes()?;

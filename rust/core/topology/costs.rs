@@ -1,4 +1,5 @@
-//! Table of fixed costs. Code that reads, writes, checks or prints costs uses this table, so a new cost needs only a new entry.
+//! Table of the fixed costs of copies, such as the time to issue a copy. Code that reads, writes, checks or prints costs uses this table,
+//! so a new cost needs only a new entry.
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
@@ -23,8 +24,8 @@ pub struct Cost {
     pub unit: CostUnit,
     /// Value that is used if neither a preset, a file nor a probe provides one.
     pub default: f64,
-    /// Measurement by which a probe determines the cost. If it is `None`, a probe does not measure the cost, and the value is that of the
-    /// preset or file, or the default.
+    /// Description of the measurement by which a probe (`mpgpu probe`) determines the cost. `None` if a probe does not measure the cost;
+    /// the value is then that of the preset or file, or the default.
     pub probe: Option<&'static str>,
     /// Source of the default value, as text: a measurement or an assumption.
     pub source: &'static str,
@@ -172,8 +173,8 @@ impl Costs {
         }
     }
 
-    /// Returns the costs for ranks like [`between_ranks`](Costs::between_ranks), if kernels perform the copies and notify each other of
-    /// chunks by flags in each other's memory.
+    /// Returns the costs adapted to kernels that perform the copies and signal each chunk by a flag in the memory of the receiving GPU.
+    /// Called on the result of [`between_ranks`](Costs::between_ranks).
     pub fn between_kernels(&self) -> Costs {
         Costs { chunk_via_gpu: KERNEL_HAND_OVER, ..self.clone() }
     }

@@ -164,10 +164,10 @@ pub fn topology(seen: &Seen) -> Topology {
         links: wires.links,
         shared: wires.shared,
         // Measured times: an operation of a staged path takes 2.6 to 2.8 us, including its events (two H200, 2026-11-21). Plans of two
-        // paths took 7 us longer than modelled without `join`, at 32 to 64 MiB and however the data were divided. Two copies of 4 to 16 MiB
-        // by two GPUs, forked and joined, took 9.6 to 9.8 us longer than one copy, including 2.2 us to issue the second one. A signal
-        // between two processes, set and awaited by stream operations, takes 7.7 us one way (docs/reference/waiting.md). An isolated kernel
-        // is launched as a graph. Including the launch, 26 messages of 147 kB in total took 8.1 us, and 2 messages of 64 KiB in both
+        // paths took 7 us longer than modelled without `fork_join_staged`, at 32 to 64 MiB and for any division of the data. Two copies of
+        // 4 to 16 MiB by two GPUs, forked and joined, took 9.6 to 9.8 us longer than one copy, including 2.2 us to issue the second one. A
+        // signal between two processes, set and awaited by stream operations, takes 7.7 us one way (docs/reference/waiting.md). An isolated
+        // kernel is launched as a graph. Including the launch, 26 messages of 147 kB in total took 8.1 us, and 2 messages of 64 KiB in both
         // directions 9.1 us.
         costs: Costs {
             issue: 2.7e-6,
@@ -222,7 +222,8 @@ impl Wires {
         [LinkId(first), LinkId(first + 1)]
     }
 
-    /// Adds links in both directions. Together they have a bandwidth of `both` times that of one link.
+    /// Adds one link in each direction between two nodes, and a shared resource that limits both links together to `both` times the
+    /// bandwidth of one link.
     fn port(&mut self, name: String, a: NodeId, b: NodeId, kind: LinkKind, bandwidth: f64, both: f64) {
         let links = self.pair(a, b, kind, bandwidth, bandwidth).to_vec();
         self.shared.push(SharedResource { name, capacity: bandwidth * both, staged: None, links });
@@ -355,7 +356,7 @@ mod tests {
         let apart = machine(&apart);
         assert_eq!(apart.route(DeviceId::gpu(0), DeviceId::gpu(2)), None);
         assert_eq!(bandwidth(&apart, DeviceId::gpu(1), DeviceId::gpu(2)), Some(55.0));
-        // Access pairs that form no groups count as access among all GPUs, which the driver provides.
+        // If the pairs with access form no groups, all GPUs are treated as having access to each other.
         let mut chain = seen(3, |_| Some(Vec::new()));
         chain.peers.retain(|(a, b)| a.abs_diff(*b) == 1);
         assert_eq!(bandwidth(&machine(&chain), DeviceId::gpu(0), DeviceId::gpu(2)), Some(55.0));

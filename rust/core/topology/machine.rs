@@ -27,10 +27,10 @@ impl Resource {
     }
 }
 
-/// Route of one copy between two devices: the links that the data pass.
+/// Route of one copy between two devices: the links through which the data pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// Links in the order in which data pass them. The list is empty for a copy inside one device.
+    /// Links in the order in which data pass through them. The list is empty for a copy inside one device.
     pub links: SmallVec<[LinkId; 4]>,
     /// Resources whose capacity a copy on this route consumes, sorted, without duplicates.
     pub resources: SmallVec<[ResourceId; 8]>,
@@ -59,9 +59,9 @@ impl Machine {
     /// Checks the topology, numbers its resources and finds the route between every two devices.
     ///
     /// A route passes through switches only, never through a device: a copy through a device is two copies, which the planner creates.
-    /// Between two GPUs, a route passes only through switches with `peer`. Among the possible routes, the one with the highest bandwidth is
-    /// used, with shared resources counted. Among equal ones it is the one with the fewest links, and then the one through the nodes that
-    /// come first in the topology.
+    /// Between two GPUs, a route passes only through switches with `peer`. Among the possible routes, the route with the highest bandwidth
+    /// is used, taking shared resources into account. Among routes of equal bandwidth, it is the one with the fewest links. Among these, it
+    /// is the one through the nodes that come first in the topology.
     pub fn new(topology: Topology) -> Result<Machine, TopologyError> {
         topology.check()?;
         let links = topology.link_names().into_iter().zip(&topology.links);

@@ -72,7 +72,7 @@ impl DeviceId {
 }
 
 impl fmt::Display for DeviceId {
-    /// Writes `gpu0` or `host0`, where 0 is the number of the device. The name of its node does not matter.
+    /// Writes `gpu0` or `host0`, where 0 is the number of the device. The name of the device's node in the topology is not used.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_host() { write!(f, "host{}", -1 - i64::from(self.0)) } else { write!(f, "gpu{}", self.0) }
     }
@@ -155,8 +155,8 @@ pub struct Link {
 
 /// Capacity that several directed links share, for example the two directions of a PCIe slot or the links to the memory of one NUMA domain.
 ///
-/// A copy consumes the capacity once, even if its route contains several of the links. The total throughput of a switch can therefore be
-/// described.
+/// A copy consumes the capacity once, even if its route contains several of the links. A shared resource can therefore describe the total
+/// throughput of a switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedResource {
     /// Name that is unique among the shared resources, for example `host0.read`.

@@ -1,4 +1,5 @@
-//! Record of a probe in a topology file: the table `[probe]`, which describes the machine that was probed.
+//! Record of a probe (measurement of a machine by `mpgpu probe`) in a topology file: the table `[probe]`, which identifies the measured
+//! machine.
 
 use super::{Topology, TopologyError};
 use serde::{Deserialize, Serialize};
@@ -11,7 +12,7 @@ pub const FORMAT: u32 = 4;
 const MAX_TEXT: usize = 400;
 const MAX_NOTES: usize = 256;
 
-/// GPU of the machine that was probed.
+/// GPU of the machine that a probe has measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
@@ -161,8 +162,8 @@ impl Record {
         text + "]\n"
     }
 
-    /// Returns the number in this record of each GPU of the current machine, like [`Fingerprint::gpus_of`]. Returns the reason if the
-    /// record is not valid for this machine. Also checks the format and the accuracy.
+    /// Returns, for each GPU of the current machine `now`, its number in this record. Returns the reason as an error if the record is not
+    /// valid for this machine, has another format, or is too inaccurate.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         if self.format != FORMAT {
             return Err(format!("its format is {}, and this version of mpgpu writes {FORMAT}", self.format));
@@ -181,7 +182,8 @@ impl Fingerprint {
         format!("probe-{:016x}.toml", hash(parts))
     }
 
-    /// Returns, for each GPU of `now`, its number in this record. Returns the reason if this record is not valid for `now`.
+    /// Returns, for each GPU of the current machine `now`, its number in this record. Returns the reason as an error if this record is not
+    /// valid for `now`.
     pub fn gpus_of(&self, now: &Fingerprint) -> Result<Vec<u32>, String> {
         let differ = |what: &str, then: &str, now: &str| {
             (then != now).then(|| format!("it was probed with {what} {then:?}, and this is {now:?}")).map_or(Ok(()), Err)
@@ -197,7 +199,7 @@ impl Fingerprint {
     }
 }
 
-/// Version of the file format, which all versions of the file store in the same way.
+/// Version of the file format. All versions of the file store this number in the same way.
 #[derive(Deserialize)]
 pub(super) struct Version {
     format: u32,

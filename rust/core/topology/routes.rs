@@ -4,7 +4,7 @@ use super::machine::{Resource, ResourceId, Route};
 use super::{Link, LinkId, Node, NodeId, NodeKind, Topology};
 use smallvec::SmallVec;
 
-/// Step of a route: from one node to a neighbour, over the best link that connects them.
+/// Step of a route: from one node to a neighbouring node, over the best link that connects them.
 #[derive(Copy, Clone)]
 struct Step {
     to: usize,
@@ -81,7 +81,7 @@ impl<'a> Graph<'a> {
         }
         let mut into = vec![Vec::new(); topology.nodes.len()];
         for (from, steps) in out.iter_mut().enumerate() {
-            // Sort the best of several links to the same node first. The others are then removed.
+            // Of several links to the same node, the best is sorted first. The others are then removed.
             steps.sort_by(|a, b| {
                 let best_first = || b.capacity.total_cmp(&a.capacity).then(latency(a.link).total_cmp(&latency(b.link)));
                 a.to.cmp(&b.to).then_with(best_first).then(a.link.cmp(&b.link))

@@ -1,12 +1,13 @@
 //! Discrete-event simulator: runs programs on a [`Machine`] in virtual time.
 //!
-//! [`finish`](super::finish) bounds the time of a plan by a few sums; the simulator executes the plan's program. Host threads issue
-//! operations one by one. Lanes (internal streams) execute them in order, and events order operations of different lanes. At every moment,
-//! all copies in progress share every link and resource max-min fairly. The order follows the rules of the engine and of the CUDA backend:
-//! executions of one stream run one after the other, and so do executions that share staging memory; lanes fork from the caller's stream
-//! and join it.
+//! [`finish`](super::finish) computes a lower bound of a plan's time from a few sums. The simulator instead executes every operation of the
+//! plan's program. Host threads issue operations one by one. Lanes (internal streams) execute them in order, and events order operations of
+//! different lanes. At every moment, all copies in progress share every link and resource max-min fairly. The order follows the rules of
+//! the CUDA backend. Executions of one stream run one after the other, and so do executions that share staging memory. Lanes fork from the
+//! caller's stream and join it.
 //!
-//! All times are modelled; `docs/reference/simulator.md` lists where they are inaccurate:
+//! All times are modelled, with the following rules. Names such as `issue` are fields of [`Costs`](crate::topology::Costs).
+//! `docs/reference/simulator.md` lists the known inaccuracies.
 //!
 //! - Issuing on streams takes `issue` per operation, and `batch_segment` per segment of a batched copy. A graph takes `graph_launch +
 //!   graph_node·(copies−1)`. Its first launch also takes `graph_instantiate·copies`.
@@ -16,9 +17,10 @@
 //!   after the last operation that it waits for. Other operations start `issue` after the previous one. The first lane is the caller's
 //!   stream; the others fork from it and join it, which takes `fork_join_staged/2` each.
 //! - Staging rings are placed in a bounded arena per device. Executions whose slots overlap run one after the other, `fork_join_staged/2`
-//!   apart. Of the rings in use in all processes, 32 MiB stay in the processor's cache and draw `staged`; the rest draws like plain copies.
-//! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A kernel draws `1/kernel_efficiency`
-//!   of capacity per byte.
+//!   apart. At most 32 MiB of the rings that all processes use stay in the processor's cache. Copies of data in this part use
+//!   [`staged`](crate::topology::Resource::staged) bytes of capacity per byte; other copies of staged data use as much as plain copies.
+//! - Links are shared max-min fairly at every moment (Bertsekas and Gallager, *Data Networks*, 6.5.2). A copy kernel uses
+//!   `1/kernel_efficiency` bytes of capacity per byte.
 //!
 //! The simulator is pure: it uses no backend and no clock. Simulations of the same scenario give bit-identical results.
 //!
@@ -96,8 +98,7 @@ pub enum SimulationError {
     Staging { device: DeviceId, bound: u64 },
 }
 
-/// Input of a simulation: bound programs, and the actions of each host thread in order. Streams, threads and staging follow the rules of
-/// the engine.
+/// Input of a simulation: bound programs, and the actions of each host thread in order.
 #[derive(Clone, Debug)]
 pub struct Scenario<'a> {
     machine: &'a Machine,
@@ -107,7 +108,7 @@ pub struct Scenario<'a> {
     programs: Vec<BoundProgram<'a>>,
     executions: Vec<Submitted>,
     threads: Vec<Vec<Action>>,
-    /// Index of the last execution of each stream, as pairs of stream and execution.
+    /// Last execution of each stream. Each entry holds the number of the stream and the index of the execution.
     last: Vec<(u32, usize)>,
 }
 
@@ -134,7 +135,8 @@ struct Stretch<'a> {
 struct Submitted {
     bound: usize,
     executor: Executor,
-    /// Executions that must end before this one starts, each with true if it is in the same stream.
+    /// Executions that must end before this execution starts. The second value of each entry is true if that execution is in the same
+    /// stream.
     after: Vec<(usize, bool)>,
     /// Duration of a kernel that runs before the execution in its stream, seconds; 0 for no kernel.
     kernel: f64,
@@ -161,8 +163,9 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// Binds a program to transfers, like the creation of a plan: places its rings in staging memory. Binding a program again corresponds
-    /// to another plan of the same transfers for other buffers. It gets its own rings while staging memory is available.
+    /// Binds a program to transfers and places its rings in staging memory, as the creation of a plan does. Binding the same program again
+    /// corresponds to creating another plan of the same transfers for other buffers. The new plan gets separate rings if enough staging
+    /// memory is available.
     pub fn bind(&mut self, program: &'a Program, shapes: &[Shape]) -> Result<Bound, SimulationError> {
         self.bind_in(0, program, shapes)
     }

@@ -39,9 +39,10 @@ pub struct ResourceUse {
     pub bytes: u64,
     /// Time during which data passed through the resource, seconds.
     pub busy: f64,
-    /// Largest capacity drawn at any moment, bytes/s. It exceeds the rate of the data if a kernel occupies more capacity than it uses.
+    /// Largest capacity used at any moment, bytes/s. It exceeds the rate of the data if a kernel occupies more capacity than the data
+    /// needs.
     pub peak: f64,
-    /// Mean capacity drawn over the whole run, bytes/s.
+    /// Mean capacity used over the whole run, bytes/s.
     pub mean: f64,
 }
 
@@ -50,7 +51,7 @@ pub struct ResourceUse {
 pub(super) struct Use {
     pub bytes: u64,
     pub busy: f64,
-    /// Capacity drawn so far, integrated over time, bytes.
+    /// Capacity used so far, integrated over time, bytes.
     pub drawn: f64,
     pub peak: f64,
 }
@@ -91,7 +92,7 @@ fn timeline(scenario: &Scenario<'_>, ops: &[OpTimes], executions: &[ExecutionTim
             }
         }
     }
-    // Index of the first row and of the first bar of each execution.
+    // For each execution: index of its first row (`lanes`), and index of its first bar (`spans`) in the timeline.
     let mut lanes = Vec::with_capacity(executions.len());
     let mut spans = Vec::with_capacity(executions.len());
     let mut span = timeline.spans.len();

@@ -2,7 +2,7 @@
 //!
 //! An operation starts when its last condition is met. The conditions are: the operation has been issued, the previous operation on its
 //! lane (internal stream) has ended, the operations that it waits for on other lanes have ended, and its lane has started. Each condition
-//! carries the delay that follows it, so the start time is a maximum of sums.
+//! has a delay that follows it. The start time is therefore the largest sum of the time at which a condition is met and its delay.
 
 use super::report::{self, ExecutionTimes, OpTimes, Use};
 use super::{Action, Executor, Scenario, Segment, SegmentFlow, Simulation, Stretch};
@@ -115,7 +115,7 @@ struct ExecutionState {
     /// True if the execution's staging rings are currently counted in [`Run::host_rings`].
     stages: bool,
     is_done: bool,
-    /// Executions that wait for this execution, each with true if it is in the same stream.
+    /// Executions that wait for this execution. The second value of each entry is true if that execution is in the same stream.
     awaited_by: Vec<(usize, bool)>,
     /// Indices of the host threads that wait for this execution.
     threads: Vec<usize>,
@@ -123,8 +123,9 @@ struct ExecutionState {
 
 /// Data in flight along a route.
 struct Active<'a> {
-    /// Operation that moves the data. `flow` is the index of the route among the operation's routes.
+    /// Index in [`Run::ops`] of the operation that moves the data.
     op: u32,
+    /// Index of the route among the operation's routes.
     flow: u32,
     /// Host memory in which the data is staged; `None` if it is not staged in a host.
     host: Option<DeviceId>,
@@ -398,7 +399,7 @@ impl<'s, 'a> Run<'s, 'a> {
             self.met(base + index, at + head + fork + hand_over);
             at += calls;
         }
-        // The cost of the launch includes the first node.
+        // The cost of the graph launch includes the first node.
         if as_graph && !program.ops.is_empty() {
             at += graph - graph_node;
         }
@@ -456,7 +457,7 @@ impl<'s, 'a> Run<'s, 'a> {
         for resource in &route.resources {
             self.uses[resource.0 as usize].bytes += bytes;
         }
-        // The load that copy threads put on host memory, directly and against copy engines, is not modelled.
+        // The use of host memory by copy threads, and their contention with copy engines, are not modelled.
         if route.resources.is_empty() || bytes == 0 || bound.program.ops[index as usize].mechanism == Mechanism::Thread {
             return self.flow_ended(op as usize);
         }
@@ -475,7 +476,8 @@ impl<'s, 'a> Run<'s, 'a> {
         self.changed = true;
     }
 
-    /// Adds the execution's staging rings in host memory to [`Run::host_rings`], or removes them.
+    /// Updates [`Run::host_rings`] for each of the execution's staging rings in host memory. `change` adds the size of a ring to the total
+    /// or subtracts it.
     fn each_host_ring(&mut self, execution: usize, change: impl Fn(&mut u64, u64)) {
         let program = self.scenario.programs[self.scenario.executions[execution].bound].program;
         for ring in program.rings.iter().filter(|ring| ring.device.is_host()) {
@@ -586,7 +588,8 @@ impl<'s, 'a> Run<'s, 'a> {
         state.times.done = done;
         let threads = std::mem::take(&mut state.threads);
         for (next, same_stream) in std::mem::take(&mut state.awaited_by) {
-            // The next copy in the same stream starts as on any internal stream. Another stream waits for an event and then forks.
+            // In the same stream, the next execution starts like the next operation of an internal stream. An execution in another stream
+            // first waits for an event and then forks its internal streams.
             let (own, forked) = if same_stream { (issue, join / 2.0) } else { (join / 2.0, join) };
             self.come_after(next, (done + own, done + forked));
         }

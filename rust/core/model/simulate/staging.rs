@@ -1,11 +1,12 @@
-//! Places rings in simulated staging memory and finds the executions that must not overlap, by the rules of the engine (`engine::staging`).
+//! Places rings in simulated staging memory and finds the executions that must not overlap. The rules are those of real contexts
+//! (`rust/contexts/staging.rs`).
 
 use crate::program::Ring;
 use crate::topology::DeviceId;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
-/// Alignment of staging rings in bytes, as in the engine.
+/// Alignment of staging rings in bytes, as in real contexts.
 const ALIGNMENT: u64 = 256;
 
 /// Range of one device's staging memory, in one context.
@@ -19,7 +20,7 @@ pub(super) struct Region {
 
 pub(super) type Regions = SmallVec<[Region; 4]>;
 
-/// Allocator of staging memory: for each context and device, a cursor that returns to 0 at the limit.
+/// Allocator of staging memory. It has one cursor for each context and device, which wraps around to 0 at the limit.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
     bound: u64,

@@ -1,11 +1,11 @@
-//! Simulates the steady state of a step that is executed repeatedly, with several executions in flight.
+//! Simulates the steady state of a communication step that is executed repeatedly, with several executions in flight.
 
 use super::{Executor, Scenario, Simulation, SimulationError};
 use crate::program::{Engine, Program, Shape};
 use crate::topology::Machine;
 use std::sync::Arc;
 
-/// Work of one process in each step.
+/// Work of one process in each communication step.
 pub struct Rank {
     /// Program that the process executes in the step. Its staging memory is not shared with other processes.
     pub program: Arc<Program>,
@@ -19,28 +19,30 @@ pub struct Rank {
     pub kernel: f64,
 }
 
-/// Result of simulating a step in the steady state.
+/// Result of simulating a communication step in the steady state.
 pub struct Steady {
-    /// Time of one step in seconds: the time between the ends of two successive rounds of steps, divided by the number of steps in a round.
+    /// Time of one communication step in seconds. It is the time between the ends of two successive groups of concurrent steps, divided by
+    /// the number of steps in a group.
     pub seconds: f64,
     /// Number of bytes that all ranks together transfer in a step.
     pub bytes: u64,
-    /// Simulation of all rounds of steps.
+    /// Simulation of all executed steps.
     pub run: Simulation,
 }
 
 impl Steady {
-    /// Returns the bandwidth in GB/s (10^9 bytes/s).
+    /// Returns the total bandwidth of all ranks in GB/s (10^9 bytes/s).
     pub fn rate(&self) -> f64 {
         self.bytes as f64 / self.seconds / 1e9
     }
 }
 
-/// Number of simulated rounds of steps. The first begins on an idle machine; the last gives the result.
+/// Number of times that each rank issues its concurrent steps and waits for them. The first time begins on an idle machine; the last time
+/// gives the result.
 const ROUNDS: usize = 2;
 
-/// Simulates rounds of `window` concurrent steps of every rank. Every rank has its own host thread and staging memory. In each round, a
-/// rank issues its steps, each in its own stream and with its own buffers, and waits for all of them, as OMB's bandwidth tests do.
+/// Simulates a machine on which every rank repeatedly issues `window` concurrent steps and then waits for all of them, as the bandwidth
+/// tests of the OSU Micro-Benchmarks do. Each step has its own stream and buffers. Every rank has its own host thread and staging memory.
 pub fn steady(machine: &Machine, ranks: &[Rank], window: u32) -> Result<Steady, SimulationError> {
     let mut scenario = Scenario::new(machine, ranks.iter().map(|rank| rank.staging_bytes).max().unwrap_or(0));
     let mut bound = Vec::new();
