@@ -1,4 +1,5 @@
-//! Computes the addresses, in this process, of all memory that a node plan touches.
+//! Computes the addresses, in this process, of all memory that a node plan uses. A node plan is a communication plan that the ranks of a
+//! node execute together.
 
 use super::group::NodeGroup;
 use super::order::PlanPlaces;
@@ -14,11 +15,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Kernel of one rank's part, and the GPU memory that it can access. The memory that contains a flag depends on the kernels of both ranks
-/// that use the flag.
+/// Size of the kernel that executes one rank's operations of a plan, and the ranks in whose GPU memory this kernel can set flags. All ranks
+/// exchange this information, because it decides whether a flag is in GPU memory or in host memory.
 #[derive(Serialize, Deserialize)]
 pub(super) struct KernelReach {
-    /// Number of blocks of the kernel that executes the rank's part. `None` if streams execute it.
+    /// Number of blocks of the kernel that executes the rank's operations. `None` if streams execute them.
     pub blocks: Option<u32>,
     /// Ranks in whose GPU memory this rank's kernel can set flags.
     pub takers: BTreeSet<u32>,
@@ -27,14 +28,15 @@ pub(super) struct KernelReach {
 /// Size of a flag in bytes.
 pub(super) const FLAG_BYTES: u64 = 8;
 
-/// Layout of a plan's flag memory on a rank's GPU. All fields except `bytes` are offsets in bytes from the first flag.
+/// Layout of the memory on a rank's GPU that contains the flags, counters and inboxes of a plan. All fields except `bytes` are offsets in
+/// bytes from the start of this memory.
 #[derive(Copy, Clone, Default)]
 pub(super) struct NearLayout {
     /// Offset in bytes of the counters that the blocks of the rank's kernel share.
     pub words: u64,
-    /// Offset in bytes of the counter that selects the set of inboxes in a step ([`eager`](super::eager)).
+    /// Offset in bytes of the counter that selects which of the two inboxes a step uses ([`eager`](super::eager)).
     pub turn: u64,
-    /// Offset in bytes of the two inboxes. All memory in front of them is initially zero.
+    /// Offset in bytes of the two inboxes (receive buffers for small transfers). All memory before them is initially zero.
     pub inboxes: u64,
     pub bytes: u64,
 }
@@ -46,16 +48,17 @@ pub(super) struct Held {
     pub allocations: Vec<u64>,
     /// Addresses in this process at which memory of other ranks is mapped.
     pub imports: Vec<u64>,
-    /// Addresses in this process of the flag memory of other ranks in which this rank sets flags. These ranks wait for this rank.
+    /// Addresses in this process at which flag memory of other ranks is mapped. This rank sets flags there, and those ranks wait for them.
     pub flags: Vec<u64>,
-    /// Staging rings in memory of this rank.
+    /// Staging ring buffers in memory of this rank.
     pub rings: Vec<HeldRing>,
-    /// Address of the partition flags that each rank waits for, by rank. Empty until the first variant is bound.
+    /// Addresses in this process of the flags of partitioned transfers, keyed by the rank that waits for the flags. Empty until the first
+    /// variant of the plan is bound to memory.
     pub partition_flags: BTreeMap<u32, u64>,
 }
 
-/// Staging memory of one variant of a plan. Other variants may use it in their own steps, because a step begins only after all ranks that
-/// use the ring have reached it.
+/// Staging ring buffer that was allocated for one variant of a plan. The other variants may use it too, because a step begins only after
+/// all ranks that use the buffer have reached the step.
 pub(super) struct HeldRing {
     pub device: DeviceId,
     pub bytes: u64,
@@ -71,25 +74,26 @@ pub(super) struct Bindings<'a> {
     pub windows: BTreeMap<(u32, u32), u64>,
     pub rings: BTreeMap<u32, u64>,
     pub flags: BTreeMap<u32, u64>,
-    /// Address of the partition flags that each rank waits for, as computed for the first variant. Empty while the first variant itself is
-    /// being bound.
+    /// Addresses in this process of the flags of partitioned transfers, keyed by the rank that waits for the flags. All variants of the
+    /// plan share these flags. Empty while the first variant is being bound to memory.
     pub partition_flags: BTreeMap<u32, u64>,
-    /// Address of the flags in GPU memory that each rank waits for, by rank.
+    /// Addresses in this process of the flags in GPU memory, keyed by the rank that waits for the flags.
     pub near: BTreeMap<u32, u64>,
-    /// Kernel of each rank, by rank. Empty until all ranks have reported theirs.
+    /// Description of each rank's kernel, indexed by rank. Empty until all ranks have reported their kernels.
     pub kernels: Vec<KernelReach>,
-    /// True if streams must execute all parts of this variant.
+    /// True if streams, and not kernels, must execute this plan variant on all ranks.
     pub by_streams: bool,
 }
 
 impl Bindings<'_> {
-    /// Returns the address in this process of a byte that a copy reads or writes.
+    /// Returns the address in this process of a position in a source, a destination or a staging buffer.
     pub fn address(&self, place: Place) -> u64 {
         self.place(place)
     }
 
-    /// Returns the stream positions of this plan's steps on this rank and on its neighbours. A neighbour is a rank that this rank waits for
-    /// in each step and that waits for this rank. Returns `None` if this rank has no neighbours.
+    /// Returns the shared tables in which this rank and its neighbours publish at which positions of their streams the plan's steps are. A
+    /// neighbour is a rank that this rank waits for in each step and that also waits for this rank. Returns `None` if this rank has no
+    /// neighbours.
     pub fn places(&self, plan: u64) -> Option<Arc<PlanPlaces>> {
         let (rank, flags) = (self.node.rank(), &self.together.parts.flags);
         let at = |taker: u32| Some(StepPlaces::at(self.flags.get(&taker)? + self.together.places_of(taker)?));
@@ -100,9 +104,9 @@ impl Bindings<'_> {
         if neighbours.is_empty() { None } else { Some(Arc::new(PlanPlaces { plan, own: at(rank)?, neighbours })) }
     }
 
-    /// Makes streams execute every part whose kernel cannot use all flags of the part. A kernel uses only flags in GPU memory ("near"
-    /// flags). If a flag is not near, streams execute the parts of both ranks that use it. The other flags of these parts are then in host
-    /// memory too, so the rule is applied until nothing changes.
+    /// Selects streams instead of a kernel for each rank whose kernel cannot use all flags of that rank. A kernel uses only flags in memory
+    /// of the GPU that waits for them. If one flag of a pair of ranks is not in such memory, streams execute the operations of both ranks.
+    /// All other flags of these two ranks then move to host memory too, so the rule is repeated until nothing changes.
     pub fn leave_to_streams(&mut self) {
         let flags = &self.together.parts.flags;
         while let Some(far) = (0..flags.len()).find(|flag| {
@@ -115,7 +119,7 @@ impl Bindings<'_> {
         }
     }
 
-    /// Returns the address of a flag in this process.
+    /// Returns the address in this process of a flag.
     pub fn flag_address(&self, flag: FlagId) -> u64 {
         self.flag(flag)
     }
@@ -178,14 +182,15 @@ impl Addresses for Bindings<'_> {
 }
 
 impl Together {
-    /// Returns the offset in bytes of the rank's published step positions in its flag memory. `None` for a rank that waits for no flags.
+    /// Returns the offset in bytes, in the rank's flag memory, of the table in which the rank publishes the stream positions of its steps.
+    /// `None` for a rank that waits for no flags.
     pub fn places_of(&self, rank: u32) -> Option<u64> {
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;
         (flags > 0).then(|| (flags * FLAG_BYTES).next_multiple_of(StepPlaces::ALIGN))
     }
 
-    /// Returns the layout of the rank's flag memory on its GPU. `None` for a rank that waits for no flags. The counters of the rank's
-    /// kernel are in cache lines that other ranks do not write to.
+    /// Returns the layout of the flag memory on the rank's GPU. `None` for a rank that waits for no flags. The counters of the rank's
+    /// kernel are in cache lines to which no other rank writes.
     pub fn near_of(&self, rank: u32) -> Option<NearLayout> {
         const LINES: u64 = 256;
         let flags = self.parts.flags.iter().filter(|flag| flag.taker == rank).count() as u64;

@@ -1,14 +1,14 @@
-//! Makes all ranks agree on the plan variant of each step (one execution of a node plan). Ranks reach a step at different times and enqueue
-//! steps long before they run, but all must execute a step in the same variant.
+//! Makes all ranks agree on the plan variant that each step uses. A step is one execution of a node plan. Ranks reach a step at different
+//! times and enqueue steps long before they run, but all must execute a step in the same variant.
 //!
 //! Steps are grouped into *spans*; all steps of a span use one variant. For each span there is a word in memory that all ranks share. The
-//! word holds the span's length and the variant of the next span. The first rank that reaches the end of a span either extends or closes it
-//! by a compare-exchange, as its own selection rule ([`adapt`](crate::adapt)) decides. The other ranks follow when they reach that step.
-//! All ranks use the same measured time for a step, that of the slowest rank. So their rules agree, except for times that some of them have
-//! not read yet. Such a difference is harmless, because the word decides.
+//! word holds the length of the span and the variant of the next span. The first rank that reaches the end of a span updates the word by a
+//! compare-exchange. It either extends the span or closes it, depending on its own selection rule ([`adapt`](crate::adapt)). The other
+//! ranks follow this decision when they reach that step. All ranks use the same measured time for a step, that of the slowest rank. Their
+//! rules therefore agree, except for times that some ranks have not read yet. Such a difference is harmless, because the word decides.
 //!
-//! The words form a ring. A span is closed only after all ranks have left the span whose word the next span reuses. Until then the span is
-//! extended, so that no rank ever waits for another.
+//! The words form a ring buffer. A span is closed only after all ranks have left the old span whose word the next span reuses. Until then
+//! the span is extended, so that no rank ever waits for another.
 //!
 //! During stream capture the number of later launches is unknown. The variant of a captured step is therefore *fixed*: its span has no end.
 
@@ -20,18 +20,19 @@ use crate::contexts::choosing::{Choosing, Known, Measurement, Moments, Reading, 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Number of spans (groups of successive steps) that have a shared word at one time. Tests use fewer, to reach the end of the ring sooner.
+/// Number of spans (groups of successive steps with one plan variant) that have a shared word at the same time. Tests use fewer, so that
+/// they reach the end of the ring buffer sooner.
 const SPANS: u64 = if cfg!(test) { 4 } else { 64 };
 
 /// Distance, in 8-byte words, between data written by different ranks, so that they do not share a cache line.
 const LINE: u64 = 8;
 
-/// Value of [`Word::next`] for a span (group of successive steps) that never ends, because its variant is fixed.
+/// Value of [`Word::next`] for a span (group of successive steps) that never ends, because the plan variant is fixed.
 const FIXED: u64 = 0xff;
-/// Value of [`Word::next`] for a span (group of successive steps) that may still be extended or closed.
+/// Value of [`Word::next`] for a span (group of successive steps) that is still open, so that a rank may extend or close it.
 const OPEN: u64 = 0;
 
-/// Bit of [`Word::next`] that is set if the first step of the next span (group of successive steps) is measured.
+/// Bit of [`Word::next`] that is set if the ranks measure the first step of the next span (group of successive steps).
 const MEASURED: u64 = 0x40;
 
 const NS_BITS: u32 = 48;
@@ -39,24 +40,24 @@ const NS_BITS: u32 = 48;
 /// Maximum number of steps by which one call extends a span (group of successive steps). See [`Spans::ahead`].
 const AHEAD: u64 = 32;
 
-/// Spans (groups of successive steps with one variant) of a plan, as seen by this rank.
+/// Record, on this rank, of the spans of a plan. A span is a group of successive steps for which all ranks use one plan variant.
 #[derive(Debug)]
 pub(super) struct Spans {
     words: SharedWords,
-    /// Number of the span (group of successive steps) that contains the last step of this rank.
+    /// Number of the span (group of successive steps) that contains the last step that this rank has reached.
     span: u64,
-    /// Number of the first step of the span that contains the last step of this rank.
+    /// Number of the first step of the current span (group of successive steps), which contains the last step of this rank.
     begin: u64,
-    /// Number of the first step that is not yet known to belong to the current span.
+    /// Number of the first step after those that are known to belong to the current span (group of successive steps).
     end: u64,
     choice: Choice,
-    /// Variant whose spans (groups of successive steps) are extended by a growing number of steps, up to [`AHEAD`]. `None` if spans are
-    /// extended by one step at a time. Reading a word that another rank has written costs about 1 us per step, and a step that a kernel
-    /// executes takes 7.8 us in total (two H200).
+    /// Plan variant whose spans (groups of successive steps) are extended by a growing number of steps at a time, up to [`AHEAD`]. `None`
+    /// if spans are extended by one step at a time. Reading a word that another rank has written costs about 1 us per step. For comparison,
+    /// a step that a kernel executes takes 7.8 us in total (two H200).
     ahead: Option<usize>,
 }
 
-/// Words that all ranks share, as mapped in this process.
+/// Memory that all ranks share and that contains the words of the spans (groups of successive steps), as mapped in this process.
 #[derive(Copy, Clone, Debug)]
 struct SharedWords {
     base: u64,
@@ -68,7 +69,7 @@ struct SharedWords {
 #[derive(Copy, Clone, Debug, Default)]
 struct Word {
     next: u64,
-    /// Number of steps that a span (group of successive steps) contains after its first step.
+    /// Number of steps that a span (group of successive steps) contains in addition to its first step.
     more: u64,
 }
 
@@ -84,7 +85,8 @@ impl Word {
     }
 }
 
-/// Returns the tag in the shared word of a span (group of successive steps). A word with another tag belongs to an earlier span.
+/// Returns the tag that identifies a span (group of successive steps) in its shared word. Spans reuse words, so a word with another tag
+/// belongs to an earlier span.
 fn tag(span: u64) -> u64 {
     span / SPANS % 0xffff + 1
 }
@@ -99,12 +101,12 @@ impl SharedWords {
         self.word(span % SPANS)
     }
 
-    /// Returns the shared word that contains the number of the span (group of successive steps) that `rank` has reached.
+    /// Returns the shared word in which `rank` records the number of the span (group of successive steps) that it has reached.
     fn reached(&self, rank: u32) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS))
     }
 
-    /// Returns the shared word that contains the time that `rank` took for the measured step of a span (group of successive steps).
+    /// Returns the shared word in which `rank` records the time that it took for the measured step of a span (group of successive steps).
     fn time(&self, rank: u32, span: u64) -> &AtomicU64 {
         self.word(SPANS + u64::from(rank) * (LINE + SPANS) + LINE + span % SPANS)
     }
@@ -114,13 +116,13 @@ impl SharedWords {
     }
 
     /// Returns the time that the slowest rank took for the measured step of a span (group of successive steps), if all ranks have reported
-    /// theirs.
+    /// their times.
     fn slowest(&self, span: u64) -> Reading {
         let times = (0..self.ranks).map(|rank| self.time(rank, span).load(Ordering::Acquire));
         let told = times.map(|time| (time >> NS_BITS == tag(span)).then_some(time & ((1 << NS_BITS) - 1)));
         match told.reduce(|most, time| Some(most?.max(time?))).flatten() {
             Some(ns) => Reading::Known(ns),
-            // The words already belong to a later span.
+            // The words were already reused for a later span.
             None if self.reached(self.rank).load(Ordering::Relaxed) >= span + SPANS => Reading::Never,
             None => Reading::Later,
         }
@@ -133,16 +135,16 @@ impl Spans {
         (SPANS + u64::from(ranks) * (LINE + SPANS)) * 8
     }
 
-    /// Returns the state of this rank before the first step. The memory at `base` must be zero when allocated, and stay mapped for as long
-    /// as the result is used.
+    /// Creates the record for rank `rank` before the first step. The memory at address `base` must be zero when it is allocated, and must
+    /// stay mapped while the record is used.
     pub fn at(base: u64, rank: u32, ranks: u32) -> Spans {
         // Span 0 contains no steps, because steps are numbered from 1.
         let choice = Choice { variant: 0, measure: false };
         Spans { words: SharedWords { base, rank, ranks }, span: 0, begin: 1, end: 1, choice, ahead: None }
     }
 
-    /// Returns the choice on which the ranks agree for a step: `wanted` if this rank is the first to reach the step. Steps must be passed
-    /// in order, from 1.
+    /// Returns the plan variant on which the ranks agree for step number `step`. If this rank is the first to reach the step, the result is
+    /// `wanted`. Steps must be passed in order, starting with 1.
     pub fn agree(&mut self, step: u64, wanted: Choice) -> Choice {
         while step >= self.end {
             let (raw, now) = self.look();
@@ -161,8 +163,8 @@ impl Spans {
         Choice { measure: self.choice.measure && step == self.begin, ..self.choice }
     }
 
-    /// Fixes the variant of this step and of all later steps, and returns it: `wanted` if no rank has decided yet. Returns `None` if other
-    /// ranks have already continued with another variant.
+    /// Fixes the plan variant of step number `step` and of all later steps, and returns it. The result is `wanted` if no rank has decided
+    /// yet. Returns `None` if other ranks have already continued with another variant.
     pub fn fix(&mut self, step: u64, wanted: usize) -> Option<usize> {
         loop {
             let (raw, now) = self.look();
@@ -181,7 +183,7 @@ impl Spans {
         }
     }
 
-    /// Reads the word of the current span (group of successive steps). Returns the raw value and the decoded content.
+    /// Reads the shared word of the current span (group of successive steps). Returns the raw value and the decoded content.
     fn look(&mut self) -> (u64, Word) {
         let raw = self.words.of_span(self.span).load(Ordering::Acquire);
         let now = if raw >> 48 == tag(self.span) { Word::decode(raw) } else { Word::default() };
@@ -189,7 +191,8 @@ impl Spans {
         (raw, now)
     }
 
-    /// Replaces the word of the current span (group of successive steps), unless another rank has changed the word since it was read.
+    /// Writes `to` to the shared word of the current span (group of successive steps). Does nothing if another rank has changed the word
+    /// since its value `from` was read.
     fn change(&self, from: u64, to: Word) {
         let word = self.words.of_span(self.span);
         let _ = word.compare_exchange(from, to.encode(tag(self.span)), Ordering::AcqRel, Ordering::Relaxed);
@@ -202,19 +205,20 @@ impl Spans {
         self.words.reached(self.words.rank).store(self.span, Ordering::Release);
     }
 
-    /// True if the next span (group of successive steps) may reuse a word, because all ranks have left the span to which the word belonged.
+    /// True if a shared word is available for the next span (group of successive steps), because all ranks have left the span that used the
+    /// word before.
     fn has_room(&self) -> bool {
         (0..self.words.ranks).all(|rank| self.words.reached(rank).load(Ordering::Acquire) + SPANS >= self.span + 2)
     }
 }
 
-/// Measured time of a step. It is known once every rank has reported its own time.
+/// Time of a measured step. The result is available once every rank has reported its own time.
 #[derive(Debug)]
 struct StepTime {
     words: SharedWords,
     span: u64,
     variant: usize,
-    /// Start and end of the step on this rank. `None` once this rank has reported its time.
+    /// Start and end of the step on this rank. `None` after this rank has reported its time.
     moments: Option<Moments>,
 }
 
@@ -233,7 +237,7 @@ impl Measurement for StepTime {
     }
 }
 
-/// Selection of the plan variant for each step, in agreement with all ranks.
+/// Rule that selects the plan variant of each step, in agreement with all ranks.
 #[derive(Debug)]
 pub(super) struct StepVariants {
     spans: Spans,
@@ -243,25 +247,25 @@ pub(super) struct StepVariants {
 /// Rule by which this rank proposes the variant of the next step.
 #[derive(Debug)]
 enum Rule {
-    /// Proposes the variant with the shortest measured time.
+    /// Proposes the plan variant with the shortest measured time.
     Measured(Box<Choosing<StepTime>>),
-    /// Proposes a kernel or streams, for a part that one kernel can execute. The array contains the number of steps that kernels have
-    /// executed, and the number that streams have executed.
+    /// Proposes either a kernel or streams for a rank whose operations one kernel can execute. The array contains the number of steps that
+    /// kernels have executed, and the number that streams have executed.
     Lateness(Lateness, [u64; 2]),
 }
 
 impl StepVariants {
-    /// Returns a selection among `variants` plan variants by measured time. `seed` must be equal on all ranks.
+    /// Creates a rule that selects among `variants` plan variants by measured time. `seed` must be equal on all ranks.
     pub fn measured(spans: Spans, variants: usize, seed: u64) -> StepVariants {
         StepVariants { spans, rule: Rule::Measured(Box::new(Choosing::new(Chooser::new(&vec![None; variants], STEADY, seed)))) }
     }
 
-    /// Returns a selection between a kernel and streams for a part that one kernel can execute.
+    /// Creates a rule that selects a kernel or streams for a rank whose operations one kernel can execute.
     pub fn by_lateness(spans: Spans, lateness: Lateness) -> StepVariants {
         StepVariants { spans: Spans { ahead: Some(BY_KERNEL), ..spans }, rule: Rule::Lateness(lateness, [0; 2]) }
     }
 
-    /// Returns the variant of a step, and a boolean that is true if the step is measured. Steps are numbered from 1.
+    /// Returns the plan variant for step number `step`, and whether the step is measured. Steps are numbered from 1.
     pub fn next(&mut self, step: u64) -> Choice {
         let wanted = match &mut self.rule {
             Rule::Measured(choosing) => choosing.choose(),
@@ -271,8 +275,8 @@ impl StepVariants {
         self.taken(choice)
     }
 
-    /// Fixes the variant of a step that is being captured, and of all later steps, and returns the choice. Returns `None` if other ranks
-    /// have already continued with another variant.
+    /// Fixes the plan variant of a step that is being captured, and of all later steps, and returns it. Returns `None` if other ranks have
+    /// already continued with another variant.
     pub fn fix(&mut self, step: u64) -> Option<Choice> {
         let wanted = match &self.rule {
             Rule::Measured(choosing) => choosing.in_force(),
@@ -283,7 +287,7 @@ impl StepVariants {
     }
 
     fn taken(&mut self, choice: Choice) -> Choice {
-        // Every rank can write the shared words, so their values are bounded.
+        // Every rank can write the shared words, so the values read from them are bounded.
         let within = |variants: usize| Choice { variant: choice.variant.min(variants - 1), ..choice };
         match &mut self.rule {
             Rule::Measured(choosing) => {
@@ -299,7 +303,7 @@ impl StepVariants {
         }
     }
 
-    /// Records the time of the last step, or the reason why it cannot be measured.
+    /// Records the start and end of the last step, or the reason why they could not be measured.
     pub fn measure(&mut self, moments: Result<Moments, BackendError>) {
         let Spans { words, span, .. } = self.spans;
         if let Rule::Measured(choosing) = &mut self.rule {
@@ -307,17 +311,18 @@ impl StepVariants {
         }
     }
 
-    /// Returns the measured times of the variants ([`Choosing::known`]). The list is empty if the selection does not depend on times.
+    /// Returns the measured times of the plan variants ([`Choosing::known`]). The list is empty if the rule does not depend on times.
     pub fn known(&mut self, named: impl Iterator<Item = (&'static str, f64)>) -> Vec<Known> {
         if let Rule::Measured(choosing) = &mut self.rule { choosing.known(named) } else { Vec::new() }
     }
 
-    /// Returns the median time of each variant as last computed.
+    /// Returns the median time of each plan variant, as last computed.
     pub fn medians(&self) -> Measured {
         if let Rule::Measured(choosing) = &self.rule { choosing.medians() } else { Measured::default() }
     }
 
-    /// Returns the number of steps that streams executed although a kernel could have executed them. `None` if no kernel can.
+    /// Returns the number of steps that streams have executed although a kernel could have executed them. `None` if no kernel can execute a
+    /// step.
     pub fn by_streams(&self) -> Option<u64> {
         if let Rule::Lateness(_, steps) = &self.rule { Some(steps[BY_STREAMS]) } else { None }
     }

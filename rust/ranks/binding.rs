@@ -1,4 +1,5 @@
-//! Binds a node plan to memory: allocates and exports this rank's memory, maps that of other ranks, and resolves all addresses.
+//! Binds a node plan (communication plan of all ranks of a node) to memory: allocates and exports memory of this rank, maps memory of other
+//! ranks, and computes all addresses.
 
 use super::addresses::{Bindings, FLAG_BYTES, Held, HeldRing, KernelReach};
 use super::exchange::CollectiveCall;
@@ -20,37 +21,38 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Handles of the memory that a rank exports for a plan, and the hash of the plan as computed by that rank.
+/// Message in which a rank sends the handles of the memory that it exports for a plan. It also contains the hash of the plan as computed by
+/// that rank.
 #[derive(Serialize, Deserialize)]
 struct Offer {
     digest: u64,
     windows: Vec<(u32, Vec<u8>)>,
     rings: Vec<(u32, Vec<u8>)>,
-    /// Handles of this rank's flag memory in host memory, each with the rank that sets flags through it.
+    /// Handles of this rank's flag memory in host memory. Each is for one other rank, which sets flags in that memory.
     flags: Vec<(u32, Vec<u8>)>,
-    /// Handle of the flags in this rank's GPU memory. `None` if all its flags are in host memory.
+    /// Handle of this rank's flag memory in GPU memory. `None` if all its flags are in host memory.
     near: Option<Vec<u8>>,
 }
 
-/// Part of one rank, bound to memory and ready to execute.
+/// Operations of a plan that this rank executes, bound to memory addresses and ready to be enqueued.
 pub(super) struct BoundRank {
     pub part: BoundPart,
     pub used: Used,
     pub words: Option<Arc<PartitionWords>>,
-    /// Stream positions of the plan's steps. `None` if no neighbour checks the order, and for partitioned plans: partitions move between
-    /// two calls, so a step has no single position.
+    /// Tables in which this rank and its neighbours publish the stream positions of the plan's steps. `None` if no neighbour checks the
+    /// order of steps. Also `None` for partitioned plans: partitions move between two calls, so a step has no single position.
     pub places: Option<Arc<PlanPlaces>>,
-    /// `None` if streams execute the parts of all ranks. Otherwise contains the address of the word that this rank's kernel sets after a
-    /// long wait, or `None` if this rank has no kernel.
+    /// `None` if streams execute the plan variant on all ranks. Otherwise contains the address of the word that this rank's kernel sets
+    /// after a long wait, or `Some(None)` if this rank has no kernel.
     pub kernel: Option<Option<u64>>,
 }
 
 /// Memory that executions of a plan use. Each execution checks that this memory still exists.
 #[derive(Default)]
 pub(super) struct Used {
-    /// Allocations of this process: an address in each, and the allocation's id when the plan was bound.
+    /// Allocations of this process, each as an address in the allocation and the id that the allocation had when the plan was created.
     allocations: Vec<(u64, u64)>,
-    /// Number of frees of the context when the allocations were last found to exist.
+    /// Number of frees in this context at the time when the allocations were last found to exist.
     alive_at: AtomicU64,
     imports: Box<[Weak<Import>]>,
 }
@@ -68,7 +70,8 @@ impl Used {
         Ok(Used { allocations, alive_at: AtomicU64::new(frees), imports })
     }
 
-    /// Merges lists of used memory without duplicates. Checking an entry takes as long as some driver calls of a step.
+    /// Merges several lists of used memory without duplicates. Each duplicate would be checked again in each step, and a check costs as
+    /// much as some driver calls of a step.
     pub fn of_all(each: impl Iterator<Item = Used>) -> Used {
         let mut all = Used::default();
         let mut imports: Vec<Weak<Import>> = Vec::new();
@@ -81,7 +84,7 @@ impl Used {
         Used { imports: imports.into(), ..all }
     }
 
-    /// Returns an error if this rank or the owner has freed some of the memory, or if the owning rank has ended.
+    /// Returns an error if this rank or the owner has freed some of the memory, or if the rank that owns it has ended.
     pub fn check(&self, shared: &ContextState) -> Result<(), Error> {
         for import in self.imports.iter().filter_map(Weak::upgrade) {
             import.check().map_err(|error| match error {
@@ -109,24 +112,25 @@ impl Used {
     }
 }
 
-/// Memory that one rank's part of a plan accesses.
+/// Memory that one rank accesses when it executes its operations of a plan.
 #[derive(Clone, Default)]
 struct Touched {
     windows: BTreeSet<(u32, u32)>,
     rings: BTreeSet<u32>,
-    /// Ranks in whose memory the part sets or resets flags.
+    /// Ranks in whose memory this rank sets or resets flags.
     flags: BTreeSet<u32>,
 }
 
 impl NodeGroup {
-    /// Reports that this rank has failed to the other ranks, which call [`bind`](NodeGroup::bind). Called instead of `bind`. Returns the
-    /// error.
+    /// Takes part in the collective call [`bind`](NodeGroup::bind) as a rank that has failed with `error`. The call then fails on all
+    /// ranks. Returns the error.
     pub(super) fn fail_bind(call: &mut CollectiveCall<'_>, error: Error) -> Error {
         call.all::<Offer>(Err(error.clone())).err().unwrap_or(error)
     }
 
-    /// Allocates and maps the memory that the plan needs, and binds this rank's part to it. If `by_streams` is true, streams execute the
-    /// parts of all ranks. `words` are the partition flags and counters of the first variant, which later variants share.
+    /// Allocates and maps the memory that the plan needs, and binds this rank's operations to it. If `by_streams` is true, streams execute
+    /// the operations of all ranks. `words` are the flags and counters of partitioned transfers. The first plan variant creates them, and
+    /// later variants share them.
     pub(super) fn bind(
         &self,
         call: &mut CollectiveCall<'_>,
@@ -212,13 +216,13 @@ impl NodeGroup {
         }
     }
 
-    /// True if kernels are allowed to execute parts of this plan.
+    /// True if kernels are allowed to execute the operations of this plan.
     fn takes_kernels(&self, bindings: &Bindings<'_>) -> bool {
         !bindings.by_streams && bindings.together.partitioned.is_none() && self.signal_wait() == SignalWait::Kernel
     }
 
-    /// Returns this rank's part if one kernel can execute it, and otherwise `None`. Also maps the GPU memory of other ranks in which that
-    /// kernel sets flags.
+    /// Returns this rank's operations as a program for one kernel, or `None` if a kernel cannot execute them. Also maps the GPU memory of
+    /// other ranks in which the kernel sets flags.
     fn small_part(&self, offers: &[Offer], bindings: &mut Bindings<'_>, held: &mut Held) -> Option<SmallPart> {
         let (rank, together, context) = (self.rank(), bindings.together, &self.context);
         let words = *bindings.near.get(&rank)?;
@@ -229,7 +233,7 @@ impl NodeGroup {
         let reach = reach.inspect_err(|error| log::debug!("no kernel does the steps of a node plan: {error}")).ok()?;
         let stop = bindings.flags.get(&rank)? + together.places_of(rank)? + StepPlaces::BYTES;
         let words = words + together.near_of(rank)?.words;
-        // Copies out of an inbox stay within the GPU's memory.
+        // Copies out of an inbox stay within one GPU's memory, so they are faster than copies over NVLink.
         let come_in = together.eager.as_ref().map_or(0, |eager| eager.inboxes[rank as usize] / INSIDE_RATE);
         let bytes = small.program.transfers.iter().sum::<u64>().max(come_in);
         let blocks = if small.is_narrow { 1 } else { ActionGrid::blocks_for(bytes, context.config().node_blocks, reach.processors) };
@@ -250,7 +254,7 @@ impl NodeGroup {
         Some(small)
     }
 
-    /// Maps memory of another rank and returns its address.
+    /// Maps the memory of another rank that `handle` denotes, and returns the address.
     pub(super) fn map(&self, handle: &[u8], instead: Option<DeviceId>, held: &mut Held) -> Result<u64, Error> {
         let handle = Handle::decode(handle.try_into().unwrap_or(&[0; 128]))?;
         let (address, _) = self.context.state().import_through(&handle, instead)?;
@@ -258,7 +262,8 @@ impl NodeGroup {
         Ok(address)
     }
 
-    /// Allocates this rank's staging memory and flags, and exports the memory that other ranks access. Returns the handles for them.
+    /// Allocates this rank's staging memory and flags, and exports the memory that other ranks access. Returns the message with the handles
+    /// of the exported memory.
     fn offer(
         &self,
         together: &Together,
@@ -296,7 +301,7 @@ impl NodeGroup {
         }
         rings.extend(spare);
         if let Some(places) = together.places_of(rank) {
-            // Adds the word that ends the waits of a kernel, and the word that the kernel sets after a long wait.
+            // Adds two words: one that ends the waits of a kernel, and one that the kernel sets after a long wait.
             let near = together.near_of(rank).unwrap_or_default();
             let bytes = (places + StepPlaces::BYTES + 2 * 8).max(near.inboxes);
             let address = allocate(DeviceId::HOST, bytes)?;
@@ -304,7 +309,7 @@ impl NodeGroup {
             let device = SmallPart::device_of(&together.parts.parts[rank as usize], bindings);
             if let Some(device) = device.filter(|_| self.takes_kernels(bindings)) {
                 let base = allocate(device, near.bytes)?;
-                // New shared host memory is zero.
+                // New shared host memory contains zeros, so it is copied to clear the device memory.
                 copy_now(self.context.backend(), device, near.inboxes, Endpoints { dst: base, src: address })?;
                 bindings.near.insert(rank, base);
                 offer.near = Some(export(base, near.bytes)?);
@@ -326,7 +331,7 @@ impl NodeGroup {
         Ok(offer)
     }
 
-    /// Maps the memory of other ranks that this rank's part accesses.
+    /// Maps the memory of other ranks that this rank accesses when it executes the plan.
     fn import(
         &self,
         requests: &[RankRequest],
@@ -372,7 +377,8 @@ impl NodeGroup {
 }
 
 impl Together {
-    /// Returns the address of each flag that rank `taker` waits for, with the rank that sets the flag. The flags start at `base`.
+    /// Returns the addresses of all flags that rank `taker` waits for, each with the rank that sets the flag. `base` is the address of the
+    /// first flag.
     fn signallers(&self, taker: u32, base: u64) -> Arc<[(u64, u32)]> {
         let flags = self.parts.flags.iter().zip(&self.flag_places).filter(|(flag, _)| flag.taker == taker);
         let mut named: Vec<(u64, u32)> = flags.map(|(flag, place)| (base + FLAG_BYTES * place, flag.raiser)).collect();
@@ -380,7 +386,7 @@ impl Together {
         named.into()
     }
 
-    /// Returns the memory that each rank's part of the plan accesses, by rank.
+    /// Returns the memory that each rank accesses when it executes the plan, indexed by rank.
     fn touched(&self) -> Vec<Touched> {
         let mut all = vec![Touched::default(); self.parts.parts.len()];
         for (touched, part) in all.iter_mut().zip(&self.parts.parts) {
