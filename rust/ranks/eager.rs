@@ -1,15 +1,16 @@
-//! Implements eager steps: ranks write small transfers directly into each other's GPU memory, without asking first.
+//! Implements eager steps, in which ranks write small transfers directly into each other's GPU memory without a handshake.
 //!
-//! The sender writes the data into an inbox on the receiver's GPU. The receiver's kernel copies it from there to its destination. Each rank
-//! has two inboxes, and each ordered pair of ranks has two flags. Steps alternate between the two sets; the number of the set is called the
-//! step's *turn*. A rank sets its flag after its data, or at the beginning of the step if it sends no data to that rank.
+//! The sender writes the data into an inbox (receive buffer) on the receiver's GPU. The receiver's kernel copies the data from there to the
+//! destination. Each rank has two inboxes, and each ordered pair of ranks has two flags. Steps alternate between the two sets. The number
+//! of the set that a step uses is called the *turn* of the step. A rank sets its flag after its data, or at the beginning of the step if it
+//! sends no data to that rank.
 //!
 //! Two sets are enough. Before a rank begins step *n* + 2, it has waited in step *n* + 1 for the other rank's flag. The other rank sets
-//! that flag after the end of its step *n*, in which it emptied the inbox and reset the flag. So no rank finishes a step that another has
-//! not reached.
+//! that flag after the end of its step *n*, in which it emptied the inbox and reset the flag. So no rank finishes a step that another rank
+//! has not reached.
 //!
-//! Steps that streams execute in between ([`lateness`](super::lateness)) use neither inboxes nor these flags, and do not count as turns.
-//! The turn is counted in GPU memory, because the CPU does not know how often a captured graph is launched.
+//! Streams may execute some steps in between ([`lateness`](super::lateness)). These steps use neither inboxes nor the flags of inboxes, and
+//! do not count as turns. The turn is counted in GPU memory, because the CPU does not know how often a captured graph is launched.
 
 use crate::backend::MOST_ACTIONS;
 use crate::plan::{Copy, Place};
@@ -17,33 +18,35 @@ use crate::program::ranks::{EndRanks, Flag, FlagId, Parts, RankedBatch};
 use crate::topology::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum number of bytes that a rank receives eagerly in a step. Two inboxes of this size fit into the chunk of device memory that
-/// contains the flags anyway. Two ranks of a test program (H100) exchange 256 KiB in 7.3 us instead of 8.6 us, and 1 MiB in 10.1 us instead
-/// of 11.1 us.
+/// Maximum number of bytes that a rank receives eagerly (without a handshake) in one step. Two inboxes of this size fit into the chunk of
+/// device memory that contains the flags anyway. Two ranks of a test program (H100) exchange 256 KiB in 7.3 us instead of 8.6 us, and 1 MiB
+/// in 10.1 us instead of 11.1 us.
 const EAGER_BYTES: u64 = 512 << 10;
 
-/// Alignment in bytes of each transfer in an inbox.
+/// Alignment in bytes of each transfer's data in an inbox (receive buffer).
 const ALIGN: u64 = 256;
 
-/// Two flags for each pair of a setting and a waiting rank. Eager steps use them alternately.
+/// Two flags for each pair of ranks (the rank that sets the flags, the rank that waits for them). Eager steps use the two flags
+/// alternately.
 pub(super) type TurnFlags = BTreeMap<(u32, u32), [FlagId; 2]>;
 
-/// Layout of a plan's eager transfers in the inboxes of all ranks. All ranks compute the same layout.
+/// Positions of a plan's eager transfers in the inboxes (receive buffers) of all ranks. All ranks compute the same positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Eager {
-    /// Offset in bytes of each transfer in the receiver's inbox, by index of the transfer. Transfers within one rank have no entry.
+    /// Offset in bytes of each transfer's data in the receiver's inbox, keyed by the index of the transfer. Transfers within one rank have
+    /// no entry.
     places: BTreeMap<u32, u64>,
-    /// Size in bytes of each of a rank's two inboxes, by rank.
+    /// Size in bytes of one inbox of each rank, indexed by rank. Each rank has two inboxes of this size.
     pub inboxes: Vec<u64>,
-    /// Flags of each ordered pair of ranks between which transfers go in either direction.
+    /// Flags of each ordered pair of ranks that have transfers between them in either direction.
     pub flags: TurnFlags,
     pub ends: Vec<EndRanks>,
     pub bytes: Vec<u64>,
 }
 
 impl Eager {
-    /// Returns the layout for the transfers of `batch`, and adds missing flags to `parts`. Returns `None` if the transfers are too large or
-    /// do not go directly from one rank's GPU to another's.
+    /// Computes the positions of the transfers of `batch` in the inboxes, and adds missing flags to `parts`. Returns `None` if the
+    /// transfers are too large, or if any of them does not go directly from one rank's GPU to another's.
     pub fn new(parts: &mut Parts, batch: &RankedBatch<'_>) -> Option<Eager> {
         let between = || {
             let all = (0_u32..).zip(batch.shapes.iter().zip(batch.ends));
@@ -109,8 +112,8 @@ impl Eager {
         self.come_in(to).any(|transfer| self.ends[transfer as usize].src == from)
     }
 
-    /// Returns the offset in bytes of a transfer from the first byte of the receiver's two inboxes. `turn` selects the inbox. Returns
-    /// `None` for a transfer within one rank.
+    /// Returns the offset in bytes of a transfer's data from the start of the receiver's two inboxes. `turn` (0 or 1) selects the inbox.
+    /// Returns `None` for a transfer within one rank.
     pub fn place(&self, transfer: u32, turn: u64) -> Option<u64> {
         let receiver = self.ends[transfer as usize].dst;
         self.places.get(&transfer).map(|place| turn * self.inboxes[receiver as usize] + place)

@@ -1,8 +1,8 @@
-//! Exchanges data between the ranks of a node in collective calls. If one rank fails, the call fails on all ranks, so that no rank
-//! continues alone.
+//! Implements collective calls, in which the ranks of a node exchange data. If a call fails on one rank, it fails on all ranks, so that no
+//! rank continues alone.
 //!
-//! Each exchange starts with a header that identifies the call. Without it, a rank whose call failed early could match the other ranks'
-//! data of that call with its own data of the next call.
+//! Each exchange starts with a header that identifies the call. Otherwise a rank whose call failed early could take the other ranks' data
+//! of the failed call for data of its next call.
 
 use crate::backend::BackendError;
 use crate::contexts::Error;
@@ -19,11 +19,11 @@ use std::io;
 /// Maximum number of ranks of a node. No node has as many cores.
 pub const MOST_RANKS: u32 = 1024;
 
-/// Function that sends the same number of bytes from every rank to every rank, in rank order, like `MPI_Allgather`. All ranks call it
-/// together.
+/// Function like `MPI_Allgather`: every rank passes the same number of bytes, and receives the bytes of all ranks in rank order. All ranks
+/// call it together.
 pub trait Allgather: Send {
-    /// Sends `send` to all ranks and fills `receive` with the data of all ranks, including this one. An error text is shown to the user; it
-    /// aborts the collective call.
+    /// Sends `send` to all ranks, and fills `receive` with the data of all ranks, including this one, in rank order. An error text aborts
+    /// the collective call and is shown to the user.
     fn allgather(&mut self, send: &[u8], receive: &mut [u8]) -> Result<(), String>;
 }
 
@@ -38,31 +38,31 @@ impl Allgather for Alone {
     }
 }
 
-/// Maximum length of a call's name in bytes.
+/// Maximum length in bytes of the name of a collective call.
 const NAME: usize = 46;
 
-/// Size of an encoded call in bytes: its origin (library or program), its name, and a zero.
+/// Size in bytes of the encoded identity of a collective call: its origin (library or program), its name, and a zero byte.
 const CALL: usize = 1 + NAME + 1;
 
-/// Identity of a call that all ranks of a node make together: its name, which errors quote, and its origin (library or program). Calls of
-/// different ranks match if both are equal.
+/// Identity of a collective call, which all ranks of a node make together. It consists of the origin of the call (library or program) and
+/// the name that error messages quote. Calls of different ranks match if both are equal.
 #[derive(Copy, Clone, PartialEq, Eq)]
 pub struct Collective([u8; CALL]);
 
 impl Collective {
-    /// Call that creates a node group.
+    /// Identity of the collective call that creates a node group (the group of all ranks of a node).
     pub const CREATE: Collective = Collective::new(Collective::OF_LIBRARY, "node creation");
-    /// Call that creates a node plan.
+    /// Identity of the collective call that creates a node plan (a communication plan that all ranks of a node execute together).
     pub const PLAN: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan");
-    /// Call that creates a node plan whose transfers move in partitions.
+    /// Identity of the collective call that creates a node plan whose transfers move in partitions.
     pub const PLAN_PARTITIONED: Collective = Collective::new(Collective::OF_LIBRARY, "a node plan with partitions");
-    /// Call that measures different numbers of partitions.
+    /// Identity of the collective call that measures which number of partitions is fastest.
     pub const TUNE_PARTITIONS: Collective = Collective::new(Collective::OF_LIBRARY, "the tuning of partitions");
-    /// Call that creates a messenger.
+    /// Identity of the collective call that creates a messenger (endpoint for messages between ranks).
     pub const MESSENGER: Collective = Collective::new(Collective::OF_LIBRARY, "messenger creation");
-    /// Call by which a rank reports that it has failed. It matches any call of the other ranks.
+    /// Identity of the collective call by which a rank reports that it has failed. It matches any call of the other ranks.
     pub const FAIL: Collective = Collective::new(Collective::OF_LIBRARY, "the report of a failure");
-    /// Call for an allgather whose name was refused. It matches no other call.
+    /// Identity used for an allgather whose name was refused. It matches no other call.
     pub const NAMELESS: Collective = Collective::new(Collective::OF_LIBRARY, "an allgather");
 
     const OF_LIBRARY: u8 = 1;
@@ -78,7 +78,8 @@ impl Collective {
         Collective(bytes)
     }
 
-    /// Returns the identity of the program's call `name`. Fails if the name is too long or contains characters that are not allowed.
+    /// Returns the identity of the program's collective call with this name. Fails if the name is too long or contains characters that are
+    /// not allowed.
     pub fn named(name: &str) -> Result<Collective, Error> {
         if name.is_empty() || name.len() > NAME || name.contains(char::is_control) {
             let reason = format!("call={name:?}: must be a name of 1 to {NAME} bytes, without control characters");
@@ -87,7 +88,7 @@ impl Collective {
         Ok(Collective::new(Collective::OF_PROGRAM, name))
     }
 
-    /// Decodes the identity of a call. Returns `None` for bytes that no rank sends.
+    /// Decodes the identity of a collective call. Returns `None` for bytes that no rank sends.
     fn decode(bytes: &[u8]) -> Option<Collective> {
         let call = Collective(bytes.try_into().ok()?);
         (call.name().len() <= NAME && Collective::new(call.0[0], call.name()) == call).then_some(call)
@@ -104,22 +105,22 @@ impl fmt::Debug for Collective {
     }
 }
 
-/// Header that every rank sends before its data in each exchange. It has a fixed size.
+/// Header that every rank sends before its data in each exchange of a collective call. It has a fixed size.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 struct Head {
     node: u64,
     call: Collective,
-    /// Sequence number of the call among all collective calls of this rank on this node.
+    /// Sequence number of the collective call among all collective calls that this rank has made on this node.
     number: u64,
-    /// Sequence number of the exchange within its call.
+    /// Sequence number of the exchange within its collective call.
     exchange: u64,
     /// Number of bytes that this rank sends after the header.
     bytes: u64,
 }
 
-/// Magic number at the start of a header. Its last character is the version.
+/// Magic number at the start of a header. Its last character is the version of the protocol.
 const MAGIC: [u8; 8] = *b"mpgpu-x2";
-/// Offset in bytes of the numbers in an encoded header, after the magic number and the call.
+/// Offset in bytes of the four numbers in an encoded header. The magic number and the identity of the call precede them.
 const WORDS: usize = 8 + CALL;
 const HEAD: usize = WORDS + 4 * 8;
 
@@ -141,55 +142,57 @@ impl Head {
         (bytes[..8] == MAGIC).then(|| Head { node: word(0), call, number: word(1), exchange: word(2), bytes: word(3) })
     }
 
-    /// True if both headers belong to the same exchange of the same call.
+    /// True if both headers belong to the same exchange of the same collective call.
     fn goes_with(&self, other: &Head) -> bool {
         let is_any = [self.call, other.call].contains(&Collective::FAIL);
         (is_any || self.call == other.call) && (self.node, self.number, self.exchange) == (other.node, other.number, other.exchange)
     }
 }
 
-/// Maximum total number of bytes that all ranks send in one exchange. It is enough for some millions of transfers.
+/// Maximum total number of bytes that all ranks together send in one exchange. This is enough for several million transfers.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// Maximum total number of bytes that one allgather collects. Longer data takes several allgathers.
+/// Maximum total number of bytes that one allgather collects from all ranks. Longer data is split over several allgathers.
 const PIECES: usize = 4 << 20;
 
-/// State of one rank for collective calls on a node.
+/// State of one rank that is needed to make collective calls on a node.
 pub(super) struct Exchange {
     pub rank: u32,
     pub ranks: u32,
-    /// Number that identifies the node among all that use the same allgather. 0 until the ranks have agreed on it.
+    /// Random number that identifies the node group among all groups that use the same allgather function. 0 until the ranks have agreed on
+    /// it.
     pub node: u64,
     generation: u32,
     turn: Mutex<GatherState>,
     caller: Mutex<CallingThreads>,
 }
 
-/// State that a thread uses during a collective call. Only one thread at a time holds it.
+/// Allgather function and number of calls so far. A thread locks this state during a collective call.
 struct GatherState {
     gather: Box<dyn Allgather>,
     calls: u64,
 }
 
 thread_local! {
-    /// Variable whose address identifies the thread. `std::thread::current` would leave allocated memory behind on the caller's threads.
+    /// Variable whose address identifies the current thread. `std::thread::current` is not used, because it would leave allocated memory
+    /// behind on the caller's threads.
     static THREAD: u8 = const { 0 };
 }
 
-/// Thread that makes a collective call, and number of threads that wait for it to finish.
+/// Identity of the thread that makes a collective call, and number of threads that wait for that call to finish.
 #[derive(Default)]
 struct CallingThreads {
     inside: Option<(usize, Collective)>,
     waiting: u32,
 }
 
-/// Collective call of this rank, which consists of one or more exchanges.
+/// Collective call that this rank is making. It consists of one or more exchanges of data.
 pub(super) struct CollectiveCall<'a> {
     exchange: &'a Exchange,
     turn: MutexGuard<'a, GatherState>,
     call: Collective,
     exchanges: u64,
-    /// True if another thread was in a collective call when this call began.
+    /// True if another thread of this rank was in a collective call when this call began.
     is_crowded: bool,
 }
 
@@ -200,8 +203,8 @@ impl Exchange {
         Ok(Exchange { rank, ranks, node: 0, generation: fork::generation(), turn, caller: Mutex::default() })
     }
 
-    /// Begins a collective call. Only one thread of a rank may be in a call at a time. If several are, each of their calls fails on all
-    /// ranks, because ranks match calls by their order, which is then undefined.
+    /// Begins a collective call. Only one thread of a rank may be in a collective call at a time, because ranks match calls by their order.
+    /// If several threads are in calls, the order is undefined, and each of these calls fails on all ranks.
     pub fn call(&self, call: Collective) -> Result<CollectiveCall<'_>, Error> {
         if self.generation != fork::generation() {
             return Err(Error::Forked);
@@ -226,12 +229,14 @@ impl Exchange {
         Ok(CollectiveCall { exchange: self, turn, call, exchanges: 0, is_crowded })
     }
 
-    /// Returns the error for a mistake that `rank` made: an invalid argument on that rank, and [`Error::RankFailed`] on the others.
+    /// Returns the error that this rank reports for an invalid argument of rank `rank`. It is an argument error on that rank, and
+    /// [`Error::RankFailed`] on all others.
     pub fn blame(&self, rank: u32, argument: &'static CStr, reason: String) -> Error {
         if rank == self.rank { Error::NodeArgument { argument, reason } } else { Error::RankFailed { rank, reason } }
     }
 
-    /// Returns an error if options differ between ranks. `all` contains the options of each rank, in the same order on all ranks.
+    /// Returns an error if options that must be equal differ between ranks. `all` contains the options of each rank, in the same order on
+    /// all ranks.
     pub fn check_alike(&self, argument: &'static CStr, all: &[&Named]) -> Result<(), Error> {
         for (rank, of_rank) in (0..).zip(all) {
             if let Some(((name, value), (_, first))) = of_rank.iter().zip(all[0]).find(|(value, first)| value != first) {
@@ -258,19 +263,19 @@ pub(super) fn check_rank(rank: u32, ranks: u32) -> Result<(), Error> {
     Ok(())
 }
 
-/// Data that one rank sends in an exchange: a value, or the reason for its failure. The boolean is true if the reason is that something is
+/// Data that one rank sends in an exchange: a value, or the reason for its failure. The boolean is true if the failure is that something is
 /// not supported.
 type Said<T> = Result<T, (bool, String)>;
 
-/// Data of all ranks, in rank order, not decoded.
+/// Encoded data of all ranks, in rank order.
 pub(super) type Texts = Vec<Vec<u8>>;
 
 impl CollectiveCall<'_> {
     /// Sends this rank's value, or its error, to all ranks. Returns the values of all ranks in rank order.
     ///
-    /// If any rank has failed, the call fails on all. [`Error::NotSupported`] is returned only if every failure is of that kind; then all
-    /// ranks return it, so that they fall back to an alternative together. Otherwise a rank with a failure of another kind returns its own
-    /// error, and the rest return [`Error::RankFailed`].
+    /// If any rank has failed, the call fails on all ranks. If every failure is of the kind [`Error::NotSupported`], all ranks return that
+    /// kind, so that they fall back to an alternative together. Otherwise a rank with a failure of another kind returns its own error, and
+    /// all other ranks return [`Error::RankFailed`].
     pub fn all<T: Serialize + DeserializeOwned>(&mut self, mine: Result<T, Error>) -> Result<Vec<T>, Error> {
         let (mine, all) = self.tell(mine)?;
         let (mut values, mut failed) = (Vec::with_capacity(all.len()), Vec::new());
@@ -286,15 +291,15 @@ impl CollectiveCall<'_> {
         // Every rank picks the same failure.
         let Some((is_not_supported, rank, reason)) = failed.into_iter().min() else { return Ok(values) };
         match mine {
-            // The rank's own error is more precise than its text.
+            // The rank's own error value is more precise than the text that it has sent.
             Err(own) if own.is_not_supported() == is_not_supported => Err(own),
             _ if is_not_supported => Err(Error::NotSupported(format!("rank {rank}: {reason}"))),
             _ => Err(Error::RankFailed { rank, reason }),
         }
     }
 
-    /// Sends `mine` to all ranks. Returns the data of all ranks in rank order. The number of bytes must be equal on all ranks; otherwise
-    /// the call fails on all.
+    /// Sends the bytes `mine` to all ranks. Returns the bytes of all ranks in rank order. If the number of bytes differs between ranks, the
+    /// call fails on all ranks.
     pub fn all_bytes(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let sizes = self.all(Ok(mine.len()))?;
         if let Some((rank, size)) = (0..).zip(&sizes).find(|(_, size)| **size != sizes[0]) {
@@ -304,12 +309,12 @@ impl CollectiveCall<'_> {
         self.gather(mine)
     }
 
-    /// Takes part in the call as a rank that has already failed. The call fails on all ranks with `error`.
+    /// Takes part in the collective call as a rank that has already failed. The call fails on all ranks; on this rank it returns `error`.
     pub fn refuse(mut self, error: Error) -> Result<(), Error> {
         self.tell::<()>(Err(error)).map(drop)
     }
 
-    /// Sends this rank's value or error to all ranks. Returns the outcome for this rank's own value, and the undecoded data of all ranks.
+    /// Sends this rank's value or error to all ranks. Returns the outcome for this rank's own value, and the encoded data of all ranks.
     fn tell<T: Serialize>(&mut self, mine: Result<T, Error>) -> Result<(Result<(), Error>, Texts), Error> {
         let mut text = Text::default();
         let said = self.uncrowded().and(mine).and_then(|value| text.write(&Said::Ok(value)));
@@ -319,7 +324,7 @@ impl CollectiveCall<'_> {
         }
         let all = self.gather(&text.0);
         if let Err(error @ Error::Backend(BackendError::OutOfMemory { .. })) = &all {
-            // The other ranks have the data they need and continue with the next exchange. Report the failure there.
+            // The other ranks have received valid data and continue with the next exchange. This rank reports the failure there.
             let mut text = Text::default();
             text.write(&Said::<()>::Err((false, error.to_string())))?;
             self.gather(&text.0)?;
@@ -337,8 +342,8 @@ impl CollectiveCall<'_> {
         Err(Error::NodeArgument { argument: c"node", reason: reason.into() })
     }
 
-    /// Collects the data of all ranks, whose sizes may differ. The announced sizes are not trusted: memory is allocated only as data
-    /// arrives.
+    /// Collects the data of all ranks, whose sizes may differ. The sizes that other ranks announce are not trusted: memory is allocated
+    /// only as data arrives.
     fn gather(&mut self, mine: &[u8]) -> Result<Texts, Error> {
         let CollectiveCall { exchange, turn, call, exchanges, .. } = self;
         let (own, ranks) = (exchange.rank as usize, exchange.ranks as usize);
@@ -370,7 +375,7 @@ impl CollectiveCall<'_> {
             gather.allgather(send, receive).map_err(broken)?;
             for ((of_rank, came), head) in all.iter_mut().zip(receive.chunks_exact(bytes)).zip(&heads) {
                 let wanted = (head.bytes as usize).saturating_sub(at).min(bytes);
-                // A rank without memory still takes part in every remaining allgather.
+                // A rank that cannot allocate memory still takes part in every remaining allgather.
                 match no_room {
                     None => no_room = extend(of_rank, &came[..wanted]).err(),
                     Some(_) => *of_rank = Vec::new(),
@@ -388,7 +393,8 @@ impl Drop for CollectiveCall<'_> {
     }
 }
 
-/// Decodes the headers of all ranks. Returns an error if the ranks are not in the same exchange. The outcome is the same on all ranks.
+/// Decodes the headers of all ranks. Returns an error if the ranks are not in the same exchange of the same call. All ranks return the same
+/// result.
 fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error> {
     let mut all = Vec::with_capacity(heads.len() / HEAD);
     for (rank, head) in heads.chunks_exact(HEAD).enumerate() {
@@ -405,7 +411,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     if all.iter().all(|head| head.goes_with(known)) {
         return Ok(all);
     }
-    // Prefers a rank whose header differs from this rank's header.
+    // The error names a rank whose header differs from this rank's header, if there is one.
     let other = all.iter().position(|head| !head.goes_with(mine)).or_else(|| all.iter().position(|head| !head.goes_with(known)));
     let (rank, other) = other.map_or((0, known), |rank| (rank, &all[rank]));
     let elsewhere = if other.node == mine.node { "" } else { " of another node" };
@@ -420,7 +426,7 @@ fn check_heads(heads: &[u8], mine: &Head, own: usize) -> Result<Vec<Head>, Error
     Err(Error::RankFailed { rank: rank as u32, reason })
 }
 
-/// JSON text in memory whose allocation may fail.
+/// JSON text in memory. Allocation failures are returned as errors and do not abort the process.
 #[derive(Default)]
 struct Text(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! Defines the group of ranks of a node: how they connect, and which rank uses each GPU.
+//! Defines the group of all ranks of a node: how the ranks connect, and which rank uses each GPU.
 
 use super::exchange::{Allgather, Collective, Exchange};
 use super::order::StepOrder;
@@ -21,18 +21,18 @@ pub(super) struct NodeGpu {
     pub uuid: Uuid,
     /// Rank that uses this GPU.
     pub owner: u32,
-    /// Number of the GPU in this process, or `None` if the GPU is not visible to this process.
+    /// Number of the GPU in this process. `None` if the GPU is not visible to this process.
     pub here: Option<DeviceId>,
 }
 
-/// Group of the ranks of a node, as seen by one of them.
+/// Group of all ranks of a node. Each rank has its own object, which represents the group on that rank.
 pub struct NodeGroup {
     pub(super) context: Arc<Context>,
     pub(super) exchange: Exchange,
-    /// Machine that contains all GPUs of the node, numbered like [`NodeGroup::gpus`].
+    /// Machine that contains all GPUs of the node. Its GPUs are numbered as in [`NodeGroup::gpus`].
     pub(super) machine: Arc<Machine>,
     pub(super) gpus: Vec<NodeGpu>,
-    /// Number of plans created so far. Plans are numbered from 1.
+    /// Number of plans that were created on this group so far. Plans are numbered from 1.
     pub(super) plans: AtomicU64,
     pub(super) order: StepOrder,
 }
@@ -40,7 +40,7 @@ pub struct NodeGroup {
 /// Random number of this process, drawn once; see [`Hello::drawn`].
 static DRAWN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(()));
 
-/// Description of a rank, which the rank sends to all others when a node group is created.
+/// Description of a rank. Each rank sends its description to all others when a node group is created.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     version: String,
@@ -49,31 +49,31 @@ struct Hello {
     network: u32,
     user: u32,
     process: u32,
-    /// Random number that is drawn once per process. It distinguishes processes of different PID namespaces, which may have equal process
-    /// numbers.
+    /// Random number that each process draws once. It distinguishes processes of different PID namespaces, which may have equal process
+    /// ids.
     drawn: u64,
     hosts: u32,
     gpus: Vec<Uuid>,
-    /// Number of node groups that the process had begun to create before this one.
+    /// Number of node groups whose creation the process had begun before this one.
     nodes: u32,
 }
 
-/// Returns an allgather over a Unix socket at `path`, once all `ranks` ranks have connected. Rank 0 creates the socket and removes it. All
-/// ranks call this function together. It blocks for at most a minute.
+/// Connects `ranks` ranks over a Unix socket at `path`, and returns an allgather function that uses the connection. Rank 0 creates the
+/// socket and removes it. All ranks call this function together. It blocks until all ranks have connected, for at most a minute.
 pub fn meet_at(path: &Path, rank: u32, ranks: u32) -> Result<Box<dyn Allgather>, Error> {
     Ok(Box::new(Rendezvous::meet(path, rank, ranks)?))
 }
 
 impl NodeGroup {
-    /// Creates the node group of `ranks` ranks. The calling process is rank `rank`, and uses the GPUs in `gpus`. If `gpus` is empty, all
-    /// GPUs visible to this rank are distributed among the ranks. All ranks call this function together.
+    /// Creates the group of the `ranks` ranks of a node. The calling process is rank `rank` and uses the GPUs in `gpus`. If `gpus` is
+    /// empty, all GPUs visible to this rank are distributed among the ranks. All ranks call this function together.
     pub fn new(context: &Arc<Context>, rank: u32, ranks: u32, gather: Box<dyn Allgather>, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         let mut exchange = Exchange::new(rank, ranks, gather)?;
         let mut call = exchange.call(Collective::CREATE)?;
         let hellos = call.all(Hello::of(context, gpus))?;
         check(&hellos, rank as usize)?;
         let gpus = share_out(&hellos, |uuid| device_of(context, uuid));
-        // Any rank whose topology covers all GPUs sends it; all ranks use the first one.
+        // All ranks use the topology of the first rank whose topology covers all GPUs.
         let uuids: Vec<Uuid> = gpus.iter().map(|gpu| gpu.uuid).collect();
         let known = call.all(topology_of(context, &uuids).map(|topology| topology.map(|topology| topology.to_toml())))?;
         let Some(text) = known.into_iter().flatten().next() else {
@@ -112,7 +112,7 @@ impl NodeGroup {
         self.exchange.call(call)?.refuse(refusal(reason))
     }
 
-    /// Creates the node group of ranks without MPI, which [meet](meet_at) at a socket.
+    /// Creates the group of the ranks of a node without MPI. The ranks [connect](meet_at) over a Unix socket at `path`.
     pub fn at_socket(context: &Arc<Context>, rank: u32, ranks: u32, path: &Path, gpus: &[DeviceId]) -> Result<NodeGroup, Error> {
         NodeGroup::new(context, rank, ranks, meet_at(path, rank, ranks)?, gpus)
     }
@@ -123,7 +123,8 @@ impl NodeGroup {
         self.exchange.call(call)?.all_bytes(mine)
     }
 
-    /// Reports to the ranks that own these flags that this rank will no longer set them. `departure` is the report.
+    /// Sends `departure`, the report that this rank stops executing a plan, to the ranks that wait for this rank's flags. `flags` are the
+    /// addresses of flag memory of those ranks. This rank sets no flags there afterwards.
     pub(super) fn leave(&self, flags: &[u64], departure: Departure) {
         flags.iter().for_each(|address| self.context.state().leave_memory(*address, departure));
     }
@@ -138,7 +139,7 @@ impl NodeGroup {
         self.exchange.ranks
     }
 
-    /// Returns the machine for which plans of this node are made.
+    /// Returns the machine model for which plans of this node are made. It contains the GPUs of all ranks.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
@@ -148,20 +149,21 @@ impl NodeGroup {
         &self.context
     }
 
-    /// Returns the mechanism that waits for other ranks if one kernel could execute a part. By default it is a kernel only if each rank has
-    /// a GPU of its own: on a shared GPU, the waiting kernel of one rank may keep the kernel of another from running.
+    /// Returns the mechanism (kernel or streams) that waits for other ranks if one kernel could execute this rank's operations. The default
+    /// is a kernel only if each rank has a GPU of its own. On a shared GPU, the waiting kernel of one rank may prevent the kernel of
+    /// another rank from running.
     pub(super) fn signal_wait(&self) -> SignalWait {
         let has_own = |rank| self.gpus.iter().any(|gpu| gpu.owner == rank);
         let by_default = if (0..self.ranks()).all(has_own) { SignalWait::Kernel } else { SignalWait::Operation };
         self.context.config().signal_wait.unwrap_or(by_default)
     }
 
-    /// Returns the rank that uses each GPU of the node.
+    /// Returns the rank that uses each GPU of the node, indexed by GPU.
     pub(super) fn owners(&self) -> Vec<u32> {
         self.gpus.iter().map(|gpu| gpu.owner).collect()
     }
 
-    /// Returns the number of a device of this context in the node's numbering, or `None` if the node does not contain the device.
+    /// Returns the node-wide number of a device of this context, or `None` if the device does not belong to the node.
     pub(super) fn number_of(&self, device: DeviceId) -> Option<DeviceId> {
         if device.is_host() {
             return self.machine.contains(device).then_some(device);
@@ -169,7 +171,7 @@ impl NodeGroup {
         self.gpus.iter().position(|gpu| gpu.here == Some(device)).map(|number| DeviceId::gpu(number as u32))
     }
 
-    /// Returns the GPUs that this rank uses, in the numbering of this context.
+    /// Returns the GPUs that this rank uses, as numbered in this context.
     pub fn own_devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
         self.gpus.iter().filter(|gpu| gpu.owner == self.rank()).filter_map(|gpu| gpu.here)
     }
@@ -193,8 +195,8 @@ impl NodeGroup {
         self.own_devices().next().unwrap_or(DeviceId::HOST)
     }
 
-    /// Returns the number of a node's device in this context. If the device is a GPU that is not visible to this process, the result is a
-    /// GPU of this rank, which maps the memory and makes the copies.
+    /// Returns the number in this context of a device with the given node-wide number. If the device is a GPU that is not visible to this
+    /// process, returns instead a GPU of this rank, which maps the memory and makes the copies.
     pub(super) fn device_here(&self, device: DeviceId) -> DeviceId {
         if device.is_host() {
             return device;
@@ -236,8 +238,8 @@ fn refusal(reason: &str) -> Error {
     Error::NodeArgument { argument: c"node", reason: reason.into() }
 }
 
-/// Assigns all GPUs to ranks. Each GPU goes to the rank with the fewest GPUs so far, among the ranks that have named it. If all ranks see
-/// all GPUs, the first GPU goes to rank 0, the next to rank 1, and so on.
+/// Assigns each GPU to a rank. Among the ranks that have listed a GPU, the one with the fewest GPUs so far gets it. If all ranks see all
+/// GPUs, the first GPU goes to rank 0, the next to rank 1, and so on.
 fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<NodeGpu> {
     let mut gpus: Vec<NodeGpu> = Vec::new();
     for uuid in hellos.iter().flat_map(|hello| &hello.gpus) {
@@ -252,7 +254,7 @@ fn share_out(hellos: &[Hello], here: impl Fn(&Uuid) -> Option<DeviceId>) -> Vec<
     gpus
 }
 
-/// Returns an error if a rank cannot share memory with this rank. Each rank checks all others, so all ranks get the same result.
+/// Returns an error if some rank cannot share memory with this rank. Each rank checks all others, so all ranks get the same result.
 fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
     let here = &hellos[own];
     for (rank, there) in (0..).zip(hellos) {
@@ -269,7 +271,7 @@ fn check(hellos: &[Hello], own: usize) -> Result<(), Error> {
         if there.hosts != here.hosts {
             return refuse(format!("its topology has {} host domains, and this rank's {}", there.hosts, here.hosts));
         }
-        // Ranks in this process share memory in any case.
+        // Ranks in one process can always share memory.
         if (there.process, there.drawn) != (here.process, here.drawn) {
             ProcessIdentity { boot: there.boot, network: there.network, user: there.user, process: there.process, token: [0; 16] }
                 .check()?;

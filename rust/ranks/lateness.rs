@@ -1,48 +1,50 @@
-//! Chooses between a kernel and streams for each step of a part that a kernel can execute.
+//! Chooses for each step between execution by a kernel and execution by streams, if one kernel can execute the operations of the rank.
 //!
-//! A step by a kernel starts about 4 us sooner, but the kernel's blocks occupy multiprocessors while they wait. If a peer is late, matrix
-//! products that fill the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times as long next to one on a
-//! quarter of the multiprocessors (two H200). A kernel that has waited for 0.1 ms therefore reports this. Copy engines and stream
-//! operations then execute a series of steps, which is twice as long after each report. They take 6 us more per step if the peer is in time
-//! again, which is less than the loss by waiting.
+//! A step that a kernel executes starts about 4 us sooner, but the kernel's blocks occupy multiprocessors while they wait. If a peer is
+//! late, matrix products that fill the GPU take 1.08 times as long next to a waiting kernel of one block, and 1.47 times as long next to
+//! one on a quarter of the multiprocessors (two H200). A kernel that has waited for 0.1 ms therefore reports this. Copy engines and stream
+//! operations then execute a series of steps. The series is twice as long after each further report. If the peer is in time again, these
+//! steps take 6 us longer each, which is less than the loss by waiting.
 //!
 //! All ranks use the same form (kernel or streams) in a step ([`agreed`](super::agreed)).
 
 use crate::sync::{AtomicU64, Ordering};
 use std::ptr::with_exposed_provenance;
 
-/// Variant number of the form of a step in which a kernel executes the part.
+/// Number of the plan variant in which a kernel executes a rank's operations.
 pub(super) const BY_KERNEL: usize = 0;
-/// Variant number of the form of a step in which streams execute the part.
+/// Number of the plan variant in which streams execute a rank's operations.
 pub(super) const BY_STREAMS: usize = 1;
 
-/// Number of steps that streams execute after a kernel's first long wait.
+/// Number of steps that streams execute after the first long wait of a kernel.
 const FIRST: u32 = 8;
-/// Maximum number of steps that streams execute after a kernel's long wait.
+/// Maximum number of successive steps that streams execute after a long wait of a kernel.
 const MOST: u32 = 1024;
 
-/// Number of steps by kernels without a report after which a late step again causes the shortest series of steps by streams.
+/// Number of steps without a long wait, executed by kernels, after which the next long wait causes only the shortest series of steps by
+/// streams.
 const FORGOTTEN: u32 = 64;
 
-/// Rule by which a rank proposes whether a kernel or streams execute the next step.
+/// Rule by which a rank proposes that a kernel or that streams execute the next step.
 #[derive(Debug)]
 pub(super) struct Lateness {
     /// Address of the word that this rank's kernel sets after a long wait. `None` if the rank has no kernel.
     word: Option<u64>,
-    /// Number of steps that streams will still execute in the current series.
+    /// Number of further steps that streams will execute before a kernel is tried again.
     left: u32,
-    /// Total number of steps in the current or last series of steps by streams.
+    /// Total number of steps in the current or last series of steps that streams execute.
     length: u32,
     in_time: u32,
 }
 
 impl Lateness {
-    /// Returns the rule for a rank. The word must be zero, and stay mapped for as long as the result is used.
+    /// Creates the rule for a rank. `word` is the address of the word that its kernel sets after a long wait. The word must be zero, and
+    /// must stay mapped while the rule is used.
     pub fn of(word: Option<u64>) -> Lateness {
         Lateness { word, left: 0, length: FIRST / 2, in_time: 0 }
     }
 
-    /// Returns the proposed form of the next step: [`BY_KERNEL`] or [`BY_STREAMS`].
+    /// Returns the proposal for the next step: [`BY_KERNEL`] or [`BY_STREAMS`].
     pub fn next(&mut self) -> usize {
         if self.has_waited() {
             self.length = (2 * self.length).min(MOST);
@@ -65,7 +67,7 @@ impl Lateness {
             // SAFETY: the address is aligned and in memory that stays mapped for as long as the plan lives. CPU threads access it only
             // through atomics.
             let word: &AtomicU64 = unsafe { &*with_exposed_provenance(word as usize) };
-            // Swap only if the word is set, because until then the cache line belongs to the GPU.
+            // The word is written only if it is set. Until then the GPU keeps its cache line.
             word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::Relaxed) != 0
         })
     }

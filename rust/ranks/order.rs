@@ -1,4 +1,4 @@
-//! Detects steps of node plans that ranks enqueue in different orders.
+//! Detects that ranks enqueue steps of several node plans in different orders, which would be a deadlock.
 //!
 //! A step ends only after the neighbours have reached it too. If two ranks enqueue steps of two plans in one stream each, in different
 //! orders, they wait for each other forever, although no call fails. So each rank publishes the stream position of a step ([`StepPlaces`])
@@ -6,7 +6,7 @@
 //! If the orders of two ranks differ, at least one of them detects it.
 //!
 //! Orders that once agreed continue to agree until a rank changes its order. So the neighbours' positions are compared in detail only after
-//! a change. Otherwise a step costs a few loads from cache lines that no rank writes.
+//! a change. Otherwise the check costs a few loads per step from cache lines that no rank writes.
 
 use crate::ipc::{PLACES, StepPlace, StepPlaces};
 use crate::sync::{Mutex, lock};
@@ -14,13 +14,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Stream positions of the steps (executions) of one node plan, on this rank and on its neighbours.
+/// Shared tables in which this rank and its neighbours publish the positions in their streams of the steps (executions) of one node plan.
 pub(super) struct PlanPlaces {
-    /// Number of the plan among all plans of the node, from 1.
+    /// Number of the plan among all plans of the node group, from 1.
     pub plan: u64,
     pub own: StepPlaces,
-    /// Neighbours and the positions of their steps. A neighbour is a rank that this rank waits for in each step and that waits for this
-    /// rank.
+    /// Number of each neighbour, with the table of that neighbour's step positions. A neighbour is a rank that this rank waits for in each
+    /// step and that also waits for this rank.
     pub neighbours: Vec<(u32, StepPlaces)>,
 }
 
@@ -28,12 +28,12 @@ pub(super) struct PlanPlaces {
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Misorder {
     pub rank: u32,
-    /// Plan of the step that comes first on this rank and second on the neighbour. The field `step` is its number.
+    /// Number of the plan whose step comes first on this rank and second on the neighbour. The field `step` is the number of that step.
     pub plan: u64,
     pub step: u64,
 }
 
-/// Order in which this rank has enqueued the steps of all plans of a node.
+/// Record of the order in which this rank has enqueued the steps of all node plans.
 #[derive(Default)]
 pub(super) struct StepOrder(Mutex<OrderState>);
 
@@ -41,11 +41,11 @@ pub(super) struct StepOrder(Mutex<OrderState>);
 struct OrderState {
     /// Number of steps that this rank has enqueued so far, over all plans.
     number: u64,
-    /// Number of streams that have been given a number so far.
+    /// Number of streams that were assigned a number so far.
     names: u16,
-    /// Streams in which steps were enqueued, by stream number.
+    /// Streams in which steps were enqueued, keyed by stream number.
     streams: HashMap<u64, StreamSteps>,
-    /// Order in which each plan's last step was enqueued relative to other plans, by plan number.
+    /// Position of each plan's last step relative to the steps of other plans, keyed by plan number.
     patterns: HashMap<u64, StepPattern>,
 }
 
@@ -63,15 +63,16 @@ struct LastStep {
 
 struct StepPattern {
     stream: u16,
-    /// Other plans in the stream, each with the difference between its last step number and this plan's step number.
+    /// Other plans in the stream, each with the difference between its last step number and the last step number of this plan.
     ahead: Vec<(u64, i64)>,
-    /// Number of this plan's last step at which its stream or these differences changed.
+    /// Number of the last step at which this plan changed its stream or its order relative to other plans.
     changed: u64,
 }
 
 impl StepOrder {
-    /// Records and publishes that `step` is about to be enqueued in the stream with this number. On an error the caller must not enqueue
-    /// the step, and its position is withdrawn. Does nothing if the plan is [forgotten](StepOrder::forget).
+    /// Records and publishes that step number `step` of `plan` is about to be enqueued in the stream with number `stream`. If a neighbour
+    /// has a different order, withdraws the published position and returns an error. The caller must then not enqueue the step. Does
+    /// nothing if the plan is [forgotten](StepOrder::forget).
     pub fn enqueue(&self, plan: &Arc<PlanPlaces>, step: u64, stream: u64) -> Result<(), Misorder> {
         let mut state = lock(&self.0);
         if plan.own.changed().is_none() {
@@ -83,7 +84,7 @@ impl StepOrder {
             *names = names.wrapping_add(1);
             StreamSteps { name: *names, last: Vec::new() }
         });
-        // Neighbours do not keep positions of older steps either.
+        // Neighbours do not keep the positions of older steps.
         last.retain(|one| *number - one.number < PLACES);
         let others = || last.iter().filter(|one| one.plan.plan != plan.plan);
         let ahead: Vec<(u64, i64)> = others().map(|one| (one.plan.plan, one.step.wrapping_sub(step) as i64)).collect();
@@ -105,7 +106,7 @@ impl StepOrder {
         Ok(())
     }
 
-    /// Withdraws the published positions of a plan that is about to be destroyed, or whose steps have unknown numbers from now on.
+    /// Withdraws the published positions of a plan that is about to be destroyed, or whose further steps have unknown numbers.
     pub fn forget(&self, plan: &PlanPlaces) {
         let mut state = lock(&self.0);
         plan.own.end();
@@ -117,9 +118,9 @@ impl StepOrder {
     }
 }
 
-/// Returns the neighbour that has enqueued this step in one stream in front of `before`, although this rank has enqueued `before` first.
-/// `None` if there is no such neighbour. `changed` and `before_changed` are the last steps of the two plans at which this rank changed its
-/// order.
+/// Returns the neighbour that has enqueued step number `step` of `plan` in one stream in front of `before`, although this rank has enqueued
+/// `before` first. Returns `None` if there is no such neighbour. `changed` and `before_changed` are the last steps of the two plans at
+/// which this rank changed its order.
 fn misordered(plan: &PlanPlaces, step: u64, changed: u64, before: &LastStep, before_changed: u64) -> Option<u32> {
     let is_recent = |changed: u64, step: u64| changed + 1 >= step;
     let own_changed = is_recent(changed, step) || is_recent(before_changed, before.step);

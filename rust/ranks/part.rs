@@ -23,28 +23,29 @@ use crate::topology::DeviceId;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Addresses, in this process, of the memory that a part accesses.
+/// Functions that return the addresses, in this process, of the memory that one rank's operations of a plan access.
 pub(super) trait Addresses {
-    /// Returns the address of a byte that a copy reads or writes.
+    /// Returns the address in this process of a position in a source, a destination or a staging buffer.
     fn place(&self, place: Place) -> u64;
-    /// Returns the address of a flag in this process.
+    /// Returns the address in this process of a flag.
     fn flag(&self, flag: FlagId) -> u64;
-    /// Returns the number of blocks of the kernel that sets a near flag (a flag in memory of the GPU that waits for it). `None` if the flag
-    /// is not near.
+    /// Returns the number of blocks of the kernel that sets the flag, if the flag is *near*, which means that it is in memory of the GPU
+    /// that waits for it. Returns `None` if the flag is not near.
     fn near_blocks(&self, flag: FlagId) -> Option<u32>;
-    /// Returns the address of the first byte of a rank's inboxes.
+    /// Returns the address in this process of the first inbox (receive buffer for small transfers) of rank `rank`.
     fn inbox(&self, rank: u32) -> u64;
-    /// Returns the device of this process whose copy engine is used for a device in the node's numbering.
+    /// Returns the device of this process whose copy engine makes the copies for the device with this node-wide number.
     fn device(&self, device: DeviceId) -> DeviceId;
-    /// Returns the device of this rank that is used if a call does not name another.
+    /// Returns the device of this rank that is used if a call does not name a device.
     fn own_device(&self) -> DeviceId;
-    /// True if the byte at `place` is in host memory.
+    /// True if `place` (a position in a source, a destination or a staging buffer) is in host memory.
     fn is_host(&self, place: Place) -> bool;
-    /// True if the copy stays within one rank's memory on one device; see [`is_inside`].
+    /// True if the copy stays within memory of one rank on one device. See the function [`is_inside`].
     fn is_inside(&self, copy: &Copy) -> bool;
 }
 
-/// True if both ends of a transfer are memory of one rank on one device. Several ranks may share a GPU.
+/// True if the source and the destination of a transfer belong to one rank and are on one device. The rank is compared because several
+/// ranks may share a GPU.
 pub(super) fn stays(shape: &Shape, ends: EndRanks) -> bool {
     shape.src_device == shape.dst_device && ends.src == ends.dst
 }
@@ -57,110 +58,114 @@ pub(super) fn is_inside(copy: &Copy, stays: impl Fn(u32) -> bool) -> bool {
 /// Consecutive operations of one lane (operations that one stream executes in order), without waits in between.
 struct PartSegment {
     lane: usize,
-    /// Addresses of the flags to wait for and reset before the operations.
+    /// Addresses of the flags that the stream waits for and resets before the operations.
     takes: Vec<u64>,
-    /// Addresses of the flags to wait for before the operations, without a reset.
+    /// Addresses of the flags that the stream waits for, without a reset, before the operations.
     awaits: Vec<u64>,
-    /// Events to wait for before the operations, as indices into [`BoundPart::marks`]. Each marks the end of a segment that another stream
-    /// of the part executes.
+    /// Events that the stream waits for before the operations, as indices into [`BoundPart::marks`]. Each event marks the end of a segment
+    /// that another stream executes.
     after: Vec<usize>,
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
     state: PlanState,
-    /// Signals that set flags after the operations.
+    /// Flags that the stream sets after the operations.
     raises: Vec<Signal>,
-    /// Index of the event that is recorded after the operations. `None` if no other stream of the part waits for this segment.
+    /// Index in [`BoundPart::marks`] of the event that the stream records after the operations. `None` if no other stream waits for this
+    /// segment.
     end: Option<usize>,
 }
 
-/// Part of a rank that moves so few bytes that one kernel executes it.
+/// Operations of a rank that move so few bytes that one kernel executes all of them.
 pub(super) struct SmallPart {
     pub actions: Box<[Action]>,
-    /// Copies of the part, as a program that executes them in one stream.
+    /// Copies of the kernel in the form of a program, which executes them in one stream.
     pub program: Arc<Program>,
     pub endpoints: Arc<[Endpoints]>,
     pub device: DeviceId,
     pub grid: ActionGrid,
-    /// True if the kernel has only one block. More blocks would not be faster, or would wait for each other, which requires that all of
-    /// them fit on the GPU at the same time.
+    /// True if the kernel has only one block. More blocks would not be faster. They might also have to wait for each other, which is
+    /// possible only if all of them fit on the GPU at the same time.
     pub is_narrow: bool,
 }
 
-/// Kernel that executes a small part, with all addresses as used by the kernel's GPU.
+/// Kernel that executes all operations of a rank, with addresses that are valid on the kernel's GPU.
 struct BoundKernel {
     actions: Box<[Segment]>,
     device: DeviceId,
     grid: ActionGrid,
 }
 
-/// Maximum number of bytes per lane for which a kernel executes the part. Larger parts use copy engines, with stream operations that wait
-/// and set flags, and never with kernels that do so. Between two H100, a kernel on a quarter of the multiprocessors takes 7.4 us plus the
-/// time of the transfer at 325 GB/s, and copy engines take 19.4 us plus the time at 392 GB/s. They are equally fast at 23 MB. Each further
-/// lane costs copy engines the fixed time again (63 us for three lanes of H200).
+/// Maximum number of bytes per lane (stream) for which one kernel executes a rank's operations. Larger amounts use copy engines, with
+/// stream operations that wait for and set flags, and never with kernels that do so. Between two H100, a kernel on a quarter of the
+/// multiprocessors takes 7.4 us plus the time of the transfer at 325 GB/s, and copy engines take 19.4 us plus the time at 392 GB/s. They
+/// are equally fast at 23 MB. Each further lane costs copy engines the fixed time again (63 us for three lanes of H200).
 pub(super) const SMALL_BYTES: u64 = 20 << 20;
 
-/// Maximum number of lanes (streams) for which [`SMALL_BYTES`] is multiplied, because no more were measured.
+/// Maximum number of lanes (streams) by which [`SMALL_BYTES`] is multiplied. No more lanes were measured.
 const MOST_LANES: usize = 3;
 
-/// Ratio of the speed of copies within one GPU's memory to that of copies over NVLink.
+/// Ratio of the bandwidth of copies within one GPU's memory to the bandwidth of copies over NVLink.
 pub(super) const INSIDE_RATE: u64 = 4;
 
-/// Maximum number of bytes that a kernel with one block copies.
+/// Maximum number of bytes for which the copying kernel has only one block.
 const NARROW_BYTES: u64 = 64 << 10;
 
-/// Work that is enqueued before the kernels that produce a partitioned transfer's data.
+/// Work that a step enqueues before the kernels that produce the data of a partitioned transfer.
 pub(super) struct Armed {
-    /// Addresses of the flags to wait for and reset before the producing kernels.
+    /// Addresses of the flags that the stream waits for and resets before the producing kernels.
     pub takes: Vec<u64>,
     /// Copy that resets the flags of partitions. `None` if no rank and no kernel reads these flags.
     pub reset: Option<Copies>,
     /// Instructions for the kernels that produce the data. `None` if this rank has no such kernels.
     pub orders: Option<ProducerOrders>,
-    /// True if the step's copies follow all work in the stream at the time when the step is enqueued. False if they only follow the work at
-    /// the time when the step was armed.
+    /// True if the step's copies follow all work in the stream at the time when the step is enqueued. False if they follow only the work in
+    /// the stream at the time when the step was armed.
     pub is_after: bool,
 }
 
-/// Copies between addresses: a program that executes them in one stream, and the addresses of its transfers.
+/// Program that executes copies in one stream, with the source and destination addresses of the copies.
 pub(super) type Copies = (Arc<Program>, Arc<[Endpoints]>);
 
-/// Instructions for the kernels that produce partitions: how a step moves the partitions.
+/// Instructions for the kernels that produce the data of partitioned transfers. They tell the kernels how the current step moves the
+/// partitions.
 pub(super) struct ProducerOrders {
-    /// Copies that write the instruction words in GPU memory, which the kernels read.
+    /// Copies that write the instructions to the words in GPU memory that the kernels read.
     pub copies: Copies,
     pub how: PartitionMove,
-    /// Instruction ([`PartitionMove`] as a number) that the words contain after all work that was enqueued outside of captures.
+    /// Instruction ([`PartitionMove`] as a number) that the words in GPU memory contain after all work that was enqueued outside of
+    /// captures.
     pub said: Arc<AtomicU32>,
 }
 
-/// One rank's part of a plan, bound to addresses, streams and events.
+/// Operations of a plan that one rank executes, bound to addresses, streams and events.
 pub(super) struct BoundPart {
-    /// Kernel that executes the whole part. `None` if streams execute it.
+    /// Kernel that executes all operations of this rank. `None` if streams execute them.
     kernel: Option<BoundKernel>,
     begins: Vec<Signal>,
-    /// Work that is enqueued before the producing kernels. `None` if the transfers do not move in partitions.
+    /// Work that is enqueued before the kernels that produce the data. `None` if the transfers do not move in partitions.
     armed: Option<Armed>,
     segments: Vec<PartSegment>,
     written: Vec<Signal>,
     ends: Vec<u64>,
-    /// Internal streams that execute all lanes but the first, each with the event that joins it to the caller's stream. If a kernel
-    /// executes the part, there is one internal stream, used when the caller's stream belongs to another GPU.
+    /// Internal streams, each with the event that joins it to the caller's stream. Each executes one lane (sequence of operations); the
+    /// caller's stream executes the first lane. If a kernel executes all operations, there is one internal stream, which is used when the
+    /// caller's stream belongs to another GPU.
     lanes: Vec<(StreamHandle, EventHandle)>,
-    /// Events at the ends of segments for which other streams of the part wait.
+    /// Events at the ends of segments (consecutive operations of a stream) for which other streams of this rank wait.
     marks: Vec<EventHandle>,
-    /// Event recorded in the caller's stream at the beginning of a step.
+    /// Event that is recorded in the caller's stream at the beginning of a step.
     fork: EventHandle,
-    /// Event recorded in the caller's stream at the end of the last step.
+    /// Event that was recorded in the caller's stream at the end of the last step.
     end: EventHandle,
     /// Caller's stream in which the last step was enqueued. `None` before the first step.
     stream: Option<StreamHandle>,
     /// True once the internal streams and events have been destroyed.
     is_released: bool,
-    /// State shared by all steps of the plan: whether they were abandoned after the loss of another rank.
+    /// State shared by all steps of the plan. It records that the steps were abandoned after the loss of another rank.
     fate: StepFate,
 }
 
-/// Segment of consecutive operations that is still being extended.
+/// Segment (consecutive operations of a stream) under construction. Operations are still added to it.
 #[derive(Default)]
 struct Draft {
     lane: usize,
@@ -175,7 +180,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Adds copies to the segment. Each copy becomes a transfer with its own addresses.
+    /// Adds copies, which use `mechanism`, to the segment. Each copy becomes a transfer with its own addresses.
     fn push(&mut self, mechanism: Mechanism, copies: &[Copy], at: &impl Addresses) {
         let copies = copies.iter().map(|copy| {
             let transfer = self.bytes.len() as u32;
@@ -188,26 +193,27 @@ impl Draft {
     }
 }
 
-/// Returns the copy's size in bytes, reduced for a copy within one GPU's memory to what NVLink moves in the same time. `is_inside` is
-/// [`Addresses::is_inside`].
+/// Returns the cost of a copy, in bytes that NVLink moves in the same time. For a copy within one GPU's memory this is less than the size
+/// of the copy. `is_inside` is [`Addresses::is_inside`].
 fn weight(copy: &Copy, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     if is_inside(copy) { copy.bytes / INSIDE_RATE } else { copy.bytes }
 }
 
-/// Returns the maximum number of bytes for which a kernel is faster than copy engines with one stream for each of the part's lanes.
+/// Returns the maximum number of bytes for which one kernel executes the rank's operations `part` faster than copy engines do with one
+/// stream per lane.
 fn small_bytes(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> u64 {
     let lanes = part.steps.iter().filter(|step| step.copies.iter().any(|copy| !is_inside(copy))).map(|step| step.lane);
     SMALL_BYTES * lanes.collect::<BTreeSet<u32>>().len().clamp(1, MOST_LANES) as u64
 }
 
-/// True if a kernel moves the part's data at least as fast as copy engines, because the amount is small.
+/// True if the rank's operations `part` move so little data that one kernel is at least as fast as copy engines.
 pub(super) fn is_little(part: &Part, is_inside: impl Fn(&Copy) -> bool) -> bool {
     let flags = part.begins.len() + part.ends.len() + part.steps.iter().map(|step| step.takes.len() + step.raises.len()).sum::<usize>();
     let bytes: u64 = part.copies().map(|copy| weight(copy, &is_inside)).sum();
     part.copies().count() + flags <= MOST_ACTIONS && bytes <= small_bytes(part, is_inside)
 }
 
-/// True if the order of two copies matters, because one of them writes bytes that the other reads or writes.
+/// True if the order of two copies matters, because one of them writes bytes that the other one reads or writes.
 fn meet(one: &Copy, other: &Copy) -> bool {
     let overlap = |a: Place, b: Place| match (a, b) {
         (Place::Destination { transfer: a, offset: from }, Place::Destination { transfer: b, offset }) => {
@@ -220,8 +226,8 @@ fn meet(one: &Copy, other: &Copy) -> bool {
 }
 
 impl SmallPart {
-    /// Returns the GPU whose kernel may execute the part, as far as this is known before memory of other ranks is mapped. Returns `None` if
-    /// the part moves too many bytes, uses several GPUs or waits for no flag.
+    /// Returns the GPU whose kernel may execute the rank's operations `part`, as far as this is known before memory of other ranks is
+    /// mapped. Returns `None` if they move too many bytes, use several GPUs or wait for no flag.
     pub fn device_of(part: &Part, at: &impl Addresses) -> Option<DeviceId> {
         let mut devices = part.lanes.iter().map(|lane| at.device(*lane));
         let device = devices.next().unwrap_or_else(|| at.own_device());
@@ -230,8 +236,8 @@ impl SmallPart {
             .then_some(device)
     }
 
-    /// Converts the part to a form that a single kernel executes. Returns `None` if [`device_of`](SmallPart::device_of) returns `None`, or
-    /// if a kernel would copy too slowly.
+    /// Converts the rank's operations `part` to a form that a single kernel executes. Returns `None` if [`device_of`](SmallPart::device_of)
+    /// returns `None`, or if a kernel would copy too slowly.
     pub fn new(part: &Part, at: &impl Addresses) -> Option<SmallPart> {
         let device = SmallPart::device_of(part, at)?;
         // If source and destination are aligned differently, the kernel copies in smaller words.
@@ -261,8 +267,8 @@ impl SmallPart {
         Some(SmallPart { actions, program: Arc::new(program), endpoints, device, grid: ActionGrid::default(), is_narrow })
     }
 
-    /// Returns the part with eager copies: into the inboxes of other ranks, and out of this rank's own inboxes. Steps alternate between two
-    /// sets of inboxes (turns). `turn` is the address of the counter in GPU memory that selects the set.
+    /// Replaces the copies between ranks by eager copies: into the inboxes (receive buffers) of other ranks, and out of this rank's own
+    /// inboxes. Steps alternate between two sets of inboxes. `turn` is the address of the counter in GPU memory that selects the set.
     pub fn by_turns(self, part: &Part, rank: u32, eager: &Eager, at: &impl Addresses, turn: u64) -> SmallPart {
         let (mut actions, mut bytes, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         let mut copy = |of: u64, dst: u64, src: u64| {
@@ -305,12 +311,13 @@ impl SmallPart {
         Ok(BoundKernel { actions, device, grid })
     }
 
-    /// Returns the actions that the part's kernel executes, with the current flag addresses. Copies that no rank waits for come last.
+    /// Returns the actions of the kernel that executes the rank's operations `part`, with the current flag addresses. Copies that no rank
+    /// waits for come last.
     pub fn actions_of(part: &Part, at: &impl Addresses) -> Box<[Action]> {
         let take = |flag: &FlagId| SmallPart::take(*flag, at);
         let raise = |flag: &FlagId| SmallPart::raise(*flag, at);
         let mut actions: Vec<Action> = part.begins.iter().map(raise).collect();
-        // Copies since the last `Order` action, and copies that may run at any time during the kernel.
+        // `going` contains the copies since the last `Order` action. `free` contains copies that may run at any time during the kernel.
         let (mut going, mut free): (Vec<&Copy>, Vec<Action>) = Default::default();
         let mut transfer = 0;
         for step in &part.steps {
@@ -320,8 +327,8 @@ impl SmallPart {
             }
             actions.extend(step.takes.iter().map(take));
             for copy in step.copies.iter().filter(|copy| copy.bytes > 0) {
-                // A copy within this rank's own memory. Other ranks access that memory only through this rank's part, so any conflict is
-                // visible here.
+                // The copy is within this rank's own memory. Other ranks access that memory only through this rank's operations, so any
+                // conflict is found here.
                 if at.is_inside(copy) && part.copies().all(|other| std::ptr::eq(other, copy) || !meet(other, copy)) {
                     free.push(Action::Copy(transfer));
                 } else {
@@ -338,7 +345,7 @@ impl SmallPart {
     }
 
     fn take(flag: FlagId, at: &impl Addresses) -> Action {
-        // 0 until all ranks have reported their kernels.
+        // The number of blocks is 0 until all ranks have reported their kernels.
         Action::Take { flag: at.flag(flag), blocks: at.near_blocks(flag).unwrap_or(0) }
     }
 
@@ -348,9 +355,9 @@ impl SmallPart {
 }
 
 impl BoundPart {
-    /// Binds a part to addresses, and creates its streams and events, which the caller destroys by [`BoundPart::release`]. If `small` is
-    /// given, a kernel executes the part. If `armed` is given, the part moves partitions. The two exclude each other: a kernel that waits
-    /// for producing kernels may occupy the multiprocessors that they need.
+    /// Binds a rank's operations `part` to addresses, and creates the streams and events, which the caller destroys by
+    /// [`BoundPart::release`]. If `small` is given, a kernel executes the operations. If `armed` is given, the transfers move in
+    /// partitions. The two exclude each other: a kernel that waits for producing kernels may occupy the multiprocessors that they need.
     pub fn new(
         part: &Part,
         at: &impl Addresses,
@@ -411,7 +418,7 @@ impl BoundPart {
             end: draft.end,
         });
         let segments: Vec<PartSegment> = segments.collect();
-        // Devices of all lanes but the first.
+        // Devices of all lanes (sequences of operations) except the first.
         let others: Vec<DeviceId> = match &kernel {
             Some(kernel) => vec![kernel.device],
             None => (1..part.lanes.len()).map(device).collect(),
@@ -455,7 +462,7 @@ impl BoundPart {
         if let Some(reset) = reset {
             copy(reset)?;
         }
-        // A captured graph may run at any time or never, and all steps after the capture use its variant.
+        // A captured graph may run at any time or never. All steps after the capture use the plan variant of the graph.
         if let Some(ProducerOrders { copies, how, said }) = orders
             && said.load(Ordering::Relaxed) != *how as u32
         {
@@ -473,21 +480,21 @@ impl BoundPart {
         self.mark(stream, is_captured, backend)
     }
 
-    /// Enqueues this rank's part of one step. The part starts after all earlier work in `stream` and after the last step, and later work in
-    /// the stream starts after it. If the step is captured, the order of graph launches replaces the order after the last step. A step that
-    /// was armed starts at the position of its arming, unless its copies come after the producing kernels.
+    /// Enqueues this rank's operations of one step. They start after all earlier work in `stream` and after the last step. Later work in
+    /// the stream starts after them. If the step is captured, the order of graph launches replaces the order after the last step. An armed
+    /// step starts at the position in the stream at which it was armed, unless its copies come after the producing kernels.
     pub fn enqueue(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if is_captured && self.armed.is_some() {
             backend.stream_wait_event(stream, self.fork)?;
         } else {
-            // If the step was armed, the last recorded work is the arming.
+            // If the step was armed, arming it was the last recorded work.
             self.follow(stream, is_captured, backend)?;
         }
         self.enqueue_step(stream, backend)?;
         self.mark(stream, is_captured, backend)
     }
 
-    /// Records the current end of the stream. The next step and the destruction of the plan wait for that point.
+    /// Records the current end of the stream. The next step and the destruction of the plan wait until the stream reaches that point.
     fn mark(&mut self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured {
             backend.record_event(self.end, stream)?;
@@ -496,7 +503,7 @@ impl BoundPart {
         Ok(())
     }
 
-    /// Makes the stream wait for the last step.
+    /// Makes `stream` wait until the last step of the plan has finished.
     pub fn follow(&self, stream: StreamHandle, is_captured: bool, backend: &dyn Backend) -> Result<(), BackendError> {
         if !is_captured && self.is_other(stream) {
             backend.stream_wait_event(stream, self.end)?;
@@ -504,13 +511,13 @@ impl BoundPart {
         Ok(())
     }
 
-    /// True if the last step was, or may have been, enqueued in another stream.
+    /// True if the last step was, or may have been, enqueued in a stream other than `stream`.
     fn is_other(&self, stream: StreamHandle) -> bool {
-        // The handles of default streams (0 to 2) mean different streams in other threads and contexts.
+        // The handles of default streams (0 to 2) denote a different stream in each thread or context.
         self.stream.is_some_and(|last| last != stream || stream.0 <= 2)
     }
 
-    /// Blocks until all enqueued work of this part has finished.
+    /// Blocks until all work of this rank that the plan has enqueued has finished.
     pub fn synchronize(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         if self.stream.is_some() { backend.synchronize_event(self.end) } else { Ok(()) }
     }
@@ -537,7 +544,7 @@ impl BoundPart {
             backend.record_event(joined, own)?;
             return backend.stream_wait_event(stream, joined);
         }
-        // Signals that are set together with the stream's next wait, or before its next work.
+        // Flags that are set together with the stream's next wait, or before its next work.
         let mut raises = if self.armed.is_some() { &[] } else { &self.begins[..] };
         let raise = |lane: StreamHandle, raises: &mut &[Signal]| match std::mem::take(raises) {
             [] => Ok(()),
@@ -583,12 +590,12 @@ impl BoundPart {
         if self.ends.is_empty() { raise(stream, &mut raises) } else { backend.stream_take_flags(stream, raises, &self.ends, &self.fate) }
     }
 
-    /// Returns the number of blocks of the kernel that executes the part. `None` if streams execute it.
+    /// Returns the number of blocks of the kernel that executes this rank's operations. `None` if streams execute them.
     pub fn kernel_blocks(&self) -> Option<u32> {
         self.kernel.as_ref().map(|kernel| kernel.grid.blocks)
     }
 
-    /// Destroys the part's internal streams and events. Repeated calls do nothing. Enqueued work still finishes.
+    /// Destroys the internal streams and events. Repeated calls do nothing. Work that is already enqueued still finishes.
     pub fn release(&mut self, backend: &dyn Backend) {
         if std::mem::replace(&mut self.is_released, true) {
             return;
