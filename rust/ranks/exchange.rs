@@ -159,7 +159,7 @@ const PIECES: usize = 4 << 20;
 pub(super) struct Exchange {
     pub rank: u32,
     pub ranks: u32,
-    /// Random number that identifies the node group among all groups that use the same allgather function. 0 until the ranks have agreed on
+    /// Number that identifies the node group among all groups that use the same allgather function. 0 until the ranks have agreed on
     /// it.
     pub node: u64,
     generation: u32,

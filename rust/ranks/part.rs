@@ -1,14 +1,15 @@
-//! Binds one rank's part of a plan to addresses and streams, and enqueues the part in each step.
+//! Executes the operations of a plan that one rank performs (the rank's *part* of the plan): binds them to addresses and streams, and
+//! enqueues them in each step.
 //!
-//! A part consists of lanes: sequences of operations, each executed in order by one stream. Consecutive operations of a lane that wait for
-//! nothing in between form one program, which the backend runs like any other. The caller's stream executes the first lane. An internal
+//! A part consists of lanes: sequences of operations, each executed in order by one stream. Consecutive operations of a lane without a wait
+//! in between form one program, which the backend runs like any other program. The caller's stream executes the first lane. An internal
 //! stream executes each further lane, and events join it to the caller's stream. The streams themselves wait for and set flags, so no call
-//! here blocks, and a stream that is being captured records everything in its graph.
+//! in this module blocks, and a stream that is being captured records everything in its graph.
 //!
-//! A part that moves few bytes is a single kernel instead, if the parts that it shares flags with are kernels too. The kernel waits for and
-//! sets the flags. Such flags are *near*: they are in memory of the GPU that waits for them, so that polling does not cross PCIe. All other
-//! flags are in host memory, because there the CPU can release streams that wait for a lost rank. To release a kernel, the CPU sets a word
-//! in host memory that the kernel reads from time to time.
+//! If a part moves few bytes, a single kernel executes it instead. This requires that kernels also execute the parts that share flags with
+//! it. The kernel waits for flags and sets flags. Such flags are *near*: they are in memory of the GPU that waits for them, so that polling
+//! does not cross PCIe. All other flags are in host memory, because there the CPU can release streams that wait for a lost rank. To release
+//! a kernel, the CPU sets a word in host memory that the kernel reads from time to time.
 
 use super::eager::Eager;
 use crate::backend::{

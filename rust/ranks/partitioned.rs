@@ -1,11 +1,12 @@
-//! Transfers of a node plan that move in partitions, each as soon as its producer marks it ready.
+//! Implements node-plan transfers that move in partitions. Each partition moves as soon as the kernel that produces its data marks it as
+//! ready.
 //!
-//! A step has two calls. [`arm`](super::NodePlan::arm) comes before the producers, and [`enqueue`](super::NodePlan::enqueue) after them.
-//! Until the second call, nothing that waits for a producer is enqueued. So a wait on the GPU is never in front of a kernel in the same
-//! hardware queue, however few queues there are. A plan that is armed and never executed leaves nothing behind.
+//! A step has two calls. [`arm`](super::NodePlan::arm) comes before the producing kernels, and [`enqueue`](super::NodePlan::enqueue) after
+//! them. Until the second call, no work that waits for a producing kernel is enqueued. So a wait on the GPU is never in front of a kernel
+//! in the same hardware queue, however few queues there are. Destroying a plan that was armed and never executed leaves no waiting work.
 //!
-//! Lanes wait for flags in host memory, as in every node plan. A producer sets the flags by its own stores: the caller's kernel does so
-//! through a [`Trigger`] (`mpgpu/trigger.cuh`).
+//! Streams wait for flags in host memory, as in every node plan. A producing kernel of the caller sets the flags by its own stores through
+//! a [`Trigger`] (`mpgpu/trigger.cuh`).
 
 use super::addresses::{Bindings, FLAG_BYTES, Held};
 use super::part::{Armed, ProducerOrders};
@@ -26,40 +27,43 @@ use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which the destruction of a plan sets missing ready flags again. A stream that starts its wait late resets them first.
+/// Interval at which the destruction of a plan sets missing ready flags of partitions again. They must be set again because a stream that
+/// starts its wait late resets the flags first.
 const RAISED_AGAIN: Duration = Duration::from_millis(5);
 
 /// Addresses and layout of one partitioned transfer, for the kernels that produce or receive its data.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trigger {
-    /// Address of two words that are set when a step is armed. The first word is the address to which producing kernels write: the source,
-    /// or the destination if they store there themselves. The second word is 1 if these kernels count what they have written. The field is
-    /// 0 on ranks other than the source's.
+    /// Address of two words in GPU memory, which are set when a step is armed. The first word is the address to which producing kernels
+    /// write: the source, or the destination if they store the data there themselves. The second word is 1 if these kernels must count what
+    /// they have written, and otherwise 0. The field is 0 on all ranks except the source's.
     pub step: u64,
-    /// Address of the flags that mark partitions as ready to be sent, one for each partition. 0 on ranks other than the source's.
+    /// Address of the flags that mark partitions as ready to be sent, one for each partition. The field is 0 on all ranks except the
+    /// source's.
     pub ready: u64,
-    /// Address of the flags that mark partitions as arrived. 0 on ranks other than the destination's, and if arrivals are not signalled.
+    /// Address of the flags that mark partitions as arrived. The field is 0 on all ranks except the destination's, and if arrivals are not
+    /// signalled.
     pub arrived: u64,
     /// Address of one 64-bit counter for each partition, in which producing kernels count what they have written. The counters are 0
     /// between steps.
     pub counters: u64,
     /// Number and sizes of the partitions of the transfer.
     pub partitions: Partitions,
-    /// Number of arrival flags of each partition.
+    /// Number of flags that signal the arrival of each partition.
     pub arrived_flags: u32,
 }
 
-/// State of the current step of a partitioned plan.
+/// State of the current step of a plan whose transfers move in partitions.
 #[derive(Debug, Default)]
 struct ArmedState {
-    /// Armed step that is not executed yet: true if it was armed during a capture. `None` if no step is armed.
+    /// State of a step that is armed and not yet executed: true if it was armed during a stream capture. `None` if no step is armed.
     armed: Option<bool>,
-    /// Completion of the last execution, or `None` before the first.
+    /// Completion of the last execution of the plan. `None` before the first execution.
     last: Option<Completion>,
 }
 
-/// Words in a GPU's memory that producing kernels read ([`Trigger::step`]). The values of these words are kept in host memory for each
-/// [`PartitionMove`] and are copied to the GPU.
+/// Words in the memory of one GPU that producing kernels read ([`Trigger::step`]). Host memory contains the values of these words for each
+/// [`PartitionMove`] (method of moving partitions). One of them is copied to the GPU in each step.
 struct StepWords {
     transfer: u32,
     device: DeviceId,
@@ -70,28 +74,29 @@ struct StepWords {
 /// Size in bytes of the words at [`Trigger::step`].
 const STEP_BYTES: u64 = 16;
 
-/// Flags and counters of the partitions that one rank sends or receives.
+/// Flags and counters of all partitions that one rank sends or receives.
 pub(super) struct PartitionWords {
-    /// Trigger of each transfer that this rank sends or receives, by rank and number of the transfer.
+    /// Trigger (addresses for the caller's kernels) of each transfer that this rank sends or receives. The key is the rank that has passed
+    /// the transfer to the plan, and the transfer's number among those of that rank.
     pub triggers: BTreeMap<(u32, usize), Trigger>,
-    /// Partition flags in this rank's memory: address of the first flag, and total size in bytes.
+    /// Flags of partitions in this rank's memory: the address of the first flag, and the total size in bytes.
     flags: (u64, u64),
-    /// Address of a block of zeros as large as the partition flags, on a device that can copy it to the flags.
+    /// Address of a block of zeros as large as the flags of partitions. It is on a device that can copy it to the flags.
     zeros: u64,
-    /// Instruction words in GPU memory that producing kernels read.
+    /// Words in GPU memory that tell producing kernels how the current step moves the partitions.
     steps: Vec<StepWords>,
-    /// Instruction that producing kernels read at present; see [`ProducerOrders::said`].
+    /// Instruction ([`PartitionMove`] as a number) that producing kernels read at present. See [`ProducerOrders::said`].
     said: Arc<AtomicU32>,
     device: DeviceId,
     context: Arc<Context>,
     progress: Arc<Progress>,
-    /// True if producing kernels store the data at the destination themselves.
+    /// True if producing kernels store the data at the destination themselves, so that no copy is needed.
     is_stored: bool,
     state: Mutex<ArmedState>,
 }
 
 impl PartitionWords {
-    /// Allocates the flags and counters that this rank needs. Returns `None` if the transfers do not move in partitions.
+    /// Allocates the flags and counters of partitions that this rank needs. Returns `None` if the transfers do not move in partitions.
     pub fn new(at: &Bindings<'_>, progress: &Arc<Progress>, held: &mut Held) -> Result<Option<Arc<PartitionWords>>, Error> {
         let Some(partitioned) = &at.together.partitioned else { return Ok(None) };
         let (rank, context) = (at.node.rank(), at.node.context());
@@ -101,7 +106,7 @@ impl PartitionWords {
             Ok::<u64, Error>(address)
         };
         let all = || partitioned.names.iter().zip(&partitioned.partitions).zip(&partitioned.flags).zip(&at.together.transfers).enumerate();
-        // Memory to be cleared: device, address and size.
+        // Memory to be cleared, each as device, address and size in bytes.
         let mut cleared: Vec<(DeviceId, u64, u64)> = Vec::new();
         let (mut triggers, mut flags, mut steps) = (BTreeMap::new(), (u64::MAX, 0), Vec::new());
         let mut own = |first: u32, count: u32| {
@@ -122,7 +127,7 @@ impl PartitionWords {
             }
             if transfer.dst.rank == rank && partitions.count * of.writers > 0 {
                 trigger.arrived = own(of.arrived, partitions.count * of.writers);
-                // Register the waits, so that kernels that wait for these flags end if the sender does.
+                // Records which rank sets these flags, so that kernels that wait for the flags are released if that rank ends.
                 let flags = (0..u64::from(partitions.count * of.writers)).map(|flag| trigger.arrived + flag * FLAG_BYTES);
                 let waits: Vec<Signal> = flags.map(|counter| Signal { counter, value: 1 }).collect();
                 at.node.context.backend().kernel_wait_signals(&waits, true)?;
@@ -131,7 +136,7 @@ impl PartitionWords {
                 triggers.insert(*name, trigger);
             }
         }
-        // Use a device of this rank, because it must be able to copy.
+        // A device of this rank is used, because it must be able to copy.
         let device = at.node.own_device();
         let zeros = if flags.1 > 0 { allocate(device, flags.1)? } else { 0 };
         cleared.extend((flags.1 > 0).then_some((device, zeros, flags.1)));
@@ -151,7 +156,7 @@ impl PartitionWords {
         Ok(Some(words))
     }
 
-    /// Returns the work to enqueue before the producing kernels in steps of one variant.
+    /// Returns the work that one plan variant enqueues in each step before the producing kernels.
     pub fn armed(&self, partitioned: &Partitioned, part: &Part, at: &Bindings<'_>) -> Result<Armed, Error> {
         let reset = || copy_of(self.device, self.flags.1, Endpoints { dst: self.flags.0, src: self.zeros });
         Ok(Armed {
@@ -162,8 +167,8 @@ impl PartitionWords {
         })
     }
 
-    /// Returns the instructions for this rank's producing kernels in steps of one variant. Fails with [`BackendError::NotSupported`] if
-    /// these kernels have to store to memory that their GPU cannot access.
+    /// Returns the instructions that one plan variant gives to this rank's producing kernels in each step. Fails with
+    /// [`BackendError::NotSupported`] if these kernels would have to store to memory that their GPU cannot access.
     fn orders(&self, at: &Bindings<'_>, partitioned: &Partitioned) -> Result<Option<ProducerOrders>, Error> {
         let how = partitioned.how;
         let copies = self.steps.iter().map(|words| {
@@ -187,7 +192,7 @@ impl PartitionWords {
         Ok((!copies.is_empty()).then(|| ProducerOrders { copies: copies_of(self.device, &copies), how, said }))
     }
 
-    /// Records that a step is armed. Returns an error if a step is armed already.
+    /// Records that a step is armed. Returns an error if another step is armed and not yet executed.
     pub fn arm(&self, is_captured: bool) -> Result<(), Error> {
         let mut state = lock(&self.state);
         if state.armed.is_some() {
@@ -198,7 +203,7 @@ impl PartitionWords {
         Ok(())
     }
 
-    /// Records that arming a step has failed, so that no step is armed.
+    /// Records that no step is armed, because arming it has failed.
     pub fn disarm(&self) {
         lock(&self.state).armed = None;
     }
@@ -217,12 +222,13 @@ impl PartitionWords {
         }
     }
 
-    /// Records the completion of the last execution.
+    /// Records `end` as the completion of the last execution.
     pub fn note(&self, end: Completion) {
         lock(&self.state).last = Some(end);
     }
 
-    /// Waits for the last execution, for at most `patience`. On a time-out, returns an error that names the missing partitions.
+    /// Waits until the last execution has finished, for at most `patience`. On a time-out, returns an error that names the missing
+    /// partitions.
     pub fn wait(&self, patience: Duration, is_ended: bool) -> Result<(), Error> {
         let Some(last) = lock(&self.state).last.clone() else { return Ok(()) };
         let begin = Instant::now();
@@ -238,8 +244,8 @@ impl PartitionWords {
         last.wait().map_err(Error::from)
     }
 
-    /// Waits for the last execution before the plan is destroyed. If it has not finished at `until`, the missing flags are set, so that it
-    /// ends without the data of these partitions.
+    /// Waits for the last execution before the plan is destroyed. If the execution has not finished at the time `until`, this function sets
+    /// the missing ready flags. The execution then finishes without the data of these partitions.
     pub fn finish(&self, until: Instant) -> Result<(), Error> {
         let waited = self.wait(until.saturating_duration_since(Instant::now()), true);
         // If producing kernels store the data, the flags signal arrival to the receiver, and this rank waits for none of them.
@@ -248,7 +254,7 @@ impl PartitionWords {
             let raise_all =
                 || self.triggers.values().filter(|trigger| trigger.ready != 0).flat_map(Trigger::ready_flags).try_for_each(raise);
             raise_all()?;
-            // A stream that has not reached its wait yet resets the flags first, so set them again.
+            // A stream that starts its wait late resets the flags first, so the flags are set again.
             let end = Instant::now() + LAST_PATIENCE;
             while matches!(self.wait(RAISED_AGAIN, true), Err(Error::PartitionTimeout { .. })) && Instant::now() < end {
                 raise_all()?;
@@ -261,11 +267,11 @@ impl PartitionWords {
         waited
     }
 
-    /// Returns a text that names the partitions that the last execution is waiting for.
+    /// Returns a text that names the partitions for which the last execution is waiting.
     fn missing(&self) -> Result<String, Error> {
         let backend = self.context.backend();
         let mut text = String::new();
-        // Returns true for each partition whose `flags` flags are all set. Returns nothing for a transfer without such flags.
+        // Returns true for each partition whose `flags` flags are all set. Returns an empty list for a transfer without such flags.
         let ups = |first: u64, flags: u32, count: u32| -> Result<Vec<bool>, Error> {
             let is_up = |partition: u32| {
                 (0..flags).try_fold(true, |up, flag| {
@@ -274,7 +280,7 @@ impl PartitionWords {
             };
             (0..if first == 0 { 0 } else { count }).map(is_up).collect()
         };
-        // Producers count in the last step only in these cases.
+        // Producers have counted in the last step only in these cases.
         let counts = self.is_stored || self.said.load(Ordering::Relaxed) == PartitionMove::Early as u32;
         for (name, trigger) in self.triggers.iter().filter(|_| counts) {
             let count = trigger.partitions.count;
@@ -318,7 +324,7 @@ impl Trigger {
     }
 }
 
-/// Sets device memory to 0 and waits until that is done. Shared host memory is 0 when it is new.
+/// Sets device memory to 0 and waits until this is done. Shared host memory is 0 when it is new.
 fn clear(
     at: &Bindings<'_>,
     ranges: &[(DeviceId, u64, u64)],
@@ -331,13 +337,13 @@ fn clear(
         .try_for_each(|&(device, dst, bytes)| Ok(copy_now(at.node.context().backend(), device, bytes, Endpoints { dst, src: zeros })?))
 }
 
-/// Copies bytes and waits for the end of the copy.
+/// Copies `bytes` bytes between the addresses in `ends`, and waits until the copy has finished.
 pub(super) fn copy_now(backend: &dyn Backend, device: DeviceId, bytes: u64, ends: Endpoints) -> Result<(), BackendError> {
     let (program, endpoints) = copy_of(device, bytes, ends);
     run_now(backend, device, &program, &endpoints)
 }
 
-/// Runs a program and waits for its end.
+/// Executes `program` and waits until it has finished.
 fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endpoints: &Arc<[Endpoints]>) -> Result<(), BackendError> {
     let stream = backend.create_stream(device)?;
     let submitted = backend.submit(&Execution::new(program, endpoints, &Arc::from([]), stream));
@@ -345,12 +351,12 @@ fn run_now(backend: &dyn Backend, device: DeviceId, program: &Arc<Program>, endp
     done.and(backend.destroy_stream(stream))
 }
 
-/// Returns a program with one copy, and the addresses of its transfer.
+/// Returns a program that makes one copy of `bytes` bytes on `device`, with the source and destination addresses of the copy.
 pub(super) fn copy_of(device: DeviceId, bytes: u64, ends: Endpoints) -> (Arc<Program>, Arc<[Endpoints]>) {
     copies_of(device, &[(bytes, ends)])
 }
 
-/// Returns a program that makes copies one after the other, and the addresses of its transfers.
+/// Returns a program that makes copies one after the other on `device`, with the source and destination addresses of the copies.
 fn copies_of(device: DeviceId, copies: &[(u64, Endpoints)]) -> (Arc<Program>, Arc<[Endpoints]>) {
     let op = |(transfer, (bytes, _)): (u32, &(u64, Endpoints))| {
         let copy = Copy { from: Place::Source { transfer, offset: 0 }, to: Place::Destination { transfer, offset: 0 }, bytes: *bytes };

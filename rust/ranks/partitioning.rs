@@ -1,5 +1,5 @@
-//! Defines the options of partitioned transfers: the agent that moves partitions, and the number of partitions. The caller sets them, or
-//! the performance model chooses them.
+//! Defines the options of partitioned transfers: the agent (copy engines or kernels) that moves partitions, and the number of partitions.
+//! The caller sets them, or the performance model chooses them.
 
 use super::transfers::{HandedIn, TransferName};
 use crate::contexts::Error;
@@ -11,12 +11,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Agent that moves the partitions of a transfer when they are ready.
+/// Agent (copy engines or kernels) that moves the partitions of a transfer when they are ready.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub enum Agent {
-    /// Agent that was measured to be fastest. If arrivals are not signalled, each step uses one of three methods: copy engines that move
-    /// single partitions, copy engines that move all partitions together, or the kernels that produce the data. If arrivals are signalled,
-    /// copy engines move each partition separately, because a producing kernel may wait for the arrival of another partition.
+    /// Agent that was measured to be fastest. If arrivals are not signalled, each step uses one of three methods: copy engines move single
+    /// partitions, copy engines move all partitions together, or the kernels that produce the data store it at the destination. If arrivals
+    /// are signalled, copy engines move each partition separately, because a producing kernel may wait for the arrival of another
+    /// partition.
     Auto {
         /// True if copy engines signal the arrival of each partition to the receiver.
         tells: bool,
@@ -33,18 +34,18 @@ pub enum Agent {
     Producer,
 }
 
-/// Options of a plan whose transfers move in partitions.
+/// Options of a node plan whose transfers move in partitions.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Partitioning {
     /// Number of partitions of each transfer. `None` leaves the choice to the performance model.
     pub count: Option<u32>,
-    /// Agent that moves the partitions when they are ready.
+    /// Agent (copy engines or kernels) that moves the partitions when they are ready.
     pub agent: Agent,
 }
 
-/// Plan variants of partitioned transfers, with all open options chosen.
+/// Plan variants of partitioned transfers, with all options decided that the caller left open.
 pub(super) struct Settled {
-    /// Plan variants, the one that the performance model prefers first.
+    /// Plan variants. The first one is the one that the performance model expects to be fastest.
     pub variants: Vec<PartitionVariant>,
     pub forecast: PartitionForecast,
 }
@@ -61,8 +62,8 @@ impl Partitioning {
         }
     }
 
-    /// Returns the options that must be equal on all ranks, as names and values. A count of 0 leaves the number of partitions to the
-    /// performance model.
+    /// Returns the names and values of the options that must be equal on all ranks. The count 0 means that the performance model chooses
+    /// the number of partitions.
     pub(super) fn named(self) -> [(&'static str, String); 4] {
         let (count, tells) = (self.count.unwrap_or(0).to_string(), self.agent.tells());
         let stores = matches!(self.agent, Agent::Auto { stores: true, .. });
@@ -70,7 +71,7 @@ impl Partitioning {
     }
 
     /// Plans the transfers in one or more variants. In a variant in which producing kernels store the data, the planned transfers have 0
-    /// bytes. `tuned` is the best number of partitions if it was measured. `adapts` is true if steps may choose among several variants.
+    /// bytes. `tuned` is the fastest number of partitions, if it was measured. `adapts` is true if each step may use a different variant.
     pub(super) fn plan(
         self,
         machine: &Machine,
@@ -86,7 +87,7 @@ impl Partitioning {
         let whole = plan::plan(machine, shapes, options)?;
         let totals: Vec<u64> = shapes.iter().map(|shape| shape.bytes).collect();
         let forecast = plan::forecast_engines(machine, &whole, &totals, count);
-        // Time over the direct link, without synchronisation between links.
+        // Time of the transfer over the direct link, in seconds, without the cost of synchronisation between links.
         let seconds = whole.one_path;
         let stored = || {
             let unmoved: Vec<Shape> = shapes.iter().map(|shape| Shape { bytes: 0, ..*shape }).collect();
@@ -98,7 +99,7 @@ impl Partitioning {
         }
         let adapts = adapts && matches!(self.agent, Agent::Auto { tells: false, .. });
         let mut variants = plan::partition_variants(machine, whole, &forecast, adapts);
-        // Host memory may be written by the CPU, which cannot use the trigger of a kernel.
+        // The CPU may write host memory, and it cannot use the trigger of a kernel.
         let by_kernels = shapes.iter().all(|shape| shape.bytes == 0 || !shape.src_device.is_host());
         if adapts && by_kernels && matches!(self.agent, Agent::Auto { stores: true, .. }) && totals.iter().any(|total| *total > 0) {
             variants.push(stored()?);
@@ -125,7 +126,7 @@ impl Agent {
         }
     }
 
-    /// Returns the agent's description for `describe`.
+    /// Returns the text about the agent that the plan's description contains.
     pub(super) fn describe(self) -> &'static str {
         match self {
             Agent::Auto { tells: false, .. } => "moved by the active variant",
@@ -135,36 +136,38 @@ impl Agent {
     }
 }
 
-/// Partitions of all transfers in one plan variant, identical on all ranks.
+/// Partitions of all transfers in one plan variant. The values are equal on all ranks.
 pub(super) struct Partitioned {
     pub agent: Agent,
-    /// Key of the transfers in a tuning file (`tune::shape_of`).
+    /// Text that identifies the kind of transfers in a tuning file (`tune::shape_of`).
     pub shape: String,
-    /// Identification of each transfer: the rank that has passed it, and its number among the transfers of that rank.
+    /// Identification of each transfer: the rank that has passed it to the plan, and its number among the transfers of that rank.
     pub names: Vec<TransferName>,
-    /// Identification of the send descriptor that was matched with each receive descriptor, by identification of the latter.
+    /// Pairs of matched descriptors: the identification of a receive descriptor, and that of the send descriptor that matches it.
     pub halves: BTreeMap<TransferName, TransferName>,
     pub partitions: Vec<Partitions>,
     pub flags: Vec<PartitionFlags>,
-    /// Range of the flags that belong to partitions. These flags are the same in every variant, and share one memory.
+    /// Index range of the flags that belong to partitions. These flags are equal in every variant, and all variants use the same memory for
+    /// them.
     pub own: Range<u32>,
-    /// Name of the variant in descriptions and measurements.
+    /// Name of the plan variant in descriptions and measurements.
     pub name: &'static str,
     pub seconds: f64,
-    /// Method by which the variant moves partitions.
+    /// Method by which the plan variant moves partitions.
     pub how: PartitionMove,
 }
 
 /// Properties of partitioned transfers that are equal in all variants of a plan.
 pub(super) struct PartitionedBatch {
     pub agent: Agent,
-    /// Key of the transfers in a tuning file. See [`Partitioned::shape`].
+    /// Text that identifies the kind of transfers in a tuning file. See [`Partitioned::shape`].
     pub shape: String,
     pub partitions: Vec<Partitions>,
 }
 
 impl Partitioned {
-    /// Returns the partitions of one variant, and adds their flags to `parts`, the division of the variant's work among the ranks.
+    /// Returns the partitions of one plan variant. Also adds the flags of partitions to `parts`, the division of the variant's work among
+    /// the ranks.
     pub fn new(
         of: &PartitionedBatch,
         &PartitionVariant { name, seconds, how, .. }: &PartitionVariant,

@@ -1,4 +1,5 @@
-//! Creates node plans: each rank passes its transfers, all ranks compute the same plan, and each binds its part to memory.
+//! Creates node plans (communication plans that all ranks of a node execute together). Each rank passes its transfers, all ranks compute
+//! the same plan, and each rank binds its operations to memory.
 
 use super::addresses::Held;
 use super::agreed::{Spans, StepVariants};
@@ -21,10 +22,11 @@ use crate::units::size;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Number of bytes of host memory needed per window or transfer for the requests of all ranks, which every rank receives as text.
+/// Estimated size in bytes of one memory window or one transfer in the requests of all ranks. Every rank receives these requests as text in
+/// host memory.
 const REQUEST_BYTES: usize = 1024;
 
-/// Request of this rank for a plan, before it is checked.
+/// Arguments that this rank passes to the creation of a plan, before they are checked.
 #[derive(Copy, Clone)]
 pub(super) struct OwnRequest<'a> {
     pub windows: &'a [Window],
@@ -34,13 +36,15 @@ pub(super) struct OwnRequest<'a> {
 }
 
 impl NodeGroup {
-    /// Plans the transfers of all ranks together. At least one end of each transfer is in a window of the rank that passes it. All ranks
-    /// call this function together, each with its own windows and transfers. A failure on one rank fails the call on all.
+    /// Plans the transfers of all ranks together and returns the plan. Each rank passes its own windows (memory that the plan may use) and
+    /// transfers. At least one end of each transfer is in a window of the rank that passes it. All ranks call this function together. A
+    /// failure on one rank fails the call on all ranks.
     pub fn plan(self: &Arc<NodeGroup>, windows: &[Window], transfers: &[NodeTransfer], options: &PlanOptions) -> Result<NodePlan, Error> {
         self.plan_partitioned(windows, transfers, None, options)
     }
 
-    /// Plans the transfers of all ranks together ([`NodeGroup::plan`]). `partitioning` selects how the transfers move in partitions.
+    /// Plans the transfers of all ranks together, like [`NodeGroup::plan`], so that they move in partitions. `partitioning` selects the
+    /// number of partitions and the method.
     pub fn plan_partitioned(
         self: &Arc<NodeGroup>,
         windows: &[Window],
@@ -52,17 +56,17 @@ impl NodeGroup {
         self.plan_within(&mut self.exchange.call(call)?, OwnRequest { windows, transfers, partitioning, options })
     }
 
-    /// Creates a plan within a collective call that has already begun.
+    /// Creates a node plan as part of a collective call that has already begun.
     pub(super) fn plan_within(self: &Arc<NodeGroup>, call: &mut CollectiveCall<'_>, own: OwnRequest<'_>) -> Result<NodePlan, Error> {
         let OwnRequest { windows, partitioning, .. } = own;
         let resolved = partitioning.map_or(Ok(()), Partitioning::check).and_then(|()| self.resolve(own.options));
         let mine = resolved.and_then(|options| self.request(own, &options).map(|request| (request, options)));
         let options = mine.as_ref().map(|(_, options)| *options).map_err(Error::clone);
         let requests = call.all(mine.map(|(request, _)| request))?;
-        // All ranks compute the same results from here on and fail in the same way, so they all assign the same number.
+        // From here on all ranks compute the same results and fail in the same way, so they all assign the same number.
         let number = self.plans.fetch_add(1, Ordering::Relaxed) + 1;
         let mut variants = match Together::variants(self, &requests, partitioning, &options?, self.adapts(own.options)) {
-            // A lack of memory is the exception, because it concerns one rank only.
+            // A lack of memory may concern one rank only, so this rank reports it to the others.
             Err(error @ Error::Plan(PlanError::OutOfMemory { .. })) => return Err(NodeGroup::fail_bind(call, error)),
             variants => variants?,
         };
@@ -89,7 +93,7 @@ impl NodeGroup {
             }
         };
         let made = kernels.and_then(|kernels| match kernels[..] {
-            // Bind a part that one kernel executes to streams too, which execute it if ranks are late.
+            // Binds the operations to streams too. Streams execute them if ranks are late; otherwise a kernel does.
             [Some(late)] if self.adapts(own.options) => {
                 bind(call, &variants[0], true, &mut held)?;
                 Ok(Some(StepVariants::by_lateness(self.spans(call, &mut held)?, Lateness::of(late))))
@@ -107,7 +111,7 @@ impl NodeGroup {
         }
     }
 
-    /// Allocates or maps the shared memory in which the ranks agree on the variant of each step. Returns its initial state.
+    /// Allocates or maps the shared memory in which the ranks agree on the plan variant of each step. Returns its initial state.
     fn spans(&self, call: &mut CollectiveCall<'_>, held: &mut Held) -> Result<Spans, Error> {
         let bytes = Spans::bytes(self.ranks());
         let mut own = 0;
@@ -131,7 +135,7 @@ impl NodeGroup {
             let why = "a plan of several ranks cannot compare its bytes, because no rank sees both ends; unset MPGPU_VERIFY=bytes";
             return Err(Error::NotSupported(why.into()));
         }
-        // Pageable memory of a rank is staged by that rank alone, because it is not visible to the others.
+        // Only this rank's threads can stage its pageable memory, because that memory is not visible to the other ranks.
         Ok(Options { threads: 0, ..options.resolve(config)? })
     }
 
@@ -139,7 +143,7 @@ impl NodeGroup {
         options.adapt.unwrap_or(self.context.config().adapt)
     }
 
-    /// Checks this rank's windows and transfers, and returns the request that is sent to all ranks.
+    /// Checks the windows (memory ranges) and transfers of this rank, and returns the request to send to all ranks.
     fn request(&self, own: OwnRequest<'_>, options: &Options) -> Result<RankRequest, Error> {
         let OwnRequest { windows, transfers, partitioning, .. } = own;
         let _open = self.context.state().enter()?;
@@ -192,7 +196,7 @@ impl NodeGroup {
     }
 }
 
-/// Returns the plan options that must be equal on all ranks.
+/// Returns the names and values of the plan options that must be equal on all ranks.
 fn named(options: &Options, adapts: bool, partitioning: Option<Partitioning>) -> Named {
     let bytes = |bytes: Option<u64>| bytes.map_or("default".into(), |bytes| bytes.to_string());
     let relays: Vec<u32> = (0..Relays::NAMED).filter(|gpu| options.relays.has(DeviceId::gpu(*gpu))).collect();

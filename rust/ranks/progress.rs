@@ -1,4 +1,4 @@
-//! Counts the steps of a plan on this rank, and records when another rank stops executing the plan ("leaves" it). A rank that leaves
+//! Counts the steps of a node plan on this rank, and records when another rank stops executing the plan ("leaves" it). A rank that leaves
 //! reports the number of steps in which it has taken part. If this rank has enqueued a later step, its wait can no longer complete.
 
 use crate::backend::{BackendError, Cause, Leave, LeftPlan, StepFate};
@@ -7,21 +7,21 @@ use crate::ipc::Departure;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Progress of one rank in the steps of one plan.
+/// Number of steps of one plan that this rank has enqueued, with the reports of ranks that have stopped executing the plan.
 pub(super) struct Progress {
-    /// Number of the plan among the plans of its node, from 1.
+    /// Number of the plan among the plans of its node group, from 1.
     pub plan: u64,
     /// Number of steps that this rank has enqueued outside of stream captures.
     steps: AtomicU64,
     /// True once this rank has captured a step. The number of times that the captured step is executed is unknown.
     is_captured: AtomicBool,
-    /// Smallest number of steps that a rank reported when it left the plan. `u64::MAX` while no rank has left.
+    /// Smallest number of steps that any rank has reported when it stopped executing the plan. `u64::MAX` while no rank has stopped.
     last: AtomicU64,
-    /// True if another rank has left the plan because of a failure, or has left while this rank waits for it.
+    /// True if another rank has stopped executing the plan because of a failure, or has stopped while this rank waits for it.
     has_failed: AtomicBool,
-    /// Cause of the first failure of another rank that this rank knows of.
+    /// Cause of the first failure of another rank, as far as this rank knows.
     cause: OnceLock<Cause>,
-    /// State shared by all of this rank's steps: whether they were abandoned after the loss of another rank.
+    /// State shared by all steps of the plan on this rank. It records that the steps were abandoned after the loss of another rank.
     pub fate: StepFate,
 }
 
@@ -32,11 +32,11 @@ impl Progress {
         Progress { plan, steps, is_captured, last, has_failed, cause: OnceLock::new(), fate: StepFate::default() }
     }
 
-    /// Counts a step that is about to be enqueued, and returns its number, from 1. Returns an error for a step that another rank will not
-    /// execute.
+    /// Counts a step that is about to be enqueued, and returns its number, from 1. Returns an error if another rank will not execute that
+    /// step.
     pub fn begin(&self, is_captured: bool) -> Result<u64, Error> {
-        // Each rank writes its own counter before it reads the other rank's, here and in `leave`. So at least one of the two sees the
-        // other's value.
+        // This rank writes its own counter before it reads the other rank's report, here and in `leave`. The other rank does the same in
+        // the opposite direction, so at least one of the two sees the other's value.
         self.is_captured.fetch_or(is_captured, Ordering::SeqCst);
         let step = u64::from(!is_captured) + self.steps.fetch_add(u64::from(!is_captured), Ordering::SeqCst);
         let (last, has_failed) = (self.last.load(Ordering::SeqCst), self.has_failed());
@@ -53,25 +53,26 @@ impl Progress {
         Err(BackendError::PeerGone(format!("{what}; destroy it here too")).into())
     }
 
-    /// Uncounts a step that was not enqueued, or not completely.
+    /// Decrements the step counter after a step that was not enqueued, or not completely.
     pub fn take_back(&self, is_captured: bool) {
         self.steps.fetch_sub(u64::from(!is_captured), Ordering::SeqCst);
     }
 
-    /// Returns the report that this rank sends when it leaves the plan.
+    /// Returns the report that this rank sends when it stops executing the plan. `has_failed` is true if it stops because of a failure.
     pub fn departure(&self, has_failed: bool) -> Departure {
-        // The number of launches of a graph is unknown. It counts as many as the others need, unless something has failed.
+        // The number of launches of a graph is unknown. The report then allows the others any number of steps, unless something has failed.
         let is_known = has_failed || !self.is_captured.load(Ordering::SeqCst);
         let steps = if is_known { self.steps.load(Ordering::SeqCst) } else { u64::MAX };
         Departure { steps, has_failed, cause: self.cause.get().copied(), ..Departure::default() }
     }
 
-    /// Records that rank `rank` has left the plan. `process` is that rank's process number. Returns a description of the loss if this rank
-    /// waits for that rank and the wait can no longer complete. Otherwise returns `None`.
+    /// Records that rank `rank` with process id `process` has stopped executing the plan, with its report `departure`. Returns a
+    /// description of the loss if this rank waits for that rank and the wait can no longer complete. Otherwise returns `None`.
     pub fn leave(&self, rank: u32, departure: Departure, process: i32) -> Option<LeftPlan> {
         let Departure { steps, has_failed, order, has_ended, cause, streams_go_on: _ } = departure;
         self.last.fetch_min(steps, Ordering::SeqCst);
-        // A rank whose waits have failed has not waited for this rank, and may have set a flag again before it was reset.
+        // If the waits of another rank were cancelled, that rank has not waited for this rank. It may have set a flag again before the flag
+        // was reset.
         let own = self.steps.load(Ordering::SeqCst);
         let waits = has_failed || own > steps;
         self.has_failed.fetch_or(waits, Ordering::SeqCst);
@@ -95,7 +96,7 @@ impl Progress {
         self.has_failed.store(true, Ordering::SeqCst);
     }
 
-    /// True if this rank knows of a failure of another rank.
+    /// True if this rank knows that another rank has failed.
     pub fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::SeqCst)
     }
@@ -132,9 +133,9 @@ mod tests {
         let progress = Progress::new(2);
         progress.begin(false).expect("nobody has left");
         progress.begin(true).expect("nobody has left");
-        // The number of launches of the graph is unknown, unless the plan has failed and the graph runs no more.
+        // The number of launches of the graph is unknown, unless the plan has failed, because the graph is then not launched again.
         assert_eq!((progress.departure(false), progress.departure(true)), (left(u64::MAX, false), left(1, true)));
-        // A rank that captures reports the same number, which delays no other rank.
+        // A rank that has captured a step reports the maximum number of steps, which delays no other rank.
         assert_eq!(progress.leave(1, left(u64::MAX, false), 41), None);
         progress.begin(true).expect("nobody is known to have left");
         assert_eq!(progress.leave(1, left(1, false), 41), None);

@@ -1,7 +1,7 @@
 //! Implements an allgather for ranks without MPI, over a Unix socket whose path all ranks know.
 //!
-//! Rank 0 listens and the others connect. Each allgather goes through rank 0. Each side asks the operating system for the credentials of
-//! the other. Only processes of the same user are accepted.
+//! Rank 0 listens and the other ranks connect. Each allgather goes through rank 0. Both sides of a connection ask the operating system for
+//! the credentials of the peer. Only processes of the same user are accepted.
 
 use super::exchange::{Allgather, check_rank};
 use crate::contexts::Error;
@@ -16,23 +16,23 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which a rank waits for others to connect or to send. Ranks of a job start within seconds of each other.
+/// Maximum time for which a rank waits until the others connect or send data. Ranks of a job start within seconds of each other.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Magic number at the start of the message that a rank sends when it connects. The rank and the number of ranks follow. The last character
-/// is the version.
+/// Magic number at the start of the first message on a connection. The rank and the number of ranks follow in this message. The last
+/// character is the version of the protocol.
 const MAGIC: [u8; 8] = *b"mpgpu-r1";
 const GREETING: usize = 16;
 
-/// Maximum number of connections that have not sent this message yet. They may be ranks or unrelated processes.
+/// Maximum number of connections on which no first message has arrived yet. They may belong to ranks or to unrelated processes.
 const MOST_SILENT: usize = 64;
 
 /// Maximum length in bytes of an error text that rank 0 sends.
 const REASON: usize = 1024;
 
-/// Connections of one rank to the others.
+/// Connections of one rank to the other ranks.
 pub(super) struct Rendezvous {
-    /// Sockets to other ranks. On rank 0 one for each other rank, in rank order; on the other ranks one, to rank 0.
+    /// Sockets to other ranks. Rank 0 has a socket for each other rank, in rank order. Each other rank has only the socket to rank 0.
     peers: Vec<Socket>,
     rank: u32,
     /// Reason why the connections were closed. `None` while they are open.
@@ -40,7 +40,7 @@ pub(super) struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Connects to the other ranks through the socket at `path`. Blocks until all ranks are connected, for at most a minute.
+    /// Connects this rank to the other ranks through the Unix socket at `path`. Blocks until all ranks are connected, for at most a minute.
     pub fn meet(path: &Path, rank: u32, ranks: u32) -> Result<Rendezvous, Error> {
         check_rank(rank, ranks)?;
         let until = Instant::now() + PATIENCE;
@@ -94,7 +94,7 @@ impl Allgather for Rendezvous {
             return Err(format!("the ranks have closed their connections ({reason}): create the node again on all"));
         }
         self.exchange(send, receive).inspect_err(|reason| {
-            // Notify the other ranks, so that they do not wait for this one.
+            // The other ranks are notified, so that they do not wait for this rank.
             dismiss(if self.rank == 0 { &self.peers } else { &[] }, reason);
             self.peers.clear();
             self.ended = Some(reason.clone());
@@ -102,11 +102,11 @@ impl Allgather for Rendezvous {
     }
 }
 
-/// Listening socket of rank 0. Dropping it removes the socket's file.
+/// Listening socket of rank 0. Dropping this value removes the socket's file.
 struct Listener<'a> {
     socket: Socket,
     path: &'a Path,
-    /// Device and inode numbers of the socket's file, by which a file that has replaced it is recognized. `None` before the file exists.
+    /// Device and inode numbers of the socket's file. They show whether another file has replaced it. `None` before the file exists.
     file: Option<(u64, u64)>,
 }
 
@@ -139,7 +139,8 @@ impl Drop for Listener<'_> {
     }
 }
 
-/// Returns an error for any existing file except a socket of this user on which no process listens. A killed job leaves such a socket.
+/// Returns an error if a file exists at `path`, unless it is a socket of this user on which no process listens. A job that was killed
+/// leaves such a socket.
 fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     check_kind(path)?;
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
@@ -153,7 +154,7 @@ fn check_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Error> {
     }
 }
 
-/// Returns an error for an existing file that is not a socket of this user.
+/// Returns an error if a file exists at `path` that is not a socket of this user.
 fn check_kind(path: &Path) -> Result<(), Error> {
     let Ok(file) = symlink_metadata(path) else { return Ok(()) };
     let user = rustix::process::geteuid().as_raw();
@@ -174,14 +175,14 @@ fn open() -> rustix::io::Result<Socket> {
     Socket::make(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None))
 }
 
-/// Connects to rank 0. Waits until rank 0 listens, at most until `until`.
+/// Connects to rank 0. Waits until rank 0 listens, but not longer than until the time `until`.
 fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Socket, Error> {
     let socket = open().map_err(|error| failed(path, &error.to_string()))?;
     loop {
         match rustix::net::connect(&socket, address) {
             Ok(()) => break,
             Err(Errno::INTR) => continue,
-            // Rank 0 does not listen yet, or its backlog is full. It removes the socket of a killed job.
+            // Rank 0 does not listen yet, or its backlog is full. If the socket is left over from a job that was killed, rank 0 removes it.
             Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) => check_kind(path)?,
             Err(error) => return Err(failed(path, &error.to_string())),
         }
@@ -199,15 +200,15 @@ fn connect(path: &Path, address: &SocketAddrUnix, until: Instant) -> Result<Sock
     Ok(socket)
 }
 
-/// Connection that has not sent its first message completely.
+/// Accepted connection whose first message has not arrived completely.
 struct Newcomer {
     socket: Socket,
     said: [u8; GREETING],
     bytes: usize,
 }
 
-/// Accepts connections until every rank is connected. Unrelated processes may connect too; their connections may close, stay silent or send
-/// anything, and are ignored.
+/// Accepts connections until every rank is connected. Unrelated processes may connect too. Their connections are ignored, even if they
+/// close, stay silent or send arbitrary data.
 fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: Instant) -> Result<(), String> {
     let mut newcomers: Vec<Newcomer> = Vec::new();
     while let Some(missing) = peers.iter().position(Option::is_none) {
@@ -259,7 +260,7 @@ fn accept(listener: &Socket, peers: &mut [Option<Socket>], ranks: u32, until: In
     Ok(())
 }
 
-/// Accepts the next connection. Returns `None` if it comes from another user.
+/// Accepts the next connection. Returns `None` if the peer is a process of another user.
 fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     match Socket::make(|| rustix::net::accept_with(listener, flags)) {
@@ -273,7 +274,7 @@ fn let_in(listener: &Socket) -> Result<Option<Newcomer>, String> {
 }
 
 impl Newcomer {
-    /// Reads the first message as far as it has arrived. Returns false if the connection was closed.
+    /// Reads the part of the first message that has arrived. Returns false if the connection was closed.
     fn listen(&mut self) -> bool {
         match rustix::net::recv(&self.socket, &mut self.said[self.bytes..], RecvFlags::DONTWAIT) {
             Ok((0, _)) => false,
@@ -285,7 +286,7 @@ impl Newcomer {
         }
     }
 
-    /// Returns the rank and the number of ranks in the connection's first message. `None` if a rank has not sent it.
+    /// Returns the rank and the number of ranks from the first message of the connection. `None` if the message is not from a rank.
     fn rank(&self) -> Option<(u32, u32)> {
         let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| self.said[at + byte]));
         (self.said[..8] == MAGIC).then(|| (number(8), number(12)))
@@ -303,8 +304,8 @@ fn wait(watched: &mut [PollFd<'_>], until: Instant) -> rustix::io::Result<bool> 
     }
 }
 
-/// Fills each buffer from the socket at the same index, as data arrives. On an error, returns the index of the socket that was closed or
-/// silent.
+/// Fills each buffer with data from the socket at the same index. On an error, returns the index of the socket that was closed or sent no
+/// data in time.
 fn read(sockets: &[Socket], mut rooms: Vec<&mut [u8]>, until: Instant) -> Result<(), (usize, Errno)> {
     loop {
         let mut open = Vec::new();
@@ -357,7 +358,8 @@ fn dismiss(peers: &[Socket], reason: &str) {
     }
 }
 
-/// Reads the answer of rank 0 into `room`. If rank 0 has sent an error text in place of an answer, returns an error with this text.
+/// Reads the answer of rank 0 into the buffer `room`. If rank 0 has sent an error text instead of an answer, returns an error with this
+/// text.
 fn hear(root: &Socket, room: &mut [u8], until: Instant) -> Result<(), String> {
     let read = |room: &mut [u8]| read(std::slice::from_ref(root), vec![room], until).map_err(|(_, error)| lost(0, error));
     let mut length = [0; 4];

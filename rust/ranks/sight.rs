@@ -1,19 +1,20 @@
-//! Finds GPUs by UUID, and returns the topology of a set of GPUs that may include GPUs not visible to this process.
+//! Finds GPUs by UUID, and returns the topology of a set of GPUs. The set may include GPUs that are not visible to this process.
 
 use crate::backend::uuid_of_number;
 use crate::contexts::{Context, Error, PROBED, probe_files};
 use crate::topology::{self, DeviceId, Topology};
 
-/// Identifier of a device that is equal in all processes.
+/// UUID of a GPU, which is equal in all processes.
 pub(super) type Uuid = [u8; 16];
 
-/// Returns the number of a GPU in this process, or `None` if the GPU is not visible to this process.
+/// Returns the number in this process of the GPU with this UUID, or `None` if the GPU is not visible to this process.
 pub(super) fn device_of(context: &Context, uuid: &Uuid) -> Option<DeviceId> {
     (0..context.machine().gpu_count()).map(DeviceId::gpu).find(|gpu| context.backend().device_uuid(*gpu).is_ok_and(|here| here == *uuid))
 }
 
-/// Returns the topology of these GPUs in this order, if this process knows it. If all are visible, the result is that of the context's
-/// machine. Otherwise it comes from a topology file or a probe that contains them, or else from NVML.
+/// Returns the topology of the GPUs with these UUIDs, in this order. Returns `None` if this process does not know it. If all of these GPUs
+/// are visible, the result is the topology of the context's machine. Otherwise the result comes from a topology file or from stored
+/// measurements that contain all of them, or else from NVML.
 pub(super) fn topology_of(context: &Context, gpus: &[Uuid]) -> Result<Option<Topology>, Error> {
     let here: Option<Vec<u32>> = gpus.iter().map(|uuid| device_of(context, uuid).map(|gpu| gpu.0 as u32)).collect();
     if let Some(here) = here {
@@ -31,7 +32,7 @@ pub(super) fn topology_of(context: &Context, gpus: &[Uuid]) -> Result<Option<Top
     let now = probe_files::fingerprint(backend.name(), identity);
     let probed = context.config().cache_dir.as_deref().and_then(|directory| probe_files::kept(directory, &now));
     Ok(match (name.filter(|name| *name != PROBED), probed) {
-        // A probe of the visible GPUs alone is not sufficient here.
+        // Measurements of the visible GPUs alone are not sufficient here.
         (Some(name), _) if topology::load_probed(name).is_ok_and(|(_, record)| record.is_some()) => probe_files::named(name, &now).ok(),
         (_, Some((_, topology))) => Some(topology),
         _ => Some(topology::discover::topology(&seen)),

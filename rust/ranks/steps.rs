@@ -1,5 +1,5 @@
-//! Executes a node plan on one rank. Contains the rank's parts of all variants, the choice of a variant for each step, and the positions of
-//! steps in the rank's streams.
+//! Executes a node plan (communication plan of all ranks of a node) on one rank. Contains the operations of the rank in all plan variants,
+//! the choice of a variant for each step, and the positions of steps in the rank's streams.
 
 use super::addresses::Held;
 use super::agreed::StepVariants;
@@ -28,45 +28,47 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Plan of all ranks of a node, of which this rank executes its part. Executions on a rank run one after the other in the order of the
-/// calls, even if the calls use several streams or threads.
+/// Communication plan of all ranks of a node. Each rank executes its own operations of the plan. Executions on a rank run one after the
+/// other in the order of the calls, even if the calls use several streams or threads.
 pub struct NodePlan {
     pub(super) node: Arc<NodeGroup>,
     pub(super) together: Together,
-    /// All variants of the plan but the first.
+    /// All variants of the plan except the first.
     others: Vec<Together>,
-    /// Number of bytes that this rank sends and receives in a step, without counting transfers within the rank twice.
+    /// Number of bytes that this rank sends and receives in one step. Transfers within the rank count only once.
     bytes: u64,
     /// Memory that the steps of this plan use. Each step checks that this memory still exists.
     used: Used,
     parts: Mutex<RankParts>,
-    /// Flags and counters of partitions. `None` if the transfers do not move in partitions.
+    /// Flags and counters of the partitions. `None` if the transfers do not move in partitions.
     pub(super) words: Option<Arc<PartitionWords>>,
     held: Mutex<Held>,
-    /// Number of steps that this rank has enqueued, and reports of ranks that have left the plan.
+    /// Number of steps that this rank has enqueued, and reports of ranks that have stopped executing the plan.
     pub(super) progress: Arc<Progress>,
-    /// Stream positions of steps. `None` if no neighbour checks the order.
+    /// Tables in which this rank and its neighbours publish the stream positions of steps. `None` if no neighbour checks the order of
+    /// steps.
     places: Option<Arc<PlanPlaces>>,
     /// True if a step could not be enqueued completely. The other ranks then wait for flags that are never set.
     is_broken: AtomicBool,
 }
 
-/// Bound parts of this rank, one for each variant of the plan.
+/// Operations of this rank in each variant of the plan, bound to memory.
 struct RankParts {
     all: Vec<BoundPart>,
-    /// Index of the variant that the last step used.
+    /// Index of the plan variant that the last step used.
     last: usize,
-    /// Index of the variant that the last step outside of stream captures used.
+    /// Index of the plan variant that the last step outside of stream captures used.
     last_run: usize,
-    /// Rule that chooses the variant of each step. `None` if the plan has only one variant.
+    /// Rule that chooses the plan variant of each step. `None` if the plan has only one variant.
     variants: Option<StepVariants>,
-    /// Measured step that was begun: the index of its variant, and its start time. `None` if no measured step is in progress.
+    /// Measured step that has begun and not yet ended, as the index of its plan variant and its start time. `None` if no measured step is
+    /// in progress.
     begun: Option<(usize, Result<Moment, BackendError>)>,
 }
 
 impl RankParts {
-    /// Returns the index of the variant of a step, and a boolean that is true if the step is measured. `step` is the number from
-    /// [`Progress::begin`].
+    /// Returns the index of the plan variant for step number `step`, and a boolean that is true if the step is measured. The number comes
+    /// from [`Progress::begin`].
     fn choose(&mut self, step: u64, is_captured: bool) -> Result<(usize, bool), Error> {
         let choice = match &mut self.variants {
             None => return Ok((0, false)),
@@ -80,7 +82,7 @@ impl RankParts {
         Ok((choice.variant, choice.measure))
     }
 
-    /// Enqueues a step, or the first part of it, by calling `enqueue`. The step follows the last step.
+    /// Calls `enqueue` to enqueue a step, or the first half of a partitioned step. The enqueued work follows the last step.
     fn begin(
         &mut self,
         (variant, measure): (usize, bool),
@@ -100,7 +102,7 @@ impl RankParts {
         enqueue(&mut self.all[variant])
     }
 
-    /// Records that a step has been enqueued completely, and takes its end time if it is measured.
+    /// Records that a step has been enqueued completely. If the step is measured, also records its end time.
     fn end(&mut self, stream: StreamHandle, backend: &dyn Backend) {
         if let (Some((variant, begin)), Some(variants)) = (self.begun.take(), &mut self.variants) {
             variants.measure(begin.and_then(|begin| Ok(Moments { variant, begin, end: backend.mark_moment(stream)? })));
@@ -113,7 +115,7 @@ impl RankParts {
 }
 
 impl NodePlan {
-    /// Creates a plan from one or more variants and this rank's part of each.
+    /// Creates a plan from one or more variants and this rank's operations in each of them.
     pub(super) fn new(
         node: &Arc<NodeGroup>,
         mut variants: Vec<Together>,
@@ -148,20 +150,21 @@ impl NodePlan {
         }
     }
 
-    /// Enqueues this rank's part of one step in `stream` and returns its completion without waiting. Later work in the stream sees all data
-    /// that this rank receives in the step, and may overwrite the data that it sends. Every rank must execute every step.
+    /// Enqueues this rank's operations of one step in `stream`, and returns the completion of the step without waiting. Later work in the
+    /// stream sees all data that this rank receives in the step, and may overwrite the data that this rank sends. Every rank must execute
+    /// every step.
     pub fn execute(&self, stream: StreamHandle) -> Result<Completion, Error> {
         self.enqueue(stream)?;
         self.mark(stream)
     }
 
-    /// Returns a completion of all work enqueued in the stream so far.
+    /// Returns a completion of all work that has been enqueued in the stream so far.
     pub(super) fn mark(&self, stream: StreamHandle) -> Result<Completion, Error> {
         let end = self.node.context.backend().mark_end(stream, &[], Report::End)?;
         end.ok_or_else(|| no_completion().into())
     }
 
-    /// Enqueues this rank's part of one step like [`execute`](NodePlan::execute), without a completion for this step.
+    /// Enqueues this rank's operations of one step like [`execute`](NodePlan::execute), but returns no completion.
     pub fn enqueue(&self, stream: StreamHandle) -> Result<(), Error> {
         let _range = nvtx::range(nvtx::Call::Execute, || self.bytes);
         let (shared, backend) = (self.node.context.state(), self.node.context.backend());
@@ -192,8 +195,8 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Begins a step whose transfers move in partitions. The step starts after all earlier work in `stream`. Afterwards, enqueue the
-    /// kernels that produce the data, in this stream or in one that waits for it, and then call [`enqueue`](NodePlan::enqueue).
+    /// Begins a step whose transfers move in partitions. The step starts after all earlier work in `stream`. The caller then enqueues the
+    /// kernels that produce the data, in this stream or in one that waits for it, and calls [`enqueue`](NodePlan::enqueue).
     pub fn arm(&self, stream: StreamHandle) -> Result<(), Error> {
         let (shared, backend) = (self.node.context.state(), self.node.context.backend());
         let _open = shared.enter()?;
@@ -204,14 +207,14 @@ impl NodePlan {
         begun.inspect_err(|_| words.disarm())
     }
 
-    /// Enqueues the first part of a step, or all of it, by calling `enqueue`.
+    /// Calls `enqueue` to enqueue a step, or the first half of a partitioned step, after all checks of the step.
     fn begin(
         &self,
         stream: StreamHandle,
         is_captured: bool,
         enqueue: impl FnOnce(&mut BoundPart) -> Result<(), BackendError>,
     ) -> Result<(), Error> {
-        // Two concurrent steps would reset each other's flags.
+        // The lock is held, because two concurrent steps would reset each other's flags.
         let mut parts = self.unbroken()?;
         self.used.check(self.node.context.state())?;
         let step = self.progress.begin(is_captured)?;
@@ -228,12 +231,13 @@ impl NodePlan {
         Ok(())
     }
 
-    /// Publishes the step's stream position to the neighbours. Returns an error for a step that could never finish, because a neighbour has
-    /// enqueued it in front of a step that comes earlier on this rank. The neighbour is notified, and its step ends.
+    /// Publishes the stream position of step number `step` to the neighbours. Returns an error if the step could never finish, because a
+    /// neighbour has enqueued it in front of a step that comes earlier on this rank. The neighbour is notified then, and its step is
+    /// cancelled.
     fn tell_order(&self, stream: StreamHandle, step: u64, is_captured: bool) -> Result<(), Error> {
         let Some(places) = &self.places else { return Ok(()) };
         if is_captured {
-            // The number of launches of a graph is unknown, so later steps have no numbers that neighbours know.
+            // The number of launches of a graph is unknown, so the neighbours cannot know the numbers of later steps.
             self.node.order.forget(places);
             return Ok(());
         }
@@ -257,7 +261,7 @@ impl NodePlan {
         Err(Error::NodeArgument { argument: c"plan", reason })
     }
 
-    /// Returns this rank's parts of all variants. Fails if the ranks are out of step.
+    /// Locks and returns this rank's operations in all plan variants. Fails if the ranks are out of step.
     fn unbroken(&self) -> Result<MutexGuard<'_, RankParts>, Error> {
         let parts = lock(&self.parts);
         if self.is_broken.load(Ordering::Acquire) {
@@ -267,12 +271,12 @@ impl NodePlan {
         Ok(parts)
     }
 
-    /// Destroys the plan and frees its memory. Blocks until the steps that this rank has enqueued have finished. Other ranks need not call
-    /// it at the same time. Ranks that have enqueued further steps get an error. Memory that other ranks use stays allocated until they
-    /// have destroyed their plans.
+    /// Destroys the plan and frees its memory. Blocks until all steps that this rank has enqueued have finished. The other ranks need not
+    /// call it at the same time. Ranks that have enqueued further steps get an error. Memory that other ranks use stays allocated until
+    /// they have destroyed their plans.
     pub fn destroy(&self) -> Result<(), Error> {
         let node = &self.node;
-        // Partitions that are never marked as ready would keep the last step from finishing.
+        // Partitions that are never marked as ready would prevent the last step from finishing.
         let missed = self.words.as_ref().map_or(Ok(()), |words| words.finish(Instant::now() + LAST_PATIENCE));
         let (was_broken, finished) = {
             let mut parts = lock(&self.parts);
@@ -291,17 +295,17 @@ impl NodePlan {
         Ok(finished?)
     }
 
-    /// Returns the planner's result for the transfers of all ranks.
+    /// Returns the planned paths and copies of the transfers of all ranks.
     pub fn planned(&self) -> &plan::Plan {
         &self.together.plan
     }
 
-    /// Returns the number of bytes that this rank sends or receives in a step.
+    /// Returns the number of bytes that this rank sends or receives in one step.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns the number of bytes of staging memory that this rank has on the device with the most.
+    /// Returns the size in bytes of this rank's staging memory on the device that has most of it.
     pub fn staging_bytes(&self) -> u64 {
         let mut by_device: BTreeMap<i32, u64> = BTreeMap::new();
         for (ring, owner) in self.together.plan.program.rings.iter().zip(&self.together.ring_owners) {
@@ -312,7 +316,7 @@ impl NodePlan {
         by_device.into_values().max().unwrap_or(0)
     }
 
-    /// Returns a human-readable description of the plan: the transfers, and the work of each rank.
+    /// Returns a human-readable description of the plan, which lists the transfers and the work of each rank.
     pub fn describe(&self) -> String {
         let mut text = self.together.plan.describe(&self.node.machine);
         text += self.node.context.backend().nature();
@@ -388,7 +392,8 @@ impl NodePlan {
         value
     }
 
-    /// Returns the size of this rank's memory that the plan holds, by device. Memory that several variants share counts once.
+    /// Returns the size in bytes of the memory of this rank that the plan has allocated, by device. Memory that several plan variants share
+    /// counts once.
     fn holds(&self) -> BTreeMap<DeviceId, u64> {
         let mut holds: BTreeMap<DeviceId, u64> = BTreeMap::new();
         for address in &lock(&self.held).allocations {
@@ -399,12 +404,13 @@ impl NodePlan {
         holds
     }
 
-    /// Returns the measured times of steps on the slowest rank, as far as they have been read; empty if there is one variant only.
+    /// Returns the measured times of steps on the slowest rank, as far as they have been read. The result is empty if the plan has only one
+    /// variant.
     pub fn measured(&self) -> Measured {
         lock(&self.parts).variants.as_ref().map_or(Measured::default(), StepVariants::medians)
     }
 
-    /// Returns the measurements of the variants; empty if there is one variant only.
+    /// Returns the measurements of the plan variants. The list is empty if the plan has only one variant.
     fn known(&self) -> Vec<Known> {
         let all = || [&self.together].into_iter().chain(&self.others);
         let named = all().zip(0..).map(|(together, variant)| match &together.partitioned {
@@ -414,7 +420,7 @@ impl NodePlan {
         lock(&self.parts).variants.as_mut().map_or_else(Vec::new, |variants| variants.known(named))
     }
 
-    /// Returns the number of paths of all transfers.
+    /// Returns the number of paths of all transfers together.
     pub fn paths(&self) -> usize {
         self.together.plan.transfers.iter().map(|t| t.paths.len()).sum()
     }
@@ -424,7 +430,7 @@ impl NodePlan {
         &self.node
     }
 
-    /// Returns the flags of partitions. Fails if transfers do not move in partitions.
+    /// Returns the flags and counters of the partitions. Fails if the transfers do not move in partitions.
     pub(super) fn words(&self) -> Result<&PartitionWords, Error> {
         self.words.as_deref().ok_or_else(|| {
             let reason = "its transfers do not move in partitions: plan them with partitions".into();
@@ -432,7 +438,8 @@ impl NodePlan {
         })
     }
 
-    /// Returns the trigger of a transfer for this rank's kernels. `index` is the transfer's number among those that `rank` has passed.
+    /// Returns the trigger of a transfer, which contains addresses for this rank's kernels. `index` is the transfer's number among those
+    /// that rank `rank` has passed to the plan.
     pub fn trigger(&self, rank: u32, index: usize) -> Result<Trigger, Error> {
         let (words, name) = (self.words()?, (rank, index));
         if let Some(reason) = rank::refuse("rank", rank, self.node.ranks()) {
@@ -446,12 +453,12 @@ impl NodePlan {
         })
     }
 
-    /// Blocks until the last execution has finished, for at most `patience`.
+    /// Blocks until the last execution of the plan has finished, for at most `patience`.
     pub fn wait(&self, patience: Duration) -> Result<(), Error> {
         self.words()?.wait(patience, false)
     }
 
-    /// Returns the largest number of partitions of any transfer of the plan, at least 1.
+    /// Returns the largest number of partitions that any transfer of the plan has, at least 1.
     pub(super) fn partition_count(&self) -> u32 {
         let counts = self.together.partitioned.iter().flat_map(|partitioned| &partitioned.partitions).map(|partitions| partitions.count);
         counts.max().unwrap_or(1).max(1)
@@ -462,7 +469,7 @@ impl NodePlan {
         self.together.transfers.iter().map(|transfer| transfer.bytes).max().unwrap_or(0)
     }
 
-    /// Returns the key of the plan's transfers in a tuning file; see [`Partitioned::shape`].
+    /// Returns the text that identifies the plan's kind of transfers in a tuning file. See [`Partitioned::shape`].
     pub(super) fn shape(&self) -> &str {
         self.together.partitioned.as_ref().map_or("", |partitioned| &partitioned.shape)
     }
@@ -476,7 +483,7 @@ impl Drop for NodePlan {
     fn drop(&mut self) {
         let held = lock(&self.held);
         if !held.allocations.is_empty() {
-            // Streams that still wait for producers would prevent the context from closing.
+            // Streams that still wait for producing kernels would prevent the context from closing.
             if let Some(Err(error)) = self.words.as_ref().map(|words| words.finish(Instant::now())) {
                 log::debug!("a node plan is dropped: {error}");
             }

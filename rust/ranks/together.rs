@@ -1,8 +1,9 @@
-//! Computes the plan, every rank's part of it, and the flags between the parts. All ranks compute identical results.
+//! Computes the values of a node plan that must be identical on all ranks: the plan, the operations of every rank, and the flags that order
+//! them.
 //!
-//! If the model expects a gain from several paths, the plan has several variants. Each variant is divided and bound like a single plan, and
-//! in each step all ranks use the same variant ([`super::agreed`]). A step of any variant begins only after all ranks whose memory the step
-//! touches have reached it. So a step of one variant may follow a step of another.
+//! If the performance model expects a gain from several paths, the plan has several variants. Each variant is divided among the ranks and
+//! bound to memory like a single plan, and in each step all ranks use the same variant ([`super::agreed`]). A step of any variant begins
+//! only after all ranks whose memory the step accesses have reached it. So a step of one variant may follow a step of another.
 
 use super::eager::Eager;
 use super::group::NodeGroup;
@@ -21,29 +22,29 @@ use crate::tune;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Plan variant, with each rank's part of it. It is identical on all ranks.
+/// Variant of a node plan, with the operations of every rank. It is identical on all ranks.
 pub(super) struct Together {
     pub plan: plan::Plan,
     pub parts: Parts,
-    /// Transfers of all ranks, with send and receive descriptors matched.
+    /// Transfers of all ranks. Matched send and receive descriptors form one transfer.
     pub transfers: Vec<NodeTransfer>,
-    /// Ranks that own the source and the destination of each transfer.
+    /// Ranks that own the source and the destination of each transfer, by index of the transfer.
     pub ends: Vec<EndRanks>,
-    /// Device of each transfer's source, in the node's numbering.
+    /// Device of each transfer's source, as a node-wide number.
     pub src_devices: Vec<DeviceId>,
     /// Partitions of the transfers. `None` if the transfers do not move in partitions.
     pub partitioned: Option<Partitioned>,
-    /// Layout of inboxes for eager steps. `None` if the variant cannot use inboxes.
+    /// Positions of eager transfers in inboxes (receive buffers). `None` if the plan variant cannot use inboxes.
     pub eager: Option<Eager>,
-    /// Rank whose memory contains each staging ring, by index of the ring.
+    /// Rank that owns the memory of each staging ring buffer, by index of the buffer.
     pub ring_owners: Vec<u32>,
-    /// Position of each flag among the flags that the same rank waits for, by index of the flag.
+    /// Position of each flag among all flags that the same rank waits for, by index of the flag.
     pub flag_places: Vec<u64>,
 }
 
 impl Together {
-    /// Plans the transfers of all ranks and divides the work among the ranks. Returns the variants of the plan, the one that the model
-    /// prefers first.
+    /// Plans the transfers of all ranks and divides the work among the ranks. Returns the variants of the plan. The first one is the one
+    /// that the performance model expects to be fastest.
     pub fn variants(
         node: &NodeGroup,
         requests: &[RankRequest],
@@ -129,8 +130,8 @@ impl Together {
                     let all = by(&node.machine.with_costs(node.machine.costs().between_kernels()), &straight).ok()?;
                     kernels_pass_on(&all[0], &batch).then_some(all)
                 };
-                // A rank that sends to all others soon sends much: kernels of four H200 took 280 us for 32 MiB, a chain of copy engines 276
-                // us for 64 MiB (2026-11-28).
+                // If a rank sends data to all others, kernels are slower than copy engines already at smaller sizes: kernels of four H200
+                // took 280 us for 32 MiB, and a chain of copy engines took 276 us for 64 MiB (2026-11-28).
                 let most = shapes.iter().filter(|shape| shape.source != 0).map(|shape| shape.bytes).max();
                 let may_pass_on = node.signal_wait() == SignalWait::Kernel && most.is_some_and(|bytes| bytes <= SMALL_BYTES);
                 let passed_on = if may_pass_on { with_kernels() } else { None };
@@ -147,10 +148,10 @@ impl Together {
             }
         };
         let src_devices: Vec<DeviceId> = shapes.iter().map(|shape| shape.src_device).collect();
-        // Inboxes require that every step of the plan uses both sets alternately.
+        // Inboxes require that every step of the plan uses the two sets alternately.
         let takes_inboxes = partitioning.is_none() && variants.len() == 1;
         let divided = variants.into_iter().map(|variant| {
-            // Data that producing kernels store themselves is not part of the variant's plan.
+            // Data that producing kernels store at the destination themselves is not part of the variant's plan.
             let shapes: Vec<Shape> = variant.plan.transfers.iter().map(|transfer| transfer.shape).collect();
             let batch = RankedBatch { ranks: node.ranks(), shapes: &shapes, ends: &ends, owners: &owners };
             let plan = &variant.plan;
@@ -175,27 +176,27 @@ impl Together {
         self.partitioned.as_ref().is_some_and(|partitioned| partitioned.how == PartitionMove::Stored)
     }
 
-    /// Returns a hash of all values that must be identical on all ranks.
+    /// Returns a hash of all values that must be identical on all ranks. Ranks compare their hashes.
     pub fn digest(&self) -> u64 {
         hash([&*format!("{:?}", self.plan.program), &*format!("{:?}", self.parts)])
     }
 
-    /// Returns the total number of bytes of the transfers in which `rank` is the source or the destination.
+    /// Returns the total size in bytes of the transfers that `rank` sends or receives.
     pub fn bytes_of(&self, rank: u32) -> u64 {
         let own = self.transfers.iter().filter(|t| [t.dst.rank, t.src.rank].contains(&rank));
         own.fold(0, |sum, t| sum.saturating_add(t.bytes))
     }
 }
 
-/// True if ranks forward data that they have received, and all parts are small enough for kernels.
+/// True if ranks forward data that they have received, and the operations of every rank are small enough for a kernel.
 fn kernels_pass_on(plan: &plan::Plan, batch: &RankedBatch<'_>) -> bool {
     let stays = |transfer: u32| stays(&batch.shapes[transfer as usize], batch.ends[transfer as usize]);
     let passes = plan.program.ops.iter().flat_map(|op| &op.copies).any(|copy| matches!(copy.from, Place::Destination { .. }));
     passes && divide(&plan.program, batch).parts.iter().all(|part| is_little(part, |copy| is_inside(copy, stays)))
 }
 
-/// Returns the position of each flag among the flags that the same rank waits for. Flags of partitions come first, so that their positions
-/// are the same in all variants.
+/// Returns the position of each flag among all flags that the same rank waits for. Flags of partitions come first, so that their positions
+/// are the same in all plan variants.
 fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
     let mut taken: BTreeMap<u32, u64> = BTreeMap::new();
     let mut places = vec![0; parts.flags.len()];
@@ -208,8 +209,8 @@ fn flag_places(parts: &Parts, partitions: Range<u32>) -> Vec<u64> {
     places
 }
 
-/// Returns the rank whose memory contains each staging ring. This is the rank of the ring's GPU. A ring in host memory belongs to the first
-/// rank that writes to it.
+/// Returns the rank that owns the memory of each staging ring buffer. For a buffer in GPU memory this is the rank that uses the GPU. A
+/// buffer in host memory belongs to the first rank that writes to it.
 fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     let mut users: BTreeMap<u32, u32> = BTreeMap::new();
     for (rank, part) in (0..).zip(&parts.parts) {
@@ -226,8 +227,8 @@ fn ring_owners(program: &Program, parts: &Parts, owners: &[u32]) -> Vec<u32> {
     (0..).zip(program.rings.iter().map(|ring| ring.device)).map(owner).collect()
 }
 
-/// Assigns equal source numbers to transfers that read the same data. `sources` contains the rank and the address of each transfer's
-/// source.
+/// Assigns an equal source number to all transfers that read the same data. `sources` contains, for each transfer, the rank that owns the
+/// source and the address of the source.
 fn number_sources(shapes: &mut [Shape], sources: impl Iterator<Item = (u32, u64)>) {
     let mut found: BTreeMap<(u32, u64, u64), Vec<usize>> = BTreeMap::new();
     for (at, (rank, address)) in sources.enumerate() {

@@ -1,8 +1,9 @@
-//! Defines what each rank passes to a node plan: memory windows, and transfers between them.
+//! Defines the arguments that each rank passes to a node plan: memory windows (memory ranges that the plan may use), and transfers between
+//! them.
 //!
-//! A rank that does not know the address of a transfer's other end passes a send or receive descriptor: its own end of the transfer, and a
-//! tag in place of the other end. Sends match receives by source, destination and tag. If several descriptors agree in all three, they
-//! match in the order in which each rank passes them.
+//! If a rank does not know the address of a transfer's other end, it passes a send or receive descriptor. The descriptor contains the
+//! rank's own end of the transfer, and a tag in place of the other end. Sends match receives by source, destination and tag. If several
+//! descriptors agree in all three, they match in the order in which each rank has passed them.
 
 use super::exchange::Named;
 use crate::contexts::{End, Error};
@@ -11,28 +12,31 @@ use crate::tune::PartitionTuning;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Memory of a rank that the transfers of a plan may use.
+/// Memory range of a rank that the transfers of a plan may use as source or destination.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Address of the window's first byte.
+    /// Address of the first byte of the memory range.
     pub address: u64,
-    /// Size of the window in bytes.
+    /// Size in bytes of the memory range.
     pub bytes: u64,
 }
 
-/// End of a transfer: a position in a memory window of a rank.
+/// Source or destination of a transfer: a rank, one of the rank's windows (memory ranges), and an offset in the window.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeEnd {
     /// Rank that owns the memory window.
     pub rank: u32,
-    /// Number of the window among those that the rank has passed, from 0, or [`NodeEnd::BY_TAG`].
+    /// Number of the window (memory range) among those that the rank has passed to the plan, from 0. [`NodeEnd::BY_TAG`] in a send or
+    /// receive descriptor.
     pub window: u32,
-    /// Offset from the start of the window in bytes. If `window` is [`NodeEnd::BY_TAG`], the tag of the descriptor.
+    /// Offset in bytes from the start of the window (memory range). If `window` is [`NodeEnd::BY_TAG`], this field is the tag of the
+    /// descriptor instead.
     pub offset: u64,
 }
 
 impl NodeEnd {
-    /// Value of [`NodeEnd::window`] in a send or receive descriptor, for the end that the other rank specifies in its descriptor.
+    /// Value of [`NodeEnd::window`] for the source or destination that is unknown to this rank, because the other rank specifies it in its
+    /// own descriptor.
     pub const BY_TAG: u32 = u32::MAX;
 
     fn is_by_tag(self) -> bool {
@@ -40,48 +44,49 @@ impl NodeEnd {
     }
 }
 
-/// Copy between windows of two ranks, or within the windows of one rank.
+/// Copy between memory windows (memory ranges) of two ranks, or within the windows of one rank.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTransfer {
-    /// End to which the data is copied.
+    /// Destination of the copy.
     pub dst: NodeEnd,
-    /// End from which the data is copied.
+    /// Source of the copy.
     pub src: NodeEnd,
     /// Number of bytes to copy.
     pub bytes: u64,
 }
 
 impl NodeTransfer {
-    /// True for a receive descriptor, whose source is specified by the sender's descriptor.
+    /// True if this is a receive descriptor. The sender's descriptor then specifies the source.
     pub(super) fn is_receive_half(&self) -> bool {
         self.src.is_by_tag()
     }
 }
 
-/// Identification of a transfer: the rank that has passed it, and its number among the transfers of that rank.
+/// Identification of a transfer: the rank that has passed it to the plan, and its number among the transfers of that rank.
 pub(super) type TransferName = (u32, usize);
 
-/// Transfer in the list of the transfers of all ranks.
+/// Transfer in the list of all ranks' transfers, with its identification in error messages.
 pub(super) struct HandedIn {
     pub transfer: NodeTransfer,
     pub name: TransferName,
-    /// Identification of the receive descriptor, if two descriptors were matched. `name` then identifies the send descriptor.
+    /// Identification of the receive descriptor if this transfer consists of two matched descriptors. `name` then identifies the send
+    /// descriptor. Otherwise `None`.
     pub receive: Option<TransferName>,
 }
 
 impl HandedIn {
-    /// Returns the identification under which a rank has passed this end of the transfer.
+    /// Returns the identification of the transfer or descriptor in which a rank has passed this end (source or destination).
     pub fn name_of(&self, end: End) -> TransferName {
         self.receive.filter(|_| end == End::Destination).unwrap_or(self.name)
     }
 }
 
-/// Description of a memory window that is sent to all ranks.
+/// Description of a memory window (memory range that a plan may use), which is sent to all ranks.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ToldWindow {
-    /// Device of the window's memory, in the node's numbering.
+    /// Device on which the memory is, as a node-wide number.
     pub device: i32,
-    /// True for pageable host memory. Copy engines do not access it directly, and other processes cannot map it.
+    /// True for pageable host memory, which copy engines do not access directly and other processes cannot map.
     pub is_pageable: bool,
     pub address: u64,
     pub bytes: u64,
@@ -94,11 +99,12 @@ pub(super) struct RankRequest {
     pub transfers: Vec<NodeTransfer>,
     /// Options of the plan, which must be equal on all ranks.
     pub options: Named,
-    /// Numbers of partitions that rank 0 has measured earlier. All ranks use them if the caller leaves the choice of the agent open.
+    /// Numbers of partitions that rank 0 has measured earlier to be fastest. All ranks use them if the caller leaves the choice of the
+    /// agent open.
     pub tuned: Vec<PartitionTuning>,
 }
 
-/// Returns an error for transfers that rank `own` is not allowed to pass.
+/// Returns an error if `transfers` contains a transfer that rank `own` is not allowed to pass to a plan.
 pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Result<(), Error> {
     let refuse =
         |index: usize, reason: String| Err(Error::NodeArgument { argument: c"transfers", reason: format!("transfer {index} {reason}") });
@@ -123,8 +129,8 @@ pub(super) fn check_own(transfers: &[NodeTransfer], own: u32, ranks: u32) -> Res
     Ok(())
 }
 
-/// Returns the transfers of all ranks, in rank order. Each matching pair of descriptors becomes one transfer. `failed` creates the error
-/// for a transfer.
+/// Returns the transfers of all ranks, in rank order. Each matching pair of descriptors becomes one transfer. The function `failed` creates
+/// the error for a transfer.
 pub(super) fn batch_of<'a>(
     handed: impl Iterator<Item = &'a [NodeTransfer]>,
     failed: impl Fn(TransferName, String) -> Error,

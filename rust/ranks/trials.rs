@@ -1,5 +1,5 @@
 //! Tunes partitioned transfers by measurement. Plans each candidate (an agent with a number of partitions) on all ranks, executes it with
-//! the caller's own kernels, and keeps the fastest.
+//! the caller's own kernels, and keeps the fastest. An agent is what moves the partitions: copy engines or kernels.
 
 use super::exchange::{Collective, CollectiveCall, Named};
 use super::group::NodeGroup;
@@ -19,19 +19,19 @@ use std::time::Instant;
 /// Options for the tuning of partitioned transfers by measurement.
 #[derive(Copy, Clone, Debug)]
 pub struct PartitionTrials<'a> {
-    /// Agents (copy engines or producing kernels) with which transfers are measured.
+    /// Agents (copy engines or producing kernels) with which the transfers are measured.
     pub agents: &'a [Agent],
-    /// Number of timed steps for each candidate (an agent with a number of partitions). Untimed steps precede them.
+    /// Number of timed steps for each candidate (an agent with a number of partitions). Further steps before them are not timed.
     pub rounds: u32,
-    /// Number of blocks of the kernel that produces the data, recorded in the table of measurements. 0 if the program does not vary it.
+    /// Number of blocks of the kernel that produces the data. It is only recorded with the measurements. 0 if the program does not vary it.
     pub blocks: u32,
-    /// File to which the measurements and the best number of partitions for copy engines are written. Its folder must exist; the file need
-    /// not. `None` writes no file.
+    /// Path of the file to which the measurements and the best number of partitions for copy engines are written. Its folder must exist,
+    /// but the file need not. `None` writes no file.
     pub file: Option<&'a Path>,
 }
 
-/// Function that launches the kernels that produce a step's data in a stream. Its argument contains the triggers of the transfers that this
-/// rank has passed, in their order. An error text describes the value that the launch has returned.
+/// Function that launches the kernels that produce a step's data in the given stream. The first argument contains the trigger of each
+/// transfer that this rank has passed to the plan, in order. The function returns a text if the launch fails.
 pub type Produce<'a> = &'a mut dyn FnMut(&[Trigger], StreamHandle) -> Result<(), String>;
 
 impl NodeGroup {
@@ -72,15 +72,15 @@ impl NodeGroup {
 }
 
 impl PartitionTrials<'_> {
-    /// Returns the tuning options that must be equal on all ranks.
+    /// Returns the names and values of the tuning options that must be equal on all ranks.
     fn named(&self) -> Named {
         let agents: Vec<String> = self.agents.iter().map(|agent| format!("{agent:?}")).collect();
         vec![("agents".into(), agents.join(", ")), ("rounds".into(), self.rounds.to_string())]
     }
 }
 
-/// Adds the measurements to the file's entry for transfers of this kind, and keeps the rest of the file. `found` becomes the entry if there
-/// is none.
+/// Adds the measurements `trials` to the entry of the file for transfers of this kind, and keeps the rest of the file. If there is no such
+/// entry, `found` becomes the entry.
 fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[PartitionTrial]) -> Result<(), Error> {
     let (machine, backend) = (context.machine(), context.backend().name());
     let mut tuning = match file.exists() {
@@ -99,7 +99,7 @@ fn keep(context: &Context, file: &Path, found: PartitionTuning, trials: &[Partit
         .map_err(|error| Error::NotSupported(format!("tuned values cannot be written to {}: {error}", file.display())))
 }
 
-/// Number of untimed steps after which an adaptive plan has measured its variants. It tries them within the first 32 steps.
+/// Number of untimed steps after which an adaptive plan has measured its variants. The plan tries them within the first 32 steps.
 const LEARNED: u32 = 48;
 
 struct CandidateTrials<'a, 'n> {
@@ -110,12 +110,13 @@ struct CandidateTrials<'a, 'n> {
     stream: StreamHandle,
     produce: Produce<'a>,
     tried: Vec<(Partitioning, f64)>,
-    /// Error of the first candidate (agent with a number of partitions) that could not be planned.
+    /// Error of the first candidate (agent with a number of partitions) that could not be planned. `None` if all could be planned.
     refusal: Option<Error>,
 }
 
 impl CandidateTrials<'_, '_> {
-    /// Returns the fastest candidate, and writes the measurements to the file if one is given. `told` contains the options of each rank.
+    /// Returns the fastest candidate (agent with a number of partitions), and writes the measurements to the file if one is given. `told`
+    /// contains the tuning options of each rank.
     fn find(mut self, told: &[Named], trials: &PartitionTrials<'_>) -> Result<Partitioning, Error> {
         self.node.exchange.check_alike(c"tuning", &told.iter().collect::<Vec<_>>())?;
         let (shape, scored) = self.search(trials.agents)?;
@@ -150,11 +151,12 @@ impl CandidateTrials<'_, '_> {
         Ok(found)
     }
 
-    /// Returns the key of the transfers in a tuning file, and the best candidate of each agent with its time in seconds.
+    /// Measures the candidates of each agent. Returns the text that identifies the kind of transfers in a tuning file, and the best
+    /// candidate of each agent with its time per step in seconds.
     fn search(&mut self, agents: &[Agent]) -> Result<(String, Vec<(Partitioning, f64)>), Error> {
         let (mut shape, mut found) = (String::new(), Vec::new());
         for &agent in agents {
-            // The search starts from the model's choice.
+            // The search starts with the number of partitions that the performance model chooses.
             let Some(plan) = self.plan(Partitioning { count: None, agent })? else { continue };
             let starts = spread_partitions(plan.partition_count(), plan.largest_bytes());
             shape = plan.shape().to_owned();
@@ -173,7 +175,7 @@ impl CandidateTrials<'_, '_> {
         Ok((shape, found))
     }
 
-    /// Plans a candidate (agent with a number of partitions) on all ranks. Returns `None` if it cannot be planned; all ranks have then
+    /// Plans a candidate (agent with a number of partitions) on all ranks. Returns `None` if it cannot be planned. All ranks have then
     /// received the reason.
     fn plan(&mut self, partitioning: Partitioning) -> Result<Option<NodePlan>, Error> {
         match self.node.plan_within(self.call, OwnRequest { partitioning: Some(partitioning), ..self.own }) {
@@ -187,8 +189,8 @@ impl CandidateTrials<'_, '_> {
         }
     }
 
-    /// Plans a candidate and returns its median time per step in seconds, measured by [`time`](CandidateTrials::time). Returns `None` if
-    /// the candidate cannot be planned or measured.
+    /// Plans a candidate (agent with a number of partitions) and returns its median time per step in seconds, as measured by
+    /// [`time`](CandidateTrials::time). Returns `None` if the candidate cannot be planned or measured.
     fn score(&mut self, partitioning: Partitioning) -> Result<Option<f64>, Error> {
         let Some(plan) = self.plan(partitioning)? else { return Ok(None) };
         let median = self.time(&plan, 1)?;
@@ -197,8 +199,9 @@ impl CandidateTrials<'_, '_> {
         Ok(median)
     }
 
-    /// Returns the median time of a step on the slowest rank, in seconds, after `untimed` steps, and destroys the plan. A failure on one
-    /// rank fails the call on all ranks: it is reported in the next exchange, which every rank enters only after its own step has ended.
+    /// Returns the median time in seconds of a step on the slowest rank, and destroys the plan. Executes `untimed` steps before the timed
+    /// steps. A failure on one rank fails the call on all ranks. The failed rank reports it in the next exchange, which every rank enters
+    /// only after its own step has ended.
     fn time(&mut self, plan: &NodePlan, untimed: u32) -> Result<Option<f64>, Error> {
         let triggers = (0..self.own.transfers.len()).map(|index| plan.trigger(self.node.rank(), index)).collect::<Result<Vec<_>, _>>();
         let mut seconds = Vec::new();
@@ -211,7 +214,7 @@ impl CandidateTrials<'_, '_> {
             let begin = Instant::now();
             last = self.step(plan, triggers.as_deref().unwrap_or(&[]));
             if last.is_err() {
-                // The other ranks wait for this rank's part of the step.
+                // The other ranks wait for this rank's operations of the step.
                 end(plan);
                 break;
             }
