@@ -1,7 +1,8 @@
-//! Runs the measurements of a probe on any backend: plain copies on a stream each, pipelines, batches, kernels, and checks that bytes
-//! arrive.
+//! Runs the measurements of a probe on any backend: single copies, several copies at the same time, pipelines, batches and kernels. Also
+//! checks that copied data is correct.
 //!
-//! The planner's lowering makes the programs and the backend's executors run them, so the measured copies are those that plans make.
+//! The measured programs are made by the planner's lowering and run by the backend's executors, so the measured copies are the same as
+//! those of plans.
 
 use crate::backend::{Backend, BackendError, Endpoints, Execution, Signal, StepFate, StreamHandle, no_completion};
 use crate::model::SLOTS;
@@ -14,30 +15,32 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Size in bytes of the destination memory on each device, and of the source memory. It is halved if a device has less memory.
+/// Size in bytes of the source memory and of the destination memory on each device. Both are halved until they fit on every device.
 const ROOM: u64 = 1 << 30;
-/// Size in bytes of the destination memory and of the source memory on the host backend, whose CPU threads move every byte within a few
-/// milliseconds.
+/// Size in bytes of the source memory and of the destination memory on the host backend. It is smaller there, because CPU threads copy
+/// every byte.
 const ROOM_ON_CPU: u64 = 16 << 20;
-/// Smallest usable size in bytes of the memory on each device. With less memory a probe would measure only startup times.
+/// Smallest size in bytes of the source or destination memory on each device. With less memory, a probe would measure little more than
+/// startup times.
 const LEAST_ROOM: u64 = 16 << 20;
-/// Size of a test pattern in bytes. It is larger than the caches between a GPU and its bus.
+/// Size of the test pattern in bytes. It is larger than the caches between a GPU and its bus.
 const PATTERN: u64 = 4 << 20;
-/// Alignment in bytes of the memory of each copy.
+/// Alignment in bytes of the addresses of each copy.
 const ALIGNMENT: u64 = 256;
-/// Number of host buffers that repetitions of a measurement use alternately. Virtual machines hide the socket on which the pages of a
-/// buffer lie (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
+/// Number of host buffers that repetitions of a measurement use in turn. The speed depends on the socket on which the pages of a buffer
+/// lie, and virtual machines hide that socket (four H200: 1 GiB through four links took 5.3 ms from one buffer and 6.2 ms from another).
 const HOST_BUFFERS: usize = 3;
 
-/// Timing harness for transfers on a backend. It allocates memory and a stream on every device, and releases them when dropped.
+/// Measures the times of transfers on a backend. The harness allocates memory and a stream on every device, and releases them when it is
+/// dropped.
 pub struct TransferHarness<'a> {
     backend: &'a dyn Backend,
     room: u64,
-    /// Source and destination memory of each device. The first source is filled with the test pattern. A host has [`HOST_BUFFERS`] sources
-    /// and as many destinations.
+    /// Source and destination memory of each device. The first source buffer is filled with the test pattern. A host has [`HOST_BUFFERS`]
+    /// source buffers and as many destination buffers.
     memory: BTreeMap<DeviceId, Vec<Arenas>>,
     streams: BTreeMap<DeviceId, StreamHandle>,
-    /// Number of checks so far. Each check uses another part of the pattern.
+    /// Number of checks of copied data so far. Each check uses another part of the pattern.
     checks: u64,
 }
 
@@ -48,7 +51,7 @@ struct Arenas {
 }
 
 impl<'a> TransferHarness<'a> {
-    /// Allocates memory and streams on these devices, which must include host memory, and fills the sources with the pattern.
+    /// Allocates memory and streams on `devices`, which must include host memory, and fills the source buffers with the test pattern.
     pub fn new(backend: &'a dyn Backend, devices: &[DeviceId]) -> Result<TransferHarness<'a>, BackendError> {
         let room = if backend.is_virtual() { ROOM_ON_CPU } else { ROOM };
         let mut harness = TransferHarness { backend, room, memory: BTreeMap::new(), streams: BTreeMap::new(), checks: 0 };
@@ -99,7 +102,7 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Returns the memory of a device that a repetition with this buffer number uses.
+    /// Returns the source and destination memory of a device for the repetition with number `buffer`.
     fn arenas(&self, device: DeviceId, buffer: usize) -> Result<Arenas, BackendError> {
         let of_device = self.memory.get(&device).filter(|arenas| !arenas.is_empty());
         of_device.map(|arenas| arenas[buffer % arenas.len()]).ok_or(BackendError::InvalidDevice(device.0))
@@ -125,7 +128,7 @@ impl<'a> TransferHarness<'a> {
         Ok(Timing { issue, total: start.elapsed().as_secs_f64() })
     }
 
-    /// Makes one plain copy and waits until it has finished.
+    /// Copies `bytes` bytes by one plain copy and waits until it has finished.
     fn copy(&self, from: DeviceId, to: DeviceId, ends: Endpoints, bytes: u64) -> Result<(), BackendError> {
         let op = direct(from, to, Mechanism::Copy, smallvec![Piece { transfer: 0, offset: 0, bytes }]);
         let program = lower(vec![bytes], &[op], |_| (), &[]);
@@ -153,8 +156,8 @@ impl<'a> TransferHarness<'a> {
         }
     }
 
-    /// Selects memory for the source and the destination of a hop. Destinations do not overlap. Sources do not overlap either if there is
-    /// enough memory, because data that several copies read would come from a cache.
+    /// Selects memory for the source and the destination of one hop (copy between two devices). Destinations never overlap. Sources do not
+    /// overlap either if there is enough memory, because several copies of the same data would read it from a cache.
     fn place(&self, layout: &mut Layout, hop: &Hop) -> Result<Endpoints, BackendError> {
         let source = layout.left.entry(hop.from).or_default();
         if *source + hop.bytes > self.room {
@@ -165,7 +168,7 @@ impl<'a> TransferHarness<'a> {
         Ok(Endpoints { dst: self.arriving(layout, hop.to, hop.bytes)?, src })
     }
 
-    /// Returns the next free destination memory on a device.
+    /// Reserves the next `bytes` bytes of destination memory on a device and returns their address.
     fn arriving(&self, layout: &mut Layout, device: DeviceId, bytes: u64) -> Result<u64, BackendError> {
         let offset = layout.arrived.entry(device).or_default();
         let address = self.arenas(device, layout.buffer)?.into + *offset;
@@ -186,7 +189,7 @@ impl<'a> TransferHarness<'a> {
             Mechanism::Batch | Mechanism::Kernel | Mechanism::Thread => vec![direct(hop.from, hop.to, mechanism, pieces.collect())],
         };
         let program = lower(vec![hop.bytes; count as usize], &ops, |_| (), &[]);
-        // Use the engine that the planner would choose.
+        // Use the engine that the planner would choose for these copies.
         let engine = if mechanism == Mechanism::Kernel { Engine::Graph } else { Engine::Stream };
         self.prepared(program, endpoints, Vec::new(), copying_device(hop.from, hop.to), engine)
     }
@@ -212,8 +215,8 @@ impl<'a> TransferHarness<'a> {
         self.prepared(program, endpoints, rings, issuer, engine)
     }
 
-    /// Makes one run of [`Harness::pass_flags`] and returns its time in seconds. `flags` is the address of three words that must be 0. The
-    /// time counts from the moment when everything is enqueued.
+    /// Makes one measurement of [`Harness::pass_flags`] and returns its time in seconds. Two streams signal each other in turn, `rounds`
+    /// times. `flags` is the address of three 8-byte words that must be 0. The time starts when everything is enqueued.
     fn run_flags(&self, streams: [StreamHandle; 2], flags: u64, rounds: u32) -> Result<f64, BackendError> {
         let [start, there, back] = [flags, flags + 8, flags + 16];
         let (raised, fate) = (|counter| Signal { counter, value: 1 }, StepFate::default());
@@ -239,10 +242,10 @@ impl<'a> TransferHarness<'a> {
     }
 }
 
-/// Amounts of memory in bytes that are already in use on each device.
+/// Memory in bytes that is already reserved on each device for the copies of one measurement.
 #[derive(Default)]
 struct Layout {
-    /// Number of the host buffer.
+    /// Number of the host buffer in use.
     buffer: usize,
     arrived: BTreeMap<DeviceId, u64>,
     left: BTreeMap<DeviceId, u64>,
@@ -254,7 +257,7 @@ impl Layout {
     }
 }
 
-/// Program that is bound to addresses and ready to run.
+/// Program of a measurement, bound to addresses and ready to run.
 struct Prepared {
     program: Arc<Program>,
     endpoints: Arc<[Endpoints]>,
@@ -275,7 +278,7 @@ fn plain(hops: &[Hop]) -> Vec<DirectOp> {
     (0..).zip(hops).map(piece).collect()
 }
 
-/// Returns the number of the copy's transfer as the key of its internal stream, so that each copy has its own stream.
+/// Returns a number for the internal stream of a copy: the number of its transfer. So each copy gets a stream to itself.
 fn a_lane_each(op: &DirectOp) -> u32 {
     op.pieces[0].transfer
 }
@@ -300,10 +303,10 @@ impl Harness for TransferHarness<'_> {
             Err(BackendError::NotSupported(_)) => return Ok(Vec::new()),
             flags => flags?,
         };
-        // The first run warms up and is not counted.
+        // The first run is a warm-up and is not counted.
         let runs: Result<Vec<f64>, BackendError> = (0..=repetitions).map(|_| self.run_flags(streams, flags, rounds)).collect();
         if runs.is_err() {
-            // Releases the streams, whose enqueued waits would otherwise never complete.
+            // Set all flags, so that waits that are still enqueued in the streams complete even after an error.
             for counter in [flags, flags + 8, flags + 16] {
                 let _ = self.backend.raise_signal(Signal { counter, value: 1 });
             }
@@ -316,8 +319,9 @@ impl Harness for TransferHarness<'_> {
         }
     }
 
-    /// Inverts the bytes of the destination, copies the pattern there, reads the bytes back to host memory and compares them. If reading
-    /// back loses data, the hops into this device also count as losing data, because the check cannot distinguish the two cases.
+    /// Checks that copies from `from` to `to` are correct. Fills the destination with inverted bytes of the pattern, copies the pattern
+    /// there, copies it back to host memory and compares all bytes. If the copy back to the host loses data, this check reports that the
+    /// copy to the device does, because it cannot distinguish the two cases.
     fn check(&mut self, from: DeviceId, to: DeviceId) -> Result<Integrity, BackendError> {
         let host = self.memory.keys().copied().find(|device| device.is_host()).ok_or(BackendError::InvalidDevice(DeviceId::HOST.0))?;
         let bytes = PATTERN.min(self.room / 2);
@@ -350,7 +354,7 @@ impl Harness for TransferHarness<'_> {
 
 impl Drop for TransferHarness<'_> {
     fn drop(&mut self) {
-        // A failed run may have left copies in flight; its error has been reported.
+        // A run that failed may have left copies in flight. Its error has already been reported.
         let _ = self.backend.synchronize();
         for (_, stream) in std::mem::take(&mut self.streams) {
             if let Err(error) = self.backend.destroy_stream(stream) {

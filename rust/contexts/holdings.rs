@@ -1,5 +1,5 @@
-//! Memory, streams and events that the caller holds. The list ensures that a context accepts only its own resources, and that closing the
-//! context releases all of them.
+//! Tracks the memory, streams and events that the caller holds. A context therefore accepts only its own resources, and releases all of
+//! them when it is closed.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, EventHandle, StreamHandle};
@@ -8,7 +8,7 @@ use crate::topology::DeviceId;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Memory, streams and events that the caller holds.
+/// Memory, streams and events of one context that the caller has created and not yet released.
 #[derive(Debug, Default)]
 #[repr(C)] // Fields that every execution reads come first.
 pub(super) struct Holdings {
@@ -18,7 +18,7 @@ pub(super) struct Holdings {
     events: Mutex<HashSet<EventHandle>>,
 }
 
-/// Resources that the caller had not released when the context closed.
+/// Numbers of resources that the caller had not released when the context closed.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Left {
     pub allocations: usize,
@@ -28,29 +28,31 @@ pub(super) struct Left {
 }
 
 impl Holdings {
-    /// Allocates memory of the backend and returns its address. With `is_shared`, other processes can map the memory.
+    /// Allocates memory on `device` and returns its address. If `is_shared` is true, other processes can map the memory.
     pub fn allocate(&self, device: DeviceId, bytes: u64, is_shared: bool, backend: &dyn Backend) -> Result<u64, BackendError> {
         let address = if is_shared { backend.allocate_shared(device, bytes) } else { backend.allocate(device, bytes) }?;
         lock(&self.memory).insert(address, (device, bytes));
         Ok(address)
     }
 
-    /// Removes an address and returns its size in bytes. If two threads free the same address concurrently, only one succeeds.
+    /// Removes the allocation at `address` from the list and returns its size in bytes. If two threads free the same address at the same
+    /// time, only one of them succeeds.
     pub fn take(&self, address: u64) -> Result<u64, Error> {
         lock(&self.memory).remove(&address).map(|(_, bytes)| bytes).ok_or(Error::NotAllocated(address))
     }
 
-    /// True if the caller holds memory that was allocated at exactly this address.
+    /// True if the caller holds an allocation that starts at exactly this address.
     pub fn has(&self, address: u64) -> bool {
         lock(&self.memory).contains_key(&address)
     }
 
-    /// Counts a free that the backend has completed. Plans compare the count to detect that their allocations must be checked again.
+    /// Increments the number of frees after the backend has freed memory. A plan whose stored number differs must check its allocations
+    /// again.
     pub fn count_free(&self) {
         self.frees.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the number of frees so far.
+    /// Returns the number of frees in the backend so far.
     pub fn frees(&self) -> u64 {
         self.frees.load(Ordering::Acquire)
     }
@@ -89,7 +91,7 @@ impl Holdings {
         lock(&self.streams).values().filter(|d| **d == device).count() as u64
     }
 
-    /// Releases everything that the caller still holds. All work must have finished. Returns the number of resources that were left and the
+    /// Releases everything that the caller still holds. All work must have finished. Returns the numbers of the released resources, and the
     /// first error.
     pub fn release(&self, backend: &dyn Backend) -> (Left, Result<(), BackendError>) {
         let streams = std::mem::take(&mut *lock(&self.streams));

@@ -1,8 +1,8 @@
-//! Keeps measured times of plans for later runs on the same machine, in a file in the folder of the active tuning file.
+//! Stores measured times of plans in a file, for later runs on the same machine. The file is in the folder of the active tuning file.
 //!
 //! Plans of a later context start from these times: the fastest variant is active immediately and is still measured as usual. The file is
-//! read when a context is created. It is written when a context is destroyed or the process ends. Failures are logged and have no other
-//! effect. Processes that end at the same time write one after the other, and each preserves the entries of other plans.
+//! read when a context is created. It is written when a context is destroyed or the process ends. A failure to read or write it is logged
+//! and has no other effect. Processes that end at the same time write one after the other, and each preserves the entries of the others.
 
 use super::cache::{Cache, ShapeRequest};
 use super::choosing::{KeptShape, now};
@@ -20,14 +20,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
-/// Age beyond which measurements are ignored, because other load on the machine changes from day to day.
+/// Age beyond which stored times are ignored, because the load of a machine by other programs changes from day to day.
 const OLDEST: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Largest number of entries in a file. Each entry is for plans with the same devices and sizes. If there are more, the entries that were
-/// measured last are kept.
+/// Maximum number of entries in a file. One entry holds the times of all plans with the same devices and sizes. If there are more, the
+/// entries that were measured last are kept.
 const MOST_SHAPES: usize = 256;
 
-/// Largest size in bytes of a file that is read. A file of [`MOST_SHAPES`] entries has a tenth of this size.
+/// Maximum size in bytes of a file that is read. A file of [`MOST_SHAPES`] entries has about a tenth of this size.
 const MOST_BYTES: u64 = 1 << 20;
 
 #[derive(Default, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ struct KeptFile {
     shapes: Vec<KeptShape>,
 }
 
-/// Measured times from the file as it was when the context was created.
+/// Measured times that the file contained when the context was created.
 #[derive(Debug)]
 pub(super) struct KeptTimes {
     path: PathBuf,
@@ -44,8 +44,8 @@ pub(super) struct KeptTimes {
 }
 
 impl KeptTimes {
-    /// Reads the measured times that are kept with a tuning file. Returns `None` for virtual devices, because their probes are not kept
-    /// either, and if the backend cannot identify its hardware.
+    /// Reads the measured times that are stored in the folder of a tuning file. Returns `None` for virtual devices, whose probes are not
+    /// stored either, and if the backend cannot identify its hardware.
     pub fn beside(tuning: &Path, machine: &Machine, backend: &dyn Backend) -> Option<KeptTimes> {
         if backend.is_virtual() {
             return None;
@@ -58,19 +58,19 @@ impl KeptTimes {
         Some(KeptTimes { path, machine, shapes })
     }
 
-    /// Returns the measured times of earlier plans for these devices and sizes (`shape`), if they are recent.
+    /// Returns the stored times of plans for these devices and sizes (`shape`). Returns `None` if there are none, or if they are too old.
     pub fn of(&self, shape: &ShapeRequest) -> Option<&KeptShape> {
         self.shapes.get(&self.key(shape)).filter(|kept| is_recent(kept))
     }
 
-    /// Returns the key of an entry in the file, from the devices and sizes of its transfers. The key includes the version of the library,
-    /// because it also includes debug output, which may change between versions.
+    /// Returns the key in the file of plans for these devices and sizes (`shape`). The key also covers the version of the library, because
+    /// it is a hash of debug output, whose format may change between versions.
     fn key(&self, shape: &ShapeRequest) -> String {
         format!("{:016x}", hash([&*self.machine, &format!("{shape:?}")]))
     }
 
-    /// Registers the times, so that they are written at the end of the process if the context of this cache has not been destroyed by then.
-    /// The interposer's context never is destroyed.
+    /// Registers the measured times in `cache` to be written when the process exits, in case the context is not destroyed by then. The
+    /// interposer's context is never destroyed.
     pub fn write_at_exit(self: &Arc<KeptTimes>, cache: &Arc<Cache>) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -82,8 +82,8 @@ impl KeptTimes {
         open.push((Arc::downgrade(self), Arc::downgrade(cache)));
     }
 
-    /// Writes one entry for each list of devices and sizes that was planned: the active variant and the median times of all variants.
-    /// Merges these with entries that other processes have written meanwhile. Calls no driver.
+    /// Writes one entry for each list of devices and sizes that was planned: the active variant, and the median time of each variant. First
+    /// reads the entries that other processes have written meanwhile, and keeps them. Makes no driver call.
     pub fn write(&self, cache: &Cache) {
         let Some(now) = now() else { return };
         let new = cache.choices().into_iter().filter_map(|(shape, choice)| {
@@ -106,14 +106,14 @@ impl KeptTimes {
     }
 }
 
-/// Measured times and caches of the contexts that have not been destroyed.
+/// Stored times and plan cache of each context that has not been destroyed.
 static OPEN: Mutex<Vec<(Weak<KeptTimes>, Weak<Cache>)>> = Mutex::new(Vec::new());
 
-/// Generation ([`fork::generation`]) of the process to which the entries of [`OPEN`] belong.
+/// Process ([`fork::generation`]) to which the entries of [`OPEN`] belong.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn at_exit() {
-    // A child of `fork` inherits the locks in the state in which the parent's threads hold them.
+    // A child of `fork` must not touch the list: its lock may be held for ever by a thread that exists only in the parent.
     if PROCESS.load(Ordering::Relaxed) != fork::generation() {
         return;
     }

@@ -1,4 +1,4 @@
-//! A context: a machine, a backend, and all state that is kept between calls.
+//! Creates contexts, makes plans in them, and closes them.
 
 use super::active::ActiveStreams;
 use super::batch::{self, Batch, Located, Transfer};
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Instant;
 
-/// Options for opening a context. A field that is `None` uses the environment's value, or the default if the environment has none.
+/// Options for opening a context. If a field is `None`, the value from the environment applies, or the default if the environment has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContextOptions {
     /// Backend that the context uses.
@@ -42,9 +42,9 @@ pub struct ContextOptions {
     pub topology: Option<String>,
     /// Size in bytes of the staging arena of each device that needs one.
     pub staging_bytes: Option<u64>,
-    /// Number of plans that are kept for repeated requests.
+    /// Maximum number of plans in the plan cache; 0 caches none.
     pub cache_plans: Option<usize>,
-    /// Number of programs whose graphs are kept.
+    /// Maximum number of programs whose graphs are cached.
     pub cache_graphs: Option<usize>,
     /// Mechanism by which streams wait for signals.
     pub signal_wait: Option<SignalWait>,
@@ -55,17 +55,17 @@ pub struct ContextOptions {
 /// Counters of a context.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Counters of the plan cache.
+    /// Counters of the context's plan cache.
     pub cache: CacheStatistics,
-    /// Number of executions that were enqueued.
+    /// Number of plan executions that were enqueued.
     pub executions: u64,
-    /// Total size in bytes of all transfers of these executions. Each byte counts once, whatever the number of its hops.
+    /// Total size in bytes of all transfers of these executions. A byte counts once even if it is copied over several hops.
     pub bytes: u64,
-    /// Counters of the backend's graphs.
+    /// Counters of the backend's executable graphs.
     pub graphs: GraphStatistics,
 }
 
-/// Resources of a context on one device.
+/// Memory and streams that a context holds on one device.
 #[derive(Copy, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatistics {
     /// Size in bytes of the staging arenas on the device.
@@ -76,28 +76,28 @@ pub struct DeviceStatistics {
     pub streams: u64,
 }
 
-/// Bytes of host memory that a plan needs for each transfer, excluding the planner's result. They hold the request, the transfers'
-/// descriptions, ranges and their order, endpoints and allocations.
+/// Bytes of host memory that a plan needs for each transfer, excluding the planner's result. They hold the request, the description of the
+/// transfer, the ranges that are checked for overlap, the addresses and the allocations.
 const BOUND_BYTES: usize = 768;
 
-/// A context: a machine, a backend, and all state kept between calls (plans, staging memory, statistics, and the resources that the caller
-/// holds). All methods may be called from any thread.
+/// Context of the library: a machine, a backend, and all state between calls (plans, staging memory, statistics, and the resources that the
+/// caller holds). All methods may be called from any thread.
 pub struct Context {
     pub(super) shared: Arc<ContextState>,
     cache: Arc<Cache>,
-    /// Planner options that result from [`PlanOptions::default`] without a tuning.
+    /// Planner options for a call with default [`PlanOptions`] if no tuning is active.
     defaults: Options,
     /// Result of the last probe of this context, as the text of a probe file; `None` if there was no probe.
     pub(super) probed: Mutex<Option<Arc<str>>>,
-    /// Tuning from `MPGPU_TUNING_FILE`, or the tuning that is kept with the probe.
+    /// Tuning from `MPGPU_TUNING_FILE`, or the tuning that is stored with the kept probe; `None` if there is neither.
     tuning: Option<Tuning>,
-    /// Execution times that earlier runs measured, if a tuning is in use.
+    /// Execution times that earlier runs measured; `None` if no tuning is active or executions do not adapt.
     kept: Option<Arc<KeptTimes>>,
 }
 
 impl Context {
-    /// Creates a context on any backend. The backend must have the devices of the machine. Reads the tuning file that `config` names, and
-    /// refuses a file that was made for another topology.
+    /// Creates a context for `machine` on any backend. The backend must have the devices of the machine. Reads the tuning file that
+    /// `config` names, if any. Returns an error if that file was made for another topology.
     pub fn with_backend(machine: Arc<Machine>, backend: Arc<dyn Backend>, config: Config) -> Result<Context, Error> {
         let tuning = match config.tuning_file.as_deref() {
             None | Some(NO_TUNING) => None,
@@ -106,8 +106,8 @@ impl Context {
         Context::with_tuning(machine, backend, config, tuning)
     }
 
-    /// Creates a context with a tuning that has been read and checked against this machine and backend. `config` holds the path of its
-    /// file.
+    /// Creates a context with a tuning that has already been read, and checked against this machine and backend. `config` must contain the
+    /// path of the tuning's file.
     pub(super) fn with_tuning(
         machine: Arc<Machine>,
         backend: Arc<dyn Backend>,
@@ -182,10 +182,10 @@ impl Context {
         })
     }
 
-    /// Plans with exactly the given options; environment, tuning file and measured times have no influence. This is for tuners, which
-    /// search for the best options.
+    /// Makes a plan with exactly the given options. Environment, tuning file and measured times have no influence. This is for tuners,
+    /// which search for the best options.
     pub fn plan_with(&self, transfers: &[Transfer], options: &Options) -> Result<Arc<Plan>, Error> {
-        // This checks that the staging bound does not exceed the bound of the context.
+        // This call checks that the staging memory does not exceed that of the context.
         let staging = PlanOptions { staging_bytes: Some(options.staging_bytes), ..PlanOptions::default() };
         staging.resolve(&self.shared.config)?;
         self.plan_located(transfers, false, |_, _| Ok(*options))
@@ -201,7 +201,7 @@ impl Context {
         let _open = self.shared.enter()?;
         let (machine, backend) = (&*self.shared.machine, &*self.shared.backend);
         let alive_at = self.shared.holdings.frees();
-        // The request is filled in place, so that a look-up does not copy half a kilobyte.
+        // The request is filled in place, so that a cache look-up does not copy half a kilobyte.
         let mut request = Request { batch: Batch::new(), options: self.defaults, adapt };
         batch::locate(transfers, machine, &|address| self.shared.locate(address), &mut request.batch)?;
         request.options = options(machine, &request.batch)?;
@@ -213,7 +213,8 @@ impl Context {
         let cut = self.shared.registrations.cut(&request.batch)?;
         let copied = cut.as_ref().unwrap_or(&request.batch);
         let mut shape = ShapeRequest { batch: copied.iter().map(|t| t.shape).collect(), options: request.options };
-        // Memory of this process that another process has mapped may be written, but it is not read in order to forward data.
+        // Transfers with a common source are numbered, so that a plan may forward data from one destination to another. Nothing is numbered
+        // if the batch uses imported memory: memory of another process may be written, but it is not read in order to forward data.
         let ends = copied.iter().flat_map(|t| [t.dst, t.src]);
         if copied.len() > 1 && self.shared.sharing.imports_of(ends).is_empty() {
             batch::number_sources(copied, &mut shape.batch);
@@ -232,13 +233,14 @@ impl Context {
         Ok(self.cache.insert(request, Arc::new(plan)))
     }
 
-    /// Returns the planner's result, from the cache if possible.
+    /// Returns the planner's result for the transfers and options in `shape`, from the cache if possible. `is_requested` is true if the
+    /// caller requested them, and false for a variant.
     fn planned(&self, shape: &ShapeRequest, is_requested: bool) -> Result<Arc<plan::Plan>, Error> {
         if let Some(planned) = self.cache.get_shape(shape, is_requested) {
             return Ok(planned);
         }
         fault::point("planner");
-        // Each iteration except the last excludes one more pair of devices from the machine.
+        // If a plan uses two GPUs between which data is lost, that pair is excluded from the machine, and planning is repeated.
         let planned = loop {
             let machine = self.shared.machine_now();
             let planned = plan::plan(&machine, &shape.batch, &shape.options)?;
@@ -249,8 +251,8 @@ impl Context {
         Ok(self.cache.insert_shape(shape.clone(), Arc::new(planned)))
     }
 
-    /// Prepares the variants that executions of a plan may use instead of the plan. Returns `None` if the model predicts no gain from
-    /// several paths.
+    /// Plans the other variants of the plan `planned`, among which executions may choose. `bind` binds each to addresses. Returns `None` if
+    /// the model predicts no gain from several paths.
     fn variants(
         &self,
         shape: ShapeRequest,
@@ -298,14 +300,14 @@ impl Context {
         self.shared.is_open()
     }
 
-    /// Refuses new work, waits for all enqueued work, and frees staging memory and everything that the caller has not freed. Plans of this
-    /// context can no longer run. If waiting or freeing fails, the first error is returned, and the context is closed nevertheless. The
-    /// call does nothing if the context is already closed, or in a child process that was forked after the context was opened.
+    /// Closes the context: refuses new work, waits for all enqueued work, and frees staging memory and everything that the caller has not
+    /// freed. Plans of this context can no longer run. If waiting or freeing fails, the first error is returned, and the context is closed
+    /// nevertheless. Does nothing if the context is already closed, or if it was opened by the parent of this forked process.
     pub fn close(&self) -> Result<(), Error> {
         if !self.shared.is_here() {
             return Ok(());
         }
-        // Objects that try to register from here on are refused: the context would free their memory without waiting for them.
+        // From here on no object can register itself. Such an object would use memory that the context is about to free.
         let first = lock(&self.shared.ends_first).take().unwrap_or_default();
         let first: Vec<_> = first.iter().filter_map(Weak::upgrade).collect();
         let until = Instant::now() + LAST_PATIENCE;

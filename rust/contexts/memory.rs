@@ -1,4 +1,4 @@
-//! Memory that a context allocates, and memory that a program registers with it.
+//! Implements the calls that allocate and free memory of a context, and that register host memory of the program.
 
 use super::deferred::UsedBy;
 use super::error::Error;
@@ -10,12 +10,12 @@ use crate::sync::lock;
 use crate::topology::DeviceId;
 
 impl Context {
-    /// Allocates memory of `device` and returns its address. The context owns the memory until [`free`](Context::free).
+    /// Allocates `bytes` bytes on `device` and returns their address. The context owns the memory until [`free`](Context::free).
     pub fn allocate(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, false)
     }
 
-    /// Allocates memory of `device` that other processes can map, and returns its address.
+    /// Allocates `bytes` bytes on `device` that other processes can map, and returns their address.
     pub fn allocate_shared(&self, device: DeviceId, bytes: u64) -> Result<u64, Error> {
         self.allocate_as(device, bytes, true)
     }
@@ -35,12 +35,12 @@ impl Context {
         Ok(allocated)
     }
 
-    /// Frees memory. Waits until all work that was enqueued so far has finished, as `cudaFree` does, because a copy may still use the
-    /// memory.
+    /// Frees memory of [`allocate`](Context::allocate). First waits until all work of the context that was enqueued so far has finished, as
+    /// `cudaFree` does, because a copy may still use the memory.
     pub fn free(&self, address: u64) -> Result<(), Error> {
         drop(self.shared.enter()?);
         self.shared.holdings.take(address)?;
-        // An error of an execution is reported to the caller that waits for it; the memory is freed nevertheless.
+        // An error of an execution is reported where the caller waits for that execution. The memory is freed in any case.
         let _ = self.shared.backend.synchronize();
         self.shared.sharing.withdraw(address, self.backend());
         let freed = self.shared.backend.free(address);
@@ -49,9 +49,9 @@ impl Context {
         Ok(freed?)
     }
 
-    /// Frees memory after the work that is enqueued in `stream` now, without waiting for this work. Plans and other processes can no longer
-    /// use the memory as soon as this function has returned. The memory is passed back to the backend in a later [`free`](Context::free),
-    /// when memory runs short, or when the context closes. On an error nothing is freed.
+    /// Frees memory as soon as the work that is enqueued in `stream` now has finished. Does not wait for this work. Plans and other
+    /// processes can no longer use the memory once this function has returned. The backend frees the memory later: in the next
+    /// [`free`](Context::free), when memory runs short, or when the context closes. If this function returns an error, nothing is freed.
     pub fn free_async(&self, address: u64, stream: StreamHandle) -> Result<(), Error> {
         let shared = &*self.shared;
         let _open = shared.enter()?;
@@ -73,9 +73,9 @@ impl Context {
         Ok(())
     }
 
-    /// Pins the program's own host memory, so that copies access it in place. CPU threads fault in the pages, as huge pages if `huge` is
-    /// set. Blocks until this is done. The memory must stay mapped until [`unregister_memory`](Context::unregister_memory). On an error
-    /// nothing is pinned.
+    /// Registers (pins) host memory of the program, so that copies access it directly. CPU threads first touch all pages; if `huge` is
+    /// true, the operating system is asked for huge pages. Blocks until the memory is pinned. The memory must stay mapped until
+    /// [`unregister_memory`](Context::unregister_memory). On an error nothing is pinned.
     pub fn register_memory(&self, address: u64, bytes: u64, huge: bool) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         let refuse = |reason: String| Err(Error::NotRegistrable { address, bytes, reason });
@@ -99,13 +99,13 @@ impl Context {
         Ok(())
     }
 
-    /// Unregisters memory. Waits until all work that was enqueued so far has finished, because a copy may still use the memory. Plans that
-    /// use the memory can no longer be executed.
+    /// Unregisters memory that was registered. First waits until all work of the context that was enqueued so far has finished, because a
+    /// copy may still use the memory. Plans that use the memory can no longer be executed.
     pub fn unregister_memory(&self, address: u64) -> Result<(), Error> {
         let shared = &*self.shared;
         drop(shared.enter()?);
         lock(&shared.registrations.0).remove(&address).ok_or(Error::NotRegistered(address))?;
-        // An error of an execution is reported to the caller that waits for it.
+        // An error of an execution is reported where the caller waits for that execution.
         let _ = shared.backend.synchronize();
         let taken_back = shared.backend.unregister(address);
         shared.holdings.count_free();
@@ -114,7 +114,7 @@ impl Context {
 }
 
 impl ContextState {
-    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) as soon as no other rank has it mapped. Does not wait for this.
+    /// Frees memory of [`allocate_shared`](crate::Context::allocate_shared) once no other rank has it mapped. Does not wait for that.
     pub fn free_unmapped(&self, address: u64) -> Result<(), Error> {
         self.free_later(address, UsedBy::Peers)?;
         self.reclaim();

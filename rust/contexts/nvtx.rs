@@ -1,11 +1,13 @@
 //! NVTX ranges for profilers: domain `mpgpu`, one range around each call that plans or executes.
 //!
-//! The library links nothing for this. A profiler that supports NVTX names a library in `NVTX_INJECTION64_PATH`. A program with ranges
-//! loads that library, calls its function `InitializeInjectionNvtx2` and passes it tables of empty slots. The profiler's library stores its
-//! own functions in the slots of the calls that it wants to observe. This is the whole contract (`nvtxDetail/nvtxInit.h` and `nvtxTypes.h`
-//! of NVTX 3). NVIDIA's crate follows the same contract by compiling the C headers, which requires libclang wherever mpgpu is built.
+//! The library links to no NVTX library. A profiler that supports NVTX sets `NVTX_INJECTION64_PATH` to the path of its own library. This
+//! module loads that library, calls its function `InitializeInjectionNvtx2` and passes it tables of empty function pointers ("slots"). The
+//! profiler's library stores its functions in the slots of the NVTX calls that it wants to observe. This protocol is defined by
+//! `nvtxDetail/nvtxInit.h` and `nvtxTypes.h` of NVTX 3. NVIDIA's crate implements it by compiling the C headers, which would require
+//! libclang wherever mpgpu is built.
 //!
-//! The variable is read once, when the process creates its first context. Without a profiler a range costs one relaxed load of an atomic.
+//! The variable is read once, when the process creates its first context. If no profiler is attached, a range costs one relaxed atomic
+//! load.
 
 use crate::backend::static_program::check_can_load;
 use libloading::Library;
@@ -15,16 +17,17 @@ use std::ptr::{null, null_mut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering, fence};
 
-/// Call that a range encloses.
+/// Call of the library around which a range is opened.
 #[derive(Copy, Clone, Debug)]
 pub enum Call {
-    /// A plan is made or found in the cache.
+    /// The call makes a plan or finds it in the cache.
     Plan,
-    /// A plan is executed.
+    /// The call executes a plan.
     Execute,
 }
 
-/// Open range of this thread, which ends when the value is dropped. The value must stay on its thread, because ranges nest per thread.
+/// Open NVTX range of the calling thread. The range ends when the value is dropped. The value must stay on its thread, because ranges nest
+/// per thread.
 #[must_use]
 pub struct NvtxRange {
     profiler: Option<&'static Profiler>,
@@ -75,7 +78,7 @@ type Domain = *mut c_void;
 type Push = unsafe extern "C" fn(Domain, *const EventAttributes) -> c_int;
 type Pop = unsafe extern "C" fn(Domain) -> c_int;
 
-/// Functions of the attached profiler, with the domain and the names of our ranges.
+/// Functions of the attached profiler, with mpgpu's NVTX domain and the registered names of its ranges.
 struct Profiler {
     domain: Domain,
     push: Push,
@@ -130,7 +133,7 @@ impl Profiler {
         if unsafe { initialize(export_table) } == 0 {
             return Err("does not start".into());
         }
-        // The library has our tables, so it must stay loaded from here on.
+        // The library keeps pointers to our tables, so it must stay loaded from here on.
         std::mem::forget(library);
         let function = |id: usize| Some(SLOTS[CORE2][id].load(Ordering::Acquire)).filter(|function| !function.is_null());
         let (Some(create), Some(push), Some(pop)) = (function(DOMAIN_CREATE), function(DOMAIN_PUSH), function(DOMAIN_POP)) else {
@@ -177,13 +180,13 @@ impl Profiler {
     }
 }
 
-/// Number of slots in each module of functions (`NvtxCallbackModule`). The first slot of a module is unused. The modules are: none, core,
-/// CUDA, OpenCL, CUDA runtime, core 2 with the domains, and synchronisation.
+/// Number of slots in each table, by the number of the NVTX module (`NvtxCallbackModule`). The first slot of a table is unused. The modules
+/// are: none, core, CUDA, OpenCL, CUDA runtime, core 2 with the domains, and synchronisation.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const CORE2: usize = 5;
 const MOST: usize = 16;
 
-/// Indices of the slots that are used in the module `CORE2`, from `NvtxCallbackIdCore2`.
+/// Indices in the table of the module `CORE2` of the functions that this module calls, from `NvtxCallbackIdCore2`.
 const DOMAIN_PUSH: usize = 4;
 const DOMAIN_POP: usize = 5;
 const DOMAIN_REGISTER_STRING: usize = 10;
@@ -191,9 +194,9 @@ const DOMAIN_CREATE: usize = 12;
 
 type Slot = AtomicPtr<c_void>;
 
-/// Slots in which the profiler stores its functions.
+/// Slots (function pointers) of all modules, in which the profiler stores its functions.
 static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(null_mut()) }; MOST] }; SIZES.len()];
-/// Tables of the addresses of the slots, which are passed to the profiler. Each table has NULL before and after the addresses.
+/// Addresses of the slots of each module, as the profiler receives them. Each list starts and ends with NULL.
 static TABLES: [[AtomicPtr<Slot>; MOST + 1]; SIZES.len()] =
     [const { [const { AtomicPtr::<Slot>::new(null_mut()) }; MOST + 1] }; SIZES.len()];
 
@@ -217,7 +220,7 @@ static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), function
 static VERSION_TABLE: VersionTable =
     VersionTable { size: size_of::<VersionTable>(), version: VERSION as u32, reserved: 0, set_profiler_version };
 
-/// Implements `nvtxGetExportTable`.
+/// Implements `nvtxGetExportTable`, which the profiler calls to get the table with number `id`. Returns NULL for an unknown number.
 unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     match id {
         1 => (&raw const CALLBACKS).cast(),
@@ -240,5 +243,6 @@ unsafe extern "C" fn function_table(module: c_int, table: *mut *const AtomicPtr<
     1
 }
 
-/// Receives the version that the profiler was built with and ignores it: all functions that are called here exist in every version.
+/// Function that the profiler calls with its own version of NVTX. Ignores the version, because every version has the functions that are
+/// used here.
 unsafe extern "C" fn set_profiler_version(_: u32) {}

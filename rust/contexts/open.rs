@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
 impl Context {
-    /// Opens a context with the given options; `environment` supplies the values that the options leave out.
+    /// Opens a context with the given options. A value that the options do not specify comes from `environment`.
     pub fn open(options: &ContextOptions, environment: Config) -> Result<Context, Error> {
         let mut config = environment;
         if let Some(backend) = options.backend {
@@ -60,7 +60,7 @@ impl Context {
         }
     }
 
-    /// Opens a context on the topology of a kept probe, with the tuning that is kept in the same folder. `MPGPU_TUNING_FILE` takes
+    /// Creates a context on the topology of a kept probe, with the tuning that is stored in the same folder. `MPGPU_TUNING_FILE` takes
     /// precedence over this tuning, even if its value is `none`.
     pub(super) fn on_probe(machine: Arc<Machine>, backend: Arc<dyn Backend>, mut config: Config, kept: &Path) -> Result<Context, Error> {
         if config.tuning_file.is_some() {
@@ -72,10 +72,11 @@ impl Context {
     }
 }
 
-/// Name of the topology that is discovered from the driver. It is the default if no topology is named and no probe is kept.
+/// Name that selects the topology that the driver reports. It is the default if no topology is named and no probe of these GPUs is kept.
 pub const DISCOVERED: &str = "discovered";
 
-/// Name of the topology of the kept probe of these GPUs in the cache directory. It is the default if no topology is named.
+/// Name that selects the topology from the kept probe of these GPUs, which is stored in the cache directory. It is the default if no
+/// topology is named and there is such a probe.
 pub const PROBED: &str = "probed";
 
 /// Opens a context on the host backend, with as many virtual devices as the selected topology has.
@@ -98,18 +99,18 @@ fn host(config: Config) -> Result<Context, Error> {
     Context::with_backend(Arc::new(machine), Arc::new(backend), config)
 }
 
-/// Origin of a context's topology.
+/// Source from which the topology of a context comes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The topology is the one that the driver and NVML report.
+    /// The driver and NVML report the topology.
     Discovered,
-    /// The topology is that of the kept probe of the visible GPUs, with the path of its file.
+    /// A kept probe of the visible GPUs contains the topology. The path is that of the probe's file.
     Probed(PathBuf),
-    /// The user named a preset or a topology file.
+    /// The user has named a preset or a topology file.
     Named,
 }
 
-/// Returns the topology that a context on CUDA uses with this configuration, and its origin. Fails with
+/// Returns the topology that a context on CUDA uses with this configuration, and the source of that topology. Fails with
 /// [`BackendError::NoDriver`](crate::backend::BackendError::NoDriver) if the process has no GPU.
 pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     let now = probe::fingerprint("cuda", took("GPUs identified", cuda::identity)?);
@@ -129,8 +130,8 @@ pub fn machine_here(config: &Config) -> Result<(Topology, Origin), Error> {
     }
 }
 
-/// Opens a context on the GPUs that the driver shows to this process. The topology is the named, the probed or the discovered topology.
-/// With a kept probe, the tuning that is kept with it is used.
+/// Creates a context on the GPUs that the driver shows to this process. The topology is the one that `config` names, or that of a kept
+/// probe, or the one that the driver reports. With a kept probe, its tuning is used too.
 fn cuda(mut config: Config) -> Result<Context, Error> {
     let count = cuda::device_count()?;
     let (topology, origin) = machine_here(&config)?;
@@ -167,20 +168,21 @@ fn cuda(mut config: Config) -> Result<Context, Error> {
     }
 }
 
-/// File that contexts read: a topology, a probe or a tuning.
+/// File that contexts read (a topology, a probe or a tuning), and whether it is usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     /// Kind of the file: `topology`, `probe` or `tuning`.
     pub what: &'static str,
     /// Path of the file. For a topology it may also be the name of a preset.
     pub path: String,
-    /// True if the user named the file. Contexts then refuse to open if the file is unusable, whereas an unusable kept file is ignored.
+    /// True if the user named the file. A context fails to open if a file that the user named is unusable, but ignores an unusable file
+    /// that the library has stored itself.
     pub is_named: bool,
-    /// `Ok` if the file is usable; otherwise the reason why not.
+    /// `Ok` if the file is usable, otherwise the reason why it is not.
     pub state: Result<(), String>,
 }
 
-/// Returns the files that a context on this machine reads with this configuration. Each file is returned with the reason if it is unusable.
+/// Returns the files that a context on this machine would read with this configuration. Each has a reason if it is unusable.
 pub fn files_here(config: &Config) -> Vec<File> {
     let mut files = Vec::new();
     let mut note = |what, path: String, is_named, state: Result<(), String>| {

@@ -1,4 +1,4 @@
-//! Memory that this context exports to other processes, and memory that it has imported from them.
+//! Tracks memory that this context exports to other processes, and memory that it has imported from other processes or contexts.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError};
@@ -9,16 +9,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-/// Exports and imports of one context.
+/// Exported and imported memory of one context.
 #[derive(Debug, Default)]
 pub(super) struct PeerMemory {
-    /// Service that answers importers. `None` until memory is exported for the first time.
+    /// Service that answers processes that import memory of this process. `None` until this context exports memory for the first time.
     pub service: Mutex<Option<Arc<Service>>>,
-    /// Imports by the first address of the imported memory.
+    /// Imports by the first address of the mapped memory in this process.
     imports: RwLock<BTreeMap<u64, Arc<Import>>>,
-    /// Lock that is held while memory is imported or closed, so that nothing is imported twice.
+    /// Lock that is held while memory is imported or closed, so that no memory is mapped twice.
     pub importing: Mutex<()>,
-    /// Addresses of former imports at which new memory has been allocated since, each with the number of closes that are still due.
+    /// Addresses of former imports whose memory was freed by its owner and then replaced by a new allocation of this context. The value is
+    /// the number of times that the address must still be closed.
     pub replaced: Mutex<HashMap<u64, u64>>,
 }
 
@@ -32,20 +33,21 @@ pub struct Import {
     pub(super) bytes: u64,
     pub(super) device: DeviceId,
     pub(super) source: ImportSource,
-    /// Number of times that each address was returned and not yet closed.
+    /// Number of times that each address of this import was returned to the caller and not yet closed.
     pub(super) holders: std::sync::Mutex<HashMap<u64, u64>>,
 }
 
-/// Origin of an import.
+/// Owner of imported memory, with the connection through which this context learns that the memory was freed.
 pub(super) enum ImportSource {
-    /// The memory belongs to this context, which detects that it was freed in the same way as for its other memory.
+    /// The memory belongs to this context itself.
     Here,
-    /// The memory belongs to another context of this process. The reference count kept here shows the other context that its memory is in
+    /// The memory belongs to another context of this process. While this reference is held, the other context knows that its memory is in
     /// use.
     Context(#[allow(dead_code, reason = "it is counted")] Option<Arc<()>>),
-    /// The memory belongs to another process, which reports here that the memory was freed.
+    /// The memory belongs to another process. The connection and the slot number are used to detect that the memory was freed or that the
+    /// process exited.
     Process(Arc<Peer>, BoardSlot),
-    /// The memory belongs to another process, and the program itself has mapped it.
+    /// The memory belongs to another process, and the program itself has mapped it. The library cannot detect that it was freed.
     Program,
 }
 
@@ -72,21 +74,21 @@ impl Import {
         !matches!(self.source, ImportSource::Here)
     }
 
-    /// Counts one more holder of the address at `offset` in the import, and returns this address.
+    /// Counts one more use of the address at `offset` in the imported memory, and returns that address.
     pub(super) fn hold(&self, offset: u64) -> u64 {
         let address = self.base + offset;
         *self.holders.lock().unwrap_or_else(PoisonError::into_inner).entry(address).or_default() += 1;
         address
     }
 
-    /// True if this address is held exactly once and no other address of the import is held.
+    /// True if this address is in use exactly once and no other address of the import is in use.
     pub(super) fn is_last(&self, address: u64) -> bool {
         let holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         holders.len() == 1 && holders.get(&address) == Some(&1)
     }
 
-    /// Removes a holder of an address. Returns `Some(true)` if it was the last holder of the import, and `None` if the address has no
-    /// holders.
+    /// Removes one use of an address. Returns `Some(true)` if no address of the import is in use any more, `Some(false)` if one still is,
+    /// and `None` if this address was not in use.
     pub(super) fn let_go(&self, address: u64) -> Option<bool> {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
         let count = holders.get_mut(&address)?;
@@ -102,7 +104,8 @@ pub(super) fn freed_here() -> Error {
     ipc::IpcError::PeerGone("the memory was freed by its context in this process; export again".into()).into()
 }
 
-/// Refuses a handle whose size differs from the size of its allocation, because the range of the handle may lie outside of the allocation.
+/// Returns an error if the size in a handle differs from the size of the allocation. The range of the handle might otherwise lie outside
+/// the allocation.
 pub(super) fn check_size(handle: &Handle, bytes: u64) -> Result<(), Error> {
     if handle.allocation_bytes == bytes {
         return Ok(());
@@ -117,7 +120,8 @@ impl fmt::Debug for Import {
     }
 }
 
-/// Returns a number that identifies the backend, because each backend numbers its allocations separately.
+/// Returns the number of the backend's type: 1 for the host backend, 2 for CUDA. Handles contain it, because each backend numbers its
+/// allocations separately.
 pub(super) fn number_of(backend: &dyn Backend) -> u8 {
     if backend.is_virtual() { 1 } else { 2 }
 }
@@ -131,14 +135,14 @@ impl PeerMemory {
         self.imports.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the import that contains an address.
+    /// Returns the import whose mapped memory contains an address, or `None`.
     pub fn import_at(&self, address: u64) -> Option<Arc<Import>> {
         let imports = self.imports();
         let (base, import) = imports.range(..=address).next_back()?;
         (address - base < import.bytes).then(|| Arc::clone(import))
     }
 
-    /// Returns the imports that contain the given addresses, each import once.
+    /// Returns the imports whose mapped memory contains one of the given addresses, each import once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         if self.imports().is_empty() {
             return Box::default();
@@ -147,7 +151,7 @@ impl PeerMemory {
         found.values().map(Arc::downgrade).collect()
     }
 
-    /// True if another process or context has mapped this memory.
+    /// True if another process or context has mapped the memory at this address.
     pub fn is_mapped(&self, address: u64, backend: &dyn Backend) -> bool {
         let service = lock(&self.service).clone();
         match (service, backend.locate(address)) {
@@ -158,12 +162,12 @@ impl PeerMemory {
         }
     }
 
-    /// Withdraws the exports of the memory at this address before the memory is freed.
+    /// Ends all exports of the memory at this address, before the memory is freed.
     pub fn withdraw(&self, address: u64, backend: &dyn Backend) {
         let service = lock(&self.service).clone();
         if let (Some(service), Ok(Some(allocation))) = (service, backend.locate(address)) {
             service.withdraw(AllocationKey { backend: number_of(backend), allocation: allocation.id });
-            // If this context has imported its own memory, the import ends too, because the address may be allocated again.
+            // If this context has imported its own memory, the import ends too, because the address may be reused by a new allocation.
             let mut imports = self.imports_mut();
             if imports.get(&allocation.base).is_some_and(|import| !import.is_foreign()) {
                 imports.remove(&allocation.base);
@@ -171,7 +175,7 @@ impl PeerMemory {
         }
     }
 
-    /// Unmaps all imports and withdraws all exports. All work must have finished.
+    /// Unmaps all imported memory and ends all exports. All work must have finished.
     pub fn release(&self, backend: &Arc<dyn Backend>) -> Result<(), BackendError> {
         let imports = std::mem::take(&mut *self.imports_mut());
         let mut result = Ok(());

@@ -1,4 +1,4 @@
-//! Measures ("probes") the machine of a context.
+//! Probes (measures) the machine of a context.
 
 use super::config::Config;
 use super::error::Error;
@@ -17,22 +17,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Largest copy in bytes for which plans are tuned if CPU threads move every byte.
+/// Largest copy in bytes for which plans are tuned on the host backend, where CPU threads copy every byte.
 const TUNED_ON_CPU: u64 = 4 << 20;
 
-/// Result of a probe, with the description that is stored in its file.
+/// Result of a probe, with the metadata that is stored in the same file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeReport {
-    /// Topology of the measured machine, with all measurements.
+    /// Topology of the machine, with all measurements.
     pub probed: Probed,
-    /// Identity of the machine, date and quality of the probe.
+    /// Identity of the machine, date and quality of the probe, as stored in the file.
     pub record: Record,
-    /// Tuning for the probed machine. `None` if no tuning was requested or the search failed.
+    /// Tuning for the measured machine. `None` if no tuning was requested, or if the search for one failed.
     pub tuning: Option<Tuning>,
 }
 
 impl ProbeReport {
-    /// Returns the content of the probe's file: a topology with the table `[probe]`.
+    /// Returns the content of the probe's file: a topology file with the additional table `[probe]`.
     pub fn to_toml(&self) -> String {
         self.record.to_toml(&self.probed.topology)
     }
@@ -42,19 +42,20 @@ impl Context {
     /// Measures the machine of this context: which copies are possible, how fast they are, and which copies slow each other down
     /// (`docs/reference/probe.md`).
     ///
-    /// Then searches for plans that are faster on the measured machine than the model's plans, for the sizes in `options`. If the search
-    /// fails, a warning is logged and the probe is still valid. Nothing is tuned if the errors of the probe's own predictions exceed
+    /// Then searches, for the sizes in `options`, for plans that are faster than the model's plans. If the search fails, a warning is
+    /// logged and the probe is still valid. There is no search if predictions from the probe differ from measured times by more than
     /// `options.most_error`.
     ///
-    /// The probe takes seconds, uses memory and streams of every device, and loads all links: nothing else should run on the machine
-    /// meanwhile. The context keeps its current topology; [store](Context::store_probe) the result for later contexts. On the host backend
-    /// the probe measures copies by CPU threads.
+    /// The probe takes seconds, uses memory and streams of every device, and loads all links, so nothing else should run on the machine
+    /// meanwhile. The context keeps its current topology. To use the result in later contexts, [store](Context::store_probe) it. On the
+    /// host backend the probe measures copies by CPU threads.
     pub fn probe(&self, options: &ProbeOptions, progress: &mut dyn FnMut(Progress)) -> Result<ProbeReport, Error> {
         if !self.is_open() {
             return Err(Error::ContextDestroyed);
         }
         let backend = self.backend();
-        // The active topology is not used: if it was probed, it lacks the pairs that lost bytes, which may work by now.
+        // The topology is read from the driver again. If the active topology comes from a probe, it lacks pairs of GPUs between which data
+        // was lost, but these pairs may work by now.
         let seen = backend.discover()?.map(Machine::new).transpose()?;
         let machine = seen.as_ref().filter(|seen| seen.gpu_count() == self.machine().gpu_count()).unwrap_or(self.machine());
         let fingerprint = fingerprint(backend.name(), backend.identity()?);
@@ -84,13 +85,13 @@ impl Context {
         Ok(report)
     }
 
-    /// Returns a tuning for the probed machine. Host copies are tuned by the short search, because the best engine, number of chunks and
-    /// part of the data that passes through other GPUs differ between machines, and the model has no term for them. All-to-alls are tuned
-    /// by a search over paths only, because the planner by itself uses only the direct paths for them, one after the other
+    /// Searches for a tuning for the measured machine. Host copies are tuned by the short search: the best engine, the number of chunks and
+    /// the fraction of the data that passes through other GPUs differ between machines, and the model does not predict them. All-to-alls
+    /// are tuned by a search over paths only, because the planner by itself uses only direct paths for them, one after the other
     /// (`docs/reference/probe.md`).
     fn tune_probed(&self, probed: &Probed, sizes: &[u64], progress: &mut dyn FnMut(Progress)) -> Result<Tuning, TuneError<Error>> {
         let machine = Machine::new(probed.topology.clone()).map_err(|error| TuneError::Score(error.into()))?;
-        // Excludes options of the environment and of an earlier tuning.
+        // This configuration has no options from the environment or from an earlier tuning.
         let config = Config { staging_bytes: self.config().staging_bytes, ..Config::default() };
         let base = Options { staging_bytes: config.staging_bytes, ..Options::default() };
         let origin = if self.backend().is_virtual() { Origin::Host } else { Origin::Cuda };
@@ -110,7 +111,7 @@ impl Context {
                     measurements += point.short_evaluations() as u32;
                     points.push(point);
                 }
-                // A pair that no path connects is skipped.
+                // No path connects this pair of devices, so it is skipped.
                 Ok(None) | Err(TuneError::Plan(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -118,18 +119,18 @@ impl Context {
         campaign.tuning(&points, origin, &mut score)
     }
 
-    /// Returns the result of the last probe of this context as the text of a probe file, or `None` if there was no probe.
+    /// Returns the text of the file for the last probe of this context, or `None` if there was no probe.
     pub fn probed(&self) -> Option<Arc<str>> {
         lock(&self.probed).clone()
     }
 
-    /// True if contexts look for kept probes of machines like this one. Probes of virtual devices are not kept, because they describe no
+    /// True if contexts use stored probes on machines like this one. Probes of virtual devices are not stored, because they describe no
     /// GPU.
     pub fn keeps_probes(&self) -> bool {
         !self.backend().is_virtual()
     }
 
-    /// Returns the path at which the next context will look for this probe.
+    /// Returns the path at which the next context will look for a probe of this machine.
     fn place_of(&self, record: &Record) -> Result<PathBuf, Error> {
         let refuse = |why: String| Err(Error::NotSupported(why));
         if record.fingerprint.backend == "host" {
@@ -146,10 +147,10 @@ impl Context {
         }
     }
 
-    /// Writes a probe to `file`, or without `file` to the path where the next context finds the probe by itself. Returns the path. Without
-    /// `file`, the tuning is written too, or an earlier tuning is removed if the probe has none; a failure to do so is only logged. Without
-    /// `file`, a probe that no context would use is refused. This is a probe of virtual devices, or of a machine whose times the probe does
-    /// not predict.
+    /// Writes a probe to `file` and returns the path. If `file` is `None`, the path is the one at which later contexts find the probe by
+    /// themselves. In that case the tuning is written next to it, or an earlier tuning is removed if the probe has none; a failure to do so
+    /// is only logged. Also in that case, the call fails if no context would use the probe. This applies to a probe of virtual devices, and
+    /// to a probe from which the times on the machine cannot be predicted.
     pub fn store_probe(&self, report: &ProbeReport, file: Option<&Path>) -> Result<PathBuf, Error> {
         let path = file.map_or_else(|| self.place_of(&report.record), |file| Ok(file.to_owned()))?;
         write(&path, &report.to_toml()).map_err(|error| TopologyError::Unwritable { path: path.clone(), reason: error.to_string() })?;
@@ -167,7 +168,7 @@ impl Context {
     }
 }
 
-/// Returns a description of the probe in one line.
+/// Returns a description of the probed machine in one line.
 fn describe(fingerprint: &Fingerprint, date: Option<&str>, probed: &Probed) -> String {
     let count = fingerprint.gpus.len();
     let name = fingerprint.gpus.first().map_or("no GPU", |gpu| gpu.name.as_str());

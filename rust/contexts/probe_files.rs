@@ -1,11 +1,11 @@
-//! Files in which probes and tunings are kept.
+//! Reads and writes the files in which probes and tunings are stored.
 //!
-//! A probe is kept in the cache directory. Its file name is derived from the GPUs, so that nodes of a cluster can share a home directory. A
-//! context on CUDA for which no topology is named uses the file of its GPUs, if there is one. A file that no longer fits the driver or the
-//! library is ignored with a warning; if it was named explicitly, the context is refused.
+//! A probe is stored in the cache directory. Its file name is derived from the GPUs, so that nodes of a cluster can share a home directory.
+//! A context on CUDA for which no topology is named uses the probe of its GPUs, if there is one. If a probe was made with another driver or
+//! another version of the library, it is ignored with a warning. If the user named the file of such a probe, opening the context fails.
 //!
 //! The tuning that was found with the probe, if any, is in the same folder. The probe is written first, then the tuning is written or
-//! removed. If the process ends in between, the digest of the old tuning does not match the new probe, and the tuning is ignored.
+//! removed. If the process ends in between, the digest in the old tuning does not match the new probe, and the tuning is ignored.
 
 use super::error::Error;
 use crate::backend::Identity;
@@ -19,14 +19,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Largest number of files in the cache directory that are examined.
 const MOST_FILES: usize = 1024;
 
-/// Returns the path of a probe's tuning, which is `tuning-….toml` in the folder of `probe-….toml`.
+/// Returns the path of the tuning that belongs to a probe: `tuning-….toml` in the folder of `probe-….toml`.
 pub fn tuning_beside(probe: &Path) -> PathBuf {
     let name = probe.file_name().unwrap_or_default().to_string_lossy();
     probe.with_file_name(format!("tuning-{}", name.trim_start_matches("probe-")))
 }
 
-/// Returns the tuning that is kept with a probe, and its path. Returns `None` if there is none, or if it was made for other figures or
-/// another backend than those of this machine.
+/// Returns the tuning that is stored with a probe, and its path. Returns `None` if there is none, or if it was made for other measurements
+/// or another backend.
 pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(PathBuf, Tuning)> {
     let path = tuning_beside(probe);
     if !path.exists() {
@@ -49,17 +49,17 @@ pub fn kept_tuning(probe: &Path, machine: &Machine, backend: &str) -> Option<(Pa
     }
 }
 
-/// Returns the fingerprint that a probe would have if it were made now.
+/// Returns the fingerprint (identity of machine, driver and library) that a probe would contain if it were made now.
 pub fn fingerprint(backend: &str, identity: Identity) -> Fingerprint {
-    // The id of the installation from systemd, hashed because machine-id(5) asks not to publish it. Containers may lack it.
+    // The installation's identity from systemd is hashed, because machine-id(5) asks not to publish it. Containers may have none.
     let read = |path: &str| fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     let machine = read("/etc/machine-id").or_else(|| read("/proc/sys/kernel/hostname")).unwrap_or_default();
     let host = format!("{:016x}", hash(["mpgpu", &machine]));
     Fingerprint { backend: backend.into(), host, driver: identity.driver, gpus: identity.gpus }
 }
 
-/// Loads a named topology for a context on these GPUs. If the file comes from a probe, the probe must cover these GPUs. The returned
-/// topology then has only the visible GPUs, in the order in which they are visible.
+/// Loads the topology with this name (preset or path) for a context on the GPUs of the fingerprint `now`. If the file comes from a probe,
+/// the probe must cover these GPUs. The returned topology then has only these GPUs, in the order in which they are visible.
 pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     let (topology, record) = topology::load_probed(name)?;
     let Some(record) = record else { return Ok(topology) };
@@ -67,8 +67,8 @@ pub fn named(name: &str, now: &Fingerprint) -> Result<Topology, Error> {
     Ok(visible(&topology, &record, now).map_err(stale)?)
 }
 
-/// Returns the kept probe in `directory` that covers these GPUs. A probe of exactly these GPUs is preferred; the next choice is the probe
-/// with the fewest additional GPUs.
+/// Finds the probe in `directory` that covers the GPUs of the fingerprint `now`, and returns its path and topology. A probe of exactly
+/// these GPUs is preferred, then the probe with the fewest additional GPUs.
 pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> {
     let own = directory.join(now.file_name());
     let others = fs::read_dir(directory).into_iter().flatten().take(MOST_FILES).flatten().map(|entry| entry.path());
@@ -109,8 +109,8 @@ pub fn kept(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Topology)> 
     best.map(|(_, path, topology)| (path, topology))
 }
 
-/// Returns the path of the probe of exactly these GPUs in `directory`, and the reason if the probe is not used. Returns `None` if there is
-/// no such probe.
+/// Returns the path of the probe in `directory` of exactly the GPUs of the fingerprint `now`. The result is an error with the reason if
+/// contexts do not use this probe. Returns `None` if there is no such probe.
 pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), String>)> {
     let path = directory.join(now.file_name());
     let state = match topology::load_probed(&path.to_string_lossy()) {
@@ -122,17 +122,17 @@ pub fn own(directory: &Path, now: &Fingerprint) -> Option<(PathBuf, Result<(), S
     Some((path, state))
 }
 
-/// Returns the part of a probed topology that is visible now, or the reason why the probe is stale.
+/// Returns the part of a probed topology that consists of the visible GPUs (`now`). The error is the reason why the probe is out of date.
 fn visible(topology: &Topology, record: &Record, now: &Fingerprint) -> Result<Topology, String> {
     let gpus = record.gpus_of(now)?;
     topology.with_gpus(&gpus).ok_or_else(|| "its GPUs and its table [probe] do not match".into())
 }
 
-/// Largest number of existing temporary files with this process number that are skipped when a file name is chosen. Such files were left by
-/// processes that did not finish writing.
+/// Maximum number of left-over temporary files that are skipped when a file name is chosen. Processes with the same process number that
+/// were killed while writing have left such files.
 const MOST_LEFT_OVER: u32 = 1000;
 
-/// Writes either all of `text` or nothing: `text` is written into a temporary file in the same directory, which is then renamed.
+/// Writes `text` to a file atomically: it is written to a temporary file in the same directory, which is then renamed.
 pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -142,7 +142,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = directory.join(format!(".{}.{}-{number}", name.to_string_lossy(), std::process::id()));
         match fs::File::create_new(&beside) {
-            // The file was left by a process with the same number: one in another container, or an earlier one that was killed.
+            // A process with the same number left this file. It ran in another container, or it was killed earlier.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => None,
             created => Some((beside, created)),
         }
@@ -154,7 +154,7 @@ pub fn write(path: &Path, text: &str) -> std::io::Result<()> {
     });
     let placed = written.and_then(|()| fs::rename(&beside, path));
     if placed.is_err() {
-        // The first error is reported. An error while removing the remains does not matter.
+        // The first error is reported. An error while removing the temporary file does not matter.
         let _ = fs::remove_file(&beside);
     }
     placed

@@ -1,5 +1,5 @@
-//! Registered host memory, which is the program's own memory, pinned in place. It is pinned in pieces, and no copy may cross the boundary
-//! between two pieces.
+//! Tracks registered host memory, which is the program's own memory, pinned in place. It is pinned in pieces of fixed size, and no single
+//! copy may cross the boundary between two pieces.
 
 use super::batch::{Batch, Located};
 use super::error::{End, Error};
@@ -8,11 +8,11 @@ use crate::plan::Shape;
 use crate::sync::{Mutex, lock};
 use std::collections::BTreeMap;
 
-/// Registrations by the first address of their memory.
+/// Registered host memory of one context, by the first address of each range.
 #[derive(Debug, Default)]
 pub(super) struct Registrations(pub Mutex<BTreeMap<u64, Registration>>);
 
-/// One range of registered memory. See [`Context::register_memory`](super::lifetime::Context::register_memory).
+/// One range of registered (pinned) host memory. See [`Context::register_memory`](super::lifetime::Context::register_memory).
 #[derive(Copy, Clone, Debug)]
 pub(super) struct Registration {
     pub bytes: u64,
@@ -20,25 +20,25 @@ pub(super) struct Registration {
 }
 
 impl Registrations {
-    /// Returns the registration that contains `address`.
+    /// Returns the registered range that contains `address`, or `None`.
     fn at(&self, address: u64) -> Option<Registration> {
         let known = lock(&self.0);
         let (base, registration) = known.range(..=address).next_back()?;
         (address - base < registration.bytes).then_some(*registration)
     }
 
-    /// Returns the number of bytes from `address` to the end of its piece, or `None` if the address is not in registered memory.
+    /// Returns the number of bytes from `address` to the end of its pinned piece, or `None` if the address is not in registered memory.
     fn reach(&self, address: u64) -> Option<u64> {
         self.at(address).map(|_| REGISTERED_PIECE - address % REGISTERED_PIECE)
     }
 
-    /// True if the range lies in more than one piece of registered memory.
+    /// True if the `bytes` bytes at `address` are in registered memory and lie in more than one pinned piece.
     pub fn crosses(&self, address: u64, bytes: u64) -> bool {
         self.reach(address).is_some_and(|reach| reach < bytes)
     }
 
-    /// Splits the batch so that no transfer crosses from one piece into the next, as a backend requires. Returns `None` if no transfer
-    /// crosses. Reports about operations, such as traces, number the transfers of the split batch.
+    /// Splits transfers so that none crosses the boundary between two pinned pieces, as backends require. Returns `None` if no transfer
+    /// crosses a boundary. In reports about single operations, such as traces, transfer numbers refer to the returned batch.
     pub fn cut(&self, batch: &Batch) -> Result<Option<Batch>, Error> {
         if lock(&self.0).is_empty() {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Registrations {
         Ok((cut.len() > batch.len()).then_some(cut))
     }
 
-    /// Unregisters all memory that is still registered and returns its size in bytes. All work must have finished.
+    /// Unregisters all memory that is still registered, and returns its total size in bytes. All work must have finished.
     pub fn release(&self, backend: &dyn Backend) -> (u64, Result<(), BackendError>) {
         let left = std::mem::take(&mut *lock(&self.0));
         let bytes = left.values().map(|registration| registration.bytes).sum();

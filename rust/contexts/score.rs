@@ -1,4 +1,4 @@
-//! Scores each plan by executions of the plan: medians of times, and direct comparisons in alternating order.
+//! Scores plans by measurement: takes the median time of several executions, or executes two plans alternately and compares the times.
 
 use super::batch::Transfer;
 use super::error::Error;
@@ -11,44 +11,45 @@ use crate::tune::{Score, Verdict};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Number of executions before the first timed execution, because the first launch of a graph and the first use of a peer link are slow.
+/// Number of untimed executions before the first timed execution, because the first launch of a graph and the first use of a peer link are
+/// slow.
 const WARM_UP: usize = 3;
-/// Time in seconds that all executions of one score take together.
+/// Total time in seconds of all executions that are timed for one score.
 const SCORE_SECONDS: f64 = 0.02;
-/// Smallest and largest number of executions of one score.
+/// Minimum and maximum number of executions that are timed for one score.
 const SCORE_ROUNDS: std::ops::RangeInclusive<usize> = 7..=51;
-/// Number of rounds of a comparison. Each round executes both plans. The number is odd, so that the median is the result of one of the
-/// rounds. The time of copies of host memory varies by some per cent from one round to the next.
+/// Number of rounds of a direct comparison. Each round executes both plans once. The number is odd, so that the median is the value of one
+/// of the rounds. It is large because the time of a host copy varies by some per cent from one round to the next.
 const DUEL_ROUNDS: usize = 101;
-/// Smallest gain for which a plan is replaced, as a fraction of the time. Times of rounds differ by a few tenths of a per cent, and times
-/// of host memory in machines of one type by a few per cent.
+/// Smallest gain, as a fraction of the time, for which a plan is replaced by a faster one. Times of rounds differ by a few tenths of a per
+/// cent, and times of host copies differ by a few per cent between machines of one type.
 const LEAST_GAIN: f64 = 0.01;
-/// Number of sets of buffers for batches with host memory. The speed at which several GPUs access host memory depends on where its pages
-/// lie: of three buffers of one process, one took 1.75 times as long as the others (64 MiB through four H200). A score from one buffer
-/// would be valid only for that buffer.
+/// Number of sets of buffers that are used if a batch copies from or to host memory. The speed at which several GPUs access host memory
+/// depends on where its pages lie: of three buffers of one process, one took 1.75 times as long as the others (64 MiB through four H200). A
+/// score from one buffer would be valid only for that buffer.
 const HOST_BUFFERS: usize = 3;
 
-/// Scores each plan by executions on a context whose machine the plan was made for. The scorer allocates its own memory and streams, and
-/// releases them when it is dropped. Nothing else should run on the machine meanwhile.
+/// Scorer that executes plans on a context. Plans must be made for the machine of that context. The scorer allocates its own memory and
+/// streams, and releases them when it is dropped. Nothing else should run on the machine meanwhile.
 pub struct Executed<'a> {
     context: &'a Context,
-    /// Streams by device. There is one stream for each device that submits: the device of the first transfer's source, or of its
-    /// destination if the source is host memory.
+    /// Streams in which plans are executed, by device. A plan is executed in a stream of the device of its first transfer's source, or of
+    /// the destination if that source is host memory.
     streams: Vec<(DeviceId, StreamHandle)>,
-    /// Sets of buffers for the batch that was scored last.
+    /// Sets of buffers for the batch that was scored last. Each set has one entry for each transfer.
     sets: Vec<Vec<Transfer>>,
 }
 
-/// A plan bound to the addresses of each set of buffers.
+/// Plan that is bound to the addresses of each set of buffers, with the stream in which it is executed.
 struct Bound {
     at: Vec<Arc<execute::Plan>>,
     stream: StreamHandle,
-    /// Time in seconds of one execution with the first set of buffers, after warm-up.
+    /// Time in seconds of one execution with the first set of buffers, after the warm-up.
     first: f64,
 }
 
 impl<'a> Executed<'a> {
-    /// Creates the scorer without allocating anything.
+    /// Creates a scorer for plans on `context`. Allocates nothing yet.
     pub fn new(context: &'a Context) -> Executed<'a> {
         Executed { context, streams: Vec::new(), sets: Vec::new() }
     }
@@ -65,7 +66,7 @@ impl<'a> Executed<'a> {
             self.free();
             let of_host = shapes().any(|shape| shape.src_device.is_host() || shape.dst_device.is_host());
             let sets = 0..if of_host { HOST_BUFFERS } else { 1 };
-            // A set that is incomplete must not be used for the next plan.
+            // If this fails half-way, the set must not be used for the next plan.
             sets.flat_map(|set| shapes().map(move |shape| (set, shape)))
                 .try_for_each(|(set, shape)| self.allocate(set, shape))
                 .inspect_err(|_| self.free())?;
@@ -91,8 +92,8 @@ impl<'a> Executed<'a> {
         Ok(Bound { at, stream, first })
     }
 
-    /// Allocates the source and the destination of a transfer. Each address is recorded as soon as it is allocated, so that it is freed if
-    /// the next allocation fails.
+    /// Allocates the source and the destination of one transfer for a set of buffers. Each address is recorded as soon as it is allocated,
+    /// so that it is freed even if the next allocation fails.
     fn allocate(&mut self, set: usize, shape: &Shape) -> Result<(), Error> {
         let &Shape { src_device, dst_device, bytes, .. } = shape;
         self.sets.resize_with(self.sets.len().max(set + 1), Vec::new);
@@ -131,7 +132,7 @@ impl Score for Executed<'_> {
         let rounds = ((SCORE_SECONDS / first.max(1e-9)) as usize).clamp(*SCORE_ROUNDS.start(), *SCORE_ROUNDS.end());
         let mut sum = 0.0;
         for plan in &at {
-            // The untimed execution updates the graph to these addresses.
+            // This execution is not timed, because it updates the graph to these addresses.
             timed(plan, stream)?;
             let rounds = rounds.div_ceil(at.len());
             let mut seconds = (0..rounds).map(|_| timed(plan, stream)).collect::<Result<Vec<f64>, _>>()?;
@@ -150,12 +151,12 @@ impl Score for Executed<'_> {
         let challengers = self.bind(challenger)?.at;
         let mut rounds = Vec::with_capacity(DUEL_ROUNDS);
         for (index, (incumbent, challenger)) in at.iter().zip(&challengers).enumerate() {
-            // The untimed executions update the graphs to these addresses.
+            // These executions are not timed, because they update the graphs to these addresses.
             timed(incumbent, stream)?;
             timed(challenger, stream)?;
             let until = DUEL_ROUNDS * (index + 1) / at.len();
             while rounds.len() < until {
-                // Each plan goes first equally often.
+                // The two plans take turns in going first, so that neither has an advantage.
                 rounds.push(if rounds.len().is_multiple_of(2) {
                     let first = timed(incumbent, stream)?;
                     (first, timed(challenger, stream)?)
@@ -169,7 +170,7 @@ impl Score for Executed<'_> {
     }
 }
 
-/// Returns the time in seconds from submission until the host sees the completion.
+/// Executes a plan once. Returns the time in seconds from its submission until the host sees its completion.
 fn timed(plan: &execute::Plan, stream: StreamHandle) -> Result<f64, Error> {
     let start = Instant::now();
     plan.execute(stream)?.wait()?;

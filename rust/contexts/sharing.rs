@@ -1,4 +1,4 @@
-//! Exports memory of a context to other processes, and imports and closes memory of other processes.
+//! Exports memory of a context to other processes, and imports and closes memory that other processes have exported.
 
 use super::error::Error;
 use super::peer_memory::{Import, ImportSource, check_size, freed_here, number_of};
@@ -11,21 +11,22 @@ use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 impl ContextState {
-    /// Exports a range of this context's memory. Returns a handle with which other processes of the node can map the range until it is
-    /// freed.
+    /// Exports a range of this context's memory. Returns a handle with which other processes of the node can map the range until the memory
+    /// is freed.
     pub fn export_memory(&self, address: u64, bytes: u64) -> Result<Handle, Error> {
         self.export_to(address, bytes, None)
     }
 
-    /// Specifies which process signals which counters of an allocation ([`name_signallers`](crate::backend::Backend::name_signallers)).
+    /// Specifies which process signals which counters of the allocation at `address`
+    /// ([`name_signallers`](crate::backend::Backend::name_signallers)).
     pub fn name_signallers(&self, address: u64, by_address: Arc<[(u64, u32)]>) -> Result<(), Error> {
         let found = self.locate(address)?;
         found.into_iter().for_each(|allocation| self.backend.name_signallers(&allocation, Arc::clone(&by_address)));
         Ok(())
     }
 
-    /// Exports memory to one importer. The [departure](ContextState::leave_memory) or exit of this importer is tracked separately from that
-    /// of other importers.
+    /// Exports a range of memory to one particular importer, or to any if `party` is `None`. The owner tracks the
+    /// [departure](ContextState::leave_memory) or exit of this importer separately from that of other importers.
     pub fn export_to(&self, address: u64, bytes: u64, party: Option<Party>) -> Result<Handle, Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -41,7 +42,8 @@ impl ContextState {
             let why = format!("{address:#x} is memory of another process, imported here; export it there");
             return Err(ipc::IpcError::NotSupported(why).into());
         }
-        // The export is tried now, not when an importer requests it, so that the caller gets the error for memory that cannot be shared.
+        // The memory is exported once now, so that the caller gets the error if it cannot be shared. The importer would otherwise get it
+        // later.
         drop(backend.export(&allocation)?);
         let service = {
             let mut started = lock(&sharing.service);
@@ -65,14 +67,14 @@ impl ContextState {
         })
     }
 
-    /// Maps the memory of a handle, or finds that it is already mapped. Returns the address and the device of the memory in this process.
-    /// Each successful call requires one [`close_memory`](ContextState::close_memory).
+    /// Imports the memory of a handle: maps the memory, or reuses an existing mapping. Returns the address and the device of the memory in
+    /// this process. Each successful call requires one [`close_memory`](ContextState::close_memory).
     pub fn import_memory(&self, handle: &Handle) -> Result<(u64, DeviceId), Error> {
         self.import_through(handle, None)
     }
 
-    /// Imports memory that kernels access. Returns its address and device, and the address under which kernels on the device `kernels`
-    /// access it, or 0 if `kernels` is `None`. The memory may be on a GPU that is not visible to this process.
+    /// Imports memory that kernels on the device `kernels` will access. Returns the address, the device, and the address that those kernels
+    /// must use, or 0 if `kernels` is `None`. The memory may be on a GPU that is not visible to this process.
     pub fn import_memory_for(&self, handle: &Handle, kernels: Option<DeviceId>) -> Result<(u64, DeviceId, u64), Error> {
         kernels.map_or(Ok(()), |kernels| self.check_device(kernels))?;
         let (address, on) = self.import_through(handle, kernels)?;
@@ -86,7 +88,7 @@ impl ContextState {
     }
 
     /// Imports memory that may be on a GPU that is not visible to this process. Such memory is mapped through the device `instead`, and
-    /// treated as memory of that device.
+    /// from then on treated as memory of that device. If `instead` is `None`, such memory is refused.
     pub fn import_through(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<(u64, DeviceId), Error> {
         let _open = self.enter()?;
         let (backend, sharing) = (&*self.backend, &self.sharing);
@@ -129,9 +131,9 @@ impl ContextState {
         Ok((address, allocation.device))
     }
 
-    /// Records memory of another process that the program has mapped itself. `payload` identifies the driver mechanism that the program
-    /// used; the mapping itself does not show the device, so the caller names it. Requires one [`close_memory`](ContextState::close_memory)
-    /// of the address before the program unmaps it.
+    /// Records memory of another process that the program itself has mapped. `payload` identifies the driver mechanism that the program
+    /// used for this. The caller must pass the device, because the mapping does not show it. Requires one
+    /// [`close_memory`](ContextState::close_memory) of the address before the program unmaps the memory.
     pub fn adopt_memory(&self, address: u64, bytes: u64, device: DeviceId, payload: [u8; ipc::PAYLOAD_BYTES]) -> Result<(), Error> {
         let _open = self.enter()?;
         self.check_device(device)?;
@@ -147,7 +149,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Imports memory that belongs to this process and is therefore already mapped.
+    /// Imports memory that belongs to this process. No new mapping is needed.
     fn import_here(&self, handle: &Handle, service: &Service, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let export = service.find(handle.key, handle.secret).ok_or_else(freed_here)?;
         let (base, id) = (export.allocation.base, export.allocation.id);
@@ -167,8 +169,9 @@ impl ContextState {
         Ok((source, self.backend.map(shared, allocation)?))
     }
 
-    /// Removes imports that overlap a new allocation. If another context of this process frees memory that this context has imported, the
-    /// address stays recorded here until it is closed. The new allocation then takes the place of the import.
+    /// Removes the imports whose addresses now belong to a new allocation. This happens if another context of this process frees memory
+    /// that this context has imported, because the import remains recorded until its addresses are closed. Later closes of these addresses
+    /// then have no effect.
     pub(super) fn replace_freed(&self, base: u64, bytes: u64) {
         let sharing = &self.sharing;
         let is_freed = |import: &&Arc<Import>| {
@@ -188,7 +191,7 @@ impl ContextState {
             let mut replaced = lock(&sharing.replaced);
             holders.into_iter().for_each(|(address, count)| *replaced.entry(address).or_default() += count);
             drop(replaced);
-            // A new allocation of this context at that address has replaced the import in the backend too.
+            // The backend too must forget the import at this address, because the new allocation has replaced it.
             if let Err(error) = self.backend.unmap(import.base) {
                 log::debug!("unmapping memory that was freed: {error}");
             }
@@ -196,8 +199,7 @@ impl ContextState {
         }
     }
 
-    /// Closes an address of an import that was replaced. Returns true if the address belonged to such an import. All holders of an address
-    /// are interchangeable.
+    /// Closes one use of an address of an import that was replaced by a new allocation. Returns false if there is no such use.
     fn close_replaced(&self, address: u64) -> bool {
         let mut replaced = lock(&self.sharing.replaced);
         let Some(count) = replaced.get_mut(&address) else { return false };
@@ -208,7 +210,7 @@ impl ContextState {
         true
     }
 
-    /// Imports memory of another process.
+    /// Maps memory of another process. Returns the connection to that process and the address of the mapping.
     fn import_there(&self, handle: &Handle, allocation: &Allocation) -> Result<(ImportSource, u64), Error> {
         let until = Instant::now() + PATIENCE;
         let connected = self.sharing.imports().values().find_map(|import| match &import.source {
@@ -229,7 +231,8 @@ impl ContextState {
         }
     }
 
-    /// Returns the allocation that a handle describes, with the number that its device has in this process.
+    /// Returns a description of the allocation to which a handle refers, with the device number that applies in this process. If the device
+    /// is not visible here, the device `instead` takes its place.
     fn allocation_of(&self, handle: &Handle, instead: Option<DeviceId>) -> Result<Allocation, Error> {
         let machine = &self.machine;
         let gpus = (0..machine.gpu_count()).map(DeviceId::gpu);
@@ -251,7 +254,7 @@ impl ContextState {
         Err(ipc::IpcError::NotSupported(why).into())
     }
 
-    /// Notifies the owner of imported memory that this context no longer takes part in the communication that uses the memory.
+    /// Notifies the owner of imported memory that this context has left the communication that uses the memory. `departure` states how.
     pub fn leave_memory(&self, address: u64, departure: Departure) {
         let Some(import) = self.sharing.import_at(address) else { return };
         match (&import.source, Service::current()) {
@@ -261,7 +264,7 @@ impl ContextState {
         }
     }
 
-    /// Notifies the owner of imported memory that this process will not set a counter in the memory to a value above `value`.
+    /// Notifies the owner of imported memory that this process will set no counter in the memory to a value above `value`.
     pub fn leave_signals(&self, address: u64, value: u64) -> Result<(), Error> {
         let _open = self.enter()?;
         self.sharing.import_at(address).ok_or(Error::NotImported(address))?;
@@ -269,13 +272,14 @@ impl ContextState {
         Ok(())
     }
 
-    /// Closes one use of memory that [`import_memory`](ContextState::import_memory) has returned. The last close of an import waits for all
-    /// work and unmaps the memory.
+    /// Closes one use of an address that [`import_memory`](ContextState::import_memory) has returned. When the last use of the imported
+    /// memory is closed, waits for all work and unmaps the memory.
     pub fn close_memory(&self, address: u64) -> Result<(), Error> {
         self.close_import(address, false)
     }
 
-    /// Closes memory without waiting. The caller must know that all work on the memory has finished.
+    /// Closes one use of imported memory like [`close_memory`](ContextState::close_memory), but does not wait. The caller must know that
+    /// all work on the memory has finished.
     pub fn close_idle(&self, address: u64) -> Result<(), Error> {
         self.close_import(address, true)
     }
@@ -286,7 +290,7 @@ impl ContextState {
             return Ok(());
         }
         let closed = self.close_present(address, is_idle);
-        // Another thread may have imported the memory that replaced this import meanwhile.
+        // Another thread may have replaced this import by a new allocation meanwhile.
         if matches!(closed, Err(Error::NotImported(_))) && self.close_replaced(address) { Ok(()) } else { closed }
     }
 
@@ -295,18 +299,18 @@ impl ContextState {
         let find = || sharing.import_at(address).ok_or(Error::NotImported(address));
         let mut waited = is_idle;
         let (import, _importing) = loop {
-            // The lock is not held while waiting: the work may depend on a peer, which must not block other imports.
+            // The lock is not held while waiting, because the work may depend on a peer, and other imports must not be blocked meanwhile.
             let import = find()?;
-            // The program itself waits before it unmaps its own mapping.
+            // The program itself must wait for the work before it unmaps its own mapping.
             if matches!(import.source, ImportSource::Program) {
                 waited = true;
             } else if !waited && import.is_foreign() && import.is_last(address) {
-                // An error of an execution is reported to the caller that waits for it; the memory is released nevertheless.
+                // An error of an execution is reported where the caller waits for that execution. The memory is released in any case.
                 let _ = self.backend.synchronize();
                 waited = true;
             }
             let importing = lock(&sharing.importing);
-            // If two threads close the last two addresses concurrently, one of them detects only here that it closes the last.
+            // If two threads close the last two uses at the same time, one of them detects only here that its use is the last one.
             if waited || !import.is_foreign() || !import.is_last(address) {
                 break (find()?, importing);
             }
@@ -326,14 +330,14 @@ impl ContextState {
         Ok(unmapped?)
     }
 
-    /// Returns an identifier of a device that is the same in every process of the node, whatever number the device has there.
+    /// Returns an identifier of a device that is equal in all processes of the node, even if they number the device differently.
     pub fn device_uuid(&self, device: DeviceId) -> Result<[u8; 16], Error> {
         self.check_device(device)?;
         Ok(self.backend.device_uuid(device)?)
     }
 }
 
-/// Formats a device's identity for messages.
+/// Formats the identity (UUID) of a device for messages.
 fn name_of(identity: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let parts = [&identity[..4], &identity[4..6], &identity[6..8], &identity[8..10], &identity[10..]];

@@ -1,4 +1,4 @@
-//! Signals: counters in memory that streams set to a value. Streams and threads wait until a counter has reached a value.
+//! Implements signals: counters in memory that streams or threads set to a value, and for which streams and threads wait.
 
 use super::error::Error;
 use super::lifetime::Context;
@@ -6,7 +6,7 @@ use crate::backend::{FailedWait, Signal, StreamHandle};
 use crate::ipc;
 use std::time::{Duration, Instant};
 
-/// Use that a caller makes of a counter, for error messages and checks.
+/// Purpose for which a caller passes the address of a counter. It selects the checks and the text of the error.
 #[derive(Copy, Clone, PartialEq, Eq)]
 enum SignalUse {
     Wait,
@@ -15,58 +15,58 @@ enum SignalUse {
 }
 
 impl Context {
-    /// Makes later work in `stream` wait until every given counter has reached the value given with it.
+    /// Makes later work in `stream` wait until every counter in `signals` has reached the value given with it.
     pub fn stream_wait_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
         Ok(self.backend().stream_wait_signals(stream, signals, self.shared.config.signal_wait.unwrap_or_default())?)
     }
 
-    /// Sets each counter to the value given with it, after all work enqueued in `stream` so far.
+    /// Sets each counter in `signals` to the value given with it, after all work enqueued in `stream` so far.
     pub fn stream_raise_signals(&self, stream: StreamHandle, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Raise)?;
         Ok(self.backend().stream_raise_signals(stream, signals)?)
     }
 
-    /// Announces that kernels wait for these counters until the counters' memory is freed.
+    /// Announces that kernels of the program will wait for these counters. This holds until the memory of the counters is freed.
     pub fn kernel_wait_signals(&self, signals: &[Signal]) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(signals, SignalUse::Wait)?;
         Ok(self.backend().kernel_wait_signals(signals, false)?)
     }
 
-    /// Sets a counter to a value now. Everything that the calling thread has written or seen before is visible to every thread and stream
-    /// that sees the value.
+    /// Sets a counter to a value immediately. Whoever sees the new value also sees everything that the calling thread has written or seen
+    /// before.
     pub fn raise_signal(&self, signal: Signal) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Raise)?;
         Ok(self.backend().raise_signal(signal)?)
     }
 
-    /// Returns the value of a counter. Data that was written before the counter was set to this value is visible afterwards.
+    /// Returns the current value of a counter. Data that was written before the counter was set to this value is visible to the caller.
     pub fn read_signal(&self, counter: u64) -> Result<u64, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[Signal { counter, value: 0 }], SignalUse::Read)?;
         Ok(self.backend().read_signal(counter)?)
     }
 
-    /// True if a counter has reached the value given with it.
+    /// True if a counter has reached the given value.
     pub fn is_signal_reached(&self, signal: Signal) -> Result<bool, Error> {
         let _open = self.shared.enter()?;
         self.check_signals(&[signal], SignalUse::Wait)?;
         Ok(self.look(signal)?.1)
     }
 
-    /// Blocks until a counter has reached the value given with it, for at most `seconds`.
+    /// Blocks until a counter has reached the given value. Fails if this takes longer than `seconds`.
     pub fn wait_signal(&self, signal: Signal, seconds: f64) -> Result<(), Error> {
         let Signal { counter, value } = signal;
-        // A duration beyond the range of `Instant` means no time limit.
+        // A time limit beyond the range of `Instant` counts as no limit.
         let end = Duration::try_from_secs_f64(seconds).ok().and_then(|limit| Instant::now().checked_add(limit));
         let mut looks = 0_u32;
         loop {
             {
-                // The guard is released between polls, so that the context can be closed and memory freed meanwhile.
+                // The guard is released between polls, so that the context can be closed and memory freed while this thread waits.
                 let _open = self.shared.enter()?;
                 if looks == 0 {
                     self.check_signals(&[signal], SignalUse::Wait)?;
@@ -84,9 +84,10 @@ impl Context {
         }
     }
 
-    /// Returns the value of a counter, and true if the counter has reached the wanted value. Fails if it can no longer reach this value.
+    /// Returns the value of a counter, and true if that is at least the wanted value. Fails if the counter can no longer reach the wanted
+    /// value, because the process that would set it has exited.
     fn look(&self, wanted: Signal) -> Result<(u64, bool), Error> {
-        // The peer is checked before the counter is read, because a signal that a process set before it exited counts.
+        // Check for the peer's exit first, then read the counter, because a signal that the peer sent before its exit is valid.
         let lost_peer = self.backend().lost_peer(wanted);
         let now = self.backend().read_signal(wanted.counter)?;
         let is_reached = ipc::signal::reached(now, wanted.value);

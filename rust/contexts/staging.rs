@@ -1,22 +1,24 @@
-//! Staging memory: one arena per device, regions of the arenas for plans, and the order of executions that share bytes of a region.
+//! Manages staging memory: allocates one arena per device, assigns regions of the arenas to plans, and orders executions that share staging
+//! bytes.
 //!
-//! An arena is allocated with its full size when the first plan that stages data on its device is made, so that executing never allocates.
-//! A device on which no plan stages data needs no arena. Regions are assigned one after the other, starting again at the beginning of the
-//! arena when its end is reached. Regions of different plans then overlap. An overlap costs concurrency but never corrupts data, because
-//! correctness does not depend on the placement: executions whose regions overlap are ordered, whatever threads and streams they come from.
+//! An arena is allocated with its full size when the first plan that stages data on its device is made, so that executions never allocate
+//! memory. A device on which no plan stages data needs no arena. Regions are assigned one after the other; when the end of the arena is
+//! reached, assignment starts again at its beginning. Regions of different plans may therefore overlap. Executions whose regions overlap
+//! run one after the other, whatever threads and streams they come from. So an overlap reduces concurrency but never corrupts data.
 //!
-//! If the backend itself reserves the rings for one execution at a time ([`Backend::ordered_rings`]), the order is the one in which streams
-//! reach the executions. Such rings are called granted. The host backend does this for all rings. The CUDA backend does this for the rings
-//! of copy threads, which fill the whole arena in almost every plan of pageable memory. Granted rings have separate arenas, and this module
-//! does not order their executions.
+//! The backend itself may reserve rings (ring buffers in staging memory) for one execution at a time ([`Backend::ordered_rings`]). Such
+//! rings are called granted. Their executions run in the order in which streams reach them, and this module does not order them. The host
+//! backend does this for all rings. The CUDA backend does this for the rings of copy threads, which fill the whole arena in almost every
+//! plan of pageable memory. Granted rings have separate arenas.
 //!
-//! For other rings, those of relays on CUDA, the order is the order of submission ([`Staging::in_turn`]). An execution then runs after all
-//! work that precedes an earlier execution in the stream of that execution. Only executions with overlapping regions are affected.
+//! Executions that use other rings, which are those of relay GPUs on CUDA, run in the order of submission ([`Staging::in_turn`]). An
+//! execution then also waits for all work before the earlier execution in the earlier execution's stream. Only executions with overlapping
+//! regions are affected.
 //!
-//! Submitting may take long, because a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal
-//! that another thread will set only after an execution of its own. So no lock is held during submission. Instead, the submitting thread
-//! reserves the bytes of its regions; this reservation is called a turn. Only threads that share a byte with the turn wait until it ends.
-//! Their executions run after this one in any case.
+//! Submission may take long, because a driver call blocks while the queue of its stream is full. The stream may be waiting for a signal
+//! that another thread sends only after it has submitted an execution. So no lock is held during submission. Instead, the submitting thread
+//! reserves the bytes of its regions; this reservation is called a turn. Only threads that need some of these bytes wait until the turn
+//! ends. Their executions must run after this one in any case.
 
 use super::error::Error;
 use crate::backend::{Backend, BackendError, Completion};
@@ -33,7 +35,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Alignment of rings in bytes, so that copies run at full speed. If aligned rings do not fit, the rings are not aligned.
+/// Alignment in bytes of the address of each ring, so that copies run at full speed. If aligned rings do not fit into the arena, rings are
+/// placed without alignment.
 const ALIGNMENT: u64 = 256;
 
 /// Range of staging memory that one plan uses on one device. Addresses are unique across all devices of a context, so the device is not
@@ -46,11 +49,12 @@ pub struct Region {
     pub end: u64,
 }
 
-/// Disjoint regions that one plan uses in the staging memory of one context.
+/// Regions (disjoint ranges) of staging memory that one plan uses, one for each device on which it stages data.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Regions {
-    /// Key of the plan's last [`Use`], which may no longer be in the table of uses. It is accessed only while the table is locked.
+    /// Key of the [`Use`] that records the plan's last execution. That record may have been removed from the table. The key is accessed
+    /// only while the table is locked.
     last_use: AtomicU64,
     all: Box<[Region]>,
 }
@@ -74,7 +78,7 @@ impl Deref for Regions {
     }
 }
 
-/// Returns the devices of the rings, in the order of the regions.
+/// Returns the devices of the rings, sorted and each once. Region number i of a plan is on device number i of this list.
 fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     let mut devices: SmallVec<[DeviceId; 8]> = rings.iter().map(|ring| ring.device).collect();
     devices.sort_unstable();
@@ -82,27 +86,27 @@ fn devices(rings: &[Ring]) -> SmallVec<[DeviceId; 8]> {
     devices
 }
 
-/// Completions for which an execution has to wait.
+/// Completions of earlier executions for which an execution must wait.
 pub type After = SmallVec<[Completion; 4]>;
 
-/// Staging memory of a context.
+/// Staging memory of a context, with the executions that use it.
 #[derive(Debug)]
 #[repr(C)] // Fields that every execution reads come first.
 pub struct Staging {
     users: Mutex<Users>,
-    /// Condition that is notified when a turn (reservation of staging bytes by a submitting thread) ends.
+    /// Condition variable that is notified when a turn (reservation of staging bytes by a submitting thread) ends.
     over: Condvar,
     bound: u64,
-    /// Arenas by device and by the order that applies to their rings.
+    /// Arenas by device and by the order in which executions use their rings.
     arenas: Mutex<BTreeMap<(DeviceId, RingUse), Arena>>,
 }
 
-/// Order of the executions that share a ring.
+/// Order in which executions that share a ring run.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RingUse {
     /// Executions run in the order in which they are submitted.
     Ordered,
-    /// Executions run in the order in which the backend reserves the ring for them, one execution at a time.
+    /// Executions run in the order in which the backend reserves the ring for each.
     Granted,
 }
 
@@ -113,13 +117,13 @@ struct Arena {
 }
 
 impl Staging {
-    /// Creates staging memory with at most `bound` bytes per device. Allocates nothing.
+    /// Creates staging memory with arenas of `bound` bytes. Allocates nothing yet.
     pub fn new(bound: u64) -> Self {
         Staging { bound, arenas: Mutex::new(BTreeMap::new()), users: Mutex::new(Users::default()), over: Condvar::new() }
     }
 
-    /// Assigns memory to the rings of a plan. Returns the base address of each ring and the regions that the rings occupy. `within` is
-    /// another plan's regions, with its rings. On each device the new regions lie inside those regions if they fit.
+    /// Assigns memory to the rings of a plan. Returns the base address of each ring, and the regions that the rings occupy. If `within`
+    /// holds the rings and regions of another plan, the new regions lie inside those regions on each device where they fit.
     pub fn place(
         &self,
         rings: &[Ring],
@@ -134,7 +138,7 @@ impl Staging {
                 let mut sizes = rings.iter().filter(|r| r.device == device).map(|r| r.bytes().checked_next_multiple_of(alignment));
                 sizes.try_fold(0_u64, |sum, size| sum.checked_add(size?)).filter(|sum| *sum <= self.bound)
             };
-            // A plan may use its whole bound. The rings then have no gaps between them.
+            // A plan may need the whole arena. There is then no room for alignment gaps between its rings.
             let (alignment, bytes) = match (total(ALIGNMENT), total(1)) {
                 (Some(bytes), _) => (ALIGNMENT, bytes),
                 (None, Some(bytes)) => (1, bytes),
@@ -173,12 +177,12 @@ impl Staging {
         Ok(arena.base + offset)
     }
 
-    /// Enqueues an execution that uses these regions. `enqueue` gets the completions of earlier executions after which it must run, and
-    /// returns its own completion.
+    /// Enqueues an execution that uses `regions`, after earlier executions that use some of the same bytes. Calls `enqueue` with the
+    /// completions of those executions; `enqueue` must return the completion of the new execution.
     ///
-    /// While `enqueue` runs, no other execution that shares a byte with this one is enqueued. So the order recorded here is the order in
-    /// which the backend receives the executions. If `enqueue` fails, nothing was enqueued and nothing is recorded. A captured execution is
-    /// not recorded either, because it has staging memory of its own.
+    /// While `enqueue` runs, no other execution that shares staging bytes with this one is enqueued. So the recorded order of executions is
+    /// the order in which the backend receives them. If `enqueue` fails, nothing is recorded. A captured execution is not recorded either,
+    /// because it has separate staging memory.
     pub fn in_turn<E>(&self, regions: &Regions, enqueue: impl FnOnce(&[Completion]) -> Result<Completion, E>) -> Result<Completion, E> {
         let (mut turn, after) = self.begin(regions);
         fault::point("staging");
@@ -187,8 +191,8 @@ impl Staging {
         Ok(completion)
     }
 
-    /// Waits until no other thread's turn (reservation) includes a byte of these regions, then begins a turn for this thread. Returns the
-    /// turn and the completions for which its execution must wait.
+    /// Waits until no other thread has reserved a byte of these regions, then reserves them for this thread. Returns the reservation and
+    /// the completions for which the execution must wait.
     fn begin<'a>(&'a self, regions: &'a Regions) -> (Turn<'a>, After) {
         let mut users = lock(&self.users);
         while users.turns.iter().any(|(_, taken)| regions.iter().any(|region| region.start < taken.end && taken.start < region.end)) {
@@ -207,7 +211,7 @@ impl Staging {
         (Turn { staging: self, regions, number, end: None }, after)
     }
 
-    /// Removes finished executions from the table if the table has become large. The backend is queried without holding the lock.
+    /// Removes finished executions from the table if the table has become large. Queries the backend without holding the lock.
     fn sweep(&self, mut users: MutexGuard<'_, Users>) {
         if users.last.len() <= users.sweep_at {
             return;
@@ -219,12 +223,12 @@ impl Staging {
         lock(&self.users).forget(&finished);
     }
 
-    /// Returns the size in bytes of the staging memory that is allocated on `device`.
+    /// Returns the size in bytes of the arenas that are allocated on `device`.
     pub fn bytes(&self, device: DeviceId) -> u64 {
         self.bound * lock(&self.arenas).keys().filter(|(of, _)| *of == device).count() as u64
     }
 
-    /// Frees all arenas. All executions must have finished, and no further one may be submitted.
+    /// Frees all arenas. All executions must have finished, and none may be submitted any more.
     pub fn release(&self, backend: &dyn Backend) -> Result<(), BackendError> {
         let mut users = lock(&self.users);
         users.uses.clear();
@@ -239,12 +243,12 @@ impl Staging {
     }
 }
 
-/// Reservation of certain staging bytes, during which a thread enqueues an execution that uses them.
+/// Reservation of the staging bytes in `regions`, which lasts while a thread enqueues an execution that uses them.
 struct Turn<'a> {
     staging: &'a Staging,
     regions: &'a Regions,
     number: u64,
-    /// Completion of the execution. `None` until the execution is enqueued.
+    /// Completion of the enqueued execution. `None` while the execution is not enqueued, and if it was captured.
     end: Option<Completion>,
 }
 
@@ -265,48 +269,48 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Last execution that used each staging byte, as disjoint ranges by their first byte. A later execution replaces an earlier one in the
-/// table, because waiting for the later includes waiting for the earlier. So the table has at most as many ranges as the regions of all
-/// plans have boundaries.
+/// Table of the last execution that used each staging byte, stored as disjoint ranges. A later execution replaces an earlier one in the
+/// table, because it runs after the earlier one. So the table has at most as many ranges as the regions of all plans have boundaries.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Users {
     uses: SlotMap<DefaultKey, Use>,
-    /// End of each range and key of the execution that used it last, by the first byte of the range.
+    /// Disjoint ranges of staging memory by first address. Each value is the end of the range, and the key of the execution that used the
+    /// range last.
     last: BTreeMap<u64, (u64, DefaultKey)>,
-    /// Turns (reservations by submitting threads) in progress. Each entry is the number of a turn and a region that it reserves.
+    /// Reservations (turns) that are in progress. Each entry is the number of a reservation and one region that it covers.
     turns: SmallVec<[(u64, Region); 4]>,
     next_turn: u64,
-    /// Number of threads that wait until the turn (reservation) of another thread ends.
+    /// Number of threads that wait until another thread's reservation (turn) ends.
     waiting: usize,
-    /// Size of the table from which finished executions are removed.
+    /// Number of ranges in the table above which finished executions are removed from the table.
     sweep_at: usize,
 }
 
-/// Last execution of a plan. The entry exists as long as this execution is the last user of at least one staging byte.
+/// Record of the last execution of a plan. It exists as long as this execution is the last user of at least one staging byte.
 #[derive(Debug)]
 struct Use {
     completion: Completion,
-    /// Number of ranges that refer to this execution.
+    /// Number of ranges in the table that refer to this execution.
     ranges: usize,
-    /// True if no other plan has used a byte of the regions since. The plan's next execution then only has to run after this execution and
-    /// replaces it, and no range need be examined. This is the usual case in a time loop.
+    /// True if no other plan has used a byte of the plan's regions since this execution. The plan's next execution then only has to wait
+    /// for this one and takes its place, without a search in the table. This is the usual case in a time loop.
     is_whole: bool,
 }
 
 const SWEEP_AT_LEAST: usize = 64;
 
 impl Users {
-    /// Returns the last use of exactly these regions by the same plan, if no byte of them was used by another plan since.
+    /// Returns the record of the plan's last execution if no other plan has used a byte of its regions since. Otherwise returns `None`.
     fn whole(&mut self, regions: &Regions) -> Option<&mut Use> {
         self.uses.get_mut(regions.last_use()).filter(|last| last.is_whole)
     }
 
-    /// Returns the completions of the unfinished executions that used a byte of these regions, each once.
+    /// Returns the completions of all unfinished executions that used a byte of these regions, each once.
     fn unfinished(&self, regions: &Regions) -> After {
         let mut uses: SmallVec<[DefaultKey; 8]> = SmallVec::new();
         for region in regions.iter() {
-            // Ranges are disjoint, so their ends ascend in the same order as their starts.
+            // Ranges are disjoint, so their ends are in the same order as their starts.
             let ranges = self.last.range(..region.end).rev().take_while(|(_, (end, _))| *end > region.start);
             uses.extend(ranges.map(|(_, (_, earlier))| *earlier));
         }
@@ -339,7 +343,7 @@ impl Users {
         regions.last_use.store(new.data().as_ffi(), Ordering::Relaxed);
     }
 
-    /// Removes finished executions. A plan that has been executed again since then keeps its entry.
+    /// Removes the given finished executions from the table. If a plan has been executed again meanwhile, its record is kept.
     fn forget(&mut self, finished: &[(DefaultKey, Completion)]) {
         let is_same = |last: &Use, completion: &Completion| std::ptr::addr_eq(Arc::as_ptr(&last.completion), Arc::as_ptr(completion));
         for (key, completion) in finished {
@@ -351,8 +355,8 @@ impl Users {
         self.sweep_at = (2 * self.last.len()).max(SWEEP_AT_LEAST);
     }
 
-    /// Records that a later execution has used some bytes of one range of this use. `left` is the number of pieces that remain of the
-    /// range.
+    /// Updates the record with this key after a later execution has taken over some bytes of one of its ranges. `left` is the number of
+    /// ranges that remain of that one. Removes the record if it has no ranges any more.
     fn cut(&mut self, key: DefaultKey, left: usize) {
         let Some(cut) = self.uses.get_mut(key) else { return };
         cut.is_whole = false;
@@ -363,7 +367,7 @@ impl Users {
     }
 }
 
-/// True if the execution has finished or failed. The caller that waits for a failed execution gets the error.
+/// True if the execution has finished or failed. A failure is reported where the caller waits for the execution.
 fn finished(completion: &Completion) -> bool {
     completion.is_done().unwrap_or(true)
 }

@@ -18,29 +18,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Object that must end before its context closes, because it waits for other ranks or for producers. One such object may wait for work
-/// that is queued behind another such object. So each step is done for all objects before the next step starts.
+/// Object that must end before its context closes, because its work waits for other ranks or for threads of the program. The work of one
+/// such object may be queued behind that of another. So each of the following functions is called for all objects before the next function
+/// is called.
 pub trait EndsFirst: Send + Sync {
-    /// Withdraws all operations that have no counterpart on another rank yet. Does not wait.
+    /// Cancels all operations that no other rank has matched yet. Does not wait.
     fn take_back(&self);
-    /// Waits until the time `until` for the remaining operations, which depend on other ranks.
+    /// Waits until the matched operations, which depend on other ranks, have finished; at most until the time `until`.
     fn end(&self, until: Instant);
-    /// Releases the object. All streams of the context are idle, and the context's memory is not used any more.
+    /// Releases the object. When this is called, all streams of the context are idle, and the context's memory is not in use any more.
     fn close(&self);
 }
 
 /// Longest time for which the destruction of an object waits for other ranks.
 pub const LAST_PATIENCE: Duration = Duration::from_secs(10);
 
-/// State that a context shares with its plans. It excludes the plan cache, so that a cached plan does not keep the cache alive.
+/// State that a context shares with its plans. The plan cache is not part of it, because a cached plan would then keep the cache alive.
 #[repr(C)] // Fields that every execution reads come first and together.
 pub struct ContextState {
     pub(super) backend: Arc<dyn Backend>,
-    /// Lock that each call that enqueues or allocates holds for reading, so that no work starts after the context has begun to close.
+    /// Lock that keeps the context open. Each call that enqueues or allocates holds the lock for reading; closing the context acquires it
+    /// for writing.
     pub(super) gate: RwLock<()>,
-    /// True once the context has begun to close; set before the closing thread acquires `gate`.
+    /// True once the context has begun to close. It is set before the closing thread acquires `gate`.
     pub(super) closed: AtomicBool,
-    /// Process to which the context belongs ([`fork::generation`]).
+    /// Process that opened the context ([`fork::generation`]).
     pub(super) process: u32,
     pub(super) executions: AtomicU64,
     pub(super) bytes: AtomicU64,
@@ -54,13 +56,15 @@ pub struct ContextState {
     pub(super) ends_first: Mutex<Option<Vec<Weak<dyn EndsFirst>>>>,
     pub(super) callbacks: CallbackQueue,
     pub(super) machine: Arc<Machine>,
-    /// Machine that replaces `machine` for new plans after pairs of GPUs were found to lose data. It has no routes between these pairs.
+    /// Machine that replaces `machine` in new plans after pairs of GPUs were found to lose data. It has no routes between these pairs.
+    /// `None` if no pair was found.
     pub(super) without: RwLock<Option<Arc<Machine>>>,
     pub(super) config: Config,
 }
 
 impl ContextState {
-    /// Returns a guard that keeps the context open. The guard is never held while waiting for work, and no thread acquires it twice.
+    /// Returns a guard that keeps the context open, or an error if the context is closed. A caller must not hold the guard while it waits
+    /// for work, and must not acquire a second one.
     pub fn enter(&self) -> Result<RwLockReadGuard<'_, ()>, Error> {
         if !self.is_here() {
             return Err(Error::Forked);
@@ -69,12 +73,12 @@ impl ContextState {
         if self.is_open() { Ok(gate) } else { Err(Error::ContextDestroyed) }
     }
 
-    /// Returns the allocation that contains an address, or `None` if it is unknown or was freed.
+    /// Returns the allocation that contains an address. Returns `None` if the address is unknown, or if the caller has freed the memory.
     pub fn locate(&self, address: u64) -> Result<Option<Allocation>, BackendError> {
         if self.deferred.contains(address) { Ok(None) } else { self.backend.locate(address) }
     }
 
-    /// Passes memory that was freed in stream order and is no longer used back to the backend. Returns true if there was any.
+    /// Frees in the backend all memory that the caller has freed in stream order and that is no longer used. Returns true if there was any.
     pub(super) fn reclaim(&self) -> bool {
         let any = self.deferred.reclaim(&*self.backend, &self.sharing);
         if any {
@@ -83,14 +87,14 @@ impl ContextState {
         any
     }
 
-    /// Returns the machine for which plans are made. This is the context's machine without the routes that lose data.
+    /// Returns the machine for which plans are made: the context's machine without the routes between GPUs that were found to lose data.
     pub fn machine_now(&self) -> Arc<Machine> {
         let without = self.without.read().unwrap_or_else(PoisonError::into_inner);
         without.as_ref().unwrap_or(&self.machine).clone()
     }
 
-    /// Tests the pairs of GPUs that a plan of this batch uses. Returns true if some of them lose data and `machine` still has routes
-    /// between them; the plan must then not be used.
+    /// Tests the pairs of GPUs that a plan uses. Returns true if some of them lose data and `machine` still has routes between them. The
+    /// plan must then not be used.
     pub(super) fn loses_bytes(&self, machine: &Machine, planned: &plan::Plan, batch: &[Shape]) -> bool {
         if !self.config.check_peers {
             return false;
@@ -110,38 +114,39 @@ impl ContextState {
         !self.closed.load(Ordering::Acquire)
     }
 
-    /// True if the context belongs to this process, not to a process from which this one was forked.
+    /// True if this process has opened the context. False in a process that was forked later.
     pub(super) fn is_here(&self) -> bool {
         self.process == fork::generation()
     }
 
-    /// Returns the number of frees so far. Plans check their memory again when the number has changed.
+    /// Returns the number of frees in the backend so far. If the number has changed, plans check that their memory is still allocated.
     pub fn frees(&self) -> u64 {
         self.holdings.frees()
     }
 
-    /// Returns the import that contains an address.
+    /// Returns the import whose mapped memory contains an address, or `None`.
     pub fn import_at(&self, address: u64) -> Option<Arc<Import>> {
         self.sharing.import_at(address)
     }
 
-    /// Returns the imports that contain the given addresses, each import once.
+    /// Returns the imports whose mapped memory contains one of the given addresses, each import once.
     pub fn imports_of(&self, addresses: impl Iterator<Item = u64>) -> Box<[Weak<Import>]> {
         self.sharing.imports_of(addresses)
     }
 
-    /// True if the range is registered memory and lies in more than one pinned piece.
+    /// True if the `bytes` bytes at `address` are registered host memory and lie in more than one pinned piece. One copy cannot access such
+    /// a range.
     pub fn crosses_pieces(&self, address: u64, bytes: u64) -> bool {
         self.registrations.crosses(address, bytes)
     }
 
-    /// Adds one execution and the bytes that it moves to the statistics.
+    /// Adds one execution, and the size of its transfers in bytes, to the statistics of the context.
     pub fn count(&self, bytes: u64) {
         self.executions.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Refuses a device that the machine does not have.
+    /// Returns an error if the machine has no such device.
     pub fn check_device(&self, device: DeviceId) -> Result<(), Error> {
         if self.machine.contains(device) {
             return Ok(());
@@ -149,7 +154,7 @@ impl ContextState {
         Err(Error::NoSuchDevice { device: device.0, gpus: self.machine.gpu_count(), hosts: self.machine.host_count() })
     }
 
-    /// Registers an object that must end before the context closes.
+    /// Registers an object that must end before the context closes. Fails if the context has begun to close.
     pub fn end_first(&self, what: Weak<dyn EndsFirst>) -> Result<(), Error> {
         let mut all = lock(&self.ends_first);
         let all = all.as_mut().ok_or(Error::ContextDestroyed)?;
@@ -158,7 +163,7 @@ impl ContextState {
         Ok(())
     }
 
-    /// Queues `function`, which the callback thread then calls.
+    /// Calls `function` soon, on the callback thread of the context.
     pub fn call_soon(&self, function: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         drop(self.enter()?);
         self.callbacks.add(Awaited { completion: None, callback: Box::new(|_| function()) })

@@ -1,4 +1,4 @@
-//! Streams and events of a context, and callbacks for finished work.
+//! Implements the calls for streams and events of a context, and callbacks for finished work.
 
 use super::callbacks::{Awaited, Callback};
 use super::error::Error;
@@ -7,7 +7,7 @@ use crate::backend::{Completion, EventHandle, HostFunction, Report, StreamHandle
 use crate::topology::DeviceId;
 
 impl Context {
-    /// Creates a stream of `device` and returns its handle.
+    /// Creates a stream on `device` and returns its handle.
     pub fn create_stream(&self, device: DeviceId) -> Result<StreamHandle, Error> {
         let _open = self.shared.enter()?;
         self.shared.check_device(device)?;
@@ -20,7 +20,7 @@ impl Context {
         Ok(self.shared.holdings.destroy_stream(stream, self.backend())?)
     }
 
-    /// Returns the device of a stream. For a default stream this is the host.
+    /// Returns the device of a stream. For a default stream, which belongs to no particular GPU, this is the host.
     pub fn stream_device(&self, stream: StreamHandle) -> Result<DeviceId, Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_device(stream)?)
@@ -56,25 +56,25 @@ impl Context {
         Ok(self.shared.holdings.destroy_event(event, self.backend())?)
     }
 
-    /// Makes `event` record all work that was enqueued in `stream` so far.
+    /// Makes `event` represent all work that was enqueued in `stream` so far.
     pub fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().record_event(event, stream)?)
     }
 
-    /// Makes later work in `stream` wait for the work that `event` recorded last.
+    /// Makes later work in `stream` wait for the work that `event` represented at its last record.
     pub fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         Ok(self.backend().stream_wait_event(stream, event)?)
     }
 
-    /// Blocks until the work that `event` recorded last has finished.
+    /// Blocks until the work that `event` represented at its last record has finished.
     pub fn synchronize_event(&self, event: EventHandle) -> Result<(), Error> {
         drop(self.shared.enter()?);
         Ok(self.backend().synchronize_event(event)?)
     }
 
-    /// Calls `callback` on a thread of the context once the work of `completion` has finished.
+    /// Calls `callback` on the callback thread of the context once the work of `completion` has finished.
     pub fn call_when_done(&self, completion: Completion, callback: Callback) -> Result<(), Error> {
         drop(self.shared.enter()?);
         if completion.is_captured() {
@@ -85,7 +85,7 @@ impl Context {
         self.shared.callbacks.add(Awaited { completion: Some(completion), callback })
     }
 
-    /// Makes later work in `stream` run after an execution of this context has finished.
+    /// Makes later work in `stream` start only after an execution of this context (`after`) has finished.
     pub fn order_stream(&self, stream: StreamHandle, after: &Completion) -> Result<(), Error> {
         let _open = self.shared.enter()?;
         self.backend().mark_end(stream, std::slice::from_ref(after), Report::Nothing)?;

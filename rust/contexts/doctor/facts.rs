@@ -7,58 +7,59 @@ use crate::open::{File, files_here};
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
 
-/// All facts about the machine and the process from which findings are derived.
+/// Facts about the machine and the process, from which the findings of `mpgpu doctor` are derived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
-    /// Rank of this process, if a launcher started it.
+    /// Rank of this process in a parallel job; `None` if no launcher started the process.
     pub rank: Option<Rank>,
     /// Facts about the GPUs, or the reason why they are not available.
     pub cuda: Result<gpus::GpuFacts, String>,
-    /// Number of NVIDIA GPUs that the operating system lists on this node, including GPUs that this process cannot use.
+    /// Number of NVIDIA GPUs that the operating system lists on this node, including GPUs that are not visible to this process.
     pub on_node: u32,
-    /// Value of `CUDA_VISIBLE_DEVICES`.
+    /// Value of `CUDA_VISIBLE_DEVICES`; `None` if it is not set.
     pub visible: Option<String>,
-    /// State of the MPS server that this process would use.
+    /// State of NVIDIA's multi-process service (MPS) that this process would use.
     pub mps: Mps,
     /// Resource limits of the process.
     pub limits: Limits,
-    /// Total and free size of `/dev/shm` in bytes; `None` if unknown.
+    /// Total and free size of `/dev/shm` in bytes; `None` if it cannot be determined.
     pub shm: Option<(u64, u64)>,
     /// Facts about host memory.
     pub host: HostFacts,
     /// Results of trying the system calls that are needed for sharing memory between processes.
     pub trials: Vec<Trial>,
-    /// One line for each `MPGPU_…` variable that is not recognised, or the reason why the values of the variables are invalid.
+    /// Warnings about `MPGPU_…` variables that are not recognised, one line each. The error is the reason why the value of a variable is
+    /// invalid.
     pub settings: Result<Vec<String>, String>,
     /// `MPGPU_BACKEND`: true for `cuda`, false for `host`, `None` for `auto`.
     pub wants_cuda: Option<bool>,
-    /// Files that contexts read.
+    /// Files that contexts read (topology, probe and tuning), each with its state.
     pub files: Vec<File>,
 }
 
-/// Rank of this process in a job that a launcher started.
+/// Rank of this process in a job that a launcher such as `mpirun` or `srun` started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Rank of the process in the job.
+    /// Rank of the process among all processes of the job.
     pub number: u32,
-    /// Rank of the process among those on this node, if the launcher sets it.
+    /// Rank of the process among those on this node; `None` if the launcher does not set it.
     pub local: Option<u32>,
-    /// Environment variable that holds the rank.
+    /// Environment variable from which the rank was read.
     pub variable: &'static str,
 }
 
-/// State of the server of NVIDIA's multi-process service (MPS).
+/// State of NVIDIA's multi-process service (MPS).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mps {
     /// Value of `CUDA_MPS_PIPE_DIRECTORY`, or its default.
     pub directory: String,
-    /// True if the daemon's pipe exists.
+    /// True if the pipe of the MPS control daemon exists.
     pub has_daemon: bool,
-    /// Value of `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`.
+    /// Value of `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`; `None` if it is not set.
     pub percentage: Option<String>,
 }
 
-/// Soft resource limits of the process. `None` means that there is no limit.
+/// Soft resource limits of the process. A field that is `None` means that there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Number of bytes that the process may lock in memory (`ulimit -l`).
@@ -70,7 +71,7 @@ pub struct Limits {
 }
 
 impl Facts {
-    /// Gathers the facts. With `with_trials` it also copies data between GPUs ([`gpus::facts`]).
+    /// Gathers the facts about this machine and process. If `with_trials` is true, also copies data between GPUs ([`gpus::facts`]).
     pub fn gather(with_trials: bool) -> Facts {
         let variable = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         let config = Config::from_environment();
@@ -115,7 +116,7 @@ pub fn rank(variable: impl Fn(&str) -> Option<String>) -> Option<Rank> {
     KNOWN.into_iter().find_map(|(name, local)| Some(Rank { number: number(name)?, local: number(local), variable: name }))
 }
 
-/// Returns the number of NVIDIA GPUs of the node, from the kernel module's list or the PCI bus, whichever shows more.
+/// Returns the number of NVIDIA GPUs on the node, from the list of the kernel module or from the PCI bus, whichever lists more.
 fn gpus_of_node() -> u32 {
     let entries = |path: &str| std::fs::read_dir(path).into_iter().flatten().flatten();
     let of_module = entries("/proc/driver/nvidia/gpus").count();

@@ -1,4 +1,4 @@
-//! Derives findings from facts, as a pure function: no driver, no clock, no file.
+//! Derives the findings of `mpgpu doctor` from facts, as a pure function that uses no driver, clock or file.
 
 use super::facts::{Facts, Limits, Mps};
 use super::trials::Trial;
@@ -9,12 +9,14 @@ use crate::open::File;
 use crate::units::size;
 use rustix::io::Errno;
 
-/// A limit on open files below this value is reported. Each import of shared memory and each peer takes one file descriptor, so ranks that
-/// share much memory run out of descriptors.
+/// Limit on open files (`ulimit -n`) below which a finding reports it. Each import of shared memory and each peer needs a file descriptor,
+/// so ranks that share much memory run out of descriptors.
 const FEW_FILES: u64 = 1024;
-/// A `/dev/shm` of fewer bytes is reported, because MPI and NCCL then fail or fall back. The default of container runtimes is smaller.
+/// Size of `/dev/shm` in bytes below which a finding reports it, because MPI and NCCL then fail or use slower methods. Container runtimes
+/// have a smaller default.
 const SMALL_SHM: u64 = 1 << 30;
-/// A limit on the size of files (`ulimit -f`) below this number of bytes is reported, because shared host memory lies in memory files.
+/// Limit in bytes on the size of files (`ulimit -f`) below which a finding reports it, because shared host memory lies in memory files, to
+/// which this limit applies.
 const SMALL_FILE: u64 = 256 << 20;
 
 fn well(topic: &'static str, line: impl Into<String>) -> Finding {
@@ -27,7 +29,7 @@ fn not_well(level: Level, topic: &'static str, line: impl Into<String>, remedy: 
 
 use Level::{Absent, Refused, Slow, Unknown};
 
-/// Returns the findings of all checks, at least one per check, in the order of the checks.
+/// Returns the findings of all checks, in the order of the checks. Each check has at least one finding.
 pub fn findings(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     match &facts.cuda {
@@ -56,7 +58,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
             found.extend(unknown.iter().map(|line| not_well(Slow, "settings", line.clone(), "correct its name, or unset it")));
             found.extend(files(facts));
         }
-        // If variables are invalid, it is unknown which files contexts read.
+        // If a variable is invalid, it is unknown which files contexts read.
         Err(reason) => {
             let line = format!("contexts are refused: {reason}");
             found.push(not_well(Refused, "settings", line, "set it as described in docs/reference/environment.md, or unset it"));
@@ -66,7 +68,7 @@ pub fn findings(facts: &Facts) -> Vec<Finding> {
 }
 
 fn no_driver(facts: &Facts, reason: &str) -> Finding {
-    // The reason ends with a general remedy. It is removed, because the remedy below is specific.
+    // The reason ends with a general remedy. This is cut off, because the finding has a more specific remedy.
     let reason = reason.split("; ").next().unwrap_or_default();
     if facts.on_node > 0 && facts.wants_cuda != Some(false) {
         if let Some(visible) = facts.visible.as_deref().filter(|visible| visible.is_empty() || visible.starts_with('-')) {
@@ -105,8 +107,8 @@ fn driver(facts: &Facts, cuda: &gpus::GpuFacts) -> Vec<Finding> {
     found
 }
 
-/// Optional driver functions: name of the feature, its functions, first CUDA version that has them, and severity and effect if they are
-/// missing.
+/// Optional driver functions. Each entry has the name of the feature, its functions, the first CUDA version that has them, and the severity
+/// and effect if they are missing.
 const FEATURES: [(&str, &[&str], &str, Level, &str); 8] = [
     ("batched copies", &["cuMemcpyBatchAsync"], "13.0", Slow, "many small copies are issued one by one"),
     (
@@ -182,7 +184,7 @@ fn features(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     found
 }
 
-/// Returns a list such as `GPU 0` or `GPUs 0, 2` of the GPUs for which `are` returns true, or `None` if there are none.
+/// Returns a list such as `GPU 0` or `GPUs 0, 2` of the GPUs for which `are` returns true. Returns `None` if there are none.
 fn list(cuda: &gpus::GpuFacts, are: impl Fn(&gpus::Gpu) -> bool) -> Option<String> {
     let numbers: Vec<String> = (0..).zip(&cuda.gpus).filter(|(_, gpu)| are(gpu)).map(|(number, _): (u32, _)| number.to_string()).collect();
     (!numbers.is_empty()).then(|| format!("{} {}", if numbers.len() == 1 { "GPU" } else { "GPUs" }, numbers.join(", ")))
@@ -316,7 +318,8 @@ fn fabric(cuda: &gpus::GpuFacts) -> Vec<Finding> {
     let down = |gpu: &gpus::Gpu| gpu.nvlinks.filter(|(up, all)| up < all && *up > 0);
     let most = cuda.gpus.iter().filter_map(|gpu| gpu.nvlinks).map(|(up, _)| up).max().unwrap_or(0);
     for (index, gpu) in cuda.gpus.iter().enumerate() {
-        // Some boards do not connect all NVLinks, but on such boards the same links are missing on each GPU.
+        // On some boards not all NVLinks of a GPU are connected. The same links are then missing on each GPU, so a GPU is reported only if
+        // it has fewer links than another.
         if let Some((up, all)) = down(gpu).filter(|(up, _)| *up < most) {
             let line = format!("GPU {index} has {up} of {all} NVLinks up, another has {most}");
             found.push(not_well(Slow, "nvlink", line, "nvidia-smi nvlink -s, and the kernel's log for Xid errors; reset or replace it"));
@@ -445,7 +448,7 @@ fn sharing(trials: &[Trial]) -> Vec<Finding> {
             Errno::INVAL => "needs Linux 3.17 or later; a sandbox (gVisor) may lack it",
             _ => "strace -f mpgpu doctor shows the call",
         };
-        // The text comes from the standard library, because rustix shows only the number.
+        // The text of the error comes from the standard library, because rustix shows only its number.
         let reason = std::io::Error::from_raw_os_error(error.raw_os_error());
         let line = format!("memory cannot be shared between processes: {} is denied: {reason}", trial.what);
         found.push(not_well(Refused, "sharing", line, remedy));
@@ -463,7 +466,7 @@ fn files(facts: &Facts) -> Vec<Finding> {
             found.push(well(what, format!("{path} is used")));
             continue;
         };
-        // Errors of a file already name its path.
+        // Some errors already contain the path of the file.
         let line = if reason.contains(path.as_str()) { reason.clone() } else { format!("{path}: {reason}") };
         found.push(match (is_named, *what) {
             (false, _) => not_well(Slow, what, format!("out of date, not used: {line}"), "mpgpu probe"),

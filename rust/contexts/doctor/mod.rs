@@ -1,7 +1,8 @@
-//! Reports what works, is slow or is refused on this machine. The report has one line for each finding, with a remedy for each problem.
+//! Implements `mpgpu doctor`, which reports what works, is slow or is refused on this machine. The report has one line for each finding,
+//! with a remedy for each problem.
 //!
-//! [`Facts`] are gathered first; only this step touches the machine. [`findings`] is a pure function of the facts, so tests cover problems
-//! that no available machine has.
+//! The [`Facts`] are gathered first. Only this step accesses the machine. [`findings`] is a pure function of the facts, so tests cover
+//! problems that no available machine has.
 //!
 //! | file | promise |
 //! | --- | --- |
@@ -16,14 +17,14 @@ pub mod trials;
 pub use facts::Facts;
 pub use findings::findings;
 
-/// Severity of a finding.
+/// Severity of a finding in the report.
 #[derive(Copy, Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// The check found no problem.
     Well,
-    /// The machine or process uses no GPU. That is not an error, but the speed of GPUs is unknown.
+    /// This machine or process uses no GPU. That is not an error, but the speed of GPUs could not be checked.
     Absent,
-    /// The feature works, but is slower than possible.
+    /// A feature works, but is slower than possible.
     Slow,
     /// The check could not determine a result.
     Unknown,
@@ -32,7 +33,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// Returns the level as one word.
+    /// Returns the severity as one word for the report.
     pub fn name(self) -> &'static str {
         match self {
             Level::Well => "well",
@@ -44,15 +45,15 @@ impl Level {
     }
 }
 
-/// One line of the report.
+/// One line of the report, with the remedy if it describes a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Severity of the finding.
     pub level: Level,
-    /// Topic of the finding, one word.
+    /// Subject of the finding, one word.
     pub topic: &'static str,
     /// Line of text that describes the finding.
     pub line: String,
-    /// Action that solves the problem; empty if there is none.
+    /// Action that solves the problem; empty if there is none or none is needed.
     pub remedy: String,
 }

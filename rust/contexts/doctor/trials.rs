@@ -1,4 +1,4 @@
-//! Tries each system call that shared memory and signals between processes need. Containers deny some of them.
+//! Tries each system call that is needed to share memory and signals between processes. Containers deny some of these calls.
 
 use crate::ipc::segment::SharedRegion;
 use rustix::event::{EventfdFlags, eventfd};
@@ -20,7 +20,7 @@ pub struct Trial {
     pub result: Result<(), Errno>,
 }
 
-/// Tries all system calls and returns one result for each trial.
+/// Tries all system calls that are needed and returns the result of each.
 pub fn all() -> Vec<Trial> {
     let trial = |what, result: Result<(), Errno>| Trial { what, result };
     vec![
@@ -37,11 +37,11 @@ fn memory_file() -> Result<OwnedFd, Errno> {
     rustix::fs::memfd_create("mpgpu-doctor", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
 }
 
-/// Returns both ends of a connection over an abstract Unix socket.
+/// Returns the two ends of a connection over an abstract Unix socket.
 fn connection() -> Result<[OwnedFd; 2], Errno> {
     let socket = || rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (listener, client) = (socket()?, socket()?);
-    // The kernel chooses an abstract name, because a process of another container may have the same process number.
+    // The kernel chooses the abstract name. A name from the process number could collide with that of a process in another container.
     rustix::net::bind(&listener, &SocketAddrUnix::new_unnamed())?;
     rustix::net::listen(&listener, 1)?;
     let name = rustix::net::getsockname(&listener)?;
